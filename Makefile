@@ -1,0 +1,58 @@
+# Every target makes .venv by itself; nothing needs to be installed or activated first except Python 3.11+ and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+# Wheels whose own requirements we replace: the model in magika runs on the onnx extra.
+NO_DEPS_WHEELS := magika==1.0.3
+# Extra arguments for one run, e.g. make test ARGS='-k batch -x'
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup check test demo bench format clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make .venv with everything the project needs
+
+# uv is quicker but reads no pip settings: it is told to trust the machine's certificates, local wheels are handed over,
+# and pip takes over where it fails.
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "forebay needs Python 3.11 or newer; delete $(VENV) and try: make setup PYTHON=python3.11" >&2; exit 1; }
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv \
+		|| echo "uv could not be installed; going on with pip" >&2
+	@if [ -n "$$PIP_FIND_LINKS" ]; then UV_FIND_LINKS="$$PIP_FIND_LINKS"; export UV_FIND_LINKS; fi; \
+	install() { \
+		{ test -x $(BIN)/uv && $(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python "$$@"; } \
+		|| { echo "installing with pip" >&2; $(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"; }; \
+	}; \
+	install -c constraints.txt -e '.[all,dev]' && install --no-deps $(NO_DEPS_WHEELS)
+	@touch $@
+
+check: $(STAMP) ## Formatting, lint, types and import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+test: $(STAMP) ## Run the tests (ARGS='-k name' to choose)
+	$(BIN)/python -m pytest $(ARGS)
+
+demo: $(STAMP) ## Serve a real file-type model and ask it
+	$(BIN)/python examples/file-type/demo.py $(ARGS)
+
+bench: $(STAMP) ## Run the benchmarks
+	bash benchmarks/run.sh $(ARGS)
+
+format: $(STAMP) ## Format the code and fix what can be fixed safely
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## Remove .venv, caches and build results
+	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

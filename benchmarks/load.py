@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Load from wrk: a fixed number of connections, each asking again as soon as it was answered."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.launch import Cores, Running
+from benchmarks.work import request_body
+
+SCRIPT = Path(__file__).with_name("post.lua")
+
+
+class Load(msgspec.Struct):
+    """What a load generator saw."""
+
+    requests: int
+    duration_s: float
+    p50_ms: float
+    p99_ms: float
+    mean_ms: float
+    errors: int
+
+
+def run_wrk(running: Running, connections: int, seconds: float, cores: Cores) -> Load:
+    with tempfile.NamedTemporaryFile() as body:
+        body.write(request_body(running.job))
+        body.flush()
+        result = subprocess.run(
+            ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "-s", str(SCRIPT), running.url, "--", body.name],
+            check=True,
+            capture_output=True,
+            text=True,
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+        )
+    return msgspec.json.decode(result.stdout.rpartition("JSON")[2], type=Load)

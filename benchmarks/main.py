@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the comparison and write `RESULTS.md`; `README.md` says what is measured and how."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from benchmarks import proc, report
+from benchmarks.criteria import OPEN_RATES, criteria
+from benchmarks.launch import Cores, Running, ServerFailed, python_helper, start
+from benchmarks.load import Load, run_wrk
+from benchmarks.records import CLOSED, OPEN, Record, Records
+from benchmarks.servers import SERVERS, Server
+from benchmarks.work import JOBS
+
+WARM_UP_S = 1.0
+OPEN_LOOP_JOB = "batchmodel"
+# The loads the criteria speak of.
+CONNECTIONS = {"echo": (1, 64), "batchmodel": (1, 16, 64, 256), "iris": (64,)}
+
+
+class Bench:
+    """One run of the benchmarks."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.pinned = not options.both_cores
+        every_core = frozenset(range(os.cpu_count() or 1))
+        self.server_cores: Cores = frozenset({0}) if self.pinned else every_core
+        self.load_cores: Cores = frozenset({1}) if self.pinned else every_core
+        self.records = Records()
+
+    def run(self) -> None:
+        os.sched_setaffinity(0, self.load_cores)
+        began, stolen = time.time(), proc.core_times_s(0)[1]
+        for round_ in range(self.options.rounds):
+            self.records.curves.append(python_helper("calibrate", cores=self.server_cores))
+            for job in self.options.jobs:
+                for server in rotated(self.options.servers, round_):
+                    if server.closed_loop and (round_ == 0 or job in server.every_round):
+                        self.attempt(lambda server=server, job=job: self.closed_loop(server, job))
+            if self.options.open and OPEN_LOOP_JOB in self.options.jobs:
+                for server in rotated(self.options.servers, round_):
+                    if server.open_loop:
+                        self.attempt(lambda server=server, seed=round_: self.open_loop(server, seed))
+            steal = (proc.core_times_s(0)[1] - stolen) / (time.time() - began)
+            self.write(round_ + 1, began, steal)  # after each round, so that an interrupted run leaves its results
+
+    def attempt(self, measure: Callable[[], None]) -> None:
+        try:
+            measure()
+        except ServerFailed as error:
+            say(f"FAILED {error}")
+            self.records.failures.append(str(error))
+
+    def closed_loop(self, server: Server, job: str) -> None:
+        with start(server, job, self.server_cores) as running:
+            for connections in self.options.connections or CONNECTIONS[job]:
+                run_wrk(running, connections, WARM_UP_S, self.load_cores)
+
+                def load(connections: int = connections) -> Load:
+                    return run_wrk(running, connections, self.options.seconds, self.load_cores)
+
+                self.measure(running, CLOSED, connections, load)
+
+    def open_loop(self, server: Server, seed: int) -> None:
+        with start(server, OPEN_LOOP_JOB, self.server_cores) as running:
+            for rate in self.options.open:
+                options = {"port": running.port, "path": server.path, "rate": rate, "seed": seed}
+                flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+                flags += ["--job", OPEN_LOOP_JOB, "--seconds", str(self.options.seconds)]
+
+                def load(flags: list[str] = flags) -> Load:
+                    return msgspec.convert(python_helper("openloop", *flags, cores=self.load_cores), Load)
+
+                self.measure(running, OPEN, rate, load)
+
+    def measure(self, running: Running, loop: str, load_size: int, load: Callable[[], Load]) -> None:
+        """Put one load on a running server and record what it did meanwhile."""
+        running.check_answer()
+        pids, front = running.pids(), running.front()
+        batches, rows = running.batches()
+        cpu_s, busy_s, began = proc.cpu_s(pids), proc.core_times_s(0)[0], time.perf_counter()
+        seen = load()
+        wall_s = time.perf_counter() - began
+        cpu_s, busy_s = proc.cpu_s(pids) - cpu_s, proc.core_times_s(0)[0] - busy_s
+        batches, rows = (after - before for after, before in zip(running.batches(), (batches, rows), strict=True))
+        memory = {pid: proc.pss_mib(pid) for pid in pids}
+        running.check_answer()
+        record = Record(
+            server=running.server.name,
+            job=running.job,
+            loop=loop,
+            load=load_size,
+            rate=seen.requests / seen.duration_s,
+            p50_ms=seen.p50_ms,
+            p99_ms=seen.p99_ms,
+            mean_ms=seen.mean_ms,
+            errors=seen.errors,
+            cpu_us=1e6 * cpu_s / max(rows, 1),
+            batch=rows / max(batches, 1),
+            pss_mib=sum(memory.values()),
+            front_pss_mib=memory[front],
+            start_s=running.start_s,
+            foreign=max(0.0, busy_s - cpu_s) / wall_s if self.pinned else 0.0,
+        )
+        self.records.all.append(record)
+        say(
+            f"{record.job:10} {loop:6} {load_size:5} {record.server:18} {record.rate:9,.0f}/s  mean {record.mean_ms:7.2f}  "
+            f"p99 {record.p99_ms:7.2f} ms  {record.cpu_us:7.1f} us  batch {record.batch:4.1f}  foreign {record.foreign:.2f}"
+        )
+
+    def write(self, rounds: int, began: float, steal: float) -> None:
+        cores = "server on core 0, load on core 1" if self.pinned else "both cores for server and load"
+        foreign = max((record.foreign for record in self.records.all), default=0.0)
+        facts = {
+            "date": time.strftime("%d %b %Y %H:%M", time.localtime(began)),
+            **report.machine(),
+            "rounds": f"{rounds}, {self.options.seconds:g} s a run after {WARM_UP_S:g} s of warm-up, {cores}",
+            "disturbance": f"steal {steal:.1%}; other processes took at most {foreign:.2f} of core 0 in a run "
+            f"(runs above {report.FOREIGN_LIMIT} are marked ~)",
+        }
+        report.write(self.options.output, self.records, facts)
+
+
+def rotated(servers: Sequence[Server], by: int) -> list[Server]:
+    by %= len(servers)
+    return [*servers[by:], *servers[:by]]
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def parse_options() -> argparse.Namespace:
+    names = {server.name: server for server in SERVERS}
+    parser = argparse.ArgumentParser(prog="benchmarks/run.sh", description=__doc__)
+    parser.add_argument("--jobs", type=chosen(dict.fromkeys(JOBS)), default=list(JOBS), help=f"of {','.join(JOBS)}")
+    parser.add_argument("--servers", type=chosen(names), default=list(names), help=f"of {','.join(names)}")
+    parser.add_argument(
+        "--connections", type=integers, help="closed loop, for every job; default: those of the criteria"
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3.0, help="a run")
+    parser.add_argument("--open", type=integers, help="open loop, requests a second; empty for none")
+    parser.add_argument("--quick", action="store_true", help="1 round, 1 s, 64 connections, no open loop")
+    parser.add_argument("--both-cores", action="store_true", help="pin nothing")
+    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("RESULTS.md"))
+    options = parser.parse_args()
+    options.servers = [names[name] for name in options.servers]
+    if options.quick:
+        options.rounds, options.seconds = 1, 1.0
+        options.connections = options.connections or [64]
+    if options.open is None:
+        options.open = [] if options.quick else list(OPEN_RATES)
+    return options
+
+
+def chosen(names: dict) -> Callable[[str], list[str]]:
+    """Parse a comma-separated choice of names."""
+
+    def parse(text: str) -> list[str]:
+        if unknown := [name for name in text.split(",") if name not in names]:
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; there are {', '.join(names)}")
+        return text.split(",")
+
+    return parse
+
+
+def integers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]
+
+
+def main() -> None:
+    options = parse_options()
+    bench = Bench(options)
+    bench.run()
+    print(f"written: {options.output}")
+    for criterion in criteria(bench.records):
+        if criterion.measured is not None:
+            print(f"{criterion.verdict:8} {criterion.measured:8.2f} ({criterion.bar:g})  {criterion.text}")
+
+
+if __name__ == "__main__":
+    main()

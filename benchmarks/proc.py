@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernel says about a process and its children; Linux only."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def stat_fields(path: str) -> list[str]:
+    """Split a `stat` file after the process name, which may itself hold spaces; field 0 is the state."""
+    return Path(path).read_text().rpartition(")")[2].split()
+
+
+def tree(root: int) -> list[int]:
+    """List a process and all its descendants."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            try:
+                children[int(stat_fields(f"/proc/{entry}/stat")[1])].append(int(entry))
+            except (FileNotFoundError, ProcessLookupError):
+                pass  # it ended meanwhile
+    found = [root]
+    for pid in found:
+        found.extend(children[pid])
+    return found
+
+
+def cpu_s(pids: Iterable[int]) -> float:
+    return sum(sum(map(int, stat_fields(f"/proc/{pid}/stat")[11:13])) for pid in pids) * TICK_S
+
+
+def pss_mib(pid: int) -> float:
+    """Memory of a process, pages it shares counted in parts."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def threads(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def front(pids: Iterable[int], port: int) -> int:
+    """Find the process that serves a port: of those that hold its socket the one that worked most."""
+    wanted = f"socket:[{listening_inode(port)}]"
+    holders = [pid for pid in pids if wanted in links(f"/proc/{pid}/fd")]
+    return max(holders, key=lambda pid: cpu_s([pid]))
+
+
+def listening_inode(port: int) -> str:
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[1].endswith(f":{port:04X}") and fields[3] == "0A":
+            return fields[9]
+    raise LookupError(f"nobody listens on port {port}")
+
+
+def links(folder: str) -> set[str]:
+    found = set()
+    for name in os.listdir(folder):
+        try:
+            found.add(os.readlink(f"{folder}/{name}"))
+        except FileNotFoundError:
+            pass  # closed meanwhile
+    return found
+
+
+def core_times_s(core: int) -> tuple[float, float]:
+    """Busy and stolen seconds of one core since boot."""
+    line = Path("/proc/stat").read_text().splitlines()[core + 1].split()
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, line[1:9])
+    return (user + nice + system + irq + softirq) * TICK_S, steal * TICK_S

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drive a batch queue with the loop's clock and one pool.
+
+The queue decides, the pool runs; this module only brings them together at the right moments: at the end
+of a loop turn in which something arrived, when a slot becomes idle, and when the queue's next moment is due.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Sequence
+
+    from forebay.batching.queue import BatchQueue
+    from forebay.types.batch import Batch, Done, Entry
+
+
+class Slots(Protocol):
+    """What the batcher needs of a pool."""
+
+    idle: int
+    """Slots that could take a batch now."""
+    on_idle: Callable[[], None]
+    """Set by the batcher; the pool calls it on the loop when a slot became idle by itself (a worker came back)."""
+
+    def submit(self, batch: Batch, done: Done) -> None:
+        """Run a batch on an idle slot; `done` is called exactly once, on the loop."""
+        ...
+
+
+class Batcher:
+    """Feeds a pool from a queue. Lives on one event loop; nothing here is thread-safe."""
+
+    def __init__(
+        self,
+        queue: BatchQueue,
+        pool: Slots,
+        answer: Callable[[Batch, Sequence[Any], float], None],
+        loop: asyncio.AbstractEventLoop,
+        parts: Callable[[Batch, Sequence[Any], Callable[[], object]], None] | None = None,
+    ) -> None:
+        """Connect queue and pool.
+
+        Args:
+            queue: What to drive.
+            pool: Who runs the batches.
+            answer: Called with a batch, its outcomes and the time, before the queue learns that it was answered.
+            loop: The loop everything happens on.
+            parts: Called with each step of a streamed answer; None where answers are not streamed.
+        """
+        self.queue = queue
+        self.pool = pool
+        self._answer = answer
+        self._loop = loop
+        self._parts = parts
+        self._running: set[Batch] = set()
+        self._scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
+        pool.on_idle = self.wake
+
+    def submit(self, entry: Entry, now: float) -> None:
+        """Queue an entry; it leaves at the end of this loop turn at the earliest.
+
+        Raises:
+            QueueFull, TooLarge: From the queue; nothing was queued.
+        """
+        self.queue.offer(entry, now)
+        if not self._scheduled and self.pool.idle:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def wake(self) -> None:
+        """Look for work at the end of this turn."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def abandon(self, entry: Entry) -> None:
+        """Nobody waits for this entry any more: it leaves the queue, or its batch is called off if it was the last."""
+        if not entry.taken:
+            self.queue.cancel(entry)
+            return
+        for batch in self._running:
+            if all(mate.done for mate in batch.entries) and not batch.cancelled:
+                batch.cancelled = True
+                if batch.on_cancel is not None:
+                    batch.on_cancel()
+
+    def close(self) -> None:
+        """Disarm the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        pool = self.pool
+        if not pool.idle:
+            return
+        queue = self.queue
+        now = time.monotonic()
+        while pool.idle:
+            batch = queue.take(now)
+            if batch is None:
+                break
+            self._run(batch, now)
+        if pool.idle:
+            self._arm(now)
+
+    def _run(self, batch: Batch, now: float) -> None:
+        self._running.add(batch)
+        if self._parts is not None:
+            batch.on_parts = functools.partial(self._parts, batch)
+        self.pool.submit(batch, self._done)
+
+    def _done(self, batch: Batch, outcomes: Sequence[Any]) -> None:
+        now = time.monotonic()
+        self._running.discard(batch)
+        queue = self.queue
+        if self.pool.idle and queue.is_full():
+            # A whole batch waits: the slot starts on it before the answers are written.
+            following = queue.take(now)
+            if following is not None:
+                self._run(following, now)
+        self._answer(batch, outcomes, now)
+        queue.answered(batch, now, alone=self.pool.idle <= 1)
+        self.wake()
+
+    def _arm(self, now: float) -> None:
+        due = self.queue.next_due()
+        if due is None:
+            return
+        if self._timer is not None:
+            if self._timer_due <= due and self._timer_due > now:
+                return
+            self._timer.cancel()
+        # Loop timers count in milliseconds: a shorter delay would fire too early and turn into a spin.
+        self._timer_due = due
+        self._timer = self._loop.call_later(max(due - now, 0.0), self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self._turn()

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decide which queued requests travel together.
+
+Theory of operation. Entries wait in one line per key, in arrival order. Nothing is bound to a batch
+before a slot asks for one (`take`), so a batch keeps growing while every slot is busy. A line is
+eligible when it holds a full batch, or when its first entry is due:
+
+* `idle="go"`: at once; the driver calls `take` at the end of a loop turn, so what arrived together leaves together;
+* `idle="gather"`: at once, unless `gather.py` waits for the clients that were just answered;
+* `idle="wait"`: `max_wait_s` after the first entry arrived.
+
+Eligible lines are served in the order in which they became eligible. An entry marked `ALONE` is a
+batch of its own and always eligible. Cancelled and expired entries never leave the queue in a batch.
+
+Sans-I/O: no clock, no loop, no payload. `batcher.py` drives it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from forebay.batching.gather import Gather
+from forebay.errors import QueueFull, TooLarge
+from forebay.types.batch import Batch
+from forebay.types.call import ALONE
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from forebay.types.batch import Entry
+
+Idle = Literal["gather", "go", "wait"]
+
+
+class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How requests are batched.
+
+    Attributes:
+        max_size: Samples in a batch.
+        max_wait_s: With `idle="wait"`, the longest wait of a batch's first entry while a slot is free.
+        capacity: Samples that may wait in total; there is no unbounded mode.
+        idle: What a free slot does with a batch that is not full.
+        max_running: Batches of one key that may run at a time; None leaves that to the slots.
+    """
+
+    max_size: int = 64
+    max_wait_s: float = 0.0
+    capacity: int = 4096
+    idle: Idle = "gather"
+    max_running: int | None = None
+
+
+class Line:
+    """The entries that wait under one key."""
+
+    __slots__ = ("dead", "entries", "full_since", "key", "rows")
+
+    def __init__(self, key: Hashable) -> None:
+        self.key = key
+        self.entries: deque[Entry] = deque()
+        self.rows = 0
+        self.dead = 0
+        self.full_since = 0.0
+
+
+class BatchQueue:
+    """Queue of entries that leaves in batches.
+
+    Example:
+        >>> from forebay.types.call import Request
+        >>> queue = BatchQueue(BatchConfig(max_size=4, max_wait_s=0.01, idle="wait"))
+        >>> for name in "ab":
+        ...     queue.offer(Request(body=name, reply=print, size=2), now=1.0)
+        >>> [entry.body for entry in queue.take(now=1.0).entries]  # 2 + 2 = 4: full, leaves at once
+        ['a', 'b']
+    """
+
+    def __init__(self, config: BatchConfig) -> None:
+        self.config = config
+        self.waiting = 0
+        """Samples that wait."""
+        self._max_size = config.max_size
+        self._capacity = config.capacity
+        self._lines: dict[Hashable, Line] = {}
+        self._alone: deque[Entry] = deque()
+        self._running: dict[Hashable, int] = {}
+        self.gather = Gather(config.max_size) if config.idle == "gather" else None
+
+    def offer(self, entry: Entry, now: float) -> None:
+        """Add an entry.
+
+        Raises:
+            QueueFull: If `capacity` samples wait already; nothing was queued.
+            TooLarge: If the entry alone exceeds `max_size`.
+        """
+        size = entry.size
+        if self.waiting + size > self._capacity:
+            msg = f"{self.waiting} samples wait already, the queue takes {self._capacity}; try again later"
+            raise QueueFull(msg)
+        if size > self._max_size:
+            msg = f"the request has {size} samples, a batch takes {self._max_size}"
+            raise TooLarge(msg)
+        self.waiting += size
+        entry.arrived = now
+        key = entry.key
+        if key is ALONE:
+            self._alone.append(entry)
+            return
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = Line(key)
+        line.entries.append(entry)
+        rows = line.rows
+        line.rows = rows + size
+        if rows < self._max_size <= rows + size:
+            line.full_since = now
+        if self.gather is not None and self.gather.until is not None:
+            self.gather.arrived(entry)
+
+    def cancel(self, entry: Entry) -> None:
+        """Forget an entry that still waits; does nothing for one that has left. The caller marks it `done`."""
+        if entry.taken:
+            return
+        entry.taken = float("inf")
+        self.waiting -= entry.size
+        if entry.key is ALONE:
+            self._alone.remove(entry)
+            return
+        line = self._lines[entry.key]
+        line.rows -= entry.size
+        line.dead += 1
+        if line.rows == 0:
+            del self._lines[entry.key]
+        elif line.dead > 32 and line.dead * 2 > len(line.entries):
+            line.entries = deque(entry for entry in line.entries if not entry.taken)
+            line.dead = 0
+
+    def take(self, now: float) -> Batch | None:
+        """Hand the next batch to a free slot, or None if nothing is eligible yet."""
+        line = self._eligible(now)
+        if self._alone and (line is None or self._alone[0].arrived <= self._since(line)):
+            return self._take_alone(now)
+        if line is None:
+            return None
+        batch = self._fill(line, now)
+        if batch is None:  # every entry of the line had expired
+            return self.take(now)
+        if self.config.max_running is not None:
+            self._running[batch.key] = self._running.get(batch.key, 0) + 1
+        return batch
+
+    def answered(self, batch: Batch, now: float, *, alone: bool = True) -> None:
+        """Tell that a batch has run and its answers are written.
+
+        Args:
+            batch: What `take` returned.
+            now: Seconds.
+            alone: Whether no other slot is idle.
+        """
+        if self.config.max_running is not None and batch.key in self._running:
+            left = self._running[batch.key] - 1
+            if left:
+                self._running[batch.key] = left
+            else:
+                del self._running[batch.key]
+        if self.gather is not None and batch.key is not ALONE:
+            if batch.model_s > 0.0:
+                self.gather.curve.learn(batch.rows, batch.model_s)
+            self.gather.answered(batch.entries, self.waiting, now, alone=alone)
+
+    def is_full(self) -> bool:
+        """Tell whether a whole batch waits, so that waiting any longer gains nothing."""
+        return self.waiting >= self._max_size and any(line.rows >= self._max_size for line in self._lines.values())
+
+    def next_due(self) -> float | None:
+        """Return when `take` should be asked again if nothing arrives before; None if only an arrival can help."""
+        if self.gather is not None:
+            return self.gather.until
+        if self.config.idle == "wait" and self._lines:
+            wait_s = self.config.max_wait_s
+            return min(self._head(line).arrived for line in self._lines.values()) + wait_s
+        return None
+
+    def _eligible(self, now: float) -> Line | None:
+        if not self._lines:
+            return None
+        if self.gather is not None and self.gather.holds(self.waiting, now) and not self._alone:
+            return None
+        if len(self._lines) == 1 and self.config.idle != "wait" and self.config.max_running is None:
+            return next(iter(self._lines.values()))
+        candidates = [line for line in self._lines.values() if self._since(line) <= now and self._may_run(line)]
+        return min(candidates, key=self._since, default=None)
+
+    def _since(self, line: Line) -> float:
+        due = self._head(line).arrived
+        if self.config.idle == "wait":
+            due += self.config.max_wait_s
+        return min(line.full_since, due) if line.rows >= self._max_size else due
+
+    def _may_run(self, line: Line) -> bool:
+        limit = self.config.max_running
+        return limit is None or self._running.get(line.key, 0) < limit
+
+    @staticmethod
+    def _head(line: Line) -> Entry:
+        """Return the first entry that still waits; a line in `_lines` always has one."""
+        entries = line.entries
+        while entries[0].taken:
+            entries.popleft()
+            line.dead -= 1
+        return entries[0]
+
+    def _take_alone(self, now: float) -> Batch:
+        entry = self._alone.popleft()
+        entry.taken = now
+        self.waiting -= entry.size
+        return Batch(entries=[entry], key=ALONE, rows=entry.size)
+
+    def _fill(self, line: Line, now: float) -> Batch | None:
+        taken: list[Entry] = []
+        rows = 0
+        queued = line.entries
+        room = self._max_size
+        while queued:
+            entry = queued[0]
+            if entry.taken:
+                queued.popleft()
+                line.dead -= 1
+                continue
+            size = entry.size
+            if size > room:
+                break
+            queued.popleft()
+            line.rows -= size
+            self.waiting -= size
+            entry.taken = now
+            if entry.deadline <= now:  # its owner answers it; it must not run
+                continue
+            taken.append(entry)
+            rows += size
+            room -= size
+        if line.rows == 0:
+            del self._lines[line.key]
+        elif line.rows >= self._max_size:
+            line.full_since = now
+        return Batch(entries=taken, key=line.key, rows=rows) if taken else None

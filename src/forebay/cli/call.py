@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`forebay call URL [DATA]`: send a file or JSON to a model and see the answer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from urllib import error, request
+
+from forebay.errors import ConfigError
+
+DESCRIPTION = """\
+Send one request and print the answer. DATA is one of
+
+  '{"x": [1, 2]}'    JSON, sent as it is
+  @FILE              a file: .json as JSON, .msgpack as msgpack, anything else as bytes
+  -                  what comes from standard input
+
+Without DATA the URL is fetched with GET.
+"""
+
+_TYPES = {".json": "application/json", ".msgpack": "application/msgpack"}
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "call",
+        help="send a request and print the answer",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("url", metavar="URL", help="such as http://127.0.0.1:8080/models/iris")
+    parser.add_argument("data", metavar="DATA", nargs="?", help="what to send")
+    parser.add_argument("--content-type", metavar="TYPE", help="media type of DATA, if the guess is wrong")
+    parser.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="may be repeated")
+    parser.add_argument("--api-key", metavar="KEY", help="sent as X-API-Key")
+    parser.add_argument("--timeout-s", type=float, default=60.0, metavar="S", help="give up after this time (60)")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Send and print; the exit status is 0 for a 2xx answer and 1 for any other."""
+    message = _request(parsed)
+    started = time.perf_counter()
+    try:
+        with request.urlopen(message, timeout=parsed.timeout_s) as answer:  # noqa: S310 - http and https only, see below
+            return _show(answer, started)
+    except error.HTTPError as answer:
+        return _show(answer, started)
+    except (error.URLError, TimeoutError, ConnectionError) as failure:
+        reason = getattr(failure, "reason", failure)
+        msg = f"{parsed.url} does not answer: {reason}"
+        raise ConfigError(msg) from failure
+
+
+def _request(parsed: argparse.Namespace) -> request.Request:
+    if not parsed.url.startswith(("http://", "https://")):
+        msg = f"{parsed.url!r} is not a URL; it starts with http:// or https://"
+        raise ConfigError(msg)
+    body, content_type = _body(parsed.data) if parsed.data is not None else (None, None)
+    message = request.Request(parsed.url, data=body)  # noqa: S310 - checked above
+    if body is not None:
+        message.add_header("content-type", parsed.content_type or content_type or _TYPES[".json"])
+    for header in parsed.header:
+        name, colon, value = header.partition(":")
+        if not colon or not name.strip():
+            msg = f"--header {header!r} is not possible; write NAME:VALUE"
+            raise ConfigError(msg)
+        message.add_header(name.strip(), value.strip())
+    if parsed.api_key:
+        message.add_header("x-api-key", parsed.api_key)
+    return message
+
+
+def _body(data: str) -> tuple[bytes, str]:
+    if data == "-":
+        return sys.stdin.buffer.read(), "application/octet-stream"
+    if data.startswith("@"):
+        path = Path(data[1:])
+        try:
+            return path.read_bytes(), _TYPES.get(path.suffix, "application/octet-stream")
+        except OSError as failure:
+            msg = f"{path} cannot be read: {failure.strerror}"
+            raise ConfigError(msg) from failure
+    try:
+        json.loads(data)
+    except ValueError as failure:
+        msg = f"the data is not JSON: {failure}; to send a file write @FILE"
+        raise ConfigError(msg) from failure
+    return data.encode(), _TYPES[".json"]
+
+
+def _show(answer: Any, started: float) -> int:
+    media_type = answer.headers.get_content_type()
+    note = [str(answer.status), media_type]
+    if media_type == "text/event-stream":
+        sys.stderr.write(" ".join(note) + "\n")
+        for line in answer:
+            if line.strip():
+                sys.stdout.write(line.decode(errors="replace"))
+                sys.stdout.flush()
+    else:
+        body = answer.read()
+        milliseconds = (time.perf_counter() - started) * 1000
+        sys.stderr.write(" ".join([*note, f"{len(body)} bytes", f"{milliseconds:.1f} ms"]) + "\n")
+        _print(body, media_type)
+    return 0 if answer.status < 400 else 1  # noqa: PLR2004 - the first status that is an error
+
+
+def _print(body: bytes, media_type: str) -> None:
+    if media_type == "application/json":
+        try:
+            body = json.dumps(json.loads(body), indent=2, ensure_ascii=False).encode()
+        except ValueError:
+            pass
+    sys.stdout.buffer.write(body)
+    if media_type.startswith("text/") or media_type == "application/json":
+        sys.stdout.buffer.write(b"\n")
+    sys.stdout.buffer.flush()

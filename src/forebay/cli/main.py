@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `forebay` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+import forebay
+from forebay.errors import ConfigError, ModelError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+USAGE_ERROR = 2
+
+EPILOG = """\
+examples:
+  forebay serve model.py                      serve every forebay.Model in model.py on http://127.0.0.1:8080
+  forebay serve model.py:Iris --workers 4     one of them, in four worker processes
+  forebay serve my-project/                   a project of another server, such as one with a nucleus.yaml
+  forebay check model.py                      say what would be served, or what is wrong, and load nothing
+  forebay call http://127.0.0.1:8080/models/iris '{"length": 5.1}'
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that says what was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0].split("=")[0]
+        known = [option for action in self._actions for option in action.option_strings]
+        hint = nearest(unknown, known) if unknown.startswith("-") else None
+        did_you_mean = f"; did you mean {hint}?" if hint else f"; see {self.prog} --help"
+        sys.stderr.write(f"forebay: {message}{did_you_mean}\n")
+        raise SystemExit(USAGE_ERROR)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status: 2 when something the person wrote is wrong, 1 when a model fails."""
+    from forebay.cli import call, check, serve  # noqa: PLC0415 - parsers only, what they run is imported later
+
+    parser = Parser(
+        prog="forebay",
+        description="Turn models that are Python objects into production endpoints.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"forebay {forebay.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    for command in (serve, check, call):
+        command.add_parser(commands)
+    options, unknown = parser.parse_known_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return USAGE_ERROR
+    if unknown:
+        options.parser.error("unrecognized arguments: " + " ".join(unknown))
+    try:
+        return options.run(options)
+    except (ConfigError, ModelError) as error:
+        sys.stderr.write(f"forebay: {error.message}\n")
+        trace = getattr(error, "trace", "")
+        if trace:
+            sys.stderr.write(trace if trace.endswith("\n") else trace + "\n")
+        return USAGE_ERROR if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`forebay serve TARGET`: answer for a model or a project until a signal says stop."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from forebay.server.config import HttpConfig, Overrides
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay.surfaces.contract import Options
+
+DESCRIPTION = """\
+Serve a model or a project. TARGET is one of
+
+  model.py           a Python file: every forebay.Model class in it is served at /models/NAME
+  model.py:Name      one class of it
+  FOLDER or FILE     a project of another server: a folder with a nucleus.yaml, or that file
+
+SIGTERM and Ctrl+C drain: the port closes, what was accepted is answered, then the exit status is 0.
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "serve",
+        help="serve a model or a project",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_options(parser)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `serve` and `check` share."""
+    http, worker = HttpConfig(), Overrides()
+    parser.add_argument("target", metavar="TARGET", help="what to serve")
+    group = parser.add_argument_group("HTTP")
+    group.add_argument("--host", metavar="ADDRESS", help=f"address to bind ({http.host}); 0.0.0.0 lets others in")
+    group.add_argument("--http-port", type=int, metavar="PORT", help=f"port ({http.port}); 0 takes a free one")
+    group.add_argument("--max-body-bytes", type=_at_least(1), metavar="N", help=f"longest body ({http.max_body_bytes})")
+    group.add_argument(
+        "--max-connections", type=_at_least(1), metavar="N", help=f"connections at a time ({http.max_connections})"
+    )
+    group.add_argument("--certfile", metavar="PEM", help="TLS certificate chain; the port then speaks HTTPS")
+    group.add_argument("--keyfile", metavar="PEM", help="its private key, if it is not in the same file")
+    group.add_argument(
+        "--api-key", action="append", metavar="KEY", help="ask for this key, or for one in a file: @FILE; may be repeated"
+    )
+    group.add_argument("--cors-origin", action="append", metavar="ORIGIN", help="let pages of this origin call (none)")
+    group.add_argument("--access-log", action="store_true", default=None, help="log a line for each request")
+    group.add_argument("--no-extra-routes", action="store_true", help="a project's own paths only, none of forebay's")
+    group = parser.add_argument_group("workers and batching, for every model of the target")
+    group.add_argument(
+        "--worker-kind", choices=["inline", "thread", "process"], help=f"where models run ({worker.worker_kind})"
+    )
+    group.add_argument("--workers", type=_at_least(1), metavar="N", help=f"workers of each model ({worker.workers})")
+    group.add_argument("--max-batch-size", type=_at_least(1), metavar="N", help="samples in a batch (the model's own, 64)")
+    group.add_argument(
+        "--max-wait-ms", type=_milliseconds, metavar="MS", help="wait for a batch to fill (only for returning clients)"
+    )
+    group.add_argument(
+        "--idle", choices=["gather", "go", "wait"], help="what a free worker does with a batch that is not full (gather)"
+    )
+    group.add_argument("--timeout-ms", type=_at_least(1), metavar="MS", help="time a request has (30000)")
+    group.add_argument("--max-queue", type=_at_least(1), metavar="N", help="samples that may wait (4096)")
+    group = parser.add_argument_group("process")
+    group.add_argument("--drain-s", type=_seconds, default=30.0, metavar="S", help="time to finish after SIGTERM (30)")
+    group.add_argument("--log-format", choices=["json", "text"], help="json, or text (text at a terminal, else json)")
+    group.add_argument("--log-level", choices=["debug", "info", "warning", "error"], help="(info)")
+    group.add_argument(
+        "--state-dir", type=Path, metavar="FOLDER", help="where a project's readiness files go (its original's places)"
+    )
+
+
+def options_of(parsed: argparse.Namespace) -> Options:
+    """Make the surfaces' options of the parsed ones."""
+    from forebay.surfaces.contract import Options  # noqa: PLC0415 - parsing must stay cheap
+
+    http = {
+        "host": parsed.host,
+        "port": parsed.http_port,
+        "max_body_bytes": parsed.max_body_bytes,
+        "max_connections": parsed.max_connections,
+        "certfile": parsed.certfile,
+        "keyfile": parsed.keyfile,
+        "api_keys": _keys(parsed.api_key) if parsed.api_key else None,
+        "cors_origins": tuple(parsed.cors_origin) if parsed.cors_origin else None,
+        "access_log": parsed.access_log,
+    }
+    worker = {name: getattr(parsed, name) for name in Overrides.__struct_fields__}
+    given = {name: value for name, value in {**http, **worker}.items() if value is not None}
+    return Options(
+        http=msgspec.structs.replace(HttpConfig(), **{name: given[name] for name in http if name in given}),
+        given=frozenset(given),
+        overrides=msgspec.structs.replace(Overrides(), **{name: given[name] for name in worker if name in given}),
+        log_level=parsed.log_level,
+        extra_routes=not parsed.no_extra_routes,
+        state_dir=parsed.state_dir,
+    )
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Serve until stopped."""
+    from forebay.observe.log import configure  # noqa: PLC0415 - parsing must stay cheap
+    from forebay.surfaces import build  # noqa: PLC0415
+    from forebay.transports.http.listener import HttpListener  # noqa: PLC0415
+    from forebay.transports.server import Server  # noqa: PLC0415
+
+    options = options_of(parsed)
+    log_format = parsed.log_format or ("text" if sys.stderr.isatty() else "json")
+    configure(options.log_level or "info", log_format)
+    project = build(parsed.target, options)
+    configure(options.log_level or project.log_level or "info", log_format)
+    for warning in project.warnings:
+        sys.stderr.write(f"forebay: warning: {warning}\n")
+
+    def ready(host: str, port: int) -> None:
+        project.on_ready()
+        scheme = "https" if project.http.certfile else "http"
+        shown = f"[{host}]" if ":" in host else host
+        address = f"{scheme}://{shown}:{port}"
+        open_to = "" if host not in {"127.0.0.1", "::1"} else " (this machine only; --host 0.0.0.0 opens it to others)"
+        sys.stderr.write(f"forebay: ready at {address}{open_to}\n")
+        for line in project.summary:
+            sys.stderr.write(f"forebay:   {line}\n")
+        sys.stderr.flush()
+
+    server = Server(
+        project.app,
+        HttpListener(project.http, project.routes, project.asgi),
+        drain_s=parsed.drain_s,
+        ready=ready,
+        stopping=project.on_stop,
+    )
+    project.connect(server.fail)
+    return server.run()
+
+
+def _keys(given: list[str]) -> tuple[str, ...]:
+    from forebay.errors import ConfigError  # noqa: PLC0415
+
+    keys: list[str] = []
+    for key in given:
+        if not key.startswith("@"):
+            keys.append(key)
+            continue
+        try:
+            keys += [line.strip() for line in Path(key[1:]).read_text().splitlines() if line.strip()]
+        except OSError as error:
+            msg = f"the API keys in {key[1:]} cannot be read: {error.strerror}"
+            raise ConfigError(msg) from error
+    if not keys:
+        msg = "--api-key names no key: the file is empty"
+        raise ConfigError(msg)
+    return tuple(keys)
+
+
+def _at_least(lowest: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = lowest - 1
+        if value < lowest:
+            msg = f"{text!r} is not possible, a whole number of at least {lowest} is needed"
+            raise argparse.ArgumentTypeError(msg)
+        return value
+
+    return parse
+
+
+def _milliseconds(text: str) -> float:
+    return _number(text, "milliseconds")
+
+
+def _seconds(text: str) -> float:
+    return _number(text, "seconds")
+
+
+def _number(text: str, unit: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < float("inf"):
+        msg = f"{text!r} is not possible, {unit} of at least 0 are needed"
+        raise argparse.ArgumentTypeError(msg)
+    return value

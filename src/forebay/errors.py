@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can go wrong, as one tree.
+
+    ForebayError(code, message, detail)
+    ├── RequestError           the caller is at fault; the message is shown to the client
+    │   ├── InvalidRequest     malformed                          INVALID_ARGUMENT
+    │   │   └── ValidationError  well-formed, wrong type or value INVALID_ARGUMENT
+    │   ├── NotFound           endpoint, model, version           NOT_FOUND
+    │   ├── TooLarge           body or samples over a limit       INVALID_ARGUMENT
+    │   └── Cancelled          the client went away               CANCELLED
+    ├── CapacityError          nobody is at fault; try again
+    │   ├── QueueFull                                             RESOURCE_EXHAUSTED
+    │   ├── DeadlineExceeded                                      DEADLINE_EXCEEDED
+    │   └── Unavailable        loading, draining, worker lost     UNAVAILABLE
+    ├── UserCodeError          raised by the user's code; its traceback goes to the log only
+    │   ├── RunnerFailed                                          INTERNAL
+    │   └── BadOutcome         wrong number or kind of results    INTERNAL
+    ├── ModelError             the model could not be loaded      UNAVAILABLE
+    ├── ConfigError            a file, option or class of the user's is wrong
+    └── InternalError          a defect of forebay                INTERNAL
+
+The core only knows `Code` (the names gRPC gives them). Every protocol owns one table from `Code`,
+or from a class where it is finer, to its own status: no transport's number stands here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Code(StrEnum):
+    """The kinds of failure a client can be told about."""
+
+    INVALID_ARGUMENT = "invalid_argument"
+    NOT_FOUND = "not_found"
+    RESOURCE_EXHAUSTED = "resource_exhausted"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    UNAVAILABLE = "unavailable"
+    CANCELLED = "cancelled"
+    INTERNAL = "internal"
+
+
+class ForebayError(Exception):
+    """Root of everything forebay raises on purpose.
+
+    Args:
+        message: One sentence: what happened, what was found, what was expected, what to do.
+        detail: Data a client may want to read by program; must fit in JSON.
+    """
+
+    code: ClassVar[Code] = Code.INTERNAL
+
+    def __init__(self, message: str, *, detail: Any = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.detail = detail
+
+    @property
+    def kind(self) -> str:
+        """The name under which this error crosses a process or machine border."""
+        return type(self).__name__
+
+
+class RequestError(ForebayError):
+    """The caller is at fault; sending the same again will fail again."""
+
+    code = Code.INVALID_ARGUMENT
+
+
+class InvalidRequest(RequestError):
+    """The request cannot be read."""
+
+
+class ValidationError(InvalidRequest):
+    """The request can be read but does not fit the declared type."""
+
+
+class NotFound(RequestError):
+    """Nothing has this name."""
+
+    code = Code.NOT_FOUND
+
+
+class TooLarge(RequestError):
+    """More bytes or samples than the endpoint takes."""
+
+
+class Cancelled(RequestError):
+    """The client went away before its answer was ready."""
+
+    code = Code.CANCELLED
+
+
+class CapacityError(ForebayError):
+    """The server cannot answer now; trying again later may help."""
+
+    code = Code.UNAVAILABLE
+
+
+class QueueFull(CapacityError):
+    """As many samples wait as the endpoint's queue may hold."""
+
+    code = Code.RESOURCE_EXHAUSTED
+
+
+class DeadlineExceeded(CapacityError):
+    """The request's time was over before its answer was ready."""
+
+    code = Code.DEADLINE_EXCEEDED
+
+
+class Unavailable(CapacityError):
+    """Loading, draining, or the worker that held the request died."""
+
+
+class UserCodeError(ForebayError):
+    """The user's code failed; `trace` is for the log, never for the client."""
+
+    def __init__(self, message: str, *, detail: Any = None, trace: str = "") -> None:
+        super().__init__(message, detail=detail)
+        self.trace = trace
+
+
+class RunnerFailed(UserCodeError):
+    """The user's code raised."""
+
+
+class BadOutcome(UserCodeError):
+    """The user's code returned something other than one result for each sample."""
+
+
+class ModelError(ForebayError):
+    """A model could not be loaded."""
+
+    code = Code.UNAVAILABLE
+
+    def __init__(self, message: str, *, detail: Any = None, trace: str = "") -> None:
+        super().__init__(message, detail=detail)
+        self.trace = trace
+
+
+class ConfigError(ForebayError):
+    """A file, option or class the user wrote is wrong: says where, what was found and what is allowed."""
+
+
+class InternalError(ForebayError):
+    """A defect of forebay itself."""
+
+
+_KINDS: dict[str, type[ForebayError]] = {}
+
+
+def _register(root: type[ForebayError]) -> None:
+    _KINDS[root.__name__] = root
+    for child in root.__subclasses__():
+        _register(child)
+
+
+_register(ForebayError)
+
+
+def revive(kind: str, message: str, detail: Any = None, trace: str = "") -> ForebayError:
+    """Build the error that another process named by its `kind`; an unknown kind becomes `RunnerFailed`."""
+    cls = _KINDS.get(kind, RunnerFailed)
+    if issubclass(cls, UserCodeError | ModelError):
+        return cls(message, detail=detail, trace=trace)
+    return cls(message, detail=detail)
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word most like `word`, for 'did you mean' sentences."""
+    found = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.5)
+    return found[0] if found else None

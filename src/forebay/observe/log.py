@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Logs: one JSON object a line, or plain text for a person at a terminal.
+
+Everything logs through the standard library under the name `forebay`; a request's id travels as
+`extra={"request_id": ...}` and becomes a field of the line.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import sys
+from typing import Any, Literal
+
+import msgspec
+
+LogFormat = Literal["json", "text"]
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one line of JSON: time, level, logger, message, then whatever `extra` gave."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line; values JSON cannot hold become their text."""
+        line: dict[str, Any] = {
+            "time": datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line.update({name: value for name, value in vars(record).items() if name not in _STANDARD})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+class TextFormatter(logging.Formatter):
+    """Formats a record for a person: time, level, message, then the extra fields as name=value."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, and the traceback below it if there is one."""
+        moment = datetime.datetime.fromtimestamp(record.created).strftime("%H:%M:%S")  # noqa: DTZ006 - local, for a person
+        fields = [f"{name}={value}" for name, value in vars(record).items() if name not in _STANDARD and name != "trace"]
+        text = " ".join([moment, f"{record.levelname.lower():7}", record.getMessage(), *fields])
+        trace = getattr(record, "trace", "")
+        if record.exc_info:
+            trace = self.formatException(record.exc_info)
+        return f"{text}\n{trace.rstrip()}" if trace else text
+
+
+def configure(level: str, format: LogFormat) -> None:  # noqa: A002 - the word people know
+    """Send forebay's and uvicorn's records to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
+    for name in ("forebay", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.setLevel(level.upper())
+        logger.propagate = False

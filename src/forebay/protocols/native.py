@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""forebay's own protocol over HTTP: formats, statuses, error bodies. Bytes to request and outcome to bytes; no I/O.
+
+A sample or an array of samples is the whole body, in JSON or msgpack. What a format or a status is called stands here
+once, for the fast lane and for Starlette alike.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from forebay.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    ForebayError,
+    InvalidRequest,
+    ModelError,
+    NotFound,
+    QueueFull,
+    RequestError,
+    TooLarge,
+    Unavailable,
+    UserCodeError,
+    ValidationError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+JSON_TYPE: Final = "application/json"
+MSGPACK_TYPE: Final = "application/msgpack"
+RAW_TYPE: Final = "application/octet-stream"
+STREAM_TYPE: Final = "text/event-stream"
+
+_FORMATS: Final = {
+    JSON_TYPE: "json",
+    "text/json": "json",
+    MSGPACK_TYPE: "msgpack",
+    "application/x-msgpack": "msgpack",
+    "application/vnd.msgpack": "msgpack",
+}
+
+_STATUS: Final[list[tuple[type[ForebayError], int]]] = [
+    (ValidationError, 422),
+    (TooLarge, 413),
+    (InvalidRequest, 400),
+    (NotFound, 404),
+    (Cancelled, 499),
+    (RequestError, 400),
+    (QueueFull, 429),
+    (DeadlineExceeded, 504),
+    (Unavailable, 503),
+    (ModelError, 503),
+]
+
+
+class UnsupportedMedia(InvalidRequest):
+    """The body's media type is not one the endpoint reads (415)."""
+
+
+class NotAcceptable(InvalidRequest):
+    """The endpoint answers in none of the media types the client takes (406)."""
+
+
+_STATUS.insert(0, (UnsupportedMedia, 415))
+_STATUS.insert(0, (NotAcceptable, 406))
+
+PARAMS: Final[Mapping[tuple[str, str], Mapping[str, str]]] = {
+    (given, wanted): {"in": given, "out": wanted} for given in ("json", "msgpack") for wanted in ("json", "msgpack")
+}
+"""The params of a request by the formats of its body and answer; shared, so that a batch of equals is seen at once."""
+
+
+class Contract(msgspec.Struct, frozen=True):
+    """What the front must know of an endpoint to move its bytes.
+
+    Attributes:
+        raw_input: The body is one sample of bytes, whatever its media type.
+        raw_output: The answer is bytes.
+        batchable: The body is an array of samples.
+        streams: The answer comes in parts.
+    """
+
+    raw_input: bool = False
+    raw_output: bool = False
+    batchable: bool = False
+    streams: bool = False
+
+
+def status_of(error: ForebayError) -> int:
+    """Return the HTTP status of an error."""
+    for kind, status in _STATUS:
+        if isinstance(error, kind):
+            return status
+    return 500
+
+
+def error_body(error: ForebayError, request_id: str) -> bytes:
+    """Return the JSON body of an error answer; what user code raised stays in the log, only its kind is told."""
+    message = error.message
+    if isinstance(error, UserCodeError):
+        message = "the model failed; the server's log has the details under this request id"
+    body: dict[str, Any] = {"code": str(error.code), "message": message, "request_id": request_id}
+    if error.detail is not None:
+        body["detail"] = error.detail
+    return msgspec.json.encode({"error": body}, enc_hook=str)
+
+
+def params_of(contract: Contract, content_type: str, accept: str) -> Mapping[str, str]:
+    """Choose the formats of a request.
+
+    Raises:
+        UnsupportedMedia: If the body's media type is not read here.
+        NotAcceptable: If the client takes none of the formats there are.
+    """
+    given = "json"
+    if not contract.raw_input and content_type:
+        media = content_type.partition(";")[0].strip().lower()
+        found = _FORMATS.get(media)
+        if found is None:
+            msg = f"the body's type is '{media[:100]}', this endpoint reads {JSON_TYPE} and {MSGPACK_TYPE}"
+            if media == "application/x-www-form-urlencoded":
+                msg += " (with curl, add -H 'content-type: application/json')"
+            raise UnsupportedMedia(msg)
+        given = found
+    wanted = "json" if contract.raw_output or contract.streams else _wanted(accept)
+    return PARAMS[given, wanted]
+
+
+def _wanted(accept: str) -> str:
+    if not accept or accept == "*/*":
+        return "json"
+    best, best_quality = "", 0.0
+    for choice in accept.split(","):
+        media, *parameters = [part.strip().lower() for part in choice.split(";")]
+        quality = 1.0
+        for parameter in parameters:
+            if parameter.startswith("q="):
+                try:
+                    quality = float(parameter[2:])
+                except ValueError:
+                    quality = 0.0
+        found = "json" if media in {"*/*", "application/*", "text/*", STREAM_TYPE} else _FORMATS.get(media)
+        if found is not None and quality > best_quality:
+            best, best_quality = found, quality
+    if not best:
+        msg = f"the client takes '{accept[:100]}', this endpoint answers in {JSON_TYPE} or {MSGPACK_TYPE}"
+        raise NotAcceptable(msg)
+    return best
+
+
+def content_type_of(contract: Contract, params: Mapping[str, str]) -> str:
+    """Return the media type of an answer."""
+    if contract.raw_output:
+        return RAW_TYPE
+    return MSGPACK_TYPE if params["out"] == "msgpack" else JSON_TYPE
+
+
+_json_rows = msgspec.json.Decoder(list[msgspec.Raw])
+_msgpack_rows = msgspec.msgpack.Decoder(list[msgspec.Raw])
+
+
+def samples_of(body: bytes, params: Mapping[str, str]) -> list[memoryview]:
+    """Cut an array of samples into its elements without decoding them.
+
+    Raises:
+        InvalidRequest: If it is malformed, ValidationError if it is no array or an empty one.
+    """
+    try:
+        rows = (_json_rows if params["in"] == "json" else _msgpack_rows).decode(body)
+    except msgspec.ValidationError as error:
+        msg = f"the body must be an array of samples: {error}"
+        raise ValidationError(msg, detail={"path": "$"}) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(str(error)) from error
+    if not rows:
+        msg = "the array of samples is empty"
+        raise ValidationError(msg, detail={"path": "$"})
+    return [memoryview(row) for row in rows]
+
+
+def joined(rows: Sequence[bytes], params: Mapping[str, str]) -> bytes:
+    """Write encoded results as one array."""
+    if params["out"] == "json":
+        return b"[" + b",".join(rows) + b"]"
+    count = len(rows)
+    if count < 16:  # noqa: PLR2004 - msgpack: fixarray, array 16, array 32
+        header = bytes([0x90 | count])
+    elif count < 1 << 16:
+        header = b"\xdc" + count.to_bytes(2, "big")
+    else:
+        header = b"\xdd" + count.to_bytes(4, "big")
+    return header + b"".join(rows)
+
+
+def event(part: bytes) -> bytes:
+    """Write one part of a streamed answer as a server-sent event."""
+    return b"data: " + part + b"\n\n"
+
+
+def error_event(body: bytes) -> bytes:
+    """Write an error that ends a stream."""
+    return b"event: error\ndata: " + body + b"\n\n"

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native HTTP protocol, described as an OpenAPI 3.1 document.
+
+Made from the same wire types that decode and encode, so that it cannot say anything else than what the server does.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias, cast
+from urllib.parse import quote
+
+import msgspec
+
+from forebay.serving.schema import WireType
+
+Json: TypeAlias = dict[str, Any]
+
+PUBLIC_PATHS: Final = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
+"""What is answered without an API key: probes carry none, and the page must load before a key can be typed into it."""
+
+_SERVER_IDS: Final = ("list_models", "live", "ready", "metrics", "openapi", "docs")
+_COMPONENTS: Final = "#/components/schemas/"
+_REF: Final = _COMPONENTS + "{name}"
+_JSON: Final = "application/json"
+_MSGPACK: Final = ("application/msgpack", "application/x-msgpack")
+_BINARY: Final = "application/octet-stream"
+_EVENTS: Final = "text/event-stream"
+
+
+class Described(msgspec.Struct, frozen=True, kw_only=True):
+    """What the document has to know of one endpoint."""
+
+    name: str
+    input: WireType
+    output: WireType
+    version: str | None = None
+    description: str = ""
+    streams: bool = False
+    batchable: bool = False
+    """The body is a JSON array of samples, and so is the answer."""
+
+
+def document(title: str, version: str, endpoints: Sequence[Described], *, api_key: bool = False) -> Json:
+    """Describe a server.
+
+    Args:
+        title: Name of the application.
+        version: Version of the application.
+        endpoints: What it serves. If it is one, it also answers at `/`.
+        api_key: Whether callers must show a key.
+    """
+    schemas = _Schemas()
+    ids: set[str] = set(_SERVER_IDS)
+    paths: dict[str, Json] = {}
+    for endpoint in endpoints:
+        request, answer = _bodies(endpoint, schemas)
+        path = f"/models/{quote(endpoint.name, safe='')}"
+        names = ["/", path] if len(endpoints) == 1 else [path]
+        for name in names:
+            operation_id = _operation_id("predict" if name == "/" else f"predict_{endpoint.name}", ids)
+            paths[name] = {"post": _predict(endpoint, operation_id, request, answer, api_key=api_key)}
+        operation_id = _operation_id(f"describe_{endpoint.name}", ids)
+        paths[path]["get"] = _describe(endpoint, operation_id, api_key=api_key)
+    paths |= _housekeeping(api_key=api_key)
+    components: Json = {
+        "schemas": schemas.components,
+        "parameters": _PARAMETERS,
+        "responses": {name: _error(text, headers) for name, text, headers in _ERRORS.values()},
+    }
+    result: Json = {
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": version},
+        "paths": paths,
+        "components": components,
+    }
+    if api_key:
+        components["securitySchemes"] = {
+            "ApiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+            "Bearer": {"type": "http", "scheme": "bearer"},
+        }
+        result["security"] = [{"ApiKey": []}, {"Bearer": []}]
+    return copy.deepcopy(result)  # the parts that every document has stay as they are, whatever the caller does
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Operations
+
+
+def _predict(endpoint: Described, operation_id: str, request: Json, answer: Json, *, api_key: bool) -> Json:
+    codes = ["400", "404", "413", "415", "422", "429", "500", "503", "504"]
+    operation: Json = {
+        "operationId": operation_id,
+        "summary": f"Ask {endpoint.name}",
+        "tags": ["models"],
+        "parameters": [{"$ref": f"#/components/parameters/{name}"} for name in _PARAMETERS],
+        "requestBody": {"required": True, "content": request},
+        "responses": {
+            "200": {"description": "The parts of the answer, as events" if endpoint.streams else "The answer"}
+            | {"content": answer},
+            **_failures(codes, api_key=api_key),
+        },
+    }
+    if endpoint.description:
+        operation["description"] = endpoint.description
+    return operation
+
+
+def _describe(endpoint: Described, operation_id: str, *, api_key: bool) -> Json:
+    return {
+        "operationId": operation_id,
+        "summary": f"Describe {endpoint.name}",
+        "tags": ["models"],
+        "responses": {
+            "200": _answer("What is known about the model", _JSON, {"$ref": _COMPONENTS + "ForebayModel"}),
+            **_failures(["404"], api_key=api_key),
+        },
+    }
+
+
+def _housekeeping(*, api_key: bool) -> dict[str, Json]:
+    models = {
+        "type": "object",
+        "required": ["models"],
+        "properties": {"models": {"type": "array", "items": {"$ref": _COMPONENTS + "ForebayModel"}}},
+    }
+    text = {"type": "string"}
+    # path, operation, summary, media type, schema, failures
+    rows: list[tuple[str, str, str, str, Json, list[str]]] = [
+        ("/models", "list_models", "List the models", _JSON, models, []),
+        ("/healthz", "live", "Tell whether the server lives", _JSON, _STATUS, ["503"]),
+        ("/readyz", "ready", "Tell whether the server can answer", _JSON, _STATUS, ["503"]),
+        ("/metrics", "metrics", "Metrics in the format of Prometheus", "text/plain", text, []),
+        ("/openapi.json", "openapi", "This document", _JSON, {"type": "object"}, []),
+        ("/docs", "docs", "A page to read this document and try it", "text/html", text, []),
+    ]
+    paths: dict[str, Json] = {}
+    for path, operation_id, summary, media, schema, codes in rows:
+        public = path in PUBLIC_PATHS
+        operation: Json = {
+            "operationId": operation_id,
+            "summary": summary,
+            "tags": ["server"],
+            "responses": {
+                "200": _answer(summary, media, schema),
+                **_failures(codes, api_key=api_key and not public),
+            },
+        }
+        if api_key and public:
+            operation["security"] = []
+        paths[path] = {"get": operation}
+    return paths
+
+
+def _answer(description: str, media: str, schema: Json) -> Json:
+    return {"description": description, "content": {media: {"schema": schema}}}
+
+
+def _failures(codes: list[str], *, api_key: bool) -> Json:
+    chosen = sorted([*codes, "401"]) if api_key else codes
+    return {code: {"$ref": f"#/components/responses/{_ERRORS[code][0]}"} for code in chosen}
+
+
+def _bodies(endpoint: Described, schemas: _Schemas) -> tuple[Json, Json]:
+    """Return the `content` of the request and of the answer."""
+    sample = schemas.add(endpoint.input, endpoint.name)
+    result = schemas.add(endpoint.output, endpoint.name)
+    if endpoint.input.raw:
+        request: Json = {_BINARY: {"schema": sample}}
+    else:
+        sent = {"type": "array", "items": sample} if endpoint.batchable else sample
+        request = {media: {"schema": sent} for media in (_JSON, *_MSGPACK)}
+    if endpoint.streams:
+        # 3.1 has no word for the type of one event; 3.2 calls it itemSchema.
+        events = {"type": "string", "description": "Server-sent events; the data of each is one part of the answer"}
+        return request, {_EVENTS: {"schema": events, "x-itemSchema": result}}
+    if endpoint.output.raw:
+        return request, {_BINARY: {"schema": result}}
+    got = {"type": "array", "items": result} if endpoint.batchable else result
+    return request, {media: {"schema": got} for media in (_JSON, _MSGPACK[0])}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What every server has
+
+_PARAMETERS: Final[Mapping[str, Json]] = {
+    "Timeout": {
+        "name": "X-Request-Timeout-Ms",
+        "in": "header",
+        "description": "The answer is of no use any more after this many milliseconds.",
+        "schema": {"type": "integer", "minimum": 1},
+    },
+    "RequestId": {
+        "name": "X-Request-Id",
+        "in": "header",
+        "description": "Names the request in logs and errors; made up by the server if missing.",
+        "schema": {"type": "string", "minLength": 1, "maxLength": 128, "pattern": "^[!-~]+$"},
+    },
+}
+
+_RETRY_AFTER: Final[Json] = {
+    "Retry-After": {
+        "description": "Seconds to wait before trying again",
+        "schema": {"type": "integer", "minimum": 0},
+    }
+}
+
+# By status: the name of the component, what it means, its headers.
+_ERRORS: Final[Mapping[str, tuple[str, str, Json]]] = {
+    "400": ("Malformed", "The request cannot be read", {}),
+    "401": ("Unauthorized", "The API key is missing or wrong", {}),
+    "404": ("NotFound", "There is no such model", {}),
+    "413": ("TooLarge", "The body is larger than allowed", {}),
+    "415": ("UnsupportedMediaType", "The media type of the body is not supported", {}),
+    "422": ("Invalid", "The body can be read but does not fit the declared type", {}),
+    "429": ("TooManyRequests", "The queue is full; try again later", _RETRY_AFTER),
+    "500": ("Failed", "The model or the server failed", {}),
+    "503": ("Unavailable", "Loading, draining, or the worker was lost", {}),
+    "504": ("DeadlineExceeded", "The time of the request was over before its answer was ready", {}),
+}
+
+_STATUS: Final[Json] = {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}}
+
+_BUILT_IN: Final[Mapping[str, Json]] = {
+    "ForebayError": {
+        "type": "object",
+        "required": ["error"],
+        "properties": {
+            "error": {
+                "type": "object",
+                "required": ["code", "message", "request_id"],
+                "properties": {
+                    "code": {"type": "string"},
+                    "message": {"type": "string"},
+                    "request_id": {"type": "string"},
+                    "detail": {"description": "Data for programs, where there is any"},
+                },
+            }
+        },
+    },
+    "ForebayModel": {
+        "type": "object",
+        "required": ["name"],
+        "properties": {
+            "name": {"type": "string"},
+            "version": {"type": ["string", "null"]},
+            "description": {"type": "string"},
+        },
+    },
+}
+
+
+def _error(description: str, headers: Json) -> Json:
+    response = _answer(description, _JSON, {"$ref": _COMPONENTS + "ForebayError"})
+    return response | {"headers": headers} if headers else response
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Names
+
+
+class _Schemas:
+    """The schemas of all endpoints in one namespace.
+
+    Two endpoints may both have an `In`. If they mean the same they share the component; otherwise all components of the
+    later type get the name of its endpoint as a prefix, those that differ and those that point to them.
+    """
+
+    def __init__(self) -> None:
+        self.components: Json = dict(_BUILT_IN)
+
+    def add(self, wire_type: WireType, endpoint: str) -> Json:
+        """Add what a type needs to the components and return its own schema."""
+        schema, parts = wire_type.json_schema(_REF)
+        prefix = ""
+        for attempt in itertools.count(2):
+            taken: set[str] = set()
+            names = {name: _claim(_tidy(prefix + name), taken) for name in parts}
+            added = {names[name]: _repoint(part, names) for name, part in parts.items()}
+            if all(self.components.get(name, part) == part for name, part in added.items()):
+                self.components |= added
+                return _repoint(schema, names)
+            prefix = f"{endpoint}_" if attempt == 2 else f"{endpoint}_{attempt}_"
+        raise AssertionError  # itertools.count never ends
+
+
+def _operation_id(wanted: str, taken: set[str]) -> str:
+    """Operation ids become method names in generated clients: letters, digits and underscores, each once."""
+    return _claim(re.sub(r"\W", "_", wanted, flags=re.ASCII), taken)
+
+
+def _tidy(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name)
+
+
+def _claim(wanted: str, taken: set[str]) -> str:
+    name, number = wanted, 2
+    while name in taken:
+        name, number = f"{wanted}_{number}", number + 1
+    taken.add(name)
+    return name
+
+
+# Keywords that hold data of the user's, where a "$ref" would be no reference, and those that hold schemas by name,
+# where "$ref" or "default" would be the name of a field.
+_DATA: Final = frozenset({"const", "default", "enum", "example", "examples"})
+_NAMED: Final = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs"})
+
+
+def _repoint(schema: Any, names: Mapping[str, str]) -> Any:
+    """Return the schema with its references, and the mappings of its discriminators, spelled by the new names."""
+    if isinstance(schema, list):
+        return [_repoint(item, names) for item in cast("list[Any]", schema)]
+    if not isinstance(schema, dict):
+        return schema
+    result: Json = {}
+    for key, value in cast("Json", schema).items():
+        if key in _DATA:
+            result[key] = value
+        elif key in _NAMED:
+            result[key] = {name: _repoint(part, names) for name, part in value.items()}
+        elif key == "$ref":
+            result[key] = _new_reference(value, names)
+        elif key == "mapping":
+            result[key] = {tag: _new_reference(target, names) for tag, target in value.items()}
+        else:
+            result[key] = _repoint(value, names)
+    return result
+
+
+def _new_reference(target: str, names: Mapping[str, str]) -> str:
+    name = target.removeprefix(_COMPONENTS)
+    return _COMPONENTS + names[name] if name in names else target

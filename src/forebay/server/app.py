@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything one server answers with, and its one lifecycle: start, ready, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from forebay.errors import ConfigError, NotFound, nearest
+from forebay.protocols.native import Contract
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from forebay.protocols.openapi import Described
+    from forebay.serving.endpoint import Endpoint
+
+log = logging.getLogger("forebay")
+
+
+class Served(msgspec.Struct, eq=False):
+    """An endpoint with what protocols must know of it.
+
+    Attributes:
+        endpoint: What answers.
+        contract: How its bytes are moved.
+        described: How it is documented; None where its requests are opaque.
+    """
+
+    endpoint: Endpoint
+    contract: Contract
+    described: Described | None = None
+
+
+class App:
+    """The endpoints of a server by name."""
+
+    def __init__(self, served: Sequence[Served]) -> None:
+        """Register endpoints.
+
+        Raises:
+            ConfigError: If two have the same name.
+        """
+        self._served: dict[str, Served] = {}
+        for one in served:
+            if one.endpoint.name in self._served:
+                msg = f"two models are named '{one.endpoint.name}'; give one of them another `name`"
+                raise ConfigError(msg)
+            self._served[one.endpoint.name] = one
+        self.is_live = True
+        self.is_draining = False
+        self.started_s = 0.0
+
+    @property
+    def served(self) -> Mapping[str, Served]:
+        """All endpoints by name."""
+        return self._served
+
+    @property
+    def only(self) -> Served | None:
+        """The endpoint, if there is just one: it also answers without its name."""
+        return next(iter(self._served.values())) if len(self._served) == 1 else None
+
+    def find(self, name: str) -> Served:
+        """Return an endpoint.
+
+        Raises:
+            NotFound: Naming the nearest name there is.
+        """
+        found = self._served.get(name)
+        if found is not None:
+            return found
+        hint = nearest(name, self._served)
+        known = ", ".join(f"'{known}'" for known in list(self._served)[:10])
+        did_you_mean = f"; did you mean '{hint}'?" if hint else f"; there is {known}"
+        msg = f"there is no model '{name[:100]}'{did_you_mean}"
+        raise NotFound(msg)
+
+    async def start(self) -> None:
+        """Bring up every endpoint.
+
+        Raises:
+            ModelError: If a model could not be loaded; what was started is stopped again.
+        """
+        started = time.monotonic()
+        endpoints = [one.endpoint for one in self._served.values()]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for endpoint in endpoints:
+                    group.create_task(endpoint.start())
+        except BaseExceptionGroup as errors:
+            await self.drain(0.0)
+            raise errors.exceptions[0] from None
+        self.started_s = time.monotonic() - started
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new requests, let open ones end within `grace_s`, stop the workers."""
+        self.is_draining = True
+        await asyncio.gather(*(one.endpoint.drain(grace_s) for one in self._served.values()))
+
+    def problems(self) -> list[str]:
+        """Return why the server is not ready; empty if it is."""
+        if self.is_draining:
+            return ["the server is draining"]
+        found: list[str] = []
+        for name, one in self._served.items():
+            if not one.endpoint.accepting:
+                found.append(f"model '{name}' is loading")
+            elif one.endpoint.pool.statistics().alive == 0:
+                found.append(f"model '{name}' has no worker")
+        return found
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """Return what `/models/{name}` tells: settings and the batch sizes that happen."""
+        one = self.find(name)
+        endpoint = one.endpoint
+        batching = endpoint.batching
+        sizes = endpoint.metrics.batch_size
+        pool = endpoint.pool.statistics()
+        return {
+            "name": name,
+            "version": endpoint.config.version,
+            "ready": endpoint.accepting and pool.alive > 0,
+            "description": one.described.description if one.described else "",
+            "streams": one.contract.streams,
+            "batchable": one.contract.batchable,
+            "batching": {
+                "max_batch_size": batching.max_size,
+                "idle": batching.idle,
+                "max_wait_ms": batching.max_wait_s * 1000 if batching.idle == "wait" else None,
+                "max_queue": batching.capacity,
+                "batches": sizes.count,
+                "mean_batch_size": round(sizes.total / sizes.count, 2) if sizes.count else None,
+            },
+            "timeout_ms": round(endpoint.config.timeout_s * 1000),
+            "workers": {"slots": pool.slots, "idle": pool.idle, "alive": pool.alive, "restarts": pool.restarts},
+            "in_flight": endpoint.in_flight,
+            "waiting": endpoint.waiting,
+        }

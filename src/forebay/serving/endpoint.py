@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An endpoint: the front waist. Requests are submitted here and answered from here, exactly once each.
+
+Theory of operation. `submit` registers the request in `_open` before it can complete (G1), queues it, and returns;
+`reply` is called on the loop once its outcome is known. Whatever comes first decides the outcome: the batch, the
+deadline, or the client going away; what comes later is dropped (G3). One timer serves all deadlines: it is armed for
+the earliest and looks at everything open when it fires, at most every five milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from forebay.batching.batcher import Batcher
+from forebay.batching.queue import BatchQueue
+from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, QueueFull, TooLarge, Unavailable, UserCodeError
+from forebay.observe.metrics import EndpointMetrics
+from forebay.types.call import EMPTY, Failure, Request, Slice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+    from forebay.batching.queue import BatchConfig
+    from forebay.types.batch import Batch
+    from forebay.types.call import Outcome
+    from forebay.workers.pool import Pool
+
+log = logging.getLogger("forebay.requests")
+
+_NEVER = float("inf")
+
+SWEEP_S = 0.005
+"""Shortest time between two looks at the deadlines."""
+
+_ids = itertools.count(1)
+_prefix = os.urandom(4).hex()
+
+
+def next_id() -> str:
+    """Return a request id that is unique to this process and, very probably, to all others."""
+    return f"{_prefix}-{next(_ids):x}"
+
+
+class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What belongs to an endpoint beside its batching.
+
+    Attributes:
+        name: What it is reachable under.
+        version: Version of what it serves, for metrics and answers.
+        timeout_s: Time a request has if it names none itself.
+        max_timeout_s: Longest time a request may ask for.
+        split: Whether a request with more samples than a batch takes is cut in slices; otherwise it is refused.
+        streams: Whether answers come in parts.
+    """
+
+    name: str
+    version: str = "1"
+    timeout_s: float = 30.0
+    max_timeout_s: float = 3600.0
+    split: bool = True
+    streams: bool = False
+
+
+class Endpoint:
+    """Answers requests with one pool behind one queue."""
+
+    def __init__(self, config: EndpointConfig, batching: BatchConfig, pool: Pool) -> None:
+        self.config = config
+        self.batching = batching
+        self.pool = pool
+        self.metrics = EndpointMetrics()
+        self.accepting = False
+        self._open: dict[Request, None] = {}
+        self._queue = BatchQueue(batching)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._batcher: Batcher | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+        self._sweep_due = float("inf")
+        self._slices: dict[Request, list[Slice]] = {}
+        self._drained: asyncio.Event | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is reachable under."""
+        return self.config.name
+
+    @property
+    def in_flight(self) -> int:
+        """Requests without an outcome yet."""
+        return len(self._open)
+
+    @property
+    def waiting(self) -> int:
+        """Samples in the queue."""
+        return self._queue.waiting
+
+    async def start(self) -> None:
+        """Bring up the workers and begin to accept.
+
+        Raises:
+            ModelError: If the model could not be loaded.
+        """
+        self._loop = asyncio.get_running_loop()
+        parts = self._parts if self.config.streams else None
+        self._batcher = Batcher(self._queue, self.pool, self._answer, self._loop, parts)
+        await self.pool.start()
+        self.accepting = True
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new requests, wait up to `grace_s` for the open ones, then stop the workers and fail what is left."""
+        self.accepting = False
+        started = time.monotonic()
+        if self._open:
+            self._drained = asyncio.Event()
+            try:
+                await asyncio.wait_for(self._drained.wait(), grace_s)
+            except TimeoutError:
+                log.warning("%d requests did not end within the drain time", len(self._open))
+        await self.pool.stop(max(grace_s - (time.monotonic() - started), 0.0))
+        for request in list(self._open):
+            self._settle(request, Failure(Unavailable("the server stopped")))
+        if self._batcher is not None:
+            self._batcher.close()
+        if self._sweep is not None:
+            self._sweep.cancel()
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; `request.reply` is called on the loop once its outcome is known, even if it is refused."""
+        now = time.monotonic()
+        request.arrived = now
+        batcher = self._batcher
+        if not self.accepting or batcher is None:
+            self._refuse(request, Unavailable(f"endpoint '{self.config.name}' does not take requests now"))
+            return
+        if request.deadline == _NEVER:
+            request.deadline = now + self.config.timeout_s
+        else:
+            request.deadline = min(request.deadline, now + self.config.max_timeout_s)
+        self._open[request] = None
+        if request.deadline < self._sweep_due:
+            self._arm(request.deadline, now)
+        try:
+            if request.size > self.batching.max_size:
+                self._split(request, batcher, now)
+            else:
+                batcher.submit(request, now)
+        except ForebayError as error:
+            del self._open[request]
+            self._refuse(request, error)
+
+    async def call(
+        self,
+        body: Any,
+        *,
+        params: Mapping[str, Any] = EMPTY,
+        size: int = 1,
+        key: Hashable = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Submit and wait; for callers that are coroutines and not on the hot path.
+
+        Raises:
+            ForebayError: What the request failed with.
+        """
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        parts: list[Any] = []
+
+        def reply(_request: Request, outcome: Outcome) -> None:
+            if not future.done():
+                future.set_result(outcome)
+
+        deadline = _NEVER if timeout_s is None else time.monotonic() + timeout_s
+
+        def on_part(part: Any, release: Callable[[], object]) -> None:
+            parts.append(part)
+            release()
+
+        request = Request(
+            body=body, reply=reply, params=params, size=size, key=key, deadline=deadline, on_part=on_part
+        )
+        self.submit(request)
+        try:
+            outcome = await future
+        except asyncio.CancelledError:
+            self.cancel(request)
+            raise
+        if type(outcome) is Failure:
+            raise outcome.error
+        return parts or outcome
+
+    def cancel(self, request: Request) -> None:
+        """Forget a request whose client went away: waiting it never runs, running its outcome is dropped."""
+        if not request.done:
+            self._settle(request, Failure(Cancelled("the client went away")))
+
+    def reject(self, error: ForebayError) -> None:
+        """Count a request that a protocol refused before it could be submitted."""
+        self.metrics.failed(error.code)
+
+    def _split(self, request: Request, batcher: Batcher, now: float) -> None:
+        """Queue a large request in slices; the first failure is its answer, else their results are joined in order."""
+        limit = self.batching.max_size
+        if not self.config.split or self.config.streams:
+            msg = f"the request has {request.size} samples, endpoint '{self.config.name}' takes {limit} at a time"
+            raise TooLarge(msg)
+        if self._queue.waiting + request.size > self.batching.capacity:
+            msg = f"the request has {request.size} samples and the queue of '{self.config.name}' has no room for them"
+            raise QueueFull(msg)
+        outcomes: list[Any] = []
+
+        def reply(piece: Slice, outcome: Outcome) -> None:
+            outcomes[pieces.index(piece)] = outcome
+            if request.done:
+                return
+            if type(outcome) is Failure:
+                self._settle(request, outcome)
+            elif all(rows is not None for rows in outcomes):
+                self._settle(request, [row for rows in outcomes for row in rows])
+
+        pieces = [
+            Slice(
+                body=request.body[start : start + limit],
+                reply=reply,
+                deadline=request.deadline,
+                params=request.params,
+                size=min(limit, request.size - start),
+                key=request.key,
+                origin=request.origin if start == 0 else None,
+            )
+            for start in range(0, request.size, limit)
+        ]
+        outcomes += [None] * len(pieces)
+        self._slices[request] = pieces
+        for piece in pieces:
+            batcher.submit(piece, now)
+
+    def _answer(self, batch: Batch, outcomes: Sequence[Outcome], now: float) -> None:
+        metrics = self.metrics
+        metrics.batch_size.observe(batch.rows)
+        metrics.model_s.observe(batch.model_s)
+        opened = self._open
+        observe_queue, observe_request = metrics.queue_s.observe, metrics.request_s.observe
+        answered = 0
+        logged: Any = None
+        for entry, outcome in zip(batch.entries, outcomes, strict=True):
+            if entry.done:
+                continue
+            if type(outcome) is Failure and isinstance(outcome.error, UserCodeError) and outcome.error is not logged:
+                logged = outcome.error
+                self._log_failure(logged, batch)
+            if type(entry) is Slice:
+                entry.done = True
+                entry.reply(entry, outcome)
+            elif type(outcome) is Failure:
+                self._settle(entry, outcome)
+            else:
+                entry.done = True
+                del opened[entry]
+                observe_queue(entry.taken - entry.arrived)
+                observe_request(now - entry.arrived)
+                answered += 1
+                entry.reply(entry, outcome)
+        metrics.codes["ok"] += answered
+        if self._drained is not None and not opened:
+            self._drained.set()
+
+    def _parts(self, batch: Batch, parts: Sequence[Any], release: Callable[[], object]) -> None:
+        """Hand one step of a streamed answer to its clients; `release` is called once all of them have room again."""
+        left = 1
+
+        def one_less() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                release()
+
+        for entry, part in zip(batch.entries, parts, strict=True):
+            if entry.done or part is None:
+                continue
+            if type(part) is Failure:
+                self._settle(entry, part)
+            elif entry.on_part is not None:
+                left += 1
+                self.metrics.parts += 1
+                entry.on_part(part, one_less)
+        one_less()
+
+    def _settle(self, request: Request, outcome: Outcome) -> None:
+        """Decide the outcome of a request away from the hot path."""
+        now = time.monotonic()
+        request.done = True
+        del self._open[request]
+        pieces = self._slices.pop(request, None)
+        for entry in pieces or [request]:
+            if not entry.done or entry is request:
+                entry.done = True
+                assert self._batcher is not None
+                self._batcher.abandon(entry)
+        metrics = self.metrics
+        if type(outcome) is Failure:
+            metrics.failed(outcome.error.code)
+        else:
+            metrics.codes["ok"] += 1
+        metrics.request_s.observe(now - request.arrived)
+        request.reply(request, outcome)
+        if self._drained is not None and not self._open:
+            self._drained.set()
+
+    def _refuse(self, request: Request, error: ForebayError) -> None:
+        request.done = True
+        self.metrics.failed(error.code)
+        request.reply(request, Failure(error))
+
+    def _log_failure(self, error: UserCodeError, batch: Batch) -> None:
+        waiting = [entry for entry in batch.entries if type(entry) is Request and not entry.done]
+        for entry in waiting:
+            entry.id = entry.id or next_id()
+        ids = [entry.id for entry in waiting]
+        extra = {"endpoint": self.config.name, "request_ids": ids, "trace": error.trace}
+        log.error("%s: %s", error.kind, error.message, extra=extra)
+
+    def _arm(self, due: float, now: float) -> None:
+        assert self._loop is not None
+        if self._sweep is not None:
+            self._sweep.cancel()
+        due = max(due, now + SWEEP_S)
+        self._sweep_due = due
+        self._sweep = self._loop.call_later(due - now, self._expire)
+
+    def _expire(self) -> None:
+        self._sweep = None
+        self._sweep_due = _NEVER
+        now = time.monotonic()
+        for request in [request for request in self._open if request.deadline <= now + 0.001]:
+            if request.done:
+                continue
+            where = "while it ran" if request.taken else "before a worker was free"
+            timeout_ms = round((request.deadline - request.arrived) * 1000)
+            self._settle(request, Failure(DeadlineExceeded(f"{timeout_ms} ms were over {where}")))
+        earliest = min((request.deadline for request in self._open), default=_NEVER)
+        if earliest != _NEVER:
+            self._arm(earliest, now)

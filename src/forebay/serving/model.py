@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The class people write their model as, and how it is found in a file."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from forebay.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+class Model:
+    """A model: `load` it once in each worker, `predict` batches of samples.
+
+    Write annotations and forebay validates requests, answers with the declared types and describes both in OpenAPI:
+
+        class Iris(Model):
+            def load(self):
+                self.tree = joblib.load("tree.joblib")
+
+            def predict(self, batch: list[Flower]) -> list[str]:
+                return list(self.tree.predict([[f.length, f.width] for f in batch]))
+
+    `predict` takes a list of samples and returns a list of as many results, in order. A result that is an exception
+    (or a `forebay.Failure`) fails that sample only; an exception that is raised fails the batch. `preprocess(sample)`
+    and `postprocess(result)`, if defined, run for each sample, and what they raise fails that sample only. Methods
+    may be `async def`. A `predict` that is a generator streams: each `yield` is a list with the next part for each
+    sample, None where there is none.
+
+    Attributes:
+        name: Name of the endpoint; the class's name in kebab-case if None.
+        version: Version reported in answers and metrics.
+        max_batch_size: Samples in a batch at most.
+        max_wait_ms: Wait this long for a batch to fill while a worker is free. None, the default, needs no number: a
+            free worker takes what is there and waits only for clients it has just answered, while that pays.
+        timeout_ms: Time a request has if it names none itself (`X-Request-Timeout-Ms`).
+        max_queue: Samples that may wait; one more is refused with 429.
+        batchable: Whether a request's body is an array of samples, and its answer the array of their results.
+        split: Whether a request of more samples than a batch takes is cut and joined again; otherwise it is refused.
+    """
+
+    name: ClassVar[str | None] = None
+    version: ClassVar[str] = "1"
+    max_batch_size: ClassVar[int] = 64
+    max_wait_ms: ClassVar[float | None] = None
+    timeout_ms: ClassVar[int] = 30_000
+    max_queue: ClassVar[int] = 4096
+    batchable: ClassVar[bool] = False
+    split: ClassVar[bool] = True
+
+    def load(self) -> Any:
+        """Load what `predict` needs; called once in each worker, before any request."""
+
+    if TYPE_CHECKING:
+        # Only for type checkers: a subclass may declare any sample type, and `preprocess` is absent unless written.
+        predict: Any
+
+
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The attributes of a model class after checking, with what the command line overrode."""
+
+    name: str
+    version: str
+    max_batch_size: int
+    max_wait_ms: float | None
+    timeout_ms: int
+    max_queue: int
+    batchable: bool
+    split: bool
+    streams: bool
+    is_async: bool
+    description: str
+
+
+def settings_of(model: type[Model]) -> ModelSettings:
+    """Check a model class and read its settings.
+
+    Raises:
+        ConfigError: Naming the class, the attribute, what was found and what is allowed.
+    """
+    where = model.__qualname__
+    predict = getattr(model, "predict", None)
+    if not callable(predict):
+        msg = f"{where} has no method `predict`; write `def predict(self, batch): ...`"
+        raise ConfigError(msg)
+    _check_parameters(model, "predict", "batch")
+    for hook in ("preprocess", "postprocess"):
+        if hasattr(model, hook):
+            _check_parameters(model, hook, "sample" if hook == "preprocess" else "result")
+    name = model.name or kebab(model.__name__)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
+        msg = f"{where}.name is {name!r}; letters, digits, '.', '_' and '-' are allowed, starting with a letter or digit"
+        raise ConfigError(msg)
+    for attribute, lowest in (("max_batch_size", 1), ("timeout_ms", 1), ("max_queue", 1)):
+        value = getattr(model, attribute)
+        if type(value) is not int or value < lowest:
+            msg = f"{where}.{attribute} is {value!r}; an integer of at least {lowest} is needed"
+            raise ConfigError(msg)
+    wait = model.max_wait_ms
+    if wait is not None and (isinstance(wait, bool) or not isinstance(wait, int | float) or wait < 0):
+        msg = f"{where}.max_wait_ms is {wait!r}; milliseconds of at least 0 or None are needed"
+        raise ConfigError(msg)
+    return ModelSettings(
+        name=name,
+        version=str(model.version),
+        max_batch_size=model.max_batch_size,
+        max_wait_ms=wait,
+        timeout_ms=model.timeout_ms,
+        max_queue=model.max_queue,
+        batchable=bool(model.batchable),
+        split=bool(model.split),
+        streams=inspect.isgeneratorfunction(predict) or inspect.isasyncgenfunction(predict),
+        is_async=inspect.iscoroutinefunction(predict) or inspect.isasyncgenfunction(predict),
+        description=inspect.cleandoc(model.__doc__ or "") if model.__doc__ != Model.__doc__ else "",
+    )
+
+
+def kebab(name: str) -> str:
+    """Return a class name in kebab-case: `FileType` is `file-type`, `HTTPEcho2` is `http-echo2`."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name)
+    return words.replace("_", "-").lower()
+
+
+def load_module(path: Path) -> ModuleType:
+    """Import a Python file by its path, under a module name of its own, with its folder importable.
+
+    Raises:
+        ConfigError: If there is no such file.
+    """
+    path = path.resolve()
+    if not path.is_file():
+        siblings = [str(other.name) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        hint = nearest(path.name, siblings)
+        msg = f"there is no file {path}" + (f"; did you mean {hint}?" if hint else "")
+        raise ConfigError(msg)
+    name = f"forebay_target_{path.stem}_{abs(hash(str(path))):x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # at the end: a sibling named like an installed package must not shadow it
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        msg = f"{path} is not a Python file"
+        raise ConfigError(msg)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def models_in(module: ModuleType, name: str | None = None) -> list[type[Model]]:
+    """Return the models a module defines, or the one of that name.
+
+    Raises:
+        ConfigError: If there is none; names the nearest.
+    """
+    where = module.__file__
+    found = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, Model) and value.__module__ == module.__name__
+    ]
+    if name is None:
+        if not found:
+            msg = f"{where} defines no forebay.Model; write `class MyModel(forebay.Model): ...` with a method `predict`"
+            raise ConfigError(msg)
+        return found
+    value = getattr(module, name, None)
+    if not (inspect.isclass(value) and issubclass(value, Model)):
+        known = {model.__name__.lower(): model.__name__ for model in found}
+        hint = nearest(name, known)
+        did_you_mean = f"; did you mean {known[hint]}?" if hint else ""
+        msg = f"{where} has no forebay.Model named {name}{did_you_mean}"
+        raise ConfigError(msg)
+    return [value]
+
+
+def _check_parameters(model: type[Model], method: str, takes: str) -> None:
+    function = inspect.getattr_static(model, method)
+    static = isinstance(function, staticmethod)
+    try:
+        parameters = list(inspect.signature(getattr(model, method)).parameters.values())
+    except (TypeError, ValueError):
+        return  # a callable without a signature: found out when it is called
+    bound = static or isinstance(function, classmethod)
+    needed = [p for p in parameters if p.default is p.empty and p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD}]
+    starred = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    expected = 1 if bound else 2
+    if (len(needed) != expected and not starred) or any(
+        p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters
+    ):
+        written = f"{method}{inspect.signature(getattr(model, method))}"
+        msg = f"{model.__qualname__}.{written} cannot be called with one argument; write `def {method}(self, {takes})`"
+        raise ConfigError(msg)

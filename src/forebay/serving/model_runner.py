@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a `Model` in a worker: decode each sample, predict the batch, encode each result.
+
+Samples are decoded and results encoded here, next to the model, so that the event loop moves bytes only. One list
+comprehension each way is the common case; only a batch in which something fails is looked at sample by sample.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import BadOutcome, ForebayError, InvalidRequest, ValidationError
+from forebay.serving.model import load_module, models_in, settings_of
+from forebay.serving.schema import explain, io_types
+from forebay.types.call import Failure
+from forebay.workers.pool import failure_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+
+    from forebay.serving.model import Model
+    from forebay.types.call import Item, Outcome
+    from forebay.workers.runner import WorkerContext
+
+
+def from_file(path: str, name: str) -> ModelRunner:
+    """Build the runner of a model class in a file; the reference that worker processes are given."""
+    return ModelRunner(models_in(load_module(Path(path)), name)[0])
+
+
+class ModelRunner:
+    """A `Runner` for one model class. Bodies and results are bytes in the formats that `params` names."""
+
+    def __init__(self, model_class: type[Model]) -> None:
+        self._class = model_class
+        self._settings = settings_of(model_class)
+        self._input, self._output = io_types(model_class)
+        self._decode = {format: self._input.decoder(format) for format in ("json", "msgpack")}
+        self._encode = {format: self._output.encoder(format) for format in ("json", "msgpack")}
+        self._batchable = self._settings.batchable
+        self._model: Any = None
+        self._predict: Callable[[list[Any]], Any] = _not_open
+        self._preprocess: Callable[[Any], Any] | None = None
+        self._postprocess: Callable[[Any], Any] | None = None
+        self._loops = threading.local()
+        hooks = (getattr(model_class, name, None) for name in ("preprocess", "postprocess"))
+        if self._settings.is_async or any(inspect.iscoroutinefunction(hook) for hook in hooks):
+            self.run_async = self._run_async
+            self.run = self._run_blocking
+
+    def open(self, ctx: WorkerContext) -> None:  # noqa: ARG002 - a native model does not ask which worker it is in
+        """Make the model and load it."""
+        model = self._model = self._class()
+        loaded = model.load()
+        if inspect.iscoroutine(loaded):
+            asyncio.run(loaded)
+        self._predict = model.predict
+        self._preprocess = getattr(model, "preprocess", None)
+        self._postprocess = getattr(model, "postprocess", None)
+
+    def close(self) -> None:
+        """Drop the model, calling its `unload` if it has one."""
+        unload = getattr(self._model, "unload", None)
+        if unload is not None:
+            unload()
+        self._model = None
+
+    def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]]:
+        """Run a batch; see `Runner.run`."""
+        batch = self._decoded(items)
+        if self._preprocess is not None:
+            batch.each(self._preprocess)
+        if self._settings.streams:
+            return self._stream(batch, self._predict(batch.samples))
+        results = self._predict(batch.samples) if batch.samples else []
+        batch.take_results(results)
+        if self._postprocess is not None:
+            batch.each(self._postprocess)
+        return self._encoded(batch)
+
+    async def _run_async(self, items: Sequence[Item]) -> Sequence[Outcome] | AsyncIterator[Sequence[Any]]:
+        batch = self._decoded(items)
+        if self._preprocess is not None:
+            await batch.each_async(self._preprocess)
+        if self._settings.streams:
+            return self._stream_async(batch, self._predict(batch.samples))
+        results = self._predict(batch.samples) if batch.samples else []
+        if inspect.isawaitable(results):
+            results = await results
+        batch.take_results(results)
+        if self._postprocess is not None:
+            await batch.each_async(self._postprocess)
+        return self._encoded(batch)
+
+    def _run_blocking(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]]:
+        """Run coroutines in a thread or process of our own, on a loop that this thread keeps."""
+        loop: asyncio.Runner | None = getattr(self._loops, "runner", None)
+        if loop is None:
+            loop = self._loops.runner = asyncio.Runner()
+        result = loop.run(self._run_async(items))
+        if hasattr(result, "__anext__"):
+            return _blocking(loop, result)  # pyright: ignore[reportArgumentType]
+        return result  # pyright: ignore[reportReturnType]
+
+    def _decoded(self, items: Sequence[Item]) -> _Batch:
+        first = items[0].params
+        if not self._batchable:
+            try:
+                if all(item.params is first or item.params == first for item in items):
+                    decode = self._decode[first["in"]]
+                    return _Batch(items, [decode(item.body) for item in items], None, {})
+                return _Batch(items, [self._decode[item.params["in"]](item.body) for item in items], None, {})
+            except Exception:  # noqa: BLE001, S110 - which one it was is found below
+                pass
+        samples: list[Any] = []
+        owners: list[int] = []
+        failures: dict[int, Failure] = {}
+        for owner, item in enumerate(items):
+            rows = item.body if self._batchable else (item.body,)
+            decode = self._decode[item.params["in"]]
+            found: list[Any] = []
+            for number, row in enumerate(rows):
+                try:
+                    found.append(decode(row))
+                except Exception as error:  # noqa: BLE001 - msgspec, pydantic or a hook of the user's
+                    failures[owner] = _refusal(error, row, number if self._batchable else None)
+                    break
+            else:
+                samples += found
+                owners += [owner] * len(found)
+        return _Batch(items, samples, owners, failures)
+
+    def _encoded(self, batch: _Batch) -> Sequence[Outcome]:
+        items = batch.items
+        if not batch.failures and not self._batchable:
+            first = items[0].params
+            try:
+                if all(item.params is first or item.params == first for item in items):
+                    encode = self._encode[first["out"]]
+                    return [encode(result) for result in batch.samples]
+            except Exception:  # noqa: BLE001, S110 - which one it was is found below
+                pass
+        outcomes: list[Any] = [[] for _ in items]
+        for owner, result in zip(batch.owners, batch.samples, strict=True):
+            if owner in batch.failures:
+                continue
+            try:
+                outcomes[owner].append(self._encode[items[owner].params["out"]](result))
+            except Exception as error:  # noqa: BLE001 - the result holds something that cannot be sent
+                batch.failures[owner] = failure_of(_unsendable(error, self._class))
+        for owner, failure in batch.failures.items():
+            outcomes[owner] = failure
+        if self._batchable:
+            return outcomes
+        return [outcome if type(outcome) is Failure else outcome[0] for outcome in outcomes]
+
+    def _stream(self, batch: _Batch, steps: Iterator[Any]) -> Iterator[Sequence[Any]]:
+        yield from batch.refused()
+        if batch.samples:
+            for step in steps:
+                yield self._parts(batch, step)
+
+    async def _stream_async(self, batch: _Batch, steps: AsyncIterator[Any]) -> AsyncIterator[Sequence[Any]]:
+        for parts in batch.refused():
+            yield parts
+        if batch.samples:
+            async for step in steps:
+                yield self._parts(batch, step)
+
+    def _parts(self, batch: _Batch, step: Any) -> Sequence[Any]:
+        if not isinstance(step, list | tuple) or len(step) != len(batch.samples):
+            found = f"{len(step)} parts" if isinstance(step, list | tuple) else f"a {type(step).__name__}"
+            msg = (
+                f"{self._class.__name__}.predict yielded {found} for a batch of {len(batch.samples)}; yield a list with "
+                "one part for each sample, None for a sample that has none"
+            )
+            raise BadOutcome(msg)
+        encode = self._encode["json"]
+        postprocess = self._postprocess
+        parts: list[Any] = [None] * len(batch.items)
+        for owner, part in zip(batch.owners, step, strict=True):
+            if part is None:
+                continue
+            if isinstance(part, Exception):
+                parts[owner] = failure_of(part)
+            else:
+                parts[owner] = part if type(part) is Failure else encode(postprocess(part) if postprocess else part)
+        return parts
+
+
+class _Batch:
+    """The samples of a batch with the item each belongs to, and the items that have failed."""
+
+    def __init__(
+        self, items: Sequence[Item], samples: list[Any], owners: Sequence[int] | None, failures: dict[int, Failure]
+    ) -> None:
+        self.items = items
+        self.samples = samples
+        self.owners = range(len(items)) if owners is None else owners
+        self.failures = failures
+
+    def each(self, step: Callable[[Any], Any]) -> None:
+        """Replace each sample by what `step` makes of it; what raises fails its own item."""
+        made: list[Any] = []
+        for owner, sample in zip(self.owners, self.samples, strict=True):
+            try:
+                made.append(step(sample))
+            except Exception as error:  # noqa: BLE001 - the boundary to user code
+                made.append(None)
+                self.failures[owner] = failure_of(error)
+        self._settle(made)
+
+    async def each_async(self, step: Callable[[Any], Any]) -> None:
+        """Do the same with a step that may be a coroutine function."""
+        made: list[Any] = []
+        for owner, sample in zip(self.owners, self.samples, strict=True):
+            try:
+                result = step(sample)
+                made.append(await result if inspect.isawaitable(result) else result)
+            except Exception as error:  # noqa: BLE001 - the boundary to user code
+                made.append(None)
+                self.failures[owner] = failure_of(error)
+        self._settle(made)
+
+    def take_results(self, results: Any) -> None:
+        """Check that there is one result for each sample and set aside those that are errors.
+
+        Raises:
+            BadOutcome: Naming both numbers.
+        """
+        count = len(self.samples)
+        if isinstance(results, str | bytes | dict) or not hasattr(results, "__len__"):
+            msg = f"predict returned a {type(results).__name__}; a list with one result for each of {count} samples is needed"
+            raise BadOutcome(msg)
+        if len(results) != count:
+            msg = f"predict returned {len(results)} results for {count} samples"
+            raise BadOutcome(msg)
+        self.samples = list(results)
+        for owner, result in zip(self.owners, self.samples, strict=True):
+            if isinstance(result, Exception | Failure):
+                self.failures[owner] = result if isinstance(result, Failure) else failure_of(result)
+        self._settle(self.samples)
+
+    def refused(self) -> Iterator[Sequence[Any]]:
+        """Yield one step that fails the items whose bodies could not be read, if there are any."""
+        if self.failures:
+            yield [self.failures.get(owner) for owner in range(len(self.items))]
+
+    def _settle(self, samples: list[Any]) -> None:
+        """Go on with these samples, leaving out what belongs to failed items."""
+        if not self.failures:
+            self.samples = samples
+            return
+        pairs = [(o, s) for o, s in zip(self.owners, samples, strict=True) if o not in self.failures]
+        self.owners = [owner for owner, _ in pairs]
+        self.samples = [sample for _, sample in pairs]
+
+
+def _blocking(loop: asyncio.Runner, steps: AsyncIterator[Any]) -> Iterator[Any]:
+    async def step() -> Any:
+        return await anext(steps)
+
+    while True:
+        try:
+            part = loop.run(step())
+        except StopAsyncIteration:
+            return
+        yield part
+
+
+def _refusal(error: Exception, body: Any, number: int | None) -> Failure:
+    if isinstance(error, ForebayError):
+        return Failure(error)
+    why = explain(error, body)
+    if why.kind == "internal":
+        return failure_of(error)
+    message, path, detail = why.message, why.path, dict[str, Any]()
+    if number is not None:
+        message = f"sample {number}: {message}"
+        path = f"$[{number}]" + (path or "$").removeprefix("$")
+    if why.kind == "invalid":
+        return Failure(ValidationError(message, detail={"path": path}))
+    if why.position is not None:
+        detail["position"] = why.position
+    return Failure(InvalidRequest(message, detail=detail or None))
+
+
+def _unsendable(error: Exception, model: type) -> BadOutcome:
+    return BadOutcome(f"a result of {model.__name__} cannot be encoded: {error}")
+
+
+def _not_open(_samples: list[Any]) -> Any:
+    msg = "the runner was not opened"
+    raise RuntimeError(msg)

@@ -1,0 +1,574 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The annotations of a user's model, turned into codecs.
+
+    class Fish(Model):
+        def predict(self, batch: list[In]) -> list[Out]: ...
+
+`In` and `Out` are the wire types. `preprocess(self, sample: X)` makes `X` the input instead, `postprocess(...) -> Y`
+makes `Y` the output. A `predict` that generates (`-> Iterator[list[Out]]`) streams values of `Out`. Where nothing is
+written, or `Any`, every JSON value passes.
+
+| annotation | on the wire |
+|---|---|
+| whatever msgspec knows (structs, dataclasses, typed dicts, unions, `Annotated[..., Meta]`) | JSON or msgpack |
+| whatever involves pydantic v2 (models, `Field`, `annotated_types`) | JSON or msgpack, by a `TypeAdapter` |
+| `bytes` as input | the body untouched, whatever its media type |
+| `bytes` as output | `application/octet-stream` |
+
+Results are encoded, not checked: msgspec sends what the model returned even where the annotation says otherwise, and
+array objects of numpy and the like are sent as lists. Pydantic does check: a value of another type is an error.
+
+JSON has no NaN and no infinity: in results they become `null`. msgpack carries them as they are.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import json
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, cast, final
+
+import msgspec
+
+from forebay.errors import ConfigError
+
+if typing.TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Decode: TypeAlias = Callable[[Buffer], Any]
+Encode: TypeAlias = Callable[[Any], bytes]
+Kind: TypeAlias = Literal["malformed", "invalid", "internal"]
+
+MAX_PROBLEMS: Final = 10
+"""Problems named in one message; a body of a million bad rows must not make an answer of a million lines."""
+
+_FORMATS: Final = ("json", "msgpack")
+
+
+@final
+class WireType:
+    """One type in one direction.
+
+    Args:
+        annotation: A resolved annotation; no strings.
+        direction: `input` makes the decoders at once, so that a type nobody can read is found when the server starts.
+
+    Raises:
+        ConfigError: The type cannot travel.
+    """
+
+    __slots__ = ("_adapter", "_decoders", "_encoders", "annotation", "direction", "raw")
+
+    def __init__(self, annotation: Any, direction: Literal["input", "output"] = "input") -> None:
+        self.annotation = Any if annotation is object else annotation
+        self.direction = direction
+        self.raw = _unwrap(annotation) is bytes
+        self._adapter = None if self.raw else _pydantic_adapter(self.annotation)
+        self._decoders: dict[str, Decode] = {}
+        self._encoders: dict[str, Encode] = {}
+        if direction == "input":
+            self._require_readable()
+
+    def __repr__(self) -> str:
+        return f"WireType({_spell(self.annotation)}, {self.direction!r})"
+
+    def decoder(self, format: str) -> Decode:
+        """Return what reads a body; for msgspec types it is the bound method of a C decoder, and nothing around it.
+
+        It raises what msgspec, pydantic and the interpreter (`RecursionError` for a nesting bomb) raise: catch
+        `Exception` and ask `explain`.
+        """
+        found = self._decoders.get(format)
+        if found is None:
+            found = self._decoders[format] = self._make_decoder(_checked(format))
+        return found
+
+    def encoder(self, format: str) -> Encode:
+        """Return what writes a result; whatever it raises is the model's fault, not the client's."""
+        found = self._encoders.get(format)
+        if found is None:
+            found = self._encoders[format] = self._make_encoder(_checked(format))
+        return found
+
+    def json_schema(self, ref_template: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Describe the type in JSON Schema 2020-12.
+
+        Args:
+            ref_template: How to point to a component, such as `#/components/schemas/{name}`.
+
+        Returns:
+            The schema and the components it points to. What cannot be described is `{}`, that is anything: a type that
+            works on the wire must not fail for want of documentation.
+        """
+        if self.raw:
+            return {"type": "string", "format": "binary"}, {}
+        if self._adapter is None:
+            return _msgspec_schema(self.annotation, ref_template)
+        mode = "validation" if self.direction == "input" else "serialization"
+        try:
+            schema = self._adapter.json_schema(mode=mode, ref_template=ref_template.replace("{name}", "{model}"))
+        except Exception:  # noqa: BLE001 - user types have hooks that may raise anything
+            return {}, {}
+        return schema, schema.pop("$defs", {})
+
+    def _make_decoder(self, format: str) -> Decode:
+        if self.raw:
+            if self.annotation is bytes:
+                return bytes  # of bytes it is the same object: nothing is copied
+            convert = partial(msgspec.convert, type=self.annotation)  # Annotated[bytes, Meta(max_length=...)]
+            return lambda body: convert(bytes(body))
+        if self._adapter is None:
+            if format == "json":
+                return msgspec.json.Decoder(self.annotation).decode
+            return msgspec.msgpack.Decoder(self.annotation).decode
+        if format == "json":
+            validate_json = self._adapter.validate_json
+            return lambda body: validate_json(bytes(body) if isinstance(body, memoryview) else body)
+        unpack, validate = msgspec.msgpack.Decoder().decode, self._adapter.validate_python
+        return lambda body: validate(unpack(body))
+
+    def _make_encoder(self, format: str) -> Encode:
+        if self.raw:
+            return _raw_bytes
+        if self._adapter is None:
+            if format == "json":
+                return msgspec.json.Encoder(enc_hook=plain).encode
+            return msgspec.msgpack.Encoder(enc_hook=plain).encode
+        # Names as in the schema: by alias. A value of another type is an error, not a warning in a log nobody reads.
+        if format == "json":
+            return partial(self._adapter.dump_json, by_alias=True, warnings="error", fallback=plain)
+        # In JSON mode, so that both formats carry the same values: the ones the schema speaks of.
+        dump = partial(self._adapter.dump_python, mode="json", by_alias=True, warnings="error", fallback=plain)
+        pack = msgspec.msgpack.Encoder(enc_hook=plain).encode
+        return lambda value: pack(dump(value))
+
+    def _require_readable(self) -> None:
+        try:
+            for each in _FORMATS:
+                self.decoder(each)
+            custom = None if self.raw or self._adapter is not None else _custom_type(self.annotation)
+        except Exception as error:
+            raise ConfigError(f"{_spell(self.annotation)} cannot be read from a request: {error}") from error
+        if custom is not None:
+            raise ConfigError(
+                f"{_spell(custom)} cannot be read from a request; take a type JSON can carry, such as list[float], "
+                "and build the object in `preprocess` or `predict`"
+            )
+
+
+def io_types(model_class: type) -> tuple[WireType, WireType]:
+    """Read the wire types of a model off its annotations.
+
+    Returns:
+        The input type and the output type of one sample.
+
+    Raises:
+        ConfigError: `predict` is missing, or an annotation cannot be resolved or cannot travel; says which.
+    """
+    predict = _method(model_class, "predict")
+    if predict is None:
+        raise ConfigError(
+            f"{model_class.__qualname__} has no method `predict`; "
+            "write `def predict(self, batch: list[In]) -> list[Out]`"
+        )
+    preprocess, postprocess = _method(model_class, "preprocess"), _method(model_class, "postprocess")
+    return (
+        preprocess.wire_type("input") if preprocess is not None else predict.wire_type("input", element=True),
+        postprocess.wire_type("output") if postprocess is not None else predict.wire_type("output", element=True),
+    )
+
+
+class Explanation(NamedTuple):
+    """What was wrong with a body, in words for its sender."""
+
+    kind: Kind
+    message: str
+    path: str | None
+    position: int | None
+
+
+def explain(error: Exception, body: Buffer | None = None) -> Explanation:
+    """Turn what a decoder raised into words.
+
+    `malformed`: not JSON or msgpack at all, or nested too deeply. `invalid`: readable, of the wrong type. `internal`:
+    no decoder raises this; it came from code of the user's that ran while decoding, and the client is not told more.
+    The first fault wins: msgspec stops at a wrong type and does not look whether the rest is well-formed.
+
+    Args:
+        error: What the decoder raised.
+        body: What it was given; only with it can the position of a truncated body or of a bad character be told.
+    """
+    if isinstance(error, msgspec.ValidationError):
+        return _explain_msgspec(str(error))
+    if isinstance(error, msgspec.DecodeError):
+        message = str(error)
+        if found := _BYTE.search(message):
+            return Explanation("malformed", message, None, int(found[1]))
+        return _malformed(message, None if body is None else memoryview(body).nbytes)
+    if isinstance(error, UnicodeDecodeError):  # msgspec lets it through
+        return _malformed(f"A string is not UTF-8: {error.reason}", _find_bad_character(error, body))
+    if isinstance(error, RecursionError):
+        return Explanation("malformed", "The body is nested too deeply", None, None)
+    pydantic_core: Any = sys.modules.get("pydantic_core")  # who never loaded it has none of its errors
+    if pydantic_core is not None and isinstance(error, pydantic_core.ValidationError):
+        return _explain_pydantic(cast("Any", error))
+    return Explanation("internal", f"{type(error).__name__} while the body was decoded", None, None)
+
+
+def plain(value: Any) -> Any:
+    """Turn an array or scalar of numpy (or what quacks like one) or a pydantic model into what JSON can carry.
+
+    The hook of the encoders, called only for objects they do not know. Numpy lists `datetime64[ns]` as an integer of
+    nanoseconds, and so it is sent; of a `longdouble` the digits beyond a double are lost.
+    """
+    listed = getattr(value, "tolist", None)
+    if listed is not None:
+        result = listed()
+        # longdouble lists as itself, and would come back here for ever.
+        return float(result) if type(result) is type(value) else result
+    dump = getattr(value, "model_dump", None)
+    if dump is not None:
+        return dump(mode="json", by_alias=True)
+    raise TypeError(f"a result holds {_spell(type(value))}, which cannot be sent; return plain values or arrays")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Encoders and schemas
+
+
+def _checked(format: str) -> str:
+    if format not in _FORMATS:
+        raise ValueError(f"format is {format!r}, expected one of {', '.join(_FORMATS)}")
+    return format
+
+
+def _raw_bytes(value: Any) -> bytes:
+    if type(value) is bytes:
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(cast("Buffer", value))
+    # bytes(5) would be five zeros: never call it on what is not a buffer.
+    raise TypeError(f"the model returned {_spell(type(value))}, but its output is annotated bytes")
+
+
+def _msgspec_schema(annotation: Any, ref_template: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    try:
+        (schema,), components = msgspec.json.schema_components(
+            (annotation,), schema_hook=_any_schema, ref_template=ref_template
+        )
+    except Exception:  # noqa: BLE001 - see the promise of json_schema
+        members = typing.get_args(annotation) if _is_union(annotation) else ()
+        if not members:
+            return {}, {}
+        # A union that cannot be read back (of untagged structs, say) is still a good output.
+        described = [_msgspec_schema(member, ref_template) for member in members]
+        merged: dict[str, Any] = {}
+        for _, parts in described:
+            merged.update(parts)
+        return {"anyOf": [part for part, _ in described]}, merged
+    return schema, components
+
+
+def _any_schema(_custom: type) -> dict[str, Any]:
+    return {}
+
+
+def _is_union(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def _custom_type(annotation: Any) -> Any:
+    """Return a type inside the annotation that msgspec only takes because a hook might know it."""
+    root = msgspec.inspect.type_info(annotation)
+    seen: set[int] = set()  # recursive structs; `root` keeps every node alive
+    todo: list[Any] = [root]
+    while todo:
+        node = todo.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, msgspec.inspect.CustomType):
+            return node.cls
+        if isinstance(node, msgspec.inspect.Type | msgspec.inspect.Field):
+            for name in node.__struct_fields__:
+                child = getattr(node, name)
+                todo.extend(cast("tuple[Any, ...]", child) if isinstance(child, tuple) else (child,))
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# pydantic
+
+
+def _pydantic_adapter(annotation: Any) -> TypeAdapter[Any] | None:
+    if not any(_is_pydantic(part) for part in _parts(annotation, {})):
+        return None
+    try:
+        from pydantic import TypeAdapter
+    except ImportError as error:
+        raise ConfigError(
+            f"{_spell(annotation)} needs pydantic 2, which is not installed: pip install forebay[pydantic]"
+        ) from error
+    try:
+        return TypeAdapter(annotation)
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"pydantic makes no codec of {_spell(annotation)}: {reason}") from error
+
+
+def _is_pydantic(part: Any) -> bool:
+    # annotated_types are pydantic's constraints: msgspec would read past them in silence.
+    kind: type = part if isinstance(part, type) else type(part)
+    if any(base.__module__.partition(".")[0] in _PYDANTIC for base in kind.__mro__):
+        return True
+    return hasattr(part, "__get_pydantic_core_schema__") or hasattr(part, "__pydantic_core_schema__")
+
+
+_PYDANTIC: Final = frozenset({"pydantic", "pydantic_core", "annotated_types"})
+# The marks of classes whose fields are types themselves.
+_FIELDED: Final = ("__dataclass_fields__", "__struct_fields__", "_fields", "__total__", "__attrs_attrs__")
+
+
+def _parts(annotation: Any, seen: dict[int, Any]) -> Iterator[Any]:
+    """Walk over everything an annotation is made of: arguments, metadata and the fields of classes."""
+    if id(annotation) in seen:
+        return
+    # The hints of a class are made anew by every call: kept here, or an id would come back for another object.
+    seen[id(annotation)] = annotation
+    yield annotation
+    children: list[Any] = list(typing.get_args(annotation))
+    children += [typing.get_origin(annotation), getattr(annotation, "__supertype__", None), _alias_value(annotation)]
+    if isinstance(annotation, type) and any(hasattr(annotation, mark) for mark in _FIELDED):
+        try:
+            children.extend(typing.get_type_hints(annotation, include_extras=True).values())
+        except Exception:  # noqa: BLE001, S110 - what cannot be resolved is reported by the decoder, in better words
+            pass
+    for child in children:
+        yield from _parts(child, seen)
+
+
+def _alias_value(annotation: Any) -> Any:
+    """Return what a `type X = ...` statement names."""
+    if type(annotation).__name__ != "TypeAliasType":
+        return None
+    return annotation.__value__
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Explanations
+
+_BYTE: Final = re.compile(r"\(byte (\d+)\)$")
+# The path is always last. A field name of the client's that looks like one fools only its sender.
+_AT: Final = re.compile(r" - at (?:`key` in )?`(\$[^`]*)`$")
+_LINE: Final = re.compile(r" at line (\d+) column (\d+)$")
+
+
+def _malformed(message: str, position: int | None) -> Explanation:
+    if position is not None:
+        message = f"{message} (byte {position})"
+    return Explanation("malformed", message, None, position)
+
+
+def _explain_msgspec(message: str) -> Explanation:
+    found = _AT.search(message)
+    return Explanation("invalid", message, found[1] if found else "$", None)  # without a path it is the whole body
+
+
+def _find_bad_character(error: UnicodeDecodeError, body: Buffer | None) -> int | None:
+    """Where in the body the string lies that is not UTF-8; the error only knows the string."""
+    if body is None:
+        return None
+    whole = bytes(body)
+    start = whole.find(error.object)
+    if start >= 0:
+        return start + error.start
+    # A string with escapes was copied by the decoder, so it is not in the body as it stands.
+    try:
+        whole.decode()
+    except UnicodeDecodeError as again:
+        return again.start
+    return None
+
+
+def _explain_pydantic(error: Any) -> Explanation:
+    problems: list[dict[str, Any]] = error.errors(include_url=False, include_context=False)
+    first = problems[0]
+    if first["type"] == "json_invalid":
+        return _explain_pydantic_json(str(first["msg"]), first["input"])
+    if any(problem["type"] in ("recursion_loop", "recursion_depth_exceeded") for problem in problems):
+        return Explanation("malformed", "The body is nested too deeply", None, None)
+    lines = [
+        f"{problem['msg']}, got `{type(problem['input']).__name__}` - at `{_path(problem['loc'])}`"
+        for problem in problems[:MAX_PROBLEMS]
+    ]
+    if len(problems) > MAX_PROBLEMS:
+        lines.append(f"and {len(problems) - MAX_PROBLEMS} more")
+    return Explanation("invalid", "; ".join(lines), _path(first["loc"]), None)
+
+
+def _explain_pydantic_json(message: str, body: Any) -> Explanation:
+    message = message.replace("Invalid JSON: ", "JSON is malformed: ", 1)
+    found = _LINE.search(message)
+    if found is None or not isinstance(body, bytes | bytearray):
+        return Explanation("malformed", message, None, None)
+    message = message[: found.start()]
+    if "EOF" in message:
+        return _malformed(message, len(body))
+    line, column = int(found[1]), int(found[2])
+    start = 0
+    for _ in range(line - 1):
+        start = body.find(b"\n", start) + 1
+    return _malformed(message, start + max(column - 1, 0))
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    return "$" + "".join(_step(step) for step in loc)
+
+
+def _step(step: int | str) -> str:
+    if isinstance(step, int):
+        return f"[{step}]"
+    return f".{step}" if step.isidentifier() else f"[{json.dumps(step)}]"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Annotations of methods
+
+_BATCHES: Final = frozenset(
+    {
+        list,
+        collections.abc.Sequence,
+        collections.abc.MutableSequence,
+        collections.abc.Collection,
+        collections.abc.Iterable,
+    }
+)
+_STREAMS: Final = frozenset(
+    {
+        collections.abc.Iterator,
+        collections.abc.Generator,
+        collections.abc.AsyncIterator,
+        collections.abc.AsyncGenerator,
+    }
+)
+_MAYBE_STREAMS: Final = frozenset({collections.abc.Iterable, collections.abc.AsyncIterable})
+
+
+class _Method:
+    """One method of the user's, and where to look up the names in its annotations."""
+
+    def __init__(self, model_class: type, owner: type, function: types.FunctionType, *, bound: bool) -> None:
+        self.place = f"{model_class.__qualname__}.{function.__name__}"
+        self.owner = owner
+        self.function = function
+        self.bound = bound  # whether the first parameter is `self` or `cls`
+
+    def wire_type(self, direction: Literal["input", "output"], *, element: bool = False) -> WireType:
+        what, annotation = self._parameter() if direction == "input" else ("the return value", self._returned())
+        annotation = self._resolve(what, annotation)
+        one = self._element(what, annotation, direction) if element else annotation
+        try:
+            return WireType(one, direction)
+        except ConfigError as error:
+            raise ConfigError(f"{self.place}: {what} is annotated {_spell(annotation)}: {error.message}") from error
+
+    def _parameter(self) -> tuple[str, Any]:
+        parameters = self._signature().parameters.values()
+        names = list(parameters)[1 if self.bound else 0 :]
+        if not names:
+            raise ConfigError(f"{self.place} takes no argument, expected one beside `self`")
+        return f"parameter `{names[0].name}`", names[0].annotation
+
+    def _returned(self) -> Any:
+        return self._signature().return_annotation
+
+    def _signature(self) -> inspect.Signature:
+        try:
+            return inspect.signature(self.function)
+        except Exception as error:  # from Python 3.14 on, annotations are evaluated when somebody looks
+            raise ConfigError(f"{self.place}: its annotations cannot be resolved: {error}") from error
+
+    def _resolve(self, what: str, annotation: Any) -> Any:
+        """Evaluate strings; only of the one annotation that matters, so that others may name what is not imported."""
+        if annotation is inspect.Signature.empty:
+            return Any
+        holder = types.SimpleNamespace(__annotations__={"it": annotation})
+        # As if evaluated where it stands: inside the class, then in the module. The class itself is known by then.
+        names = {self.owner.__name__: self.owner, **vars(self.owner)}
+        try:
+            hints = typing.get_type_hints(holder, self.function.__globals__, names, include_extras=True)
+        except Exception as error:
+            raise ConfigError(
+                f"{self.place}: {what} is annotated {_spell(annotation)}, which cannot be resolved: {error}"
+            ) from error
+        return hints["it"]
+
+    def _element(self, what: str, annotation: Any, direction: Literal["input", "output"]) -> Any:
+        """Return the type of one sample of a batch."""
+        batch = _unwrap(annotation)
+        origin, arguments = typing.get_origin(batch) or batch, typing.get_args(batch)
+        if direction == "output" and (origin in _STREAMS or (origin in _MAYBE_STREAMS and self._generates())):
+            if not arguments:
+                return Any
+            batch = _unwrap(arguments[0])
+            origin, arguments = typing.get_origin(batch) or batch, typing.get_args(batch)
+        if batch is Any or batch is object:
+            return Any
+        if origin is tuple and (not arguments or arguments[-1] is Ellipsis):
+            return arguments[0] if arguments else Any
+        if origin in _BATCHES:
+            return arguments[0] if arguments else Any
+        if direction == "output" and hasattr(origin, "tolist"):
+            return Any  # an array of results says nothing about one row
+        advice = (
+            "predict gets a list of samples; write list[...], or name the type of one sample in `preprocess`"
+            if direction == "input"
+            else "predict returns one result for each sample; write list[...], or Iterator[list[...]] to stream"
+        )
+        raise ConfigError(f"{self.place}: {what} is annotated {_spell(annotation)}, but {advice}")
+
+    def _generates(self) -> bool:
+        return inspect.isgeneratorfunction(self.function) or inspect.isasyncgenfunction(self.function)
+
+
+def _method(model_class: type, name: str) -> _Method | None:
+    for owner in model_class.__mro__:
+        found = vars(owner).get(name)
+        if found is None and name not in vars(owner):
+            continue
+        bound = not isinstance(found, staticmethod)
+        function = inspect.unwrap(getattr(found, "__func__", found)) if found is not None else None
+        if not isinstance(function, types.FunctionType):
+            if found is None:
+                return None
+            raise ConfigError(f"{model_class.__qualname__}.{name} is {_spell(type(found))}, expected a method")
+        # The identity hooks a base class of forebay's may define say nothing about the user's types.
+        if function.__module__.startswith("forebay.serving."):
+            return None
+        return _Method(model_class, owner, function, bound=bound)
+    return None
+
+
+def _unwrap(annotation: Any) -> Any:
+    """Strip `Annotated` and type aliases."""
+    while True:
+        if typing.get_origin(annotation) is Annotated:
+            annotation = annotation.__origin__
+        elif (value := _alias_value(annotation)) is not None:
+            annotation = value
+        else:
+            return annotation
+
+
+def _spell(annotation: Any) -> str:
+    """Write an annotation as the user wrote it."""
+    if annotation is types.NoneType:
+        return "`None`"
+    return f"`{annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)}`"

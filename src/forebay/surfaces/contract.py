@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a surface is: it recognises a project of its kind and builds an app with an HTTP face from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from forebay.server.app import App
+from forebay.server.config import HttpConfig, Overrides
+from forebay.transports.http.exchange import Route
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line says to a surface.
+
+    Attributes:
+        http: The HTTP front; a project may set what the command line left at its default.
+        given: Names of the options the person gave, so that a project's own settings do not undo them.
+        overrides: What holds for every model.
+        log_level: Level of the logs, None if the person gave none.
+        extra_routes: Whether forebay's own paths answer beside the project's.
+        state_dir: Folder for files the project's original keeps in fixed places; None takes those places.
+    """
+
+    http: HttpConfig
+    given: frozenset[str] = frozenset()
+    overrides: Overrides = Overrides()
+    log_level: str | None = None
+    extra_routes: bool = True
+    state_dir: Path | None = None
+
+
+class Project(msgspec.Struct, kw_only=True):
+    """A project ready to be served.
+
+    Attributes:
+        app: Its endpoints.
+        http: The HTTP front it wants.
+        asgi: Its face as an ASGI application.
+        routes: Models on the fast lane, by the target of their POST requests.
+        summary: What would be served, for `forebay check`: lines for a person.
+        warnings: What is odd about the project but does not stop it.
+        log_level: Level the project asks for.
+        on_ready: Called once every worker is up and the port answers.
+        on_stop: Called when the server begins to stop.
+        connect: Given a function that stops the server with a status, for projects that end with their workers.
+    """
+
+    app: App
+    http: HttpConfig
+    asgi: Any
+    routes: Mapping[bytes, Route] = {}
+    summary: list[str]
+    warnings: list[str] = []
+    log_level: str | None = None
+    on_ready: Callable[[], None] = lambda: None
+    on_stop: Callable[[], None] = lambda: None
+    connect: Callable[[Callable[[int], None]], None] = lambda _fail: None
+
+
+class Surface(Protocol):
+    """Reads projects of one kind."""
+
+    name: str
+
+    def detect(self, target: str) -> bool:
+        """Tell whether a target of `forebay serve` is a project of this kind; reads files, runs nothing."""
+        ...
+
+    def build(self, target: str, options: Options) -> Project:
+        """Build the project.
+
+        Raises:
+            ConfigError: With place and cure.
+        """
+        ...

@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything HTTP beside the fast lane, as an ASGI application on Starlette.
+
+It answers inference as well, so that an `App` can be mounted in any ASGI server: `asgi_app(app, config)`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route as PathRoute
+
+import forebay
+from forebay.errors import Cancelled, ForebayError, NotFound, nearest
+from forebay.observe.exposition import Exposition, Reading
+from forebay.protocols import native, openapi
+from forebay.serving.endpoint import next_id
+from forebay.transports.http.exchange import MethodNotAllowed, Route, Unauthorized, error_answer, key_is_known
+from forebay.types.call import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from forebay.server.app import App
+    from forebay.server.config import HttpConfig
+    from forebay.transports.http.exchange import Exchange
+    from forebay.types.call import Request
+
+_ASSETS: Final = {
+    "swagger-ui-bundle.js": "text/javascript",
+    "swagger-ui.css": "text/css",
+    "docs-init.js": "text/javascript",
+}
+
+
+def routes_of(app: App, config: HttpConfig) -> dict[bytes, Route]:
+    """Return the models by the target of their POST requests, as both lanes know them."""
+    routes: dict[bytes, Route] = {}
+    for name, served in app.served.items():
+        route = Route(served, config.max_body_bytes, config.api_keys)
+        routes[f"/models/{quote(name, safe='')}".encode()] = route
+        if app.only is served:
+            routes[b"/"] = route
+    return routes
+
+
+def asgi_app(app: App, config: HttpConfig) -> ASGIApp:
+    """Return an ASGI application that answers for `app`; whoever runs it starts and drains the app."""
+    pages = Pages(app, config)
+    predictions = {target.decode(): Predict(route) for target, route in routes_of(app, config).items()}
+    routes = [PathRoute(path, _Methods(post=predict, get=pages.model)) for path, predict in predictions.items()]
+    if app.only is None:
+        routes.append(PathRoute("/", _Methods(get=pages.index)))
+    routes += [
+        PathRoute("/models", _Methods(get=pages.models)),
+        PathRoute("/models/{name:path}", _Methods(get=pages.model, post=pages.model)),
+        PathRoute("/healthz", _Methods(get=pages.healthz)),
+        PathRoute("/readyz", _Methods(get=pages.readyz)),
+        PathRoute("/metrics", _Methods(get=pages.metrics)),
+        PathRoute("/openapi.json", _Methods(get=pages.openapi)),
+        PathRoute("/docs", _Methods(get=pages.docs)),
+        PathRoute("/docs/{asset}", _Methods(get=pages.asset)),
+    ]
+    paths = [route.path for route in routes if "{" not in route.path]
+
+    async def unknown(request: HttpRequest, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        if status != 404:  # noqa: PLR2004 - Starlette raises nothing else without a cause of ours
+            return Response(str(error), status)
+        path = request.url.path
+        hint = nearest(path, paths)
+        msg = f"nothing is served at {path[:100]}" + (f"; did you mean {hint}?" if hint else "")
+        return _error(request, NotFound(msg))
+
+    async def failed(request: HttpRequest, error: Exception) -> Response:
+        assert isinstance(error, ForebayError)
+        return _error(request, error)
+
+    middleware: list[Middleware] = []
+    if config.cors_origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=config.cors_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id"],
+            )
+        )
+    if config.api_keys:
+        middleware.append(Middleware(_KeyCheck, keys=[key.encode() for key in config.api_keys]))
+    handlers: Any = {ForebayError: failed, HTTPException: unknown}
+    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+
+
+class Predict:
+    """One model's POST, as an ASGI application."""
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body, submit, and write the answer or the parts of it as they come."""
+        route = self._route
+        exchange = route.read_head(scope["headers"])
+        try:
+            if exchange.problem is not None:
+                raise exchange.problem
+            await self._read_body(exchange, receive)
+            answer = Answer(route, exchange, send)
+            outcome = await answer.wait(receive)
+            await answer.end(outcome)
+        except Cancelled:
+            return
+        except ForebayError as error:
+            if exchange.request is None:
+                route.endpoint.reject(error)
+            await _send(send, *error_answer(error, exchange.id))
+
+    async def _read_body(self, exchange: Exchange, receive: Receive) -> None:
+        limit = self._route.max_body_bytes
+        if exchange.declared_bytes > limit:
+            raise self._route.too_large(exchange.declared_bytes)
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                msg = "the client went away"
+                raise Cancelled(msg)
+            body = message.get("body", b"")
+            exchange.received_bytes += len(body)
+            if exchange.received_bytes > limit:
+                raise self._route.too_large()
+            exchange.body.append(body)
+            if not message.get("more_body", False):
+                return
+
+
+class Answer:
+    """The answer to one exchange over ASGI."""
+
+    def __init__(self, route: Route, exchange: Exchange, send: Send) -> None:
+        self._route = route
+        self._exchange = exchange
+        self._send = send
+        self._parts: asyncio.Queue[tuple[bytes, Callable[[], object]] | None] = asyncio.Queue()
+        self._outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def wait(self, receive: Receive) -> Any:
+        """Submit and wait for the outcome, sending parts meanwhile.
+
+        Raises:
+            Cancelled: If the client goes away before; its request is then cancelled.
+        """
+        self._route.submit(self._exchange, self._reply, None, self._part)
+        gone = asyncio.ensure_future(self._disconnected(receive))
+        writing = asyncio.ensure_future(self._write_parts()) if self._route.contract.streams else None
+        waiting: set[asyncio.Future[Any]] = {gone, writing or self._outcome}
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if not self._outcome.done():
+                msg = "the client went away"
+                raise Cancelled(msg)
+            if writing is not None:
+                await writing
+            return self._outcome.result()
+        finally:
+            gone.cancel()
+            if writing is not None:
+                writing.cancel()
+            if self._exchange.request is not None:
+                self._route.endpoint.cancel(self._exchange.request)
+
+    async def end(self, outcome: Any) -> None:
+        """Write the answer, or the end of a streamed one.
+
+        Raises:
+            ForebayError: The outcome's, if nothing was written yet.
+        """
+        exchange, contract = self._exchange, self._route.contract
+        if type(outcome) is Failure:
+            if not exchange.started:
+                raise outcome.error
+            last = native.error_event(native.error_body(outcome.error, exchange.id))
+            await self._send({"type": "http.response.body", "body": last})
+        elif contract.streams:
+            await self._start_stream()
+            await self._send({"type": "http.response.body", "body": b""})
+        else:
+            media = native.content_type_of(contract, exchange.params)
+            headers = [(b"content-type", media.encode()), (b"x-request-id", (exchange.id or next_id()).encode())]
+            await _send(self._send, 200, headers, self._route.encode(exchange, outcome))
+
+    def _reply(self, request: Request, outcome: Any) -> None:
+        self._exchange.id = request.id or self._exchange.id
+        if not self._outcome.done():
+            self._outcome.set_result(outcome)
+        self._parts.put_nowait(None)
+
+    def _part(self, part: bytes, release: Callable[[], object]) -> None:
+        self._parts.put_nowait((part, release))
+
+    async def _write_parts(self) -> None:
+        while (given := await self._parts.get()) is not None:
+            part, release = given
+            try:
+                await self._start_stream()
+                body = part if self._route.contract.raw_output else native.event(part)
+                await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            finally:
+                release()
+
+    async def _start_stream(self) -> None:
+        exchange = self._exchange
+        if exchange.started:
+            return
+        exchange.started = True
+        exchange.id = exchange.id or next_id()
+        media = native.RAW_TYPE if self._route.contract.raw_output else native.STREAM_TYPE
+        headers = [
+            (b"content-type", media.encode()),
+            (b"cache-control", b"no-store"),
+            (b"x-request-id", exchange.id.encode()),
+        ]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    @staticmethod
+    async def _disconnected(receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+class Pages:
+    """What a server tells about itself."""
+
+    def __init__(self, app: App, config: HttpConfig) -> None:
+        self._app = app
+        self._config = config
+        self._exposition = Exposition(self._readings)
+
+    async def index(self, _request: HttpRequest) -> Response:
+        """Say where to go when several models are served."""
+        return _json({"models": list(self._app.served), "docs": "/docs", "call": "POST /models/{name}"})
+
+    async def models(self, _request: HttpRequest) -> Response:
+        """List the models."""
+        return _json({"models": [self._app.describe(name) for name in self._app.served]})
+
+    async def model(self, request: HttpRequest) -> Response:
+        """Describe one model."""
+        only = self._app.only
+        name = request.path_params.get("name") or request.url.path.removeprefix("/models/")
+        if request.url.path == "/" and only is not None:
+            name = only.endpoint.name
+        return _json(self._app.describe(name))
+
+    async def healthz(self, _request: HttpRequest) -> Response:
+        """Tell that the process answers."""
+        return _json({"status": "alive"}, 200 if self._app.is_live else 503)
+
+    async def readyz(self, _request: HttpRequest) -> Response:
+        """Tell whether every model can be called now."""
+        problems = self._app.problems()
+        if problems:
+            return _json({"status": "not ready", "problems": problems}, 503)
+        return _json({"status": "ready"})
+
+    async def metrics(self, request: HttpRequest) -> Response:
+        """Return the Prometheus page."""
+        page, media_type = self._exposition.page(request.headers.get("accept", ""))
+        return Response(page, headers={"content-type": media_type})
+
+    async def openapi(self, _request: HttpRequest) -> Response:
+        """Return the OpenAPI document."""
+        described = [served.described for served in self._app.served.values() if served.described is not None]
+        title = described[0].name if len(described) == 1 else "forebay"
+        keys = bool(self._config.api_keys)
+        return _json(openapi.document(title, forebay.__version__, described, api_key=keys))
+
+    async def docs(self, _request: HttpRequest) -> Response:
+        """Return the page that shows the document."""
+        return Response(_file("docs.html"), media_type="text/html")
+
+    async def asset(self, request: HttpRequest) -> Response:
+        """Return a file of that page."""
+        name = request.path_params["asset"]
+        media_type = _ASSETS.get(name)
+        if media_type is None:
+            msg = f"the documentation page has no file '{name[:100]}'"
+            raise NotFound(msg)
+        body = _asset(name)
+        headers = {"cache-control": "max-age=86400"}
+        if body[:2] == b"\x1f\x8b":
+            if "gzip" in request.headers.get("accept-encoding", ""):
+                headers["content-encoding"] = "gzip"
+            else:
+                body = gzip.decompress(body)
+        return Response(body, media_type=media_type, headers=headers)
+
+    def _readings(self) -> Iterator[Reading]:
+        for name, served in self._app.served.items():
+            endpoint = served.endpoint
+            pool = endpoint.pool.statistics()
+            yield Reading(
+                name,
+                endpoint.config.version,
+                endpoint.metrics,
+                endpoint.in_flight,
+                endpoint.waiting,
+                pool.alive,
+                pool.restarts,
+            )
+
+
+class _Methods:
+    """Calls the function for the request's method; every other method gets 405, or 204 for OPTIONS."""
+
+    def __init__(self, *, get: Any = None, post: Any = None) -> None:
+        self._handlers = {"GET": get, "HEAD": get, "POST": post}
+        self._allow = ", ".join([name for name, handler in self._handlers.items() if handler] + ["OPTIONS"]).encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method = scope["method"]
+        handler = self._handlers.get(method)
+        allow = [(b"allow", self._allow)]
+        if method == "OPTIONS":
+            await _send(send, 204, allow, b"")
+        elif handler is None:
+            error = MethodNotAllowed(f"{method[:20]} is not possible here, {self._allow.decode()} are")
+            status, headers, body = error_answer(error, "")
+            await _send(send, status, headers + allow, body)
+        elif isinstance(handler, Predict):
+            await handler(scope, receive, send)
+        else:
+            response = await handler(HttpRequest(scope, receive))
+            await response(scope, receive, send)
+
+
+class _KeyCheck:
+    """Asks for an API key wherever one is needed."""
+
+    def __init__(self, app: ASGIApp, keys: list[bytes]) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if scope["type"] == "http" and path not in openapi.PUBLIC_PATHS and not path.startswith("/docs/"):
+            given = [value for name, value in scope["headers"] if name in {b"x-api-key", b"authorization"}]
+            if not any(key_is_known(self._keys, value) for value in given):
+                error = Unauthorized("an API key is needed, as X-API-Key or as Authorization: Bearer")
+                await _send(send, *error_answer(error, ""))
+                return
+        await self._app(scope, receive, send)
+
+
+async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    start: Message = {"type": "http.response.start", "status": status, "headers": headers}
+    if status != 204:  # noqa: PLR2004 - an answer without content has no length either
+        start["headers"] = [*headers, (b"content-length", str(len(body)).encode())]
+    await send(start)
+    await send({"type": "http.response.body", "body": body})
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def _error(request: HttpRequest, error: ForebayError) -> Response:
+    status, headers, body = error_answer(error, request.headers.get("x-request-id", "")[:128])
+    return Response(body, status, headers={name.decode(): value.decode() for name, value in headers})
+
+
+@cache
+def _file(name: str) -> bytes:
+    return resources.files("forebay.transports.http").joinpath(name).read_bytes()
+
+
+@cache
+def _asset(name: str) -> bytes:
+    folder = resources.files("forebay.transports.http").joinpath("assets")
+    packed = folder.joinpath(name + ".gz")
+    return packed.read_bytes() if packed.is_file() else folder.joinpath(name).read_bytes()
+

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Owns the HTTP port: binds it, hands each connection to the fast lane, and closes without losing a request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import time
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from forebay.errors import ConfigError
+from forebay.transports.http.connection import Connection, Lane
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.types import ASGIApp
+
+    from forebay.server.config import HttpConfig
+    from forebay.transports.http.exchange import Route
+
+BACKLOG = 2048
+IDLE_GRACE_S = 0.5
+"""While draining, idle connections stay open this long: a request that is on its way to one of them is answered."""
+
+
+class HttpListener:
+    """An HTTP/1.1 server on one port."""
+
+    def __init__(self, config: HttpConfig, routes: Mapping[bytes, Route], asgi: ASGIApp) -> None:
+        """Describe the listener; `start` binds it.
+
+        Raises:
+            ConfigError: If the TLS files cannot be used.
+        """
+        self._config = config
+        self._lane = Lane(config, routes)
+        self._state = ServerState()
+        self._uvicorn = Config(
+            asgi,
+            http=Connection,  # type: ignore[arg-type]
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            ssl_certfile=config.certfile,
+            ssl_keyfile=config.keyfile,
+        )
+        try:
+            self._uvicorn.load()
+        except OSError as error:
+            msg = f"the TLS files {config.certfile} and {config.keyfile} cannot be used: {error.strerror or error}"
+            raise ConfigError(msg) from error
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> tuple[str, int]:
+        """Bind and accept; returns the address.
+
+        Raises:
+            ConfigError: If the address cannot be bound, with the reason and the cure.
+        """
+        loop = asyncio.get_running_loop()
+        config = self._config
+
+        def connect() -> Connection:
+            return Connection(self._lane, self._uvicorn, self._state, {}, loop)
+
+        try:
+            self._server = await loop.create_server(
+                connect, config.host, config.port, ssl=self._uvicorn.ssl, backlog=BACKLOG
+            )
+        except (OSError, OverflowError) as error:
+            raise ConfigError(_why_not(config, error)) from error
+        self._lane.start(loop, self._state)
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return host, port
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept nothing more, answer what was sent, close every connection within `grace_s` seconds."""
+        lane = self._lane
+        lane.is_draining = True
+        if self._server is not None:
+            await asyncio.sleep(0)  # accepts what the kernel had queued
+            self._server.close()
+        started = time.monotonic()
+        await self._wait_closed(min(IDLE_GRACE_S, grace_s))
+        for connection in list(lane.connections):
+            connection.shutdown()
+        await self._wait_closed(max(grace_s - (time.monotonic() - started), 0.0))
+        for connection in list(lane.connections):
+            connection.transport.abort()
+        for task in list(self._state.tasks):
+            task.cancel()
+        if self._state.tasks:
+            await asyncio.wait(list(self._state.tasks), timeout=1.0)
+        lane.stop()
+
+    async def _wait_closed(self, timeout_s: float) -> None:
+        """Wait until no connection is left; not on the data path, so looking now and then is good enough."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._lane.connections:
+                    await asyncio.sleep(0.02)
+
+
+def _why_not(config: HttpConfig, error: Any) -> str:
+    where = f"{config.host}:{config.port}"
+    if isinstance(error, OverflowError):
+        return f"port {config.port} is not possible; a number from 0 to 65535 is needed"
+    if error.errno == errno.EADDRINUSE:
+        return f"{where} is in use by another program; choose another port with --http-port, 0 takes a free one"
+    if error.errno == errno.EACCES:
+        return f"{where} needs privileges this user does not have; choose a port above 1023 with --http-port"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{config.host} is no address of this machine; choose one with --host, 0.0.0.0 takes all"
+    return f"{where} cannot be bound: {error.strerror or error}"

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run an app behind its listeners until a signal says stop: load, open the port, answer, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay.server.app import App
+
+log = logging.getLogger("forebay")
+
+
+class Listener(Protocol):
+    """Owns a port."""
+
+    async def start(self) -> tuple[str, int]:
+        """Bind and accept; returns the address."""
+        ...
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept nothing more and answer what was sent."""
+        ...
+
+
+class Server:
+    """One app, its listeners, and the signals that end them."""
+
+    def __init__(
+        self,
+        app: App,
+        listener: Listener,
+        *,
+        drain_s: float,
+        ready: Callable[[str, int], None],
+        stopping: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Describe a server; `run` runs it.
+
+        Args:
+            app: What answers.
+            listener: Its port.
+            drain_s: Time that open requests have to end after SIGTERM or SIGINT; a second signal ends it.
+            ready: Called with the address once every model is loaded and the port is open.
+            stopping: Called before the drain begins.
+        """
+        self._app = app
+        self._listener = listener
+        self._drain_s = drain_s
+        self._ready = ready
+        self._stopping = stopping
+        self._status = 0
+        self._stop: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._hurry: asyncio.Event | None = None
+
+    def run(self) -> int:
+        """Run until stopped; returns the exit status.
+
+        Raises:
+            ConfigError, ModelError: If it cannot start.
+        """
+        import uvloop  # noqa: PLC0415 - costs start-up time that only a server should pay
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(self._serve())
+
+    def fail(self, status: int) -> None:
+        """Stop with this exit status; call it on the loop."""
+        self._status = self._status or status
+        if self._stop is not None:
+            self._stop.set()
+
+    async def _serve(self) -> int:
+        self._stop, self._hurry = asyncio.Event(), asyncio.Event()
+        loop = self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+        # The port is bound before the models are loaded, so that a port in use is found in milliseconds;
+        # nothing is lost by it: until then /readyz says what is missing and requests get 503.
+        host, port = await self._listener.start()
+        try:
+            starting = asyncio.ensure_future(self._app.start())
+            stopped = asyncio.ensure_future(self._stop.wait())
+            await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                starting.cancel()
+                await asyncio.wait([starting])
+            elif starting.exception() is None:
+                self._ready(host, port)
+                await self._stop.wait()
+            else:
+                await starting
+        finally:
+            self._stopping()
+            await self._drain()
+        return self._status
+
+    async def _drain(self) -> None:
+        assert self._hurry is not None
+        self._app.is_draining = True
+        listening = asyncio.ensure_future(self._listener.stop(self._drain_s))
+        hurried = asyncio.ensure_future(self._hurry.wait())
+        await asyncio.wait([listening, hurried], return_when=asyncio.FIRST_COMPLETED)
+        if not listening.done():
+            listening.cancel()
+            await asyncio.wait([listening])
+        await self._app.drain(0.0 if self._hurry.is_set() else 1.0)
+        hurried.cancel()
+
+    def _signalled(self, number: signal.Signals) -> None:
+        assert self._stop is not None
+        assert self._hurry is not None
+        if self._stop.is_set():
+            self._hurry.set()
+            return
+        log.info("%s: draining", signal.Signals(number).name)
+        self._stop.set()
+
+

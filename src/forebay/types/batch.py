@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A batch: entries with an equal key that run together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from forebay.types.call import Item, Origin, Outcome
+
+
+class Entry(Item, Protocol):
+    """What the queue and the pools need to know of a request or a slice of one."""
+
+    key: Hashable
+    origin: Origin | None
+    deadline: float
+    arrived: float
+    taken: float
+    done: bool
+
+
+class Batch(msgspec.Struct, eq=False):
+    """Entries in arrival order, and what became of them.
+
+    Attributes:
+        rows: Samples in all entries together.
+        attempts: How many workers were given it; a second time only when the first died.
+        model_s: Seconds the runner took, as measured next to it.
+        cancelled: True once nobody waits for any of its entries.
+        on_cancel: Set by the pool that runs it: tells the worker that nobody waits any more.
+        on_parts: Called on the loop with each step of a streamed answer (a list as long as `entries`) and a function
+            to call once every client has room for more.
+    """
+
+    entries: list[Any]
+    key: Hashable
+    rows: int
+    attempts: int = 0
+    model_s: float = 0.0
+    cancelled: bool = False
+    on_cancel: Callable[[], None] | None = None
+    on_parts: Callable[[Sequence[Any], Callable[[], object]], None] | None = None
+
+
+Done = Callable[[Batch, Sequence[Outcome]], None]

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One call, from the moment its bytes were read to its outcome.
+
+A `Request` is created once by a transport and is the same object in the queue, in the batch and in
+the reply; nothing is copied on the way. What a worker process sees of it is an `Item`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from forebay.errors import ForebayError
+
+
+class Alone:
+    """Type of `ALONE`."""
+
+    def __repr__(self) -> str:
+        """Print by name, as in the documentation."""
+        return "ALONE"
+
+
+ALONE: Final = Alone()
+"""Batch key of a request that shares its batch with nobody and does not wait for company."""
+
+EMPTY: Final[Mapping[str, Any]] = {}
+
+
+class Origin(Protocol):
+    """The connection or peer a request came by; the gather rule learns from it who comes back."""
+
+    release: int
+
+
+class Item(Protocol):
+    """What a runner reads of one request."""
+
+    @property
+    def body(self) -> Any:
+        """Bytes as the transport read them (a list of them for a request of several samples), or a Python object."""
+        ...
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """What the protocol says about the body: formats, headers, query; plain data only."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Samples in the body."""
+        ...
+
+
+class Failure(msgspec.Struct, frozen=True, eq=False):
+    """The outcome of an item that failed; its batch-mates are not touched."""
+
+    error: ForebayError
+
+
+class After(msgspec.Struct, frozen=True, eq=False):
+    """An outcome with work that the same worker does once the answer was written; its slot stays taken until then."""
+
+    outcome: Any
+    work: Callable[[], object]
+
+
+Outcome = Any  # a runner's result for one item, or a Failure
+
+Reply = Callable[["Request", Outcome], None]
+
+
+class Request(msgspec.Struct, eq=False):
+    """One call by one client: one id, one deadline, one answer (or one stream of parts).
+
+    Attributes:
+        body: What the worker will decode; a list with one element a sample when `size` may exceed 1.
+        reply: Called on the loop, exactly once, with the request and its outcome.
+        deadline: Absolute, in the loop's clock; infinity means none.
+        size: Samples along the batch axis.
+        key: Only requests with an equal key share a batch; `ALONE` shares with nobody.
+        origin: The connection the request came by, if the transport knows one.
+        arrived: When it was submitted, in the loop's clock.
+        taken: When its batch left the queue; 0 while it waits.
+        done: True from the moment its outcome was decided.
+        id: What the client and the log call it; empty until somebody needs it.
+        on_part: For callers that take streamed answers: called on the loop with each part and a function to call
+            once there is room for the next.
+    """
+
+    body: Any
+    reply: Reply
+    deadline: float = float("inf")
+    params: Mapping[str, Any] = EMPTY
+    size: int = 1
+    key: Hashable = None
+    origin: Origin | None = None
+    arrived: float = 0.0
+    taken: float = 0.0
+    done: bool = False
+    id: str = ""
+    on_part: Callable[[Any, Callable[[], object]], None] | None = None
+
+
+class Slice(msgspec.Struct, eq=False):
+    """Some samples of a request that is larger than a batch; whoever cut it joins the outcomes again."""
+
+    body: Sequence[Any]
+    reply: Callable[["Slice", Outcome], None]
+    deadline: float = float("inf")
+    params: Mapping[str, Any] = EMPTY
+    size: int = 1
+    key: Hashable = None
+    origin: Origin | None = None
+    arrived: float = 0.0
+    taken: float = 0.0
+    done: bool = False

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker process: dials the server, says hello, opens its runner and asks for batches until it is told to stop.
+
+Each thread has a connection of its own, and a connection is a slot: nothing is shared between them but the runner.
+A thread blocks in `recv` while it is idle, so an idle worker costs nothing and a batch costs one wake-up.
+
+Run as `python -P -m forebay.workers.child --connect unix:PATH --worker N`; the process pool does that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from forebay.errors import ForebayError
+from forebay.types.call import EMPTY, Failure
+from forebay.workers import frames
+from forebay.workers.cancel import probe
+from forebay.workers.pool import CREDIT, checked, do_after, failure_of, split_after
+from forebay.workers.runner import RunnerSpec, WorkerContext
+from forebay.workers.shm import ArenaReader, ArenaWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from forebay.workers.runner import Runner
+
+_RECEIVE_BYTES = 1 << 18
+
+
+class Item(msgspec.Struct):
+    """What arrived of one request."""
+
+    body: Any
+    params: Mapping[str, Any]
+    size: int
+
+
+class Connection:
+    """One slot's connection to the server, used by one thread."""
+
+    def __init__(self, address: str, worker: int | None, *, first: bool) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(address.removeprefix("unix:"))
+        self._reader = frames.FrameReader(self._view)
+        self._inbox: deque[Any] = deque()
+        self._incoming: ArenaReader | None = None
+        self._outgoing: ArenaWriter | None = None
+        self.send(["hello", frames.VERSION, {"pid": os.getpid(), "worker": worker, "first": first}])
+        self.welcome = self.receive()
+        arena = self.welcome[1].get("arena")
+        if arena:
+            self._incoming = ArenaReader(arena + ".in")
+            self._outgoing = ArenaWriter(Path(arena + ".out"))
+
+    def send(self, message: Sequence[Any]) -> None:
+        """Write one frame, however long that takes: the server always reads."""
+        self._socket.sendall(frames.encode(message))
+
+    def receive(self) -> Any:
+        """Wait for the next message.
+
+        Raises:
+            EOFError: If the server is gone.
+        """
+        while not self._inbox:
+            data = self._socket.recv(_RECEIVE_BYTES)
+            if not data:
+                raise EOFError
+            self._inbox.extend(self._reader.feed(data))
+        return self._inbox.popleft()
+
+    def is_cancelled(self, batch_id: int) -> bool:
+        """Look, without waiting, whether the server has called this batch off."""
+        try:
+            data = self._socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            data = None
+        if data:
+            self._inbox.extend(self._reader.feed(data))
+        return data == b"" or any(message == ["cancel", batch_id] for message in self._inbox)
+
+    def place(self, outcomes: Sequence[Any]) -> Sequence[Any]:
+        """Move large results into the arena."""
+        return outcomes if self._outgoing is None else self._outgoing.place(outcomes)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+        if self._outgoing is not None:
+            self._outgoing.close()
+
+    def _view(self, offset: int, length: int) -> memoryview:
+        assert self._incoming is not None
+        return self._incoming.view(offset, length)
+
+
+def serve(connection: Connection, runner: Runner) -> None:
+    """Ask for batches and run them until the server says stop or is gone."""
+    connection.send(["ready"])
+    while True:
+        try:
+            message = connection.receive()
+        except (EOFError, ConnectionError):
+            return
+        if message[0] == "batch":
+            _, batch_id, bodies, params, sizes = message
+            _run(connection, runner, batch_id, _items(bodies, params, sizes))
+        elif message[0] == "stop":
+            return
+
+
+def _items(bodies: list[Any], params: Any, sizes: list[int] | None) -> list[Item]:
+    count = len(bodies)
+    each = params if isinstance(params, list) else [params or EMPTY] * count
+    return [Item(*fields) for fields in zip(bodies, each, sizes or [1] * count, strict=True)]
+
+
+def _run(connection: Connection, runner: Runner, batch_id: int, items: list[Item]) -> None:
+    work: list[Any] = []
+    probe.set(lambda: connection.is_cancelled(batch_id))
+    started = time.perf_counter()
+    try:
+        result = runner.run(items)
+        if hasattr(result, "__next__"):
+            _stream(connection, batch_id, len(items), result)
+            outcomes: Sequence[Any] = [None] * len(items)
+        else:
+            outcomes, work = split_after(checked(result, len(items)))
+    except Exception as error:  # noqa: BLE001 - the boundary to user code
+        outcomes = [failure_of(error)] * len(items)
+    seconds = time.perf_counter() - started
+    failures = {
+        index: _wire_error(outcome.error) for index, outcome in enumerate(outcomes) if type(outcome) is Failure
+    }
+    if failures:
+        outcomes = [None if type(outcome) is Failure else outcome for outcome in outcomes]
+    connection.send(["result", batch_id, connection.place(outcomes), failures or None, seconds, not work])
+    if work:
+        while (message := connection.receive())[0] != "written":
+            if message[0] == "stop":
+                return
+        do_after(work)
+        connection.send(["ready"])
+
+
+def _stream(connection: Connection, batch_id: int, count: int, steps: Iterator[Sequence[Any]]) -> None:
+    credit = CREDIT
+    for parts in steps:
+        while credit == 0:
+            message = connection.receive()
+            if message[0] == "credit":
+                credit += message[1]
+            elif message[0] in {"cancel", "stop"}:
+                return
+        failures = {i: _wire_error(part.error) for i, part in enumerate(parts) if type(part) is Failure}
+        plain = [None if type(part) is Failure else part for part in checked(parts, count)]
+        connection.send(["part", batch_id, plain, failures or None])
+        credit -= 1
+        if connection.is_cancelled(batch_id):
+            break
+    close = getattr(steps, "close", None)
+    if close is not None:
+        close()
+
+
+def _wire_error(error: ForebayError) -> list[Any]:
+    return [error.kind, error.message, error.detail, getattr(error, "trace", "")]
+
+
+def _open(connection: Connection) -> Runner | None:
+    options = connection.welcome[1]
+    for path in options.get("path", ()):
+        if path not in sys.path:
+            sys.path.append(path)
+    try:
+        runner = RunnerSpec(factory=options["factory"], kwargs=options["kwargs"]).build()
+        runner.open(WorkerContext(index=options["index"], threads=options["threads"]))
+    except BaseException as error:  # noqa: BLE001 - sys.exit in a model's constructor is a failure to load as well
+        connection.send(["failed", *_wire_error(failure_of(error).error)])
+        return None
+    return runner
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Be a worker; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--connect", required=True, help="where the server listens, unix:PATH")
+    parser.add_argument("--worker", type=int, help="number of this worker in its pool")
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the whole group; the server decides what it means
+    try:
+        connection = Connection(options.connect, options.worker, first=True)
+        runner = _open(connection)
+        if runner is None:
+            return 1
+        threads = [
+            threading.Thread(target=_join, args=(options.connect, options.worker, runner), daemon=True)
+            for _ in range(connection.welcome[1]["threads"] - 1)
+        ]
+        for thread in threads:
+            thread.start()
+        serve(connection, runner)
+        for thread in threads:
+            thread.join()
+        runner.close()
+        connection.close()
+    except (EOFError, ConnectionError):
+        return 0  # the server is gone, and a worker without one has nothing to do
+    return 0
+
+
+def _join(address: str, worker: int | None, runner: Runner) -> None:
+    try:
+        connection = Connection(address, worker, first=False)
+        serve(connection, runner)
+        connection.close()
+    except (EOFError, ConnectionError):
+        return
+
+
+if __name__ == "__main__":
+    # The package is imported under its real name so that classes exist once, not also under __main__.
+    from forebay.workers.child import main as run
+
+    sys.exit(run())

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker protocol's wire format: four bytes of length, then one msgpack array.
+
+Sans-I/O: bytes in, messages out. The messages and their order are in docs/worker-protocol.md; who sends
+which is `processes.py` (server) and `child.py` (worker).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from forebay.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+VERSION = 1
+"""Version of the protocol, said in the first frame; the server refuses any other."""
+
+MAX_FRAME_BYTES = 1 << 30
+"""Longest frame that is read; a longer length means that the other side does not speak this protocol."""
+
+SHARED = 1
+"""Code of the msgpack extension that stands for bytes in the shared arena: offset and length, 8 bytes each."""
+
+_HEADER = 4
+
+
+def encode(message: Any) -> bytes:
+    """Return one frame."""
+    payload = _encoder.encode(message)
+    return len(payload).to_bytes(_HEADER, "big") + payload
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class FrameReader:
+    """Cuts a stream of bytes into messages.
+
+    Args:
+        view: Turns offset and length in the shared arena into a buffer.
+        max_bytes: Longest frame taken.
+    """
+
+    def __init__(self, view: Callable[[int, int], Any] | None = None, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._buffer = bytearray()
+        self._view = view
+        self._max_bytes = max_bytes
+        self._decoder = msgspec.msgpack.Decoder(ext_hook=self._extension)
+
+    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Any]:
+        """Add bytes and yield every message that is complete.
+
+        Raises:
+            InvalidRequest: If a frame is too long or is not msgpack; the connection is of no use after that.
+        """
+        buffer = self._buffer
+        if not buffer and len(data) >= _HEADER and int.from_bytes(data[:_HEADER], "big") == len(data) - _HEADER:
+            yield self._decode(memoryview(data)[_HEADER:])  # one whole frame, as nearly always
+            return
+        buffer += data
+        while len(buffer) >= _HEADER:
+            length = int.from_bytes(buffer[:_HEADER], "big")
+            if length > self._max_bytes:
+                msg = f"a frame of {length} bytes was announced, at most {self._max_bytes} are read"
+                raise InvalidRequest(msg)
+            end = _HEADER + length
+            if len(buffer) < end:
+                return
+            frame = bytes(memoryview(buffer)[_HEADER:end])
+            del buffer[:end]
+            yield self._decode(frame)
+
+    def _decode(self, frame: bytes | memoryview) -> Any:
+        try:
+            return self._decoder.decode(frame)
+        except (msgspec.DecodeError, RecursionError) as error:
+            msg = f"a frame is not msgpack: {error}"
+            raise InvalidRequest(msg) from error
+
+    def _extension(self, code: int, data: memoryview) -> Any:
+        if code != SHARED or self._view is None or len(data) != 16:
+            msg = f"msgpack extension {code} is not part of the protocol"
+            raise InvalidRequest(msg)
+        return self._view(int.from_bytes(data[:8], "big"), int.from_bytes(data[8:], "big"))
+
+
+def shared(offset: int, length: int) -> msgspec.msgpack.Ext:
+    """Return what stands in a frame for bytes that lie in the arena."""
+    return msgspec.msgpack.Ext(SHARED, offset.to_bytes(8, "big") + length.to_bytes(8, "big"))

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The back waist: what runs batches, and how a worker is told to build one."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from forebay.errors import ConfigError
+from forebay.types.call import Item, Outcome
+
+
+class WorkerContext(msgspec.Struct, frozen=True):
+    """What a runner may want to know about the worker it lives in.
+
+    Attributes:
+        index: Number of the worker in its pool, from 0; the same after a restart.
+        threads: How many threads of the worker call the same runner.
+    """
+
+    index: int = 0
+    threads: int = 1
+
+
+class Runner(Protocol):
+    """Runs batches. One runner lives in one worker; its threads, if it has several, share it."""
+
+    def open(self, ctx: WorkerContext) -> None:
+        """Load what is needed; raising stops the worker with that reason."""
+        ...
+
+    def run(
+        self, items: Sequence[Item]
+    ) -> Sequence[Outcome] | Iterator[Sequence[Any]]:
+        """Run a batch.
+
+        Returns:
+            One outcome for each item, in order: a result, or a `Failure` for that item only. Or an iterator of
+            steps of a streamed answer: in each step one part for each item, None where it has nothing.
+
+        Raises:
+            Exception: Fails the whole batch.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release what `open` took."""
+        ...
+
+
+class AsyncRunner(Protocol):
+    """A runner whose `run` is a coroutine function; on the inline pool it shares the server's loop."""
+
+    async def run_async(self, items: Sequence[Item]) -> Sequence[Outcome] | AsyncIterator[Sequence[Any]]:
+        """Run a batch, as `Runner.run`."""
+        ...
+
+
+class RunnerSpec(msgspec.Struct, frozen=True):
+    """A runner by reference, so that any process can build it; never a pickled object.
+
+    Attributes:
+        factory: `"package.module:function"`; the function returns a `Runner`.
+        kwargs: Its arguments, plain data only.
+        setup: Environment of the worker process: variables to set, folders to append to `sys.path`, the working folder.
+        local: The factory itself, for pools in this process when the function cannot be imported by name.
+    """
+
+    factory: str
+    kwargs: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    local: Callable[[], Runner] | None = None
+
+    def build(self) -> Runner:
+        """Import the factory and call it."""
+        if self.local is not None:
+            return self.local()
+        module, _, name = self.factory.partition(":")
+        factory: Callable[..., Runner] = getattr(importlib.import_module(module), name)
+        return factory(**self.kwargs)
+
+    def require_portable(self) -> None:
+        """Check that another process can build this runner.
+
+        Raises:
+            ConfigError: If it exists in this process only.
+        """
+        if self.local is not None:
+            msg = (
+                "process workers need a model they can import by name: put the class into a module or file of its own, "
+                "or use worker_kind='thread'"
+            )
+            raise ConfigError(msg)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Large bodies ride in shared memory: one arena a slot and direction, reused for every batch.
+
+A slot runs one batch at a time, so an arena needs no bookkeeping: the writer starts at offset 0 for each batch
+and the reader is done with it when it answers. The arena is a file in memory (`/dev/shm` where there is one) that
+grows with the largest batch; reusing it costs one copy, a new one each time would cost the page faults as well.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import InvalidRequest
+from forebay.workers.frames import shared
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+THRESHOLD_BYTES = 64 * 1024
+"""Bodies of this size and more go through the arena; a smaller one is cheaper inside the frame."""
+
+MAX_ARENA_BYTES = 1 << 30
+"""An arena never grows beyond this; what does not fit goes inside the frame."""
+
+_STEP_BYTES = 1 << 20
+
+
+def folder() -> Path | None:
+    """Return where files live in memory, or None where that is not known; then everything goes inside frames."""
+    path = Path("/dev/shm")  # noqa: S108 - the socket and the arenas lie in a private folder below it
+    return path if path.is_dir() and os.access(path, os.W_OK) else None
+
+
+class ArenaWriter:
+    """Puts bytes where the other process can see them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        self._size = 0
+        self._map: mmap.mmap | None = None
+
+    def place(self, bodies: Sequence[Any]) -> list[Any]:
+        """Return the bodies with each large one replaced by its place in the arena."""
+        placed: list[Any] = []
+        offset = 0
+        for body in bodies:
+            if type(body) in _BUFFERS and len(body) >= THRESHOLD_BYTES and self._reserve(offset + len(body)):
+                assert self._map is not None
+                end = offset + len(body)
+                self._map[offset:end] = body
+                placed.append(shared(offset, len(body)))
+                offset = end
+            else:
+                placed.append(body)
+        return placed
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._map = None
+        os.close(self._fd)
+        self.path.unlink(missing_ok=True)
+
+    def _reserve(self, size: int) -> bool:
+        if size <= self._size:
+            return True
+        if size > MAX_ARENA_BYTES:
+            return False
+        wanted = min(-(-size * 2 // _STEP_BYTES) * _STEP_BYTES, MAX_ARENA_BYTES)
+        try:
+            os.posix_fallocate(self._fd, 0, wanted)  # a full /dev/shm must fail here, not as SIGBUS on the first write
+        except OSError:
+            return False
+        self._size = wanted
+        self._map = mmap.mmap(self._fd, wanted)
+        return True
+
+
+_BUFFERS = (bytes, bytearray, memoryview)
+
+
+class ArenaReader:
+    """Sees what the other process placed."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_RDONLY)
+        self._map: mmap.mmap | None = None
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """Return a view that is valid until the batch is answered.
+
+        Raises:
+            InvalidRequest: If the arena does not reach that far.
+        """
+        end = offset + length
+        if self._map is None or end > len(self._map):
+            size = os.fstat(self._fd).st_size
+            if end > size:
+                msg = f"bytes {offset} to {end} were announced, the shared arena has {size}"
+                raise InvalidRequest(msg)
+            self._map = mmap.mmap(self._fd, size, prot=mmap.PROT_READ)
+        return memoryview(self._map)[offset:end]
+
+    def close(self) -> None:
+        """Give the memory back once no view is used any more."""
+        self._map = None
+        os.close(self._fd)

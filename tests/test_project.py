@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Promises about the project as a whole: what `import forebay` loads, and what committed files may name."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Run in a child: this process has loaded half of the world already.
+LIST_IMPORTS = """
+import sys
+before = set(sys.modules)
+import forebay
+print("\\n".join(sorted({name.partition(".")[0] for name in set(sys.modules) - before})))
+"""
+
+# The names are put together here so that this file does not name them either.
+HOSTS = [
+    ".".join(parts)
+    for parts in (
+        ("pypi", "org"),
+        ("pythonhosted", "org"),
+        ("anaconda", "org"),
+        ("npmjs", "org"),
+        ("npmjs", "com"),
+        ("yarnpkg", "com"),
+        ("crates", "io"),
+        ("golang", "org"),
+        ("docker", "io"),
+        ("ghcr", "io"),
+    )
+]
+REGISTRY = re.compile(
+    r"https?://[^\s'\"<>]+/simple(?![\w-])"  # a Python package index, wherever it is
+    r"|(?:--(?:extra-)?index-url|--find-links|--registry)[ =]+['\"]?(?:https?:|file:|/)"
+    r"|^\s*(?:extra-)?index-url\s*="
+    r"|\b(?:" + "|".join(re.escape(host) for host in HOSTS) + r")\b",
+    re.MULTILINE,
+)
+
+
+def project_files() -> list[Path]:
+    """Every file that is committed, or would be by `git add .`."""
+    git = shutil.which("git")
+    if git is None or not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    listing = subprocess.run(
+        [git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+    )
+    paths = [ROOT / os.fsdecode(name) for name in listing.stdout.split(b"\0") if name]
+    return [path for path in paths if path.is_file()]
+
+
+def registry_names(text: str) -> list[str]:
+    return [match.group(0).strip() for match in REGISTRY.finditer(text)]
+
+
+def test_import_forebay_loads_only_msgspec_and_the_standard_library():
+    child = subprocess.run(
+        [sys.executable, "-c", LIST_IMPORTS],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    loaded = set(child.stdout.split())
+    assert "forebay" in loaded
+    assert loaded - sys.stdlib_module_names - {"forebay", "msgspec"} == set()
+
+
+def test_no_file_names_a_package_registry():
+    found: dict[str, list[str]] = {}
+    for path in project_files():
+        content = path.read_bytes()
+        if b"\0" in content:  # binary: a compressed asset, an image
+            continue
+        names = registry_names(content.decode(errors="replace"))
+        if names:
+            found[str(path.relative_to(ROOT))] = names
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://mirror.example:8080" + "/simple/numpy/",
+        "pip install --index" + "-url https://mirror.example/",
+        "[global]\nindex" + "-url = mirror.example",
+        "uv pip install --find" + "-links /srv/wheels",
+        f"see https://{HOSTS[0]}/project/numpy",
+    ],
+)
+def test_a_registry_name_is_noticed(text: str):
+    assert registry_names(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["https://example.com/simple-things", "a simple/plain text", "http://127.0.0.1:8000/v2"]
+)
+def test_an_ordinary_address_is_not(text: str):
+    assert registry_names(text) == []
+
+
+def test_constraints_are_names_and_versions_only():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert [line for line in lines if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*==[\w.]+(?: ; .+)?", line)] == []
+
+
+def test_constraints_pin_every_requirement():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    requirements = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
+    wanted = {re.split(r"[^\w.-]", requirement)[0].lower().replace("_", "-") for requirement in requirements}
+    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert wanted - pinned == {"forebay"}
+
+
+def test_the_version_is_told_once():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert version in changelog

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The OpenAPI document: valid, complete, and with every reference leading somewhere."""
+
+import json
+from typing import Any
+
+import jsonschema_rs
+import msgspec
+import pydantic
+import pytest
+import schemathesis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.protocols.openapi import PUBLIC_PATHS, Described, document
+from forebay.serving.schema import WireType
+
+JSON, MSGPACK, XMSGPACK = "application/json", "application/msgpack", "application/x-msgpack"
+ERRORS = {"400", "404", "413", "415", "422", "429", "500", "503", "504"}
+
+
+class In(msgspec.Struct):
+    x: int
+    default: "list[In]" = []
+
+
+class Out(msgspec.Struct):
+    label: str
+    score: float
+
+
+class Animal(pydantic.BaseModel):
+    name: str
+    young: "list[Animal]" = []
+
+
+def one(**options):
+    fields = {"name": "fish", "input": WireType(In), "output": WireType(Out, "output")}
+    return Described(**(fields | options))
+
+
+def references(node):
+    if isinstance(node, dict):
+        if isinstance(node.get("$ref"), str):
+            yield node["$ref"]
+        for value in node.values():
+            yield from references(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from references(value)
+
+
+def check(doc):
+    """Validate against the meta-schema of OpenAPI 3.1 and look up every reference."""
+    doc = json.loads(json.dumps(doc))
+    schemathesis.openapi.from_dict(doc).validate()
+    for reference in references(doc):
+        node = doc
+        for step in reference.removeprefix("#/").split("/"):
+            node = node[step]
+    for schema in doc["components"]["schemas"].values():
+        jsonschema_rs.meta.validate(schema | {"$schema": "https://json-schema.org/draft/2020-12/schema"})
+    ids = [operation["operationId"] for item in doc["paths"].values() for operation in item.values()]
+    assert len(ids) == len(set(ids))
+    assert all(name.isidentifier() for name in ids)
+    return doc
+
+
+def test_the_validator_would_notice():
+    doc = document("t", "1", [one()])
+    del doc["paths"]["/"]["post"]["responses"]["200"]["description"]
+    with pytest.raises(jsonschema_rs.ValidationError):
+        check(doc)
+
+
+def test_one_endpoint():
+    doc = check(document("Fish", "1.2", [one(description="Which fish?")]))
+    assert doc["openapi"] == "3.1.0"
+    assert doc["info"] == {"title": "Fish", "version": "1.2"}
+    assert set(doc["paths"]) == {"/", "/models/fish", "/models"} | PUBLIC_PATHS | {"/metrics"}
+    for path in ("/", "/models/fish"):
+        post = doc["paths"][path]["post"]
+        assert post["description"] == "Which fish?"
+        assert set(post["requestBody"]["content"]) == {JSON, MSGPACK, XMSGPACK}
+        assert post["requestBody"]["content"][JSON]["schema"] == {"$ref": "#/components/schemas/In"}
+        assert set(post["responses"]["200"]["content"]) == {JSON, MSGPACK}
+        assert set(post["responses"]) == ERRORS | {"200"}
+    assert "security" not in doc
+
+
+def test_two_endpoints_have_no_root():
+    doc = check(document("t", "1", [one(), one(name="fowl")]))
+    assert "/" not in doc["paths"]
+    assert {"/models/fish", "/models/fowl"} <= set(doc["paths"])
+    assert "post" not in check(document("t", "1", []))["paths"].get("/", {})
+
+
+def test_headers():
+    parameters = document("t", "1", [one()])["components"]["parameters"]
+    by_name = {parameter["name"]: parameter["schema"] for parameter in parameters.values()}
+    timeout = jsonschema_rs.validator_for(by_name["X-Request-Timeout-Ms"])
+    assert timeout.is_valid(1)
+    assert not timeout.is_valid(0)
+    name = jsonschema_rs.validator_for(by_name["X-Request-Id"])
+    assert name.is_valid("a-1!~")
+    assert name.is_valid("a" * 128)
+    for wrong in ("", "a" * 129, "a b", "é", "a\n"):
+        assert not name.is_valid(wrong)
+
+
+def test_errors():
+    doc = document("t", "1", [one()])
+    responses = doc["components"]["responses"]
+    limited = responses[doc["paths"]["/"]["post"]["responses"]["429"]["$ref"].rpartition("/")[2]]
+    assert "Retry-After" in limited["headers"]
+    body = {"error": {"code": "queue_full", "message": "m", "request_id": "r"}}
+    error = jsonschema_rs.validator_for(doc["components"]["schemas"]["ForebayError"])
+    assert error.is_valid(body)
+    assert error.is_valid({"error": body["error"] | {"detail": [1]}})
+    assert not error.is_valid({"error": {"code": "queue_full"}})
+
+
+def test_batchable_means_arrays():
+    post = check(document("t", "1", [one(batchable=True)]))["paths"]["/"]["post"]
+    assert post["requestBody"]["content"][MSGPACK]["schema"] == {
+        "type": "array",
+        "items": {"$ref": "#/components/schemas/In"},
+    }
+    assert post["responses"]["200"]["content"][JSON]["schema"]["items"] == {"$ref": "#/components/schemas/Out"}
+
+
+def test_raw():
+    doc = check(document("t", "1", [one(input=WireType(bytes), output=WireType(bytes, "output"), batchable=True)]))
+    post = doc["paths"]["/"]["post"]
+    binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    assert post["requestBody"]["content"] == binary
+    assert post["responses"]["200"]["content"] == binary
+
+
+def test_streams():
+    content = check(document("t", "1", [one(streams=True)]))["paths"]["/"]["post"]["responses"]["200"]["content"]
+    assert list(content) == ["text/event-stream"]
+    assert content["text/event-stream"]["x-itemSchema"] == {"$ref": "#/components/schemas/Out"}
+
+
+def test_api_key():
+    doc = check(document("t", "1", [one()], api_key=True))
+    assert doc["security"] == [{"ApiKey": []}, {"Bearer": []}]
+    assert doc["components"]["securitySchemes"]["ApiKey"]["name"] == "X-API-Key"
+    assert doc["components"]["securitySchemes"]["Bearer"]["scheme"] == "bearer"
+    for path, item in doc["paths"].items():
+        for operation in item.values():
+            if path in PUBLIC_PATHS:
+                assert operation["security"] == []
+                assert "401" not in operation["responses"]
+            else:
+                assert "security" not in operation
+                assert "401" in operation["responses"]
+
+
+def test_types_of_the_same_name_do_not_mix():
+    first, second = (
+        msgspec.defstruct("Holder", [("inner", msgspec.defstruct("Inner", [("a", kind)])), ("other", In)])
+        for kind in (int, str)
+    )
+    doc = check(
+        document(
+            "t",
+            "1",
+            [
+                one(name="a", input=WireType(first)),
+                one(name="b/c", input=WireType(second), output=WireType(second, "output")),
+                one(name="d", input=WireType(first)),
+            ],
+        )
+    )
+    schemas = doc["components"]["schemas"]
+    assert schemas["Inner"]["properties"]["a"] == {"type": "integer"}
+    assert schemas["b_c_Inner"]["properties"]["a"] == {"type": "string"}
+    assert schemas["b_c_Holder"]["properties"]["inner"] == {"$ref": "#/components/schemas/b_c_Inner"}
+    ask = doc["paths"]["/models/b%2Fc"]["post"]
+    assert ask["requestBody"]["content"][JSON]["schema"] == {"$ref": "#/components/schemas/b_c_Holder"}
+    assert not [name for name in schemas if name.startswith(("a_", "d_", "b_c_2"))]
+
+
+def test_a_type_named_like_ours():
+    ForebayError = msgspec.defstruct("ForebayError", [("a", int)])
+    doc = check(document("t", "1", [one(input=WireType(ForebayError))]))
+    assert "error" in doc["components"]["schemas"]["ForebayError"]["properties"]
+    assert "a" in doc["components"]["schemas"]["fish_ForebayError"]["properties"]
+
+
+def test_fields_named_like_keywords():
+    Odd = msgspec.defstruct("Odd", [("default", In), ("mapping", In), ("enum", int), ("properties", dict[str, In])])
+    Other = msgspec.defstruct("In", [("x", str)])
+    doc = check(document("t", "1", [one(name="a", input=WireType(Other)), one(name="b", input=WireType(Odd))]))
+    properties = doc["components"]["schemas"]["b_Odd"]["properties"]
+    assert properties["default"] == properties["mapping"] == {"$ref": "#/components/schemas/b_In"}
+
+
+def test_tagged_unions_keep_their_mapping():
+    A = msgspec.defstruct("A", [("x", int)], tag=True)
+    B = msgspec.defstruct("B", [("x", int)], tag=True)
+    Clash = msgspec.defstruct("A", [("y", int)])
+    doc = check(document("t", "1", [one(name="a", input=WireType(Clash)), one(name="b", input=WireType(A | B))]))
+    schema = doc["paths"]["/models/b"]["post"]["requestBody"]["content"][JSON]["schema"]
+    assert schema["discriminator"]["mapping"] == {
+        "A": "#/components/schemas/b_A",
+        "B": "#/components/schemas/b_B",
+    }
+
+
+def test_pydantic_types():
+    doc = check(document("t", "1", [one(input=WireType(Animal), output=WireType(list[Animal], "output"))]))
+    assert "Animal" in doc["components"]["schemas"]
+
+
+def test_the_document_is_the_callers_own():
+    first = document("t", "1", [one()])
+    first["components"]["schemas"].clear()
+    first["components"]["parameters"]["Timeout"]["schema"].clear()
+    check(document("t", "1", [one()]))
+
+
+def test_requests_made_from_the_document_can_be_read():
+    endpoint = one()
+    schema = schemathesis.openapi.from_dict(document("t", "1", [endpoint]))
+    decode = endpoint.input.decoder("json")
+
+    @settings(max_examples=15, deadline=None, derandomize=True, database=None)
+    @given(case=schema["/models/fish"]["post"].as_strategy())
+    def try_all(case):
+        if case.media_type == JSON:
+            decode(json.dumps(case.body).encode())
+
+    try_all()
+
+
+names = st.text(min_size=1, max_size=12).filter(lambda text: text.isprintable())
+
+
+@settings(max_examples=15, deadline=None)
+@given(names=st.lists(names, max_size=3, unique=True), flags=st.tuples(st.booleans(), st.booleans(), st.booleans()))
+def test_any_names_make_a_valid_document(names, flags):
+    streams, batchable, api_key = flags
+    endpoints = [
+        one(name=name, output=WireType(Any, "output"), streams=streams, batchable=batchable, version="3")
+        for name in names
+    ]
+    check(document("t", "1", endpoints, api_key=api_key))
