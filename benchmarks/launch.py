@@ -26,13 +26,17 @@ from benchmarks.work import COUNTER, COUNTER_ENV, job, request_body
 ROOT = Path(__file__).resolve().parent.parent
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 10.0
-SINGLE_THREADED = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 Cores = frozenset[int]
 
 
 class ServerFailed(Exception):
     """A server did not start, or answered wrongly."""
+
+
+def pinned(command: list[str], cores: Cores) -> list[str]:
+    return ["taskset", "-c", ",".join(map(str, cores)), *command]
 
 
 def environment() -> dict[str, str]:
@@ -119,13 +123,11 @@ def start(server: Server, job_name: str, cores: Cores) -> Iterator[Running]:
         with log.open("wb") as output:
             began = time.perf_counter()
             process = subprocess.Popen(
-                server.command(job_name, port),
+                pinned(server.command(job_name, port), cores),
                 cwd=ROOT,
-                env={**environment(), COUNTER_ENV: str(counter), **server.env(job_name)},
+                env={**environment(), COUNTER_ENV: str(counter), "BENCH_JOB": job_name},
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                preexec_fn=lambda: os.sched_setaffinity(0, cores),
-                start_new_session=True,
             )
         running = Running(server, job_name, port, process, counter)
         try:
@@ -170,11 +172,10 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 def python_helper(name: str, *arguments: str, cores: Cores) -> Any:
     """Run one of our modules in a process of its own, pinned, and decode the JSON it prints."""
     result = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", *arguments],
+        pinned([sys.executable, "-m", f"benchmarks.{name}", *arguments], cores),
         cwd=ROOT,
         env=environment(),
         check=True,
         stdout=subprocess.PIPE,
-        preexec_fn=lambda: os.sched_setaffinity(0, cores),
     )
     return msgspec.json.decode(result.stdout)

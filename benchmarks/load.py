@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import tempfile
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.launch import Cores, Running
+from benchmarks.launch import Cores, Running, pinned
 from benchmarks.work import request_body
 
 SCRIPT = Path(__file__).with_name("post.lua")
@@ -31,11 +30,11 @@ def run_wrk(running: Running, connections: int, seconds: float, cores: Cores) ->
     with tempfile.NamedTemporaryFile() as body:
         body.write(request_body(running.job))
         body.flush()
+        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "-s", str(SCRIPT), running.url, "--", body.name]
         result = subprocess.run(
-            ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "-s", str(SCRIPT), running.url, "--", body.name],
+            pinned(command, cores),
             check=True,
             capture_output=True,
             text=True,
-            preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )
     return msgspec.json.decode(result.stdout.rpartition("JSON")[2], type=Load)

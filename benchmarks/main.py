@@ -113,8 +113,9 @@ class Bench:
         )
         self.records.all.append(record)
         say(
-            f"{record.job:10} {loop:6} {load_size:5} {record.server:18} {record.rate:9,.0f}/s  mean {record.mean_ms:7.2f}  "
-            f"p99 {record.p99_ms:7.2f} ms  {record.cpu_us:7.1f} us  batch {record.batch:4.1f}  foreign {record.foreign:.2f}"
+            f"{record.job:10} {loop:6} {load_size:5} {record.server:18} {record.rate:9,.0f}/s  "
+            f"mean {record.mean_ms:7.2f}  p99 {record.p99_ms:7.2f} ms  {record.cpu_us:7.1f} us  "
+            f"batch {record.batch:4.1f}  foreign {record.foreign:.2f}"
         )
 
     def write(self, rounds: int, began: float, steal: float) -> None:

@@ -11,18 +11,18 @@ from pathlib import Path
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
-def stat_fields(path: str) -> list[str]:
+def stat_fields(path: Path) -> list[str]:
     """Split a `stat` file after the process name, which may itself hold spaces; field 0 is the state."""
-    return Path(path).read_text().rpartition(")")[2].split()
+    return path.read_text().rpartition(")")[2].split()
 
 
 def tree(root: int) -> list[int]:
     """List a process and all its descendants."""
     children: dict[int, list[int]] = defaultdict(list)
-    for entry in os.listdir("/proc"):
-        if entry.isdecimal():
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
             try:
-                children[int(stat_fields(f"/proc/{entry}/stat")[1])].append(int(entry))
+                children[int(stat_fields(folder / "stat")[1])].append(int(folder.name))
             except (FileNotFoundError, ProcessLookupError):
                 pass  # it ended meanwhile
     found = [root]
@@ -32,7 +32,7 @@ def tree(root: int) -> list[int]:
 
 
 def cpu_s(pids: Iterable[int]) -> float:
-    return sum(sum(map(int, stat_fields(f"/proc/{pid}/stat")[11:13])) for pid in pids) * TICK_S
+    return sum(sum(map(int, stat_fields(Path(f"/proc/{pid}/stat"))[11:13])) for pid in pids) * TICK_S
 
 
 def pss_mib(pid: int) -> float:
@@ -44,17 +44,17 @@ def pss_mib(pid: int) -> float:
 
 
 def threads(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/task"))
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
 def descriptors(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 def front(pids: Iterable[int], port: int) -> int:
     """Find the process that serves a port: of those that hold its socket the one that worked most."""
     wanted = f"socket:[{listening_inode(port)}]"
-    holders = [pid for pid in pids if wanted in links(f"/proc/{pid}/fd")]
+    holders = [pid for pid in pids if wanted in links(Path(f"/proc/{pid}/fd"))]
     return max(holders, key=lambda pid: cpu_s([pid]))
 
 
@@ -66,11 +66,11 @@ def listening_inode(port: int) -> str:
     raise LookupError(f"nobody listens on port {port}")
 
 
-def links(folder: str) -> set[str]:
+def links(folder: Path) -> set[str]:
     found = set()
-    for name in os.listdir(folder):
+    for link in folder.iterdir():
         try:
-            found.add(os.readlink(f"{folder}/{name}"))
+            found.add(str(link.readlink()))
         except FileNotFoundError:
             pass  # closed meanwhile
     return found

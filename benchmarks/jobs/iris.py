@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The iris job as a native model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from benchmarks.work import iris
+
 from forebay import Model
 
 
 class Iris(Model):
-    def __init__(self) -> None:
+    def load(self) -> None:
         self.run = iris.load()
 
     def predict(self, batch: list[Any]) -> list[Any]:

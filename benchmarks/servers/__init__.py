@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.work import JOBS, MAX_BATCH
 
@@ -23,7 +23,6 @@ class Server:
     name: str
     command: Callable[[str, int], list[str]]
     path: str = "/"
-    env: Callable[[str], dict[str, str]] = field(default=lambda job: {})
     every_round: frozenset[str] = EVERY_JOB
     closed_loop: bool = True
     open_loop: bool = False
@@ -44,7 +43,7 @@ def module(name: str, *arguments: str) -> list[str]:
 
 def forebay_command(kind: str, *extra: str, workers: int = 1) -> Callable[[str, int], list[str]]:
     def command(job: str, port: int) -> list[str]:
-        program = os.path.join(os.path.dirname(sys.executable), "forebay")
+        program = str(Path(sys.executable).with_name("forebay"))
         flags = f"--worker-kind {kind} --workers {workers} --http-port {port} --max-batch-size {MAX_BATCH}"
         return [program, "serve", f"benchmarks/jobs/{job}.py", *flags.split(), *LOGGING, *extra]
 
@@ -69,19 +68,8 @@ def raw(kind: str) -> Server:
 SERVERS = (
     Server(
         "mosec",
-        lambda job, port: module(
-            "mosec_app",
-            "--address",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            "--path",
-            f"/tmp/mosec-{port}",
-            "--log-level",
-            "warning",
-        ),
+        lambda _, port: module("mosec_app", *f"--address 127.0.0.1 --port {port} --log-level warning".split()),
         path="/inference",
-        env=lambda job: {"BENCH_JOB": job},
         open_loop=True,
     ),
     forebay("inline", open_loop=False),

@@ -131,12 +131,16 @@ def start_thread(job: str) -> Start:
 
 
 async def start_process(job: str) -> Start:
-    ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "benchmarks.servers.raw", job, "child", "--fd", str(theirs.fileno())]
-    subprocess.Popen(command, pass_fds=[theirs.fileno()])
-    theirs.close()
-    _, frames = await asyncio.get_running_loop().create_unix_connection(Frames, sock=ours)
+    _, frames = await asyncio.get_running_loop().create_unix_connection(Frames, sock=spawn_child(job))
     return frames.start
+
+
+def spawn_child(job: str) -> socket.socket:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-m", "benchmarks.servers.raw", job, "child", "--fd", str(theirs.fileno())]
+        subprocess.Popen(command, pass_fds=[theirs.fileno()])
+    return ours
 
 
 def run_child(job: str, fd: int) -> None:

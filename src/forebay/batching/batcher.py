@@ -58,7 +58,7 @@ class Batcher:
         self._loop = loop
         self._parts = parts
         self._running: set[Batch] = set()
-        self._scheduled = False
+        self.is_awake = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
         pool.on_idle = self.wake
@@ -70,14 +70,13 @@ class Batcher:
             QueueFull, TooLarge: From the queue; nothing was queued.
         """
         self.queue.offer(entry, now)
-        if not self._scheduled and self.pool.idle:
-            self._scheduled = True
-            self._loop.call_soon(self._turn)
+        if not self.is_awake and self.pool.idle:
+            self.wake()
 
     def wake(self) -> None:
         """Look for work at the end of this turn."""
-        if not self._scheduled:
-            self._scheduled = True
+        if not self.is_awake:
+            self.is_awake = True
             self._loop.call_soon(self._turn)
 
     def abandon(self, entry: Entry) -> None:
@@ -98,7 +97,7 @@ class Batcher:
             self._timer = None
 
     def _turn(self) -> None:
-        self._scheduled = False
+        self.is_awake = False
         pool = self.pool
         if not pool.idle:
             return

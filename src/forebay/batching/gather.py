@@ -30,6 +30,9 @@ SLICE = 0.3
 FORGET = 0.97
 """Weight that older batches keep each time a new one is learned."""
 
+MIN_FIXED_S = 0.0002
+"""A fixed cost below this is not worth waiting for: the turns of the loop that a wait takes cost as much."""
+
 _releases = itertools.count(1)
 
 
@@ -82,10 +85,9 @@ class Gather:
         self._release = 0
         self._target = 0.0
         self._answered = 0
-        self._back = 0
         self._started = 0.0
         self._slice_started = 0.0
-        self._slice_rows = 0
+        self._slice_queued = 0
 
     def answered(self, entries: Iterable[Entry], queued: int, now: float, *, alone: bool) -> None:
         """Mark the origins of a batch whose answers were written and start to wait if that pays.
@@ -106,49 +108,52 @@ class Gather:
         self.until = None
         if not alone or queued >= self._max_size:
             return
+        if self.curve.a < MIN_FIXED_S:
+            return
         expected = self.rho * rows
         if expected < 0.5 or expected / SLICE < queued / 2:
             return
         self._target = min(self._max_size, queued + expected) - 0.5
         self._answered = rows
-        self._back = 0
-        self._slice_rows = 0
+        self._slice_queued = queued
         self._started = self._slice_started = now
         self.until = now + 2 * SLICE * self.curve.a
 
-    def arrived(self, entry: Entry) -> None:
-        """Count a row that came while waiting."""
-        self._slice_rows += entry.size
-        origin = entry.origin
-        if origin is not None and origin.release == self._release:
-            self._back += entry.size
+    def holds(self, queued: int, now: float, waiting: Iterable[Entry]) -> bool:
+        """Tell, at the end of a turn, whether the slot should go on waiting.
 
-    def holds(self, queued: int, now: float) -> bool:
-        """Tell, at the end of a turn, whether the slot should go on waiting."""
+        Args:
+            queued: Rows that wait.
+            now: Seconds.
+            waiting: The entries they belong to; looked at only when the wait ends.
+        """
         if self.until is None:
             return False
         if queued >= self._target:
-            self._met()
+            share = self._share_back(waiting)
+            if share >= self.rho - 0.5 / self._answered:
+                self.rho += 0.1 * (1.0 - self.rho)
+            else:
+                self.rho += 0.3 * (share - self.rho)
+            self.until = None
             return False
         if now < self.until:
             return True
         a = self.curve.a
         slice_s = SLICE * a
         elapsed = now - self._slice_started
-        rate = self._slice_rows / elapsed if elapsed > 0.0 else 0.0
+        rate = (queued - self._slice_queued) / elapsed if elapsed > 0.0 else 0.0
         if rate * a > queued and now + slice_s - self._started < a:
             self._slice_started = now
-            self._slice_rows = 0
+            self._slice_queued = queued
             self.until = now + slice_s
             return True
-        self.rho += 0.3 * (self._back / self._answered - self.rho)
+        self.rho += 0.3 * (self._share_back(waiting) - self.rho)
         self.until = None
         return False
 
-    def _met(self) -> None:
-        share = self._back / self._answered
-        if share >= self.rho - 0.5 / self._answered:
-            self.rho += 0.1 * (1.0 - self.rho)
-        else:
-            self.rho += 0.3 * (share - self.rho)
-        self.until = None
+    def _share_back(self, waiting: Iterable[Entry]) -> float:
+        """Return the share of the answered rows whose clients have come back."""
+        release = self._release
+        back = sum(entry.size for entry in waiting if entry.origin is not None and entry.origin.release == release)
+        return back / self._answered

@@ -117,8 +117,6 @@ class BatchQueue:
         line.rows = rows + size
         if rows < self._max_size <= rows + size:
             line.full_since = now
-        if self.gather is not None and self.gather.until is not None:
-            self.gather.arrived(entry)
 
     def cancel(self, entry: Entry) -> None:
         """Forget an entry that still waits; does nothing for one that has left. The caller marks it `done`."""
@@ -167,8 +165,8 @@ class BatchQueue:
             else:
                 del self._running[batch.key]
         if self.gather is not None and batch.key is not ALONE:
-            if batch.model_s > 0.0:
-                self.gather.curve.learn(batch.rows, batch.model_s)
+            # The whole way there and back counts, not only the model: it is what one more batch would cost.
+            self.gather.curve.learn(batch.rows, now - batch.entries[0].taken)
             self.gather.answered(batch.entries, self.waiting, now, alone=alone)
 
     def is_full(self) -> bool:
@@ -181,13 +179,18 @@ class BatchQueue:
             return self.gather.until
         if self.config.idle == "wait" and self._lines:
             wait_s = self.config.max_wait_s
-            return min(self._head(line).arrived for line in self._lines.values()) + wait_s
+            # A line that may not run now becomes due when one of its batches is answered, which wakes the driver.
+            runnable = [line for line in self._lines.values() if self._may_run(line)]
+            return min(self._head(line).arrived for line in runnable) + wait_s if runnable else None
         return None
 
     def _eligible(self, now: float) -> Line | None:
+        gather = self.gather
+        if gather is not None and gather.until is not None and not self._alone:
+            waiting = (entry for line in self._lines.values() for entry in line.entries if not entry.taken)
+            if gather.holds(self.waiting, now, waiting):
+                return None
         if not self._lines:
-            return None
-        if self.gather is not None and self.gather.holds(self.waiting, now) and not self._alone:
             return None
         if len(self._lines) == 1 and self.config.idle != "wait" and self.config.max_running is None:
             return next(iter(self._lines.values()))
@@ -220,30 +223,45 @@ class BatchQueue:
         return Batch(entries=[entry], key=ALONE, rows=entry.size)
 
     def _fill(self, line: Line, now: float) -> Batch | None:
-        taken: list[Entry] = []
-        rows = 0
-        queued = line.entries
         room = self._max_size
+        if line.rows <= room and not line.dead:  # the common case: all of it
+            rows = line.rows
+            taken = list(line.entries)
+            expired = False
+            for entry in taken:
+                entry.taken = now
+                if entry.deadline <= now:
+                    expired = True
+            self.waiting -= rows
+            del self._lines[line.key]
+            if not expired:
+                return Batch(taken, line.key, rows)
+        else:
+            taken = self._cut(line, room, now)
+        # Who is late is answered by its owner; it must not run.
+        alive = [entry for entry in taken if entry.deadline > now]
+        return Batch(alive, line.key, sum(entry.size for entry in alive)) if alive else None
+
+    def _cut(self, line: Line, room: int, now: float) -> list[Entry]:
+        """Take as many entries off the front of a line as fit."""
+        taken: list[Entry] = []
+        queued = line.entries
         while queued:
             entry = queued[0]
             if entry.taken:
                 queued.popleft()
                 line.dead -= 1
                 continue
-            size = entry.size
-            if size > room:
+            if entry.size > room:
                 break
             queued.popleft()
-            line.rows -= size
-            self.waiting -= size
+            room -= entry.size
+            line.rows -= entry.size
+            self.waiting -= entry.size
             entry.taken = now
-            if entry.deadline <= now:  # its owner answers it; it must not run
-                continue
             taken.append(entry)
-            rows += size
-            room -= size
         if line.rows == 0:
             del self._lines[line.key]
         elif line.rows >= self._max_size:
             line.full_since = now
-        return Batch(entries=taken, key=line.key, rows=rows) if taken else None
+        return taken

@@ -9,7 +9,10 @@ on its loop; workers report what they measured in their answers. `exposition.py`
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SECONDS: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -34,6 +37,25 @@ class Histogram:
         """Count one value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+
+    def observe_since(self, now: float, moments: Sequence[float]) -> None:
+        """Count how long ago each of these moments was, many at once.
+
+        Args:
+            now: Seconds.
+            moments: Seconds, in rising order, as those of a batch in arrival order are.
+        """
+        self.total += now * len(moments) - sum(moments)
+        self._count_since(now, moments, 0, len(moments) - 1)
+
+    def _count_since(self, now: float, moments: Sequence[float], first: int, last: int) -> None:
+        index = bisect_left(self.bounds, now - moments[first])
+        if index == bisect_left(self.bounds, now - moments[last]):  # so are all between them
+            self.counts[index] += last - first + 1
+            return
+        middle = (first + last) // 2
+        self._count_since(now, moments, first, middle)
+        self._count_since(now, moments, middle + 1, last)
 
     @property
     def count(self) -> int:

@@ -79,6 +79,9 @@ class Endpoint:
         self.accepting = False
         self._open: dict[Request, None] = {}
         self._queue = BatchQueue(batching)
+        self._timeout_s = config.timeout_s
+        self._max_size = batching.max_size
+        self._offer = self._queue.offer
         self._loop: asyncio.AbstractEventLoop | None = None
         self._batcher: Batcher | None = None
         self._sweep: asyncio.TimerHandle | None = None
@@ -134,23 +137,24 @@ class Endpoint:
     def submit(self, request: Request) -> None:
         """Queue a request; `request.reply` is called on the loop once its outcome is known, even if it is refused."""
         now = time.monotonic()
-        request.arrived = now
         batcher = self._batcher
         if not self.accepting or batcher is None:
+            request.arrived = now
             self._refuse(request, Unavailable(f"endpoint '{self.config.name}' does not take requests now"))
             return
-        if request.deadline == _NEVER:
-            request.deadline = now + self.config.timeout_s
-        else:
-            request.deadline = min(request.deadline, now + self.config.max_timeout_s)
+        deadline = request.deadline
+        if deadline == _NEVER:
+            deadline = request.deadline = now + self._timeout_s
         self._open[request] = None
-        if request.deadline < self._sweep_due:
-            self._arm(request.deadline, now)
+        if deadline < self._sweep_due:
+            self._arm(deadline, now)
         try:
-            if request.size > self.batching.max_size:
+            if request.size > self._max_size:
                 self._split(request, batcher, now)
             else:
-                batcher.submit(request, now)
+                self._offer(request, now)
+                if not batcher.is_awake and self.pool.idle:
+                    batcher.wake()
         except ForebayError as error:
             del self._open[request]
             self._refuse(request, error)
@@ -176,7 +180,7 @@ class Endpoint:
             if not future.done():
                 future.set_result(outcome)
 
-        deadline = _NEVER if timeout_s is None else time.monotonic() + timeout_s
+        deadline = _NEVER if timeout_s is None else time.monotonic() + min(timeout_s, self.config.max_timeout_s)
 
         def on_part(part: Any, release: Callable[[], object]) -> None:
             parts.append(part)
@@ -242,34 +246,48 @@ class Endpoint:
             batcher.submit(piece, now)
 
     def _answer(self, batch: Batch, outcomes: Sequence[Outcome], now: float) -> None:
+        opened = self._open
+        answered: list[Request] = []
+        logged: Any = None
+        for entry, outcome in zip(batch.entries, outcomes, strict=True):
+            if type(outcome) is Failure:
+                error = outcome.error
+                if isinstance(error, UserCodeError) and error is not logged:
+                    logged = error
+                    self._log_failure(error, batch)
+                if not entry.done:
+                    self._settle_entry(entry, outcome)
+                continue
+            try:
+                del opened[entry]
+            except KeyError:  # a slice, or a request that nobody waits for any more
+                if not entry.done:
+                    self._settle_entry(entry, outcome)
+                continue
+            entry.done = True
+            answered.append(entry)
+            entry.reply(entry, outcome)
+        self._count(batch, answered, now)
+        if self._drained is not None and not opened:
+            self._drained.set()
+
+    def _settle_entry(self, entry: Request | Slice, outcome: Outcome) -> None:
+        if type(entry) is Request:
+            self._settle(entry, outcome)
+        elif type(entry) is Slice:
+            entry.done = True
+            entry.reply(entry, outcome)
+
+    def _count(self, batch: Batch, answered: list[Request], now: float) -> None:
+        """Count a batch and those of its requests that got an answer."""
         metrics = self.metrics
         metrics.batch_size.observe(batch.rows)
         metrics.model_s.observe(batch.model_s)
-        opened = self._open
-        observe_queue, observe_request = metrics.queue_s.observe, metrics.request_s.observe
-        answered = 0
-        logged: Any = None
-        for entry, outcome in zip(batch.entries, outcomes, strict=True):
-            if entry.done:
-                continue
-            if type(outcome) is Failure and isinstance(outcome.error, UserCodeError) and outcome.error is not logged:
-                logged = outcome.error
-                self._log_failure(logged, batch)
-            if type(entry) is Slice:
-                entry.done = True
-                entry.reply(entry, outcome)
-            elif type(outcome) is Failure:
-                self._settle(entry, outcome)
-            else:
-                entry.done = True
-                del opened[entry]
-                observe_queue(entry.taken - entry.arrived)
-                observe_request(now - entry.arrived)
-                answered += 1
-                entry.reply(entry, outcome)
-        metrics.codes["ok"] += answered
-        if self._drained is not None and not opened:
-            self._drained.set()
+        if answered:
+            metrics.codes["ok"] += len(answered)
+            arrivals = [request.arrived for request in answered]
+            metrics.request_s.observe_since(now, arrivals)
+            metrics.queue_s.observe_since(answered[0].taken, arrivals)
 
     def _parts(self, batch: Batch, parts: Sequence[Any], release: Callable[[], object]) -> None:
         """Hand one step of a streamed answer to its clients; `release` is called once all of them have room again."""

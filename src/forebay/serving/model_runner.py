@@ -20,7 +20,7 @@ from forebay.types.call import Failure
 from forebay.workers.pool import failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
     from forebay.serving.model import Model
     from forebay.types.call import Item, Outcome
@@ -107,11 +107,11 @@ class ModelRunner:
         return result  # pyright: ignore[reportReturnType]
 
     def _decoded(self, items: Sequence[Item]) -> _Batch:
-        first = items[0].params
         if not self._batchable:
             try:
-                if all(item.params is first or item.params == first for item in items):
-                    decode = self._decode[first["in"]]
+                params = _common_params(items)
+                if params is not None:
+                    decode = self._decode[params["in"]]
                     return _Batch(items, [decode(item.body) for item in items], None, {})
                 return _Batch(items, [self._decode[item.params["in"]](item.body) for item in items], None, {})
             except Exception:  # noqa: BLE001, S110 - which one it was is found below
@@ -137,10 +137,10 @@ class ModelRunner:
     def _encoded(self, batch: _Batch) -> Sequence[Outcome]:
         items = batch.items
         if not batch.failures and not self._batchable:
-            first = items[0].params
             try:
-                if all(item.params is first or item.params == first for item in items):
-                    encode = self._encode[first["out"]]
+                params = _common_params(items)
+                if params is not None:
+                    encode = self._encode[params["out"]]
                     return [encode(result) for result in batch.samples]
             except Exception:  # noqa: BLE001, S110 - which one it was is found below
                 pass
@@ -240,6 +240,8 @@ class _Batch:
             msg = f"predict returned {len(results)} results for {count} samples"
             raise BadOutcome(msg)
         self.samples = list(results)
+        if not any(issubclass(kind, Exception | Failure) for kind in set(map(type, self.samples))):
+            return
         for owner, result in zip(self.owners, self.samples, strict=True):
             if isinstance(result, Exception | Failure):
                 self.failures[owner] = result if isinstance(result, Failure) else failure_of(result)
@@ -258,6 +260,15 @@ class _Batch:
         pairs = [(o, s) for o, s in zip(self.owners, samples, strict=True) if o not in self.failures]
         self.owners = [owner for owner, _ in pairs]
         self.samples = [sample for _, sample in pairs]
+
+
+def _common_params(items: Sequence[Item]) -> Mapping[str, Any] | None:
+    """Return the params of all items if they are the same object, as those of equal formats are."""
+    first = items[0].params
+    for item in items:
+        if item.params is not first:
+            return None
+    return first
 
 
 def _blocking(loop: asyncio.Runner, steps: AsyncIterator[Any]) -> Iterator[Any]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 from typing import TYPE_CHECKING, Protocol
@@ -92,6 +93,8 @@ class Server:
                 starting.cancel()
                 await asyncio.wait([starting])
             elif starting.exception() is None:
+                gc.collect()
+                gc.freeze()  # what is loaded now stays: the collector need not walk over it again and again
                 self._ready(host, port)
                 await self._stop.wait()
             else:

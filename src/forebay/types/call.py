@@ -72,8 +72,10 @@ Outcome = Any  # a runner's result for one item, or a Failure
 Reply = Callable[["Request", Outcome], None]
 
 
-class Request(msgspec.Struct, eq=False):
+class Request(msgspec.Struct, eq=False, gc=False):
     """One call by one client: one id, one deadline, one answer (or one stream of parts).
+
+    The garbage collector does not look at requests: whoever refers to one lets go of it when it is answered.
 
     Attributes:
         body: What the worker will decode; a list with one element a sample when `size` may exceed 1.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from forebay.errors import ForebayError
-from forebay.types.call import EMPTY, Failure
+from forebay.types.call import Failure
 from forebay.workers import frames
 from forebay.workers.cancel import probe
 from forebay.workers.pool import CREDIT, checked, do_after, failure_of, split_after
@@ -92,7 +92,7 @@ class Connection:
 
     def place(self, outcomes: Sequence[Any]) -> Sequence[Any]:
         """Move large results into the arena."""
-        return outcomes if self._outgoing is None else self._outgoing.place(outcomes)
+        return outcomes if self._outgoing is None else self._outgoing.place(list(outcomes))
 
     def close(self) -> None:
         """Hang up."""
@@ -121,8 +121,10 @@ def serve(connection: Connection, runner: Runner) -> None:
 
 
 def _items(bodies: list[Any], params: Any, sizes: list[int] | None) -> list[Item]:
+    if sizes is None and not isinstance(params, list):
+        return [Item(body, params, 1) for body in bodies]
     count = len(bodies)
-    each = params if isinstance(params, list) else [params or EMPTY] * count
+    each = params if isinstance(params, list) else [params] * count
     return [Item(*fields) for fields in zip(bodies, each, sizes or [1] * count, strict=True)]
 
 
@@ -140,12 +142,11 @@ def _run(connection: Connection, runner: Runner, batch_id: int, items: list[Item
     except Exception as error:  # noqa: BLE001 - the boundary to user code
         outcomes = [failure_of(error)] * len(items)
     seconds = time.perf_counter() - started
-    failures = {
-        index: _wire_error(outcome.error) for index, outcome in enumerate(outcomes) if type(outcome) is Failure
-    }
-    if failures:
+    failures = None
+    if Failure in set(map(type, outcomes)):
+        failures = {i: _wire_error(outcome.error) for i, outcome in enumerate(outcomes) if type(outcome) is Failure}
         outcomes = [None if type(outcome) is Failure else outcome for outcome in outcomes]
-    connection.send(["result", batch_id, connection.place(outcomes), failures or None, seconds, not work])
+    connection.send(["result", batch_id, connection.place(outcomes), failures, seconds, not work])
     if work:
         while (message := connection.receive())[0] != "written":
             if message[0] == "stop":

@@ -79,9 +79,9 @@ def failure_of(error: BaseException) -> Failure:
 
 def split_after(outcomes: Sequence[Outcome]) -> tuple[Sequence[Outcome], list[Callable[[], object]]]:
     """Separate the outcomes from the work that follows once they were written."""
+    if After not in set(map(type, outcomes)):
+        return outcomes, []
     work = [outcome.work for outcome in outcomes if type(outcome) is After]
-    if not work:
-        return outcomes, work
     return [outcome.outcome if type(outcome) is After else outcome for outcome in outcomes], work
 
 

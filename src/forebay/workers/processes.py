@@ -24,7 +24,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -120,8 +120,10 @@ class Slot(asyncio.Protocol):
         if self._outgoing is not None:
             bodies = self._outgoing.place(bodies)
         params: Any = entries[0].params
-        if any(entry.params is not params for entry in entries):
-            params = [entry.params for entry in entries]
+        for entry in entries:
+            if entry.params is not params:
+                params = [entry.params for entry in entries]
+                break
         sizes = None if batch.rows == len(entries) else [entry.size for entry in entries]
         self.send(["batch", self.batch_id, bodies, params, sizes])
 
@@ -172,7 +174,9 @@ class Slot(asyncio.Protocol):
             msg = f"it answered {len(outcomes)} of {len(batch.entries)} items"
             raise InvalidRequest(msg)
         # What lies in the arena is copied out before the worker may write the next answers over it.
-        found = [bytes(outcome) if type(outcome) is memoryview else outcome for outcome in outcomes]
+        found = outcomes
+        if memoryview in set(map(type, outcomes)):
+            found = [bytes(outcome) if type(outcome) is memoryview else outcome for outcome in outcomes]
         self.batch = self.done = None
         batch.on_cancel = None
         batch.model_s = seconds
@@ -268,9 +272,15 @@ class ProcessPool:
                 raise error
 
     def submit(self, batch: Batch, done: Done) -> None:
-        """Give the batch to the slot that has been idle longest."""
+        """Give the batch to the worker with the most idle slots, of several to the one that has been idle longest."""
         self.idle -= 1
-        self._idle_slots.popleft().run(batch, done)
+        if self._threads == 1:
+            self._idle_slots.popleft().run(batch, done)
+            return
+        idle = Counter(slot.worker for slot in self._idle_slots)
+        slot = max(self._idle_slots, key=lambda slot: idle[slot.worker])
+        self._idle_slots.remove(slot)
+        slot.run(batch, done)
 
     async def stop(self, grace_s: float) -> None:
         """Stop idle workers now, busy ones when their batch has ended or `grace_s` is over."""
@@ -304,6 +314,10 @@ class ProcessPool:
         alive = sum(worker.ready for worker in self._workers)
         slots = len(self._workers) * self._threads
         return PoolStatistics(slots=slots, idle=self.idle, restarts=self.restarts, alive=alive)
+
+    def pids(self) -> list[int]:
+        """Return the process ids of the workers that are up."""
+        return [worker.process.pid for worker in self._workers if worker.ready and worker.process is not None]
 
     def greeted(self, slot: Slot, index: int | None, *, first: bool) -> None:
         """A worker said hello on a new connection: tell it what to run."""

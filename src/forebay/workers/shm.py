@@ -11,13 +11,10 @@ from __future__ import annotations
 import mmap
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forebay.errors import InvalidRequest
 from forebay.workers.frames import shared
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 THRESHOLD_BYTES = 64 * 1024
 """Bodies of this size and more go through the arena; a smaller one is cheaper inside the frame."""
@@ -43,8 +40,13 @@ class ArenaWriter:
         self._size = 0
         self._map: mmap.mmap | None = None
 
-    def place(self, bodies: Sequence[Any]) -> list[Any]:
+    def place(self, bodies: list[Any]) -> list[Any]:
         """Return the bodies with each large one replaced by its place in the arena."""
+        try:
+            if max(map(len, bodies)) < THRESHOLD_BYTES:
+                return bodies
+        except TypeError:
+            pass  # not all are buffers: looked at one by one
         placed: list[Any] = []
         offset = 0
         for body in bodies:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from forebay.server.app import App
     from forebay.server.config import HttpConfig
-    from forebay.transports.http.exchange import Exchange
+    from forebay.transports.http.exchange import Head
     from forebay.types.call import Request
 
 _ASSETS: Final = {
@@ -115,59 +115,66 @@ class Predict:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, submit, and write the answer or the parts of it as they come."""
-        route = self._route
-        exchange = route.read_head(scope["headers"])
+        head = self._route.read_head(scope["headers"])
+        answer = Answer(self._route, head, send)
         try:
-            if exchange.problem is not None:
-                raise exchange.problem
-            await self._read_body(exchange, receive)
-            answer = Answer(route, exchange, send)
-            outcome = await answer.wait(receive)
+            if head.problem is not None:
+                raise head.problem
+            body = await self._read_body(head, receive)
+            outcome = await answer.wait(body, receive)
             await answer.end(outcome)
         except Cancelled:
             return
         except ForebayError as error:
-            if exchange.request is None:
-                route.endpoint.reject(error)
-            await _send(send, *error_answer(error, exchange.id))
+            if answer.request is None:
+                self._route.endpoint.reject(error)
+            await _send(send, *error_answer(error, answer.id))
 
-    async def _read_body(self, exchange: Exchange, receive: Receive) -> None:
+    async def _read_body(self, head: Head, receive: Receive) -> bytes:
         limit = self._route.max_body_bytes
-        if exchange.declared_bytes > limit:
-            raise self._route.too_large(exchange.declared_bytes)
+        if head.length > limit:
+            raise self._route.too_large(head.length)
+        pieces: list[bytes] = []
+        received = 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 msg = "the client went away"
                 raise Cancelled(msg)
-            body = message.get("body", b"")
-            exchange.received_bytes += len(body)
-            if exchange.received_bytes > limit:
+            piece = message.get("body", b"")
+            received += len(piece)
+            if received > limit:
                 raise self._route.too_large()
-            exchange.body.append(body)
+            pieces.append(piece)
             if not message.get("more_body", False):
-                return
+                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 class Answer:
-    """The answer to one exchange over ASGI."""
+    """The answer to one request over ASGI."""
 
-    def __init__(self, route: Route, exchange: Exchange, send: Send) -> None:
+    def __init__(self, route: Route, head: Head, send: Send) -> None:
+        self.id = head.id
+        self.request: Request | None = None
         self._route = route
-        self._exchange = exchange
+        self._head = head
         self._send = send
+        self._started = False
         self._parts: asyncio.Queue[tuple[bytes, Callable[[], object]] | None] = asyncio.Queue()
         self._outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-    async def wait(self, receive: Receive) -> Any:
+    async def wait(self, body: bytes, receive: Receive) -> Any:
         """Submit and wait for the outcome, sending parts meanwhile.
 
         Raises:
             Cancelled: If the client goes away before; its request is then cancelled.
         """
-        self._route.submit(self._exchange, self._reply, None, self._part)
+        route = self._route
+        request = self.request = route.request(self._head, body, self._reply, None)
+        request.on_part = self._part
+        route.endpoint.submit(request)
         gone = asyncio.ensure_future(self._disconnected(receive))
-        writing = asyncio.ensure_future(self._write_parts()) if self._route.contract.streams else None
+        writing = asyncio.ensure_future(self._write_parts()) if route.contract.streams else None
         waiting: set[asyncio.Future[Any]] = {gone, writing or self._outcome}
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -181,8 +188,7 @@ class Answer:
             gone.cancel()
             if writing is not None:
                 writing.cancel()
-            if self._exchange.request is not None:
-                self._route.endpoint.cancel(self._exchange.request)
+            route.endpoint.cancel(request)
 
     async def end(self, outcome: Any) -> None:
         """Write the answer, or the end of a streamed one.
@@ -190,22 +196,23 @@ class Answer:
         Raises:
             ForebayError: The outcome's, if nothing was written yet.
         """
-        exchange, contract = self._exchange, self._route.contract
+        contract = self._route.contract
         if type(outcome) is Failure:
-            if not exchange.started:
+            if not self._started:
                 raise outcome.error
-            last = native.error_event(native.error_body(outcome.error, exchange.id))
+            last = native.error_event(native.error_body(outcome.error, self.id))
             await self._send({"type": "http.response.body", "body": last})
         elif contract.streams:
             await self._start_stream()
             await self._send({"type": "http.response.body", "body": b""})
         else:
-            media = native.content_type_of(contract, exchange.params)
-            headers = [(b"content-type", media.encode()), (b"x-request-id", (exchange.id or next_id()).encode())]
-            await _send(self._send, 200, headers, self._route.encode(exchange, outcome))
+            params = self._head.params
+            media = native.content_type_of(contract, params)
+            headers = [(b"content-type", media.encode()), (b"x-request-id", (self.id or next_id()).encode())]
+            await _send(self._send, 200, headers, self._route.encode(params, outcome))
 
     def _reply(self, request: Request, outcome: Any) -> None:
-        self._exchange.id = request.id or self._exchange.id
+        self.id = request.id or self.id
         if not self._outcome.done():
             self._outcome.set_result(outcome)
         self._parts.put_nowait(None)
@@ -224,16 +231,15 @@ class Answer:
                 release()
 
     async def _start_stream(self) -> None:
-        exchange = self._exchange
-        if exchange.started:
+        if self._started:
             return
-        exchange.started = True
-        exchange.id = exchange.id or next_id()
+        self._started = True
+        self.id = self.id or next_id()
         media = native.RAW_TYPE if self._route.contract.raw_output else native.STREAM_TYPE
         headers = [
             (b"content-type", media.encode()),
             (b"cache-control", b"no-store"),
-            (b"x-request-id", exchange.id.encode()),
+            (b"x-request-id", self.id.encode()),
         ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 

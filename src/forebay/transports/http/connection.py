@@ -2,10 +2,14 @@
 """The fast lane: inference requests are answered inside uvicorn's own protocol class, without ASGI.
 
 Theory of operation. A `Connection` is uvicorn's httptools protocol. When the head of a request is complete, the
-target decides: a POST to a model takes the fast lane (`Exchange`, no task, no future, no scope), everything else is
-handed to uvicorn's unchanged code and so to the ASGI application. Answers of both lanes leave in the order in which
-their requests came: at most one is being worked on, later ones of a pipelining client wait in `pipeline`, and reading
-is paused while any does.
+target decides: a POST to a model takes the fast lane (no task, no future, no scope), everything else is handed to
+uvicorn's unchanged code and so to the ASGI application. Answers of both lanes leave in the order in which their
+requests came: at most one is being worked on, later ones of a pipelining client wait in `pipeline`, and reading is
+paused while any does.
+
+A client mostly sends the same head again and again. Once the parser has read one, the `Lane` remembers its bytes: a
+request that arrives whole, between two others, with a remembered head is not parsed at all. Only heads are remembered
+that say all there is to say about the message (a length, nothing unusual), so the same bytes mean the same again.
 
 Limits are kept here for both lanes: length of the head, idle time, slow readers and writers. One sweep a second looks
 at all connections; no request sets a timer.
@@ -13,7 +17,9 @@ at all connections; no request sets a timer.
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
 import time
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -24,8 +30,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from forebay.errors import ForebayError, Unavailable
 from forebay.protocols import native
 from forebay.serving.endpoint import next_id
-from forebay.transports.http.exchange import Exchange, HeadTooLarge, NotHttp, TooSlow, error_answer
-from forebay.types.call import Failure
+from forebay.transports.http.exchange import Head, HeadTooLarge, NotHttp, TooSlow, error_answer
+from forebay.types.call import Failure, Request
 
 if TYPE_CHECKING:
     import asyncio
@@ -36,7 +42,7 @@ if TYPE_CHECKING:
 
     from forebay.server.config import HttpConfig
     from forebay.transports.http.exchange import Route
-    from forebay.types.call import Outcome, Request
+    from forebay.types.call import Outcome
 
 log = logging.getLogger("forebay.access")
 
@@ -46,6 +52,12 @@ LINGER_S: Final = 1.0
 """How long a refused client may go on sending before it is cut off; without it the refusal could be lost."""
 SEPARATE_BYTES: Final = 32 * 1024
 """Answers of this size and more are written after their head instead of being joined with it."""
+MAX_HEADS: Final = 1024
+"""Heads that are remembered; when there are more, all are forgotten and learned anew."""
+MAX_HEAD_BYTES: Final = 2048
+"""Longest head that is remembered."""
+
+_answers = itertools.count(1)
 
 
 class Lane:
@@ -53,7 +65,9 @@ class Lane:
 
     Attributes:
         routes: Models by the target of their POST requests.
+        heads: Remembered heads by their bytes, without the empty line.
         is_draining: Set when the server stops: every answer then closes its connection.
+        is_plain: Whether there is nothing to do for an answer but to write it.
         date: The value of the Date header.
         epoch: Sweeps so far; connections note it instead of asking for the time.
     """
@@ -61,12 +75,14 @@ class Lane:
     def __init__(self, config: HttpConfig, routes: Mapping[bytes, Route]) -> None:
         self.config = config
         self.routes = routes
+        self.heads: dict[bytes, Head] = {}
         self.is_draining = False
+        self.is_plain = not config.access_log
         self.date = b""
         self.epoch = 0
         self.connections: set[Connection] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._heads: dict[tuple[str, bool], bytes] = {}
+        self._ids = os.urandom(4).hex().encode()
 
     def start(self, loop: asyncio.AbstractEventLoop, state: ServerState) -> None:
         """Begin to sweep."""
@@ -82,18 +98,63 @@ class Lane:
         if self._timer is not None:
             self._timer.cancel()
 
-    def head(self, content_type: str, *, streams: bool = False) -> bytes:
-        """Return the constant part of a successful answer's head."""
-        found = self._heads.get((content_type, streams))
-        if found is None:
-            caching = b"cache-control: no-store\r\n" if streams else b""
-            found = b"HTTP/1.1 200 OK\r\ncontent-type: " + content_type.encode() + b"\r\n" + caching
-            self._heads[content_type, streams] = found
-        return found
+    def drain(self) -> None:
+        """Let every answer from now on close its connection."""
+        self.is_draining = True
+        self.is_plain = False
+
+    def remember(self, raw: bytes, head: Head) -> None:
+        """Take these bytes for this head from now on."""
+        if len(self.heads) >= MAX_HEADS:
+            self.heads.clear()
+        self.heads[raw] = head
+
+    def write_prefix(self, head: Head) -> bytes:
+        """Write the constant part of a successful answer's head; it holds for this second."""
+        assert head.route is not None
+        media = native.content_type_of(head.route.contract, head.params).encode()
+        closing = b"" if head.keep_alive and not self.is_draining else b"connection: close\r\n"
+        head.prefix = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ndate: %b\r\n%bx-request-id: %b" % (
+            media,
+            self.date,
+            closing,
+            head.id.encode() or self._ids + b"-",
+        )
+        head.stamp = self.epoch
+        return head.prefix
 
 
 class Connection(HttpToolsProtocol):
     """One client connection, both lanes."""
+
+    __slots__ = (
+        "_active",
+        "_chunk_bytes",
+        "_has_started",
+        "_head_bytes",
+        "_in_head",
+        "_in_message",
+        "_is_advancing",
+        "_is_chunked",
+        "_is_deaf",
+        "_is_free",
+        "_lane",
+        "_max_head_bytes",
+        "_pieces",
+        "_reading",
+        "_received",
+        "_reply_method",
+        "_request",
+        "_request_id",
+        "_seen",
+        "_stalled",
+        "_stuck_since",
+        "_usual",
+        "_usual_bytes",
+        "_usual_head_bytes",
+        "_usual_raw",
+        "release",
+    )
 
     def __init__(
         self,
@@ -106,18 +167,32 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self.release = 0
         self._lane = lane
-        self._routes = lane.routes
         self._max_head_bytes = lane.config.max_head_bytes
         self._reply_method = self._reply
-        self._part_method = self._part
-        self._incoming: Exchange | None = None
-        self._active: Exchange | None = None
+        # What is being read.
+        self._reading: Head | None = None
+        self._pieces: list[bytes] = []
+        self._received = 0
         self._in_head = False
         self._in_message = False
         self._head_bytes = 0
         self._chunk_bytes = 0
         self._is_deaf = False
+        # What is being answered.
+        self._active: Head | None = None
+        self._request: Request | None = None
+        self._request_id = ""
+        self._has_started = False
+        self._is_chunked = True
         self._is_advancing = False
+        self._is_free = True
+        """Whether the next byte begins a request and nothing is being answered."""
+        # The head this client sent last.
+        self._usual = Head()
+        self._usual_raw = b""
+        self._usual_head_bytes = 0
+        self._usual_bytes = 0
+        # Limits.
         self._seen = lane.epoch
         self._stuck_since: int | None = None
         self._stalled: list[Callable[[], object]] = []
@@ -125,6 +200,7 @@ class Connection(HttpToolsProtocol):
     # Bytes in
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection, or refuse it if there are too many."""
         lane = self._lane
         super().connection_made(transport)
         lane.connections.add(self)
@@ -132,21 +208,63 @@ class Connection(HttpToolsProtocol):
             self._refuse(Unavailable(f"all {lane.config.max_connections} connections are taken; try again later"))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel what is being answered: nobody waits for it any more."""
         self._lane.connections.discard(self)
         super().connection_lost(exc)
         self._is_deaf = True
-        active, self._active = self._active, None
+        self._is_free = False
+        active, request = self._active, self._request
+        self._active = self._request = None
         self.pipeline.clear()
-        if active is not None and active.request is not None and active.route is not None:
-            active.route.endpoint.cancel(active.request)
+        if active is not None and active.route is not None and request is not None:
+            active.route.endpoint.cancel(request)
         self._let_go()
-        del self._reply_method, self._part_method  # they refer to the connection: without them it is freed at once
+        del self._reply_method  # it refers to the connection: without it both are freed at once
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
-            return
+        """Take a remembered request as it is; let the parser read everything else."""
+        if self._is_free:
+            if len(data) == self._usual_bytes and data.startswith(self._usual_raw):
+                head = self._usual
+                body = data[self._usual_head_bytes :]
+            else:
+                end = data.find(b"\r\n\r\n") + 4
+                raw = data[:end]
+                head = self._lane.heads.get(raw)
+                if head is None or len(data) != end + head.length:
+                    self._parse(data)
+                    self._learn(data, raw)
+                    return
+                body = data[end:]
+                self._usual, self._usual_raw, self._usual_head_bytes, self._usual_bytes = head, raw, end, len(data)
+            self._seen = self._lane.epoch
+            self._is_free = False
+            if head.is_simple:
+                self._active = head
+                request = self._request = Request(body, self._reply_method, params=head.params, origin=self)
+                head.submit(request)
+            else:
+                self._answer(head, body)
+        elif not self._is_deaf:
+            self._parse(data)
+
+    def _learn(self, data: bytes, raw: bytes) -> None:
+        """Remember the head that was just read if the same bytes will always mean the same."""
+        head = self._reading
+        if (
+            head is not None
+            and head.is_usual
+            and head.problem is None
+            and head.chunked
+            and 0 <= head.length == len(data) - len(raw)
+            and len(raw) <= MAX_HEAD_BYTES
+        ):
+            self._lane.remember(raw, head)
+
+    def _parse(self, data: bytes) -> None:
         self._seen = self._lane.epoch
         self._chunk_bytes = len(data)
+        self._reading = None
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -161,16 +279,20 @@ class Connection(HttpToolsProtocol):
                 self._refuse(self._head_too_large())
 
     def on_message_begin(self) -> None:
+        """Begin a request; the parser calls this and the methods below."""
         self.url = b""
         self.headers = []
         self._in_head = self._in_message = True
+        self._is_free = False
         self._head_bytes = 0
-        self._incoming = None
+        self._reading = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Note a header."""
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        """Choose the lane, and refuse what need not be read to its end."""
         self._in_head = False
         if self._is_deaf:
             return
@@ -182,10 +304,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(self._head_too_large())
             return
         parser = self.parser
-        url = self.url
-        route = self._routes.get(url)
-        if route is None and b"?" in url:
-            route = self._routes.get(url[: url.index(b"?")])
+        route = self._lane.routes.get(self.url.partition(b"?")[0])
         if (
             route is None
             or parser.get_method() != b"POST"
@@ -194,44 +313,50 @@ class Connection(HttpToolsProtocol):
         ):
             self._take_slow_lane()
             return
-        exchange = self._incoming = route.read_head(headers)
-        exchange.keep_alive = parser.should_keep_alive()
-        exchange.chunked = parser.get_http_version() == "1.1"
-        if exchange.declared_bytes > route.max_body_bytes:
-            exchange.problem = route.too_large(exchange.declared_bytes)
-            self._refuse(exchange.problem, exchange)
-        elif exchange.expects_continue:
-            if exchange.problem is not None:
-                self._refuse(exchange.problem, exchange)
-            elif exchange.chunked and self._active is None and not self.pipeline:
+        head = self._reading = route.read_head(headers)
+        head.keep_alive = parser.should_keep_alive()
+        head.chunked = parser.get_http_version() == "1.1"
+        self._pieces = []
+        self._received = 0
+        if head.length > route.max_body_bytes:
+            self._refuse(route.too_large(head.length), head)
+        elif head.expects_continue:
+            if head.problem is not None:
+                self._refuse(head.problem, head)
+            elif head.chunked and not self._is_busy:
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
-        exchange = self._incoming
-        if exchange is None:
-            if not self._is_deaf:
-                super().on_body(body)
+        """Keep a piece of the body, or drop it if the request is refused anyhow."""
+        if self._is_deaf:
             return
-        exchange.received_bytes += len(body)
-        route = exchange.route
-        if route is None or self._is_deaf or exchange.problem is not None:
+        head = self._reading
+        if head is None:
+            super().on_body(body)
             return
-        if exchange.received_bytes > route.max_body_bytes:
-            self._refuse(route.too_large(), exchange)
-            return
-        exchange.body.append(body)
+        self._received += len(body)
+        assert head.route is not None
+        if self._received > head.route.max_body_bytes:
+            self._refuse(head.route.too_large(), head)
+        elif head.problem is None:
+            self._pieces.append(body)
 
     def on_message_complete(self) -> None:
+        """Answer the request, or put it off if another one's turn is before."""
         self._in_message = False
         if self._is_deaf:
             return
-        exchange = self._incoming
-        if exchange is None:
+        head = self._reading
+        if head is None:
             super().on_message_complete()
-        elif self._is_busy:
-            self._put_off(exchange, None)
+            return
+        pieces = self._pieces
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self._pieces = []
+        if self._is_busy:
+            self._put_off((head, body), None)
         else:
-            self._start(exchange)
+            self._answer(head, body)
 
     # The slow lane
 
@@ -252,6 +377,7 @@ class Connection(HttpToolsProtocol):
             super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
+        """Go on with what waits; uvicorn's cycle calls this."""
         self.server_state.total_requests += 1
         if not self.transport.is_closing():
             self._advance()
@@ -277,20 +403,24 @@ class Connection(HttpToolsProtocol):
         self._is_advancing = True
         try:
             while self.pipeline and self._active is None and not self.transport.is_closing():
+                if self.flow.write_paused:
+                    return
                 cycle = cast("RequestResponseCycle | None", self.cycle)
                 what, app = self.pipeline[-1]
                 if cycle is not None and cycle is not what and self._runs(cycle):
                     return
                 self.pipeline.pop()
                 if app is None:
-                    self._start(cast("Exchange", what))
+                    self._answer(*cast("tuple[Head, bytes]", what))
                 else:
                     super()._start_asgi_task(what, app)
                     return
-            if not self.pipeline and not self.flow.write_paused:
-                self.flow.resume_reading()
         finally:
             self._is_advancing = False
+        if not self._is_busy:
+            self._is_free = not self._in_message and not self._is_deaf
+            if not self.flow.write_paused:
+                self.flow.resume_reading()
 
     def _runs(self, cycle: RequestResponseCycle) -> bool:
         """Whether this cycle was started and has not answered."""
@@ -298,115 +428,144 @@ class Connection(HttpToolsProtocol):
 
     # The fast lane
 
-    def _start(self, exchange: Exchange) -> None:
-        self._active = exchange
-        route = exchange.route
-        if exchange.problem is not None or route is None:
-            self._fail(exchange, exchange.problem or NotHttp("the request could not be read"))
+    def _answer(self, head: Head, body: bytes) -> None:
+        self._active = head
+        route = head.route
+        if head.problem is not None or route is None:
+            self._fail(head, head.problem or NotHttp("the request could not be read"))
             return
         try:
-            route.submit(exchange, self._reply_method, self, self._part_method)
+            request = self._request = route.request(head, body, self._reply_method, self)
         except ForebayError as error:
-            self._fail(exchange, error)
+            route.endpoint.reject(error)
+            self._fail(head, error)
+            return
+        if route.contract.streams:
+            request.on_part = self._part
+        route.endpoint.submit(request)
 
     def _reply(self, request: Request, outcome: Outcome) -> None:
-        exchange = self._active
-        if exchange is None or exchange.request is not request:
+        head = self._active
+        if request is not self._request or head is None:
             return
-        if type(outcome) is Failure:
-            exchange.id = request.id
-            self._fail(exchange, outcome.error)
-            return
-        route = exchange.route
-        assert route is not None
-        if route.contract.streams:
-            self._end_stream(exchange, b"")
-            return
+        self._request = None
         lane = self._lane
-        body = outcome if type(outcome) is bytes else route.encode(exchange, outcome)
-        keep_alive = exchange.keep_alive and not lane.is_draining
-        head = b"%bx-request-id: %b\r\ndate: %b\r\ncontent-length: %d\r\n%b\r\n" % (
-            lane.head(native.content_type_of(route.contract, exchange.params)),
-            (exchange.id or next_id()).encode(),
-            lane.date,
-            len(body),
-            b"" if keep_alive else b"connection: close\r\n",
-        )
-        if len(body) < SEPARATE_BYTES:
-            self.transport.write(head + body)
+        if type(outcome) is not bytes or not lane.is_plain:
+            self._reply_in_full(head, request, outcome)
+            return
+        prefix = head.prefix if head.stamp == lane.epoch else lane.write_prefix(head)
+        size = len(outcome)
+        if size < SEPARATE_BYTES:
+            if head.id:
+                self.transport.write(b"%b\r\ncontent-length: %d\r\n\r\n%b" % (prefix, size, outcome))
+            else:
+                number = next(_answers)
+                self.transport.write(b"%b%x\r\ncontent-length: %d\r\n\r\n%b" % (prefix, number, size, outcome))
         else:
-            self.transport.write(head)
-            self.transport.write(body)
-        self._answered(exchange, 200, keep_alive=keep_alive)
+            number = b"" if head.id else b"%x" % next(_answers)
+            self.transport.write(b"%b%b\r\ncontent-length: %d\r\n\r\n" % (prefix, number, size))
+            self.transport.write(outcome)
+        self._active = None
+        if not head.keep_alive:
+            self._hang_up()
+        elif self.pipeline:
+            self._advance()
+        else:
+            self._is_free = not self._in_message
+
+    def _reply_in_full(self, head: Head, request: Request, outcome: Outcome) -> None:
+        """Answer in one of the ways that are not the common one."""
+        route = head.route
+        assert route is not None
+        if type(outcome) is Failure:
+            self._request_id = request.id
+            self._fail(head, outcome.error, request)
+        elif route.contract.streams:
+            self._end_stream(head, b"")
+            self._answered(head, 200, request)
+        else:
+            body = outcome if type(outcome) is bytes else route.encode(head.params, outcome)
+            self._request_id = head.id or next_id()
+            media = native.content_type_of(route.contract, head.params).encode()
+            self._write(200, [(b"content-type", media), (b"x-request-id", self._request_id.encode())], body, head)
+            self._answered(head, 200, request)
+
+    def _fail(self, head: Head, error: ForebayError, request: Request | None = None) -> None:
+        self._request_id = self._request_id or head.id or next_id()
+        status = 200
+        if self._has_started:
+            self._end_stream(head, native.error_event(native.error_body(error, self._request_id)))
+        else:
+            status, headers, body = error_answer(error, self._request_id)
+            self._write(status, headers, body, head)
+        self._answered(head, status, request)
+
+    def _write(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, head: Head) -> None:
+        lines = [STATUS_LINE[status], b"date: ", self._lane.date, b"\r\n"]
+        for name, value in headers:
+            lines += [name, b": ", value, b"\r\n"]
+        if not self._keeps_alive(head):
+            lines.append(b"connection: close\r\n")
+        lines += [b"content-length: ", str(len(body)).encode(), b"\r\n\r\n", body]
+        self.transport.write(b"".join(lines))
+
+    def _answered(self, head: Head, status: int, request: Request | None) -> None:
+        keep_alive = self._keeps_alive(head) and (self._is_chunked or not self._has_started)
+        if self._lane.config.access_log:
+            self._log(head, status, request)
+        self._active = self._request = None
+        self._request_id = ""
+        self._has_started = False
+        self._is_chunked = True
+        if not keep_alive:
+            self._hang_up()
+        else:
+            self._advance()
+
+    def _keeps_alive(self, head: Head) -> bool:
+        return head.keep_alive and not self._lane.is_draining and not self._is_deaf
+
+    # Streamed answers
 
     def _part(self, part: bytes, release: Callable[[], object]) -> None:
         """Send one part of a streamed answer; `release` is called once the client has room for more."""
-        exchange = self._active
-        assert exchange is not None
-        route = exchange.route
-        assert route is not None
-        raw = route.contract.raw_output
-        if not exchange.started:
-            exchange.started = True
-            exchange.keep_alive = exchange.keep_alive and exchange.chunked and not self._lane.is_draining
-            framing = b"transfer-encoding: chunked\r\n" if exchange.chunked else b""
-            head = self._lane.head(native.RAW_TYPE if raw else native.STREAM_TYPE, streams=True)
-            closing = b"" if exchange.keep_alive else b"connection: close\r\n"
-            request_id = exchange.id = exchange.id or next_id()
-            rest = b"x-request-id: %b\r\ndate: %b\r\n%b%b\r\n" % (request_id.encode(), self._lane.date, framing, closing)
-            self.transport.write(head + rest)
-        self._write_chunk(exchange, part if raw else native.event(part))
+        head = self._active
+        assert head is not None
+        assert head.route is not None
+        raw = head.route.contract.raw_output
+        self._begin_stream(head, raw=raw)
+        self._write_chunk(part if raw else native.event(part))
         if self.flow.write_paused:
             self._stalled.append(release)
         else:
             release()
 
-    def _end_stream(self, exchange: Exchange, last: bytes) -> None:
-        if not exchange.started:
-            self._part(b"", lambda: None) if last else self._begin_empty_stream(exchange)
-        if last:
-            self._write_chunk(exchange, last)
-        if exchange.chunked:
-            self.transport.write(b"0\r\n\r\n")
-        self._answered(exchange, 200, keep_alive=exchange.keep_alive)
-
-    def _begin_empty_stream(self, exchange: Exchange) -> None:
-        """Send the head of a stream that has no parts at all."""
-        exchange.keep_alive = False
-        exchange.chunked = False
-        exchange.started = True
-        head = self._lane.head(native.STREAM_TYPE, streams=True)
-        self.transport.write(head + b"content-length: 0\r\nconnection: close\r\n\r\n")
-
-    def _write_chunk(self, exchange: Exchange, data: bytes) -> None:
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if exchange.chunked else data)
-
-    def _fail(self, exchange: Exchange, error: ForebayError) -> None:
-        exchange.id = exchange.id or next_id()
-        if exchange.request is None and exchange.route is not None:
-            exchange.route.endpoint.reject(error)
-        if exchange.started:
-            self._end_stream(exchange, native.error_event(native.error_body(error, exchange.id)))
+    def _begin_stream(self, head: Head, *, raw: bool) -> None:
+        if self._has_started:
             return
-        keep_alive = exchange.keep_alive and not self._lane.is_draining
-        status, headers, body = error_answer(error, exchange.id)
-        lines = [STATUS_LINE[status], b"date: ", self._lane.date, b"\r\n"]
-        for name, value in headers:
-            lines += [name, b": ", value, b"\r\n"]
-        if not keep_alive:
-            lines.append(b"connection: close\r\n")
-        lines += [b"content-length: ", str(len(body)).encode(), b"\r\n\r\n", body]
-        self.transport.write(b"".join(lines))
-        self._answered(exchange, status, keep_alive=keep_alive)
+        self._has_started = True
+        self._is_chunked = head.chunked
+        self._request_id = head.id or next_id()
+        lines = [
+            STATUS_LINE[200] + b"content-type: " + (native.RAW_TYPE if raw else native.STREAM_TYPE).encode(),
+            b"cache-control: no-store",
+            b"date: " + self._lane.date,
+            b"x-request-id: " + self._request_id.encode(),
+            b"transfer-encoding: chunked" if self._is_chunked else b"connection: close",
+        ]
+        if self._is_chunked and not self._keeps_alive(head):
+            lines.append(b"connection: close")
+        self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n")
 
-    def _answered(self, exchange: Exchange, status: int, *, keep_alive: bool) -> None:
-        self._active = None
-        if self._lane.config.access_log:
-            self._log(exchange, status)
-        if not keep_alive:
-            self._hang_up()
-        elif self.pipeline:
-            self._advance()
+    def _end_stream(self, head: Head, last: bytes) -> None:
+        self._begin_stream(head, raw=False)
+        if last:
+            self._write_chunk(last)
+        if self._is_chunked:
+            self.transport.write(b"0\r\n\r\n")
+
+    def _write_chunk(self, data: bytes) -> None:
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
 
     # Limits
 
@@ -447,19 +606,20 @@ class Connection(HttpToolsProtocol):
     def _head_too_large(self) -> HeadTooLarge:
         return HeadTooLarge(f"the request's line and headers are longer than {self._max_head_bytes} bytes")
 
-    def _refuse(self, error: ForebayError, exchange: Exchange | None = None) -> None:
+    def _refuse(self, error: ForebayError, head: Head | None = None) -> None:
         """Answer with an error in turn, read nothing more, and close."""
         self._is_deaf = True
-        exchange = exchange or Exchange(None)
-        exchange.problem = error
-        exchange.keep_alive = False
+        self._is_free = False
+        head = head or Head()
+        head.problem = error
+        head.keep_alive = False
         cycle = cast("RequestResponseCycle | None", self.cycle)
         if cycle is not None and not cycle.response_complete and cycle.more_body and self._active is None:
             self.transport.abort()  # the body of a request that the slow lane is working on broke off
         elif self._is_busy:
-            self.pipeline.appendleft((cast("Any", exchange), cast("Any", None)))
+            self._put_off((head, b""), None)
         else:
-            self._start(exchange)
+            self._answer(head, b"")
 
     def _hang_up(self) -> None:
         if self._is_deaf and self.transport.can_write_eof() and not self.transport.is_closing():
@@ -468,12 +628,11 @@ class Connection(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def _log(self, exchange: Exchange, status: int) -> None:
-        name = exchange.route.endpoint.name if exchange.route is not None else None
+    def _log(self, head: Head, status: int, request: Request | None) -> None:
+        name = head.route.endpoint.name if head.route is not None else None
         client = ":".join(map(str, self.client)) if self.client else None
-        request = exchange.request
         milliseconds = round((time.monotonic() - request.arrived) * 1000, 3) if request is not None else None
-        extra = {"request_id": exchange.id, "model": name, "status": status, "client": client, "ms": milliseconds}
+        extra = {"request_id": self._request_id, "model": name, "status": status, "client": client, "ms": milliseconds}
         log.info("answered", extra=extra)
 
 

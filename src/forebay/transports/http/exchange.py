@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.errors import ForebayError, InvalidRequest, QueueFull, TooLarge, Unavailable
+from forebay.errors import ForebayError, InternalError, InvalidRequest, QueueFull, TooLarge, Unavailable
 from forebay.protocols import native
 from forebay.serving.endpoint import next_id
 from forebay.types.call import Request
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from forebay.types.call import Origin, Reply
 
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
-_MAX_CACHED: Final = 64
+_MAX_DIGITS: Final = 16
 
 NEVER: Final = float("inf")
 
@@ -73,38 +73,45 @@ def error_headers(error: ForebayError) -> list[tuple[bytes, bytes]]:
     return []
 
 
-class Exchange(msgspec.Struct, eq=False):
-    """One request and its answer on a connection.
+def _nowhere(_request: Request) -> None:
+    msg = "a request without a route was submitted"
+    raise InternalError(msg)
+
+
+class Head(msgspec.Struct, eq=False):
+    """The line and headers of a request to a model, read. Nothing in it changes from one request to the next.
 
     Attributes:
         route: Whom it is for; None for a request that could not be read that far.
         params: Formats of body and answer.
-        id: The request's id.
+        id: The request's id if the client named one.
         timeout_s: Time the client gives it; infinity leaves it to the endpoint.
         keep_alive: Whether the connection stays open afterwards.
-        problem: Why it is refused, if that is known before its body was read.
-        declared_bytes: Content-Length, -1 if not given.
-        body: The body's bytes, in the pieces they came in.
-        received_bytes: How many bytes of it came.
-        request: What was submitted.
-        started: Whether the head of a streamed answer was sent.
         chunked: Whether a streamed answer may be sent in chunks (HTTP/1.1).
+        problem: Why the request is refused, if that is known before its body was read.
+        length: Content-Length, -1 if not given.
         expects_continue: Whether the client waits for "100 Continue" before it sends the body.
+        is_usual: Whether the same bytes may be taken for the same head again, without parsing them.
+        is_simple: Whether a request of this head is its body and nothing else: no time limit, no id, one sample, one answer.
+        submit: The endpoint's.
+        prefix: The answer's head up to the variable part of the request id, as of the second `stamp`.
+        stamp: The sweep in which `prefix` was written.
     """
 
-    route: Route | None
+    route: Route | None = None
     params: Mapping[str, str] = msgspec.field(default_factory=lambda: native.PARAMS["json", "json"])
     id: str = ""
     timeout_s: float = NEVER
     keep_alive: bool = True
-    problem: ForebayError | None = None
-    declared_bytes: int = -1
-    body: list[bytes] = msgspec.field(default_factory=list[bytes])
-    received_bytes: int = 0
-    request: Request | None = None
-    started: bool = False
     chunked: bool = True
+    problem: ForebayError | None = None
+    length: int = -1
     expects_continue: bool = False
+    is_usual: bool = True
+    is_simple: bool = False
+    submit: Callable[[Request], None] = _nowhere
+    prefix: bytes = b""
+    stamp: int = -1
 
 
 class Route:
@@ -112,14 +119,14 @@ class Route:
 
     def __init__(self, served: Served, max_body_bytes: int, api_keys: Iterable[str]) -> None:
         self.endpoint = served.endpoint
+        self.is_simple = not served.contract.batchable and not served.contract.streams
         self.contract = served.contract
         self.max_body_bytes = max_body_bytes
         self._api_keys = [key.encode() for key in api_keys]
-        self._formats: dict[tuple[bytes, bytes], Mapping[str, str]] = {}
 
-    def read_head(self, headers: Iterable[tuple[bytes, bytes]]) -> Exchange:
+    def read_head(self, headers: Iterable[tuple[bytes, bytes]]) -> Head:
         """Read the headers of a request; names are in lower case. What is wrong with them becomes its `problem`."""
-        exchange = Exchange(self)
+        head = Head(self, submit=self.endpoint.submit)
         content_type = accept = key = b""
         for name, value in headers:
             wanted = _HEADERS.get(name)
@@ -128,76 +135,61 @@ class Route:
             if wanted == _CONTENT_TYPE:
                 content_type = value
             elif wanted == _CONTENT_LENGTH:
-                exchange.declared_bytes = int(value)
+                head.length = int(value) if value.isdigit() and len(value) < _MAX_DIGITS else 0
             elif wanted == _ACCEPT:
                 accept = accept + b"," + value if accept else value
-            elif wanted == _REQUEST_ID_HEADER:
-                if _REQUEST_ID.fullmatch(value):
-                    exchange.id = value.decode("ascii")
             elif wanted == _TIMEOUT:
-                self._read_timeout(exchange, value)
-            elif wanted == _EXPECT:
-                exchange.expects_continue = value.lower() == b"100-continue"
-            else:
+                self._read_timeout(head, value)
+            elif wanted == _KEY:
                 key = value
+            else:
+                head.is_usual = False
+                if wanted == _REQUEST_ID_HEADER and _REQUEST_ID.fullmatch(value):
+                    head.id = value.decode("ascii")
+                elif wanted == _EXPECT:
+                    head.expects_continue = value.lower() == b"100-continue"
         if self._api_keys and not key_is_known(self._api_keys, key):
-            exchange.problem = Unauthorized("an API key is needed, as X-API-Key or as Authorization: Bearer")
-        params = self._formats.get((content_type, accept))
-        if params is None:
-            try:
-                params = self._choose_formats(content_type, accept)
-            except ForebayError as error:
-                exchange.problem = exchange.problem or error
-                return exchange
-        exchange.params = params
-        return exchange
+            head.problem = Unauthorized("an API key is needed, as X-API-Key or as Authorization: Bearer")
+        try:
+            head.params = native.params_of(self.contract, content_type.decode("latin-1"), accept.decode("latin-1"))
+        except ForebayError as error:
+            head.problem = head.problem or error
+        head.is_simple = self.is_simple and head.timeout_s == NEVER and not head.id and head.problem is None
+        return head
 
     def too_large(self, size: int | None = None) -> TooLarge:
         """Return the error for a body over the limit."""
         found = f"the body has {size} bytes" if size is not None else "the body is too long"
         return TooLarge(f"{found}, at most {self.max_body_bytes} are taken")
 
-    def submit(self, exchange: Exchange, reply: Reply, origin: Origin | None, on_part: Callable[..., None]) -> None:
-        """Make a request of a complete exchange and submit it; `reply` may be called before this returns."""
-        pieces = exchange.body
-        body: Any = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        exchange.body = []
-        size = 1
+    def request(self, head: Head, body: bytes, reply: Reply, origin: Origin | None) -> Request:
+        """Make a request of a head and its body.
+
+        Raises:
+            InvalidRequest: If the body should be an array of samples and is none.
+        """
+        request = Request(body, reply, params=head.params, origin=origin, id=head.id)
         if self.contract.batchable:
-            body = native.samples_of(body, exchange.params)
-            size = len(body)
-        request = exchange.request = Request(
-            body=body, reply=reply, params=exchange.params, size=size, origin=origin, id=exchange.id
-        )
-        if exchange.timeout_s != NEVER:
-            request.deadline = time.monotonic() + exchange.timeout_s
-        if self.contract.streams:
-            request.on_part = on_part
-        self.endpoint.submit(request)
+            request.body = native.samples_of(body, head.params)
+            request.size = len(request.body)
+        if head.timeout_s != NEVER:
+            request.deadline = time.monotonic() + head.timeout_s
+        return request
 
-    def encode(self, exchange: Exchange, outcome: Any) -> bytes:
+    def encode(self, params: Mapping[str, str], outcome: Any) -> bytes:
         """Return the body of a successful answer."""
-        return native.joined(outcome, exchange.params) if self.contract.batchable else outcome
+        return native.joined(outcome, params) if self.contract.batchable else outcome
 
-    def _choose_formats(self, content_type: bytes, accept: bytes) -> Mapping[str, str]:
-        params = native.params_of(self.contract, content_type.decode("latin-1"), accept.decode("latin-1"))
-        if len(self._formats) < _MAX_CACHED:
-            self._formats[content_type, accept] = params
-        return params
-
-    def _read_timeout(self, exchange: Exchange, value: bytes) -> None:
-        try:
-            milliseconds = int(value) if value.isdigit() else 0
-        except ValueError:  # thousands of digits
-            milliseconds = 0
+    def _read_timeout(self, head: Head, value: bytes) -> None:
+        milliseconds = int(value) if value.isdigit() and len(value) < _MAX_DIGITS else 0
         if milliseconds < 1:
             msg = f"X-Request-Timeout-Ms is {value[:40].decode('latin-1')!r}, a whole number of at least 1 is needed"
-            exchange.problem = InvalidRequest(msg)
+            head.problem = InvalidRequest(msg)
         else:
-            exchange.timeout_s = min(milliseconds / 1000, self.endpoint.config.max_timeout_s)
+            head.timeout_s = min(milliseconds / 1000, self.endpoint.config.max_timeout_s)
 
 
-(_CONTENT_TYPE, _CONTENT_LENGTH, _ACCEPT, _REQUEST_ID_HEADER, _TIMEOUT, _EXPECT, _KEY) = range(7)
+(_CONTENT_TYPE, _CONTENT_LENGTH, _ACCEPT, _REQUEST_ID_HEADER, _TIMEOUT, _EXPECT, _KEY, _UNUSUAL) = range(8)
 _HEADERS: Final = {
     b"content-type": _CONTENT_TYPE,
     b"content-length": _CONTENT_LENGTH,
@@ -207,6 +199,10 @@ _HEADERS: Final = {
     b"expect": _EXPECT,
     b"x-api-key": _KEY,
     b"authorization": _KEY,
+    b"transfer-encoding": _UNUSUAL,
+    b"connection": _UNUSUAL,
+    b"upgrade": _UNUSUAL,
+    b"origin": _UNUSUAL,
 }
 
 
@@ -218,9 +214,9 @@ def key_is_known(known: Iterable[bytes], given: bytes) -> bool:
     return any(matches)
 
 
-def error_answer(error: ForebayError, exchange_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+def error_answer(error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
     """Return status, headers and body of an error answer."""
-    request_id = exchange_id or next_id()
+    request_id = request_id or next_id()
     headers = [
         (b"content-type", b"application/json"),
         (b"x-request-id", request_id.encode()),

@@ -83,7 +83,7 @@ class HttpListener:
     async def stop(self, grace_s: float) -> None:
         """Accept nothing more, answer what was sent, close every connection within `grace_s` seconds."""
         lane = self._lane
-        lane.is_draining = True
+        lane.drain()
         if self._server is not None:
             await asyncio.sleep(0)  # accepts what the kernel had queued
             self._server.close()

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Projects written for the Nucleus model server: a `nucleus.yaml` and a `Handler` class, served unchanged."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import yaml
+
+from forebay.batching.queue import BatchConfig
+from forebay.errors import ConfigError
+from forebay.protocols.native import Contract
+from forebay.server.app import App, Served
+from forebay.serving.endpoint import Endpoint, EndpointConfig
+from forebay.surfaces.contract import Project
+from forebay.surfaces.nucleus.readiness import Readiness
+from forebay.types.call import ALONE
+from forebay.workers.processes import ProcessPool
+from forebay.workers.runner import RunnerSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay.surfaces.contract import Options
+    from forebay.surfaces.nucleus.config import NucleusConfig
+    from forebay.surfaces.nucleus.http import NucleusHttp
+
+CONFIG_FILE: Final = "nucleus.yaml"
+_TELLING_KEYS: Final = frozenset({"path", "type", "python_path", "py_version", "tfs_version", "server_side_batching"})
+
+NEVER_S: Final = 24 * 3600.0
+"""Time a request has: the original sets none, and nothing may wait for ever."""
+CAPACITY: Final = 65_536
+"""Requests that may wait; the original takes any number."""
+
+
+class NucleusSurface:
+    """Serves Nucleus projects."""
+
+    name = "nucleus"
+
+    def detect(self, target: str) -> bool:
+        """Tell whether the target is a folder with a nucleus.yaml, or a YAML file that reads like one."""
+        path = Path(target)
+        if path.is_dir():
+            return (path / CONFIG_FILE).is_file()
+        if path.suffix not in {".yaml", ".yml"} or not path.is_file():
+            return False
+        if path.name == CONFIG_FILE:
+            return True
+        try:
+            found: Any = yaml.safe_load(path.read_text())
+        except (OSError, ValueError, yaml.YAMLError):
+            return False
+        return isinstance(found, dict) and len(_TELLING_KEYS & found.keys()) > 1  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+
+    def build(self, target: str, options: Options) -> Project:
+        """Read the config and build the project's one endpoint; none of its code is run here.
+
+        Raises:
+            ConfigError: If the config is wrong.
+        """
+        from forebay.surfaces.nucleus import logs  # noqa: PLC0415 - a surface loads what it needs when it is asked
+        from forebay.surfaces.nucleus.config import read_config  # noqa: PLC0415
+        from forebay.surfaces.nucleus.http import NucleusHttp  # noqa: PLC0415
+        from forebay.transports.http.asgi import Pages  # noqa: PLC0415
+
+        path = Path(target)
+        config, warnings = read_config(path / CONFIG_FILE if path.is_dir() else path)
+        _refuse_what_is_missing(config)
+        warnings = [*warnings, *_ignored(options)]
+        http = options.http
+        if "port" not in options.given:
+            http = msgspec.structs.replace(http, port=config.serve_port)
+        log_level = options.log_level or config.log_level
+        logs.configure_logger(level=log_level)
+        deaths = _Deaths()
+        pool, endpoint = _endpoint(config, options, http.port, deaths)
+        app = _App(endpoint, pool)
+        face = NucleusHttp(
+            endpoint,
+            batched=config.server_side_batching is not None,
+            max_concurrency=config.max_concurrency,
+            max_body_bytes=http.max_body_bytes if "max_body_bytes" in options.given else None,
+            api_keys=http.api_keys,
+            pages=Pages(app, http) if options.extra_routes else None,
+        )
+        app.face = face
+        readiness = Readiness(options.state_dir)
+
+        def connect(fail: Callable[[int], None]) -> None:
+            readiness.prepare()
+            deaths.fail = fail
+
+        return Project(
+            app=app,
+            http=http,
+            asgi=face,
+            summary=_summary(config, endpoint),
+            warnings=warnings,
+            log_level=log_level,
+            on_ready=lambda: readiness.announce(pool.pids()),
+            on_stop=readiness.clear,
+            connect=connect,
+        )
+
+
+class _App(App):
+    """An app that asks its handler, once it is up, which verbs it has."""
+
+    def __init__(self, endpoint: Endpoint, pool: ProcessPool) -> None:
+        super().__init__([Served(endpoint, Contract(raw_input=True, raw_output=True, batchable=False, streams=True))])
+        self.face: NucleusHttp | None = None
+        self._endpoint = endpoint
+
+    async def start(self) -> None:
+        await super().start()
+        about = await self._endpoint.call(b"", params={"verb": "about"}, key=ALONE)
+        if self.face is not None:
+            self.face.learn(about["verbs"], reads_posts=about["reads_posts"])
+
+
+class _Deaths:
+    """What happens when a worker dies: the server ends with the worker's status, as the original's container does."""
+
+    def __init__(self) -> None:
+        self.fail: Callable[[int], None] = lambda _status: None
+
+    def __call__(self, status: int) -> None:
+        self.fail(128 - status if status < 0 else status or 1)

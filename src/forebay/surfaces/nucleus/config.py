@@ -1,0 +1,548 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nucleus.yaml`: read, checked and filled with its defaults.
+
+Where the original has a text for a mistake, that text stands in the message, so that whoever searches for it finds it;
+the place, what was found and what is allowed stand around it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Hashable, Iterable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from forebay.errors import ConfigError, nearest
+from forebay.server import yaml
+
+MAX_FILE_BYTES = yaml.MAX_BYTES
+
+TYPES = ("python", "tensorflow")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+DEFAULT_PYTHON = "3.6.9"
+DEFAULT_TENSORFLOW = "2.3.0"
+DEFAULT_TFS_HOST = "localhost"
+DEFAULT_PORT = 8080
+
+
+class GpuVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """The image a GPU project is built on; versions are texts, as written."""
+
+    cuda: str
+    cudnn: str
+    development_image: bool = False
+
+
+class Dependencies(msgspec.Struct, frozen=True, kw_only=True):
+    """The files that say what to install, relative to the project folder; any of them may be missing there."""
+
+    pip: str = "requirements.txt"
+    conda: str = "conda-packages.txt"
+    shell: str = "dependencies.sh"
+
+
+class ModelPath(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of `paths`."""
+
+    name: str
+    path: str
+    signature_key: str | None = None
+
+
+class Models(msgspec.Struct, frozen=True, kw_only=True):
+    """`multi_model_reloading`, or `models`: exactly one of `path`, `paths` and `dir` is set."""
+
+    path: str | None = None
+    paths: tuple[ModelPath, ...] | None = None
+    dir: str | None = None
+    signature_key: str | None = None
+    cache_size: int | None = None
+    disk_cache_size: int | None = None
+
+
+class Batching(msgspec.Struct, frozen=True, kw_only=True):
+    """`server_side_batching`."""
+
+    max_batch_size: int
+    batch_interval_seconds: float
+
+
+class NucleusConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A project's configuration. Its fields have the names of the file's keys, and these besides.
+
+    Attributes:
+        file: The configuration file, absolute.
+        project_dir: The folder it lies in.
+        given: The top-level keys the file sets, for where a default and the same value given mean different things.
+    """
+
+    file: Path
+    project_dir: Path
+    given: frozenset[str]
+    type: str
+    path: str
+    py_version: str = DEFAULT_PYTHON
+    tfs_version: str | None = None
+    tfs_container_dns: str | None = None
+    gpu: bool = False
+    gpu_version: GpuVersion | None = None
+    dependencies: Dependencies = Dependencies()
+    serve_port: int = DEFAULT_PORT
+    env: dict[str, str] = {}
+    config: dict[Any, Any] = {}
+    python_path: str = "."
+    protobuf_path: str | None = None
+    multi_model_reloading: Models | None = None
+    models: Models | None = None
+    server_side_batching: Batching | None = None
+    processes: int = 1
+    threads_per_process: int = 1
+    max_concurrency: int = 0
+    log_level: str = "info"
+    use_local_cortex_libs: bool = False
+
+    @property
+    def handler_file(self) -> Path:
+        """The file `path` names."""
+        return self.project_dir / self.path
+
+    @property
+    def python_dir(self) -> Path:
+        """The folder `python_path` names."""
+        return Path(os.path.normpath(self.project_dir / self.python_path))
+
+    def defaulted(self) -> dict[str, Any]:
+        """Return the configuration as plain data with every default filled in."""
+        plain: dict[str, Any] = msgspec.to_builtins(
+            msgspec.structs.replace(self, config={}, file=None, project_dir=None)
+        )
+        for name in ("file", "project_dir", "given"):
+            del plain[name]
+        plain["config"] = self.config
+        return {name: _without_nulls(value) for name, value in plain.items() if value is not None}
+
+
+_KEYS = tuple(name for name in NucleusConfig.__struct_fields__ if name not in {"file", "project_dir", "given"})
+
+Section = dict[Any, Any]
+
+
+def read_config(path: Path, *, serving: bool = True) -> tuple[NucleusConfig, list[str]]:
+    """Read a configuration file.
+
+    Args:
+        path: The file, of any name.
+        serving: Whether the project is to be served here; else it is to be packed, which asks for less (the handler may
+            still be missing) and in places for more (as the original's generator does).
+
+    Returns:
+        The configuration, and what is odd about the file but does not stop it.
+
+    Raises:
+        ConfigError: With the place in the file, what was found and what is allowed.
+    """
+    document = yaml.load(_content(path), str(path))
+    if not isinstance(document.data, dict):
+        found = "the file is empty" if document.data is None else f"found {_shown(document.data)} instead"
+        raise document.error((), f"a mapping with at least 'type' and 'path' is needed, {found}")
+    return _Reader(document, serving=serving).read(Path(os.path.abspath(path)))  # noqa: PTH100 - links stay as they are
+
+
+class _Reader:
+    """Reads one document; collects the warnings."""
+
+    def __init__(self, document: yaml.Document, *, serving: bool) -> None:
+        self._document = document
+        self._top: Section = document.data
+        self._serving = serving
+        self._warnings: list[str] = []
+
+    def read(self, file: Path) -> tuple[NucleusConfig, list[str]]:
+        top = self._top
+        self._known((), top, _KEYS)
+        kind = self._type()
+        is_python = kind == "python"
+        gpu = self._flag(("gpu",))
+        config = NucleusConfig(
+            file=file,
+            project_dir=file.parent,
+            given=frozenset(key for key, value in top.items() if value is not None and key in _KEYS),
+            type=kind,
+            path=self._path(),
+            py_version=self._version(("py_version",)) or DEFAULT_PYTHON,
+            tfs_version=self._tfs("tfs_version", self._version, DEFAULT_TENSORFLOW, is_python=is_python),
+            tfs_container_dns=self._tfs("tfs_container_dns", self._text, DEFAULT_TFS_HOST, is_python=is_python),
+            gpu=gpu,
+            gpu_version=self._gpu_version(gpu=gpu, is_python=is_python),
+            dependencies=self._dependencies(),
+            serve_port=self._integer(("serve_port",), DEFAULT_PORT, 1, 65535),
+            env=self._env(),
+            config=self._section(("config",)) or {},
+            python_path=self._text(("python_path",)) or ".",
+            protobuf_path=self._text(("protobuf_path",)),
+            multi_model_reloading=self._models("multi_model_reloading", refused=not is_python, kind=kind),
+            models=self._models("models", refused=is_python, kind=kind),
+            server_side_batching=self._batching(),
+            processes=self._integer(("processes",), 1, 1),
+            threads_per_process=self._integer(("threads_per_process",), 1, 1),
+            max_concurrency=self._integer(("max_concurrency",), 0, 0),
+            log_level=self._log_level(),
+            use_local_cortex_libs=self._flag(("use_local_cortex_libs",)),
+        )
+        self._check(config)
+        return config, self._warnings
+
+    # Keys with rules of their own
+
+    def _type(self) -> str:
+        found = self._top.get("type")
+        if isinstance(found, str) and found in TYPES:
+            return found
+        text = "'type' must be set to 'python' or 'tensorflow'"
+        if found is None:
+            raise self._fail(("type",), text)
+        raise self._fail(("type",), f"{text}, found {_shown(found)}{_meant(found, TYPES)}")
+
+    def _path(self) -> str:
+        found = self._text(("path",))
+        if found is None:
+            raise self._fail(("path",), "'path' field missing: it names the file with the Handler class")
+        return found
+
+    def _version(self, path: yaml.Path) -> str | None:
+        """Read a version, which a careless person leaves unquoted: the text counts, since 3.10 is not 3.1."""
+        found = self._get(path)
+        if found is None:
+            return None
+        if isinstance(found, bool) or not isinstance(found, str | int | float):
+            raise self._fail(path, f"{_dotted(path)}: a version such as '3.9' is needed, found {_shown(found)}")
+        text = self._document.text(path) or str(found)
+        if not self._serving and not re.fullmatch(r"[\w.+-]+", text):
+            raise self._fail(path, f"{_dotted(path)}: a version such as '3.9' is needed, found {_shown(text)}")
+        return text
+
+    def _tfs(self, key: str, read: Callable[[yaml.Path], str | None], default: str, *, is_python: bool) -> str | None:
+        found = read((key,))
+        if not is_python:
+            return found or default
+        if found is not None:
+            raise self._fail((key,), f"'{key}' field not supported for 'python' type")
+        return None
+
+    def _gpu_version(self, *, gpu: bool, is_python: bool) -> GpuVersion | None:
+        path = ("gpu_version",)
+        section = self._section(path)
+        if section is None:
+            if gpu and is_python:
+                raise self._fail(("gpu",), "when gpu is enabled, the 'gpu_version' field must be specified too")
+            return None
+        if not is_python:
+            raise self._fail(path, "'gpu_version' field not supported for 'tensorflow' type")
+        if not gpu:
+            text = "gpu must be enabled (by setting 'gpu: true') in order to specify 'gpu_version' field"
+            raise self._fail(path, text)
+        self._known(path, section, GpuVersion.__struct_fields__)
+        versions = {name: self._version((*path, name)) for name in ("cuda", "cudnn")}
+        for name, version in versions.items():
+            if not version:
+                raise self._fail(path, f"gpu_version: '{name}' field must be specified")
+        return GpuVersion(
+            cuda=versions["cuda"] or "",
+            cudnn=versions["cudnn"] or "",
+            development_image=self._flag((*path, "development_image")),
+        )
+
+    def _dependencies(self) -> Dependencies:
+        path = ("dependencies",)
+        section = self._section(path) or {}
+        self._known(path, section, Dependencies.__struct_fields__)
+        files = {name: self._text((*path, name)) for name in Dependencies.__struct_fields__}
+        return Dependencies(**{name: file for name, file in files.items() if file})
+
+    def _env(self) -> dict[str, str]:
+        env: dict[str, str] = {}
+        for name, value in (self._section(("env",)) or {}).items():
+            path = ("env", name)
+            if not isinstance(name, str):
+                raise self._fail(path, f"env: the name of a variable is a text, found {_shown(name)}; put it in quotes")
+            if not name or "=" in name or "\0" in name:
+                raise self._fail(path, f"env: {name!r} cannot be the name of a variable")
+            if value is None:
+                continue
+            if not isinstance(value, str | int | float | date):
+                raise self._fail(path, f"env: {name}: a text, number or boolean is needed, found {_shown(value)}")
+            text = str(value)
+            if "\0" in text:
+                raise self._fail(path, f"env: {name}: a variable cannot hold a zero byte")
+            env[name] = text
+        return env
+
+    def _models(self, key: str, *, refused: bool, kind: str) -> Models | None:
+        section = self._section((key,))
+        if section is None:
+            return None
+        if refused:
+            other = "models" if kind == "tensorflow" else "multi_model_reloading"
+            not_yet = "; models are not yet supported by forebay" if self._serving else ""
+            text = f"'{key}' field not supported for '{kind}' type, which has '{other}'{not_yet}"
+            raise self._fail((key,), text)
+        self._known((key,), section, Models.__struct_fields__)
+        places = [name for name in ("path", "paths", "dir") if section.get(name) is not None]
+        if len(places) != 1:
+            found = " and ".join(f"'{name}'" for name in places) or "none of them"
+            raise self._fail(
+                (key,), f"{key}: can only specify 'path', 'paths' or 'dir', exactly one of them; found {found}"
+            )
+        cache_size, disk_cache_size = self._cache(key)
+        return Models(
+            path=self._text((key, "path")),
+            paths=self._model_paths(key),
+            dir=self._text((key, "dir")),
+            signature_key=self._text((key, "signature_key")),
+            cache_size=cache_size,
+            disk_cache_size=disk_cache_size,
+        )
+
+    def _model_paths(self, key: str) -> tuple[ModelPath, ...] | None:
+        path = (key, "paths")
+        items = self._get(path)
+        if items is None:
+            return None
+        if not isinstance(items, list):
+            raise self._fail(path, f"{key}: paths: a list is needed, found {_shown(items)}")
+        if not items:
+            text = f"{key}: if the 'path' field list is specified, then its length must be at least 1"
+            raise self._fail(path, text)
+        found: dict[str, ModelPath] = {}
+        for index in range(len(items)):  # pyright: ignore[reportUnknownArgumentType]
+            item = self._model_path(key, index)
+            if item.name in found:
+                text = f"{key}: paths: {index}: the name {item.name!r} is taken by an entry above; names are unique"
+                raise self._fail((*path, index), text)
+            found[item.name] = item
+        return tuple(found.values())
+
+    def _model_path(self, key: str, index: int) -> ModelPath:
+        path = (key, "paths", index)
+        section = self._section(path, f"{key}: paths: {index}") or {}
+        self._known(path, section, ModelPath.__struct_fields__)
+        name = self._text((*path, "name"))
+        if not name:
+            raise self._fail(path, f"{key}: paths: {index}: name field required")
+        where = self._text((*path, "path"))
+        if not where:
+            raise self._fail(path, f"{key}: paths: {index}: path field required")
+        return ModelPath(name=name, path=where, signature_key=self._text((*path, "signature_key")))
+
+    def _cache(self, key: str) -> tuple[int | None, int | None]:
+        sizes = [
+            None if self._get((key, name)) is None else self._integer((key, name), 1, 1)
+            for name in ("cache_size", "disk_cache_size")
+        ]
+        memory, disk = sizes
+        if memory is None and disk is None:
+            return None, None
+        given = (key, "disk_cache_size" if memory is None else "cache_size")
+        if memory is None or disk is None:
+            text = "when the cache is configured, both 'cache_size' and 'disk_cache_size' fields must be specified"
+            raise self._fail(given, f"{key}: {text}")
+        if memory > disk:
+            text = "when the cache is configured, 'cache_size' cannot be larger than 'disk_cache_size'"
+            raise self._fail(given, f"{key}: {text}: {memory} is more than {disk}")
+        return memory, disk
+
+    def _batching(self) -> Batching | None:
+        path = ("server_side_batching",)
+        section = self._section(path)
+        if section is None:
+            return None
+        self._known(path, section, Batching.__struct_fields__)
+        for name in Batching.__struct_fields__:
+            if section.get(name) is None:
+                raise self._fail(path, f"server_side_batching: missing '{name}' field")
+        size, interval = section["max_batch_size"], section["batch_interval_seconds"]
+        if isinstance(size, bool) or not isinstance(size, int):
+            text = f"server_side_batching: 'max_batch_size' field isn't of type 'int', found {_shown(size)}"
+            raise self._fail((*path, "max_batch_size"), text)
+        if size < 1:
+            text = f"server_side_batching: 'max_batch_size' must be at least 1, found {size}"
+            raise self._fail((*path, "max_batch_size"), text)
+        whole = isinstance(interval, int) and not isinstance(interval, bool)
+        if not isinstance(interval, float) and not (whole and self._serving):
+            hint = f"; write {interval}.0" if whole else ""
+            text = (
+                f"server_side_batching: 'batch_interval_seconds' field isn't of type 'float', found {_shown(interval)}"
+            )
+            raise self._fail((*path, "batch_interval_seconds"), text + hint)
+        if not 0 < interval < math.inf:
+            text = f"server_side_batching: 'batch_interval_seconds' must be more than 0, found {interval}"
+            raise self._fail((*path, "batch_interval_seconds"), text)
+        return Batching(max_batch_size=size, batch_interval_seconds=float(interval))
+
+    def _log_level(self) -> str:
+        found = self._get(("log_level",))
+        if found is None:
+            return "info"
+        if isinstance(found, str) and found.lower() in LOG_LEVELS:
+            return found.lower()
+        text = f"log_level: one of {_listed(LOG_LEVELS)} is needed, found {_shown(found)}{_meant(found, LOG_LEVELS)}"
+        raise self._fail(("log_level",), text)
+
+    # What hangs on several keys, and on the machine
+
+    def _check(self, config: NucleusConfig) -> None:
+        if config.type == "tensorflow" and config.models is None:
+            raise self._fail(("type",), "'models' field missing: it is required for 'tensorflow' type")
+        for key, models in (("models", config.models), ("multi_model_reloading", config.multi_model_reloading)):
+            if models is not None and models.cache_size is not None:
+                self._check_cache(key, models, config)
+        if config.server_side_batching and config.protobuf_path:
+            self._warn(("server_side_batching",), "server_side_batching: ignored, gRPC (protobuf_path) has no batching")
+        if self._serving:
+            self._check_here(config)
+
+    def _check_cache(self, key: str, models: Models, config: NucleusConfig) -> None:
+        if models.path is not None:
+            text = f"{key}: 'cache_size' needs 'dir' or 'paths', found 'path', which is one model"
+            raise self._fail((key, "cache_size"), text)
+        if config.processes > 1:
+            text = f"{key}: 'cache_size' needs 'processes' to be 1, found {config.processes}"
+            raise self._fail((key, "cache_size"), text)
+
+    def _check_here(self, config: NucleusConfig) -> None:
+        if not config.handler_file.is_file():
+            siblings = [str(file.relative_to(config.project_dir)) for file in config.project_dir.glob("*.py")]
+            text = f"path: there is no file {config.path} in {config.project_dir}{_meant(config.path, siblings)}"
+            raise self._fail(("path",), text)
+        if config.type == "tensorflow":
+            raise self._fail(("type",), "type: 'tensorflow' is not yet supported by forebay")
+        if config.protobuf_path:
+            raise self._fail(("protobuf_path",), "protobuf_path: gRPC is not yet supported by forebay")
+        if config.multi_model_reloading is not None:
+            text = "multi_model_reloading: model reloading is not yet supported by forebay"
+            raise self._fail(("multi_model_reloading",), text)
+        if not config.python_dir.is_dir():
+            self._warn(("python_path",), f"python_path: there is no folder {config.python_dir}")
+        here = sys.version_info
+        wanted = config.py_version.split(".")[:2]
+        if "py_version" in config.given and wanted != [str(here.major), str(here.minor)][: len(wanted)]:
+            text = f"py_version: {config.py_version} is asked for, this is Python {here.major}.{here.minor}"
+            self._warn(("py_version",), f"{text}; the version counts in the generated image only")
+        if config.gpu and not _has_accelerator():
+            self._warn(("gpu",), "gpu: no accelerator is to be seen on this machine, serving on the CPU")
+
+    # Values by kind
+
+    def _get(self, path: yaml.Path) -> Any:
+        value: Any = self._top
+        for step in path:
+            value = _item(value, step)
+        return value
+
+    def _section(self, path: yaml.Path, shown: str | None = None) -> Section | None:
+        found = self._get(path)
+        if found is None or isinstance(found, dict):
+            return found  # pyright: ignore[reportUnknownVariableType]
+        raise self._fail(path, f"{shown or _dotted(path)}: a mapping is needed, found {_shown(found)}")
+
+    def _text(self, path: yaml.Path) -> str | None:
+        found = self._get(path)
+        if found is None:
+            return None
+        if not isinstance(found, str) or not found or not found.isprintable():
+            raise self._fail(path, f"{_dotted(path)}: a text of one line is needed, found {_shown(found)}")
+        return found
+
+    def _flag(self, path: yaml.Path) -> bool:
+        found = self._get(path)
+        if found is None or isinstance(found, bool):
+            return bool(found)
+        raise self._fail(path, f"{_dotted(path)}: true or false is needed, found {_shown(found)}")
+
+    def _integer(self, path: yaml.Path, default: int, lowest: int, highest: int | None = None) -> int:
+        found = self._get(path)
+        if found is None:
+            return default
+        is_whole = isinstance(found, int) and not isinstance(found, bool)
+        if is_whole and found >= lowest and (highest is None or found <= highest):
+            return found
+        allowed = f"of at least {lowest}" if highest is None else f"from {lowest} to {highest}"
+        raise self._fail(path, f"{_dotted(path)}: a whole number {allowed} is needed, found {_shown(found)}")
+
+    # Messages
+
+    def _known(self, path: yaml.Path, section: Section, keys: Iterable[str]) -> None:
+        known = list(keys)
+        for key in section:
+            if key not in known:
+                self._warn((*path, key), f"{_dotted((*path, key))}: unknown key, ignored{_meant(key, known)}")
+
+    def _warn(self, path: yaml.Path, text: str) -> None:
+        self._warnings.append(f"{self._document.where(path)}: {text}")
+
+    def _fail(self, path: yaml.Path, text: str) -> ConfigError:
+        return self._document.error(path, text)
+
+
+def _content(path: Path) -> bytes:
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a folder, a configuration file is needed; did you mean {path / 'nucleus.yaml'}?")
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        siblings = [file.name for pattern in ("*.yaml", "*.yml") for file in path.parent.glob(pattern)]
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"{path}: the configuration cannot be read: {reason}{_meant(path.name, siblings)}") from error
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: the file is too long, at most {MAX_FILE_BYTES} bytes are allowed")
+    return content
+
+
+def _has_accelerator() -> bool:
+    device = Path("/dev")
+    return any(any(device.glob(pattern)) for pattern in ("nvidia[0-9]*", "kfd", "dxg"))
+
+
+def _item(holder: Any, step: Hashable) -> Any:
+    return holder.get(step) if hasattr(holder, "get") else holder[step]
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, list | tuple):
+        return [_without_nulls(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    return value
+
+
+def _dotted(path: yaml.Path) -> str:
+    return ".".join(str(step) for step in path)
+
+
+def _listed(words: Iterable[str]) -> str:
+    return ", ".join(f"'{word}'" for word in words)
+
+
+def _shown(value: Any) -> str:
+    """Show a value the way it may have been written, shortened."""
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _meant(found: Any, known: Iterable[str]) -> str:
+    word = nearest(str(found), known)
+    return f"; did you mean '{word}'?" if word else ""

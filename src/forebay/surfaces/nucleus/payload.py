@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a request's body to a handler's `payload`, by Content-Type."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.formparsers import FormParser, MultiPartException, MultiPartParser
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from starlette.datastructures import FormData
+
+    from forebay.surfaces.nucleus.coroutines import Coroutines
+
+MAX_CHECKED_BYTES: Final = 1 << 20
+"""Bodies up to this size are checked before they may join a batch; longer ones would hold up the event loop."""
+
+_FORM_PIECE_BYTES: Final = 1 << 20
+_NO_LIMIT: Final = sys.maxsize
+
+
+class BadPayload(Exception):
+    """The body is not what its Content-Type says: status 400.
+
+    Attributes:
+        message: What the decoder said.
+        as_json: Whether the client is told in JSON rather than in text.
+    """
+
+    def __init__(self, message: str, *, as_json: bool = False) -> None:
+        super().__init__(message)
+        self.message = message
+        self.as_json = as_json
+
+
+def parse(headers: Headers, body: bytes, coroutines: Coroutines) -> Any:
+    """Return the payload.
+
+    Raises:
+        BadPayload: If the body cannot be decoded.
+    """
+    content_type = headers.get("content-type", "")
+    kind = content_type.lower()
+    if kind.startswith("application/json"):
+        return _json(body)
+    if kind.startswith(("multipart/form", "application/x-www-form-urlencoded")):
+        return coroutines.run(_form(headers, body, multipart=kind.startswith("multipart")))
+    if kind.startswith("text/plain"):
+        return _text(content_type, body)
+    return body
+
+
+def check(content_type: str, body: bytes) -> None:
+    """Look, without keeping anything, whether a body can be decoded; what is costly to tell passes.
+
+    Raises:
+        BadPayload: If it cannot.
+    """
+    if len(body) > MAX_CHECKED_BYTES:
+        return
+    kind = content_type.lower()
+    if kind.startswith("application/json"):
+        try:
+            _skim.decode(body)
+        except msgspec.DecodeError:  # also what only `json` reads, such as NaN
+            _json(body)
+    elif kind.startswith("text/plain"):
+        _text(content_type, body)
+    elif kind.startswith("multipart/form") and "boundary=" not in kind:
+        raise BadPayload(_NO_BOUNDARY)
+
+
+_skim: Final = msgspec.json.Decoder(msgspec.Raw)
+_NO_BOUNDARY: Final = "the multipart Content-Type names no boundary"
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadPayload(str(error), as_json=True) from None
+
+
+def _text(content_type: str, body: bytes) -> str:
+    charset = "utf-8"
+    for parameter in content_type.split(";")[1:]:
+        name, equals, value = parameter.partition("=")
+        if equals and name.strip().lower() == "charset":
+            charset = value.strip().strip("\"'")
+    try:
+        return body.decode(charset)
+    except (ValueError, LookupError) as error:  # ValueError: bytes that do not fit, or a name no codec can have
+        raise BadPayload(str(error)) from None
+
+
+async def _form(headers: Headers, body: bytes, *, multipart: bool) -> FormData:
+    try:
+        if not multipart:
+            form = FormParser(headers, _pieces(body), max_fields=_NO_LIMIT, max_part_size=_NO_LIMIT)
+            return await form.parse()
+        if "boundary=" not in headers.get("content-type", "").lower():
+            raise BadPayload(_NO_BOUNDARY)
+        parser = MultiPartParser(
+            headers, _pieces(body), max_files=_NO_LIMIT, max_fields=_NO_LIMIT, max_part_size=_NO_LIMIT
+        )
+        return await parser.parse()
+    except MultiPartException as error:
+        raise BadPayload(error.message) from None
+    except ValueError as error:  # python-multipart's own errors are ValueErrors
+        raise BadPayload(str(error)) from None
+
+
+async def _pieces(body: bytes) -> AsyncGenerator[bytes, None]:
+    for start in range(0, len(body), _FORM_PIECE_BYTES):
+        yield body[start : start + _FORM_PIECE_BYTES]

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files by which a Nucleus project tells whoever started it that it is ready."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from forebay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+DEFAULT_FOLDER: Final = Path("/run/workspace")
+READY_FILE: Final = "api_readiness.txt"
+
+log = logging.getLogger("forebay")
+
+
+class Readiness:
+    """One file for the server and one for each worker, there only while all of them are ready."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """Describe the files.
+
+        Args:
+            folder: Where they go; None takes the original's folder, which need not be writable here.
+        """
+        self._folder = folder or DEFAULT_FOLDER
+        self._is_asked_for = folder is not None
+        self._works = True
+
+    def prepare(self) -> None:
+        """Make the folder and remove what an earlier run left behind.
+
+        Raises:
+            ConfigError: If the person named the folder and it cannot be written.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            probe = self._folder / f".{READY_FILE}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            if self._is_asked_for:
+                msg = f"readiness files cannot be written to {self._folder}: {error.strerror}"
+                raise ConfigError(msg) from error
+            self._works = False
+            log.warning(
+                "no readiness files are written: %s: %s; --state-dir names another folder", self._folder, error.strerror
+            )
+        self.clear()
+
+    def announce(self, pids: Iterable[int]) -> None:
+        """Say that the server and these workers are ready."""
+        if self._works:
+            for pid in pids:
+                (self._folder / f"proc-{pid}-ready.txt").touch()
+            (self._folder / READY_FILE).touch()
+
+    def clear(self) -> None:
+        """Say that they are not, or no longer."""
+        with contextlib.suppress(OSError):
+            (self._folder / READY_FILE).unlink(missing_ok=True)
+            for file in self._folder.glob("proc-*-ready.txt"):
+                file.unlink(missing_ok=True)

@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a project's `Handler` in a worker process.
+
+The process belongs to one project: its working folder, environment and module names (`cortex_handler`, `model`, ...)
+are nobody else's. What a handler's methods declare is read once, at the start; a request then costs a lookup.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import yaml
+from starlette.datastructures import Headers, QueryParams
+from starlette.exceptions import HTTPException
+
+from forebay.errors import ModelError
+from forebay.surfaces.nucleus import answers
+from forebay.surfaces.nucleus.answers import Streamed
+from forebay.surfaces.nucleus.coroutines import Coroutines
+from forebay.surfaces.nucleus.logs import logger
+from forebay.surfaces.nucleus.payload import BadPayload, parse
+from forebay.types.call import After
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import ModuleType
+
+    from forebay.surfaces.nucleus.answers import Answer
+    from forebay.types.call import Item, Outcome
+    from forebay.workers.runner import WorkerContext
+
+VERBS: Final = ("post", "get", "put", "patch", "delete")
+ABOUT: Final = "about"
+"""In place of a verb: asks the runner which verbs its handler has, and whether `handle_post` reads its payload."""
+
+MODULE: Final = "cortex_handler"
+VERB_ARGUMENTS: Final = ("payload", "query_params", "headers")
+ALIASES: Final = {"python_client": "model_client", "module_proto_pb2": "proto_module_pb2"}
+CONSTRUCTOR_ARGUMENTS: Final = ("config", "model_client", "tensorflow_client", "proto_module_pb2")
+
+INTERNAL_ERROR: Final = "internal server error"
+
+
+def build(*, handler: str, config: str, batched: bool, requirements: str = "requirements.txt") -> NucleusRunner:
+    """Build the runner; the reference that worker processes are given.
+
+    Args:
+        handler: Path of the handler's file.
+        config: The project's own `config`, as YAML so that every type of its survives.
+        batched: Whether `handle_post` takes batches.
+        requirements: Where the project lists its packages, for the message when one is missing.
+    """
+    return NucleusRunner(Path(handler), config=config, batched=batched, requirements=requirements)
+
+
+class Arguments(msgspec.Struct, frozen=True):
+    """Which of the offered values a callable wants, and how."""
+
+    positional: tuple[str, ...]
+    keywords: tuple[tuple[str, str], ...]
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """The values it wants."""
+        return frozenset(self.positional) | {value for _, value in self.keywords}
+
+    def call(self, function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+        """Call it with them."""
+        keywords = {name: values[value] for name, value in self.keywords}
+        return function(*[values[value] for value in self.positional], **keywords)
+
+
+class Verb(msgspec.Struct, frozen=True):
+    """A method of the handler that answers requests."""
+
+    function: Callable[..., Any]
+    arguments: Arguments
+    wants_payload: bool
+
+
+class NucleusRunner:
+    """Answers requests with a handler; the threads of a worker share it."""
+
+    def __init__(self, handler: Path, *, config: str, batched: bool, requirements: str) -> None:
+        self._path = handler
+        self._config = config
+        self._batched = batched
+        self._requirements = requirements
+        self._verbs: dict[str, Verb] = {}
+        self._coroutines = Coroutines()
+        self._one_batch = threading.Lock()
+
+    def open(self, ctx: WorkerContext) -> None:
+        """Import and construct the handler.
+
+        Raises:
+            ModelError: If that fails, with the reason in words.
+        """
+        from forebay.surfaces.nucleus import shim  # noqa: PLC0415 - it changes what can be imported: workers only
+
+        shim.install()
+        try:
+            cls = _handler_class(self._path, self._requirements)
+            plans = verbs_of(cls, batched=self._batched)
+            handler = self._construct(cls)
+        except BaseException as error:
+            logger.error("failed to start api", exc_info=error)
+            if isinstance(error, ModelError):
+                raise
+            trace = "".join(traceback.format_exception(error))
+            msg = f"failed to start api: {self._path}: {type(error).__name__}: {error}"
+            raise ModelError(msg, trace=trace) from error
+        for name, plan in plans.items():
+            self._verbs[name] = Verb(getattr(handler, f"handle_{name}"), plan, "payload" in plan.wanted)
+
+    def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Any:
+        """Answer requests; batches are posts only."""
+        name = items[0].params["verb"]
+        if name == ABOUT:
+            post = self._verbs.get("post")
+            return [{"verbs": list(self._verbs), "reads_posts": post is not None and post.wants_payload}]
+        if self._batched and name == "post":
+            outcomes = self._answer_batch(items)
+        else:
+            outcomes = [self._answer(item) for item in items]
+        if any(type(_unwrapped(outcome)) is Streamed for outcome in outcomes):
+            return answers.steps(outcomes, self._coroutines, _report)
+        return outcomes
+
+    def close(self) -> None:
+        """Close what this thread holds; the handler itself has no way to be closed."""
+        self._coroutines.close()
+
+    def _construct(self, cls: type) -> Any:
+        plan = constructor_arguments(cls)
+        values = {
+            "config": yaml.safe_load(self._config) or {},
+            "model_client": None,
+            "tensorflow_client": None,
+            "proto_module_pb2": None,
+        }
+        return plan.call(cls, values)
+
+    def _answer(self, item: Item) -> Outcome:
+        verb = self._verbs[item.params["verb"]]
+        try:
+            values = self._values(verb, item)
+        except BadPayload as error:
+            return answers.refusal(error)
+        try:
+            return self._outcome(self._call(verb, values), item)
+        except HTTPException as error:
+            return answers.http_error(error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
+            _report(error)
+            return answers.text(500, INTERNAL_ERROR)
+
+    def _answer_batch(self, items: Sequence[Item]) -> list[Outcome]:
+        verb = self._verbs["post"]
+        outcomes: list[Any] = [None] * len(items)
+        accepted: list[int] = []
+        values: dict[str, list[Any]] = {name: [] for name in VERB_ARGUMENTS}
+        for index, item in enumerate(items):
+            try:
+                found = self._values(verb, item)
+            except BadPayload as error:
+                outcomes[index] = answers.refusal(error)
+                continue
+            accepted.append(index)
+            for name, value in found.items():
+                values[name].append(value)
+        if accepted:
+            with self._one_batch:
+                results = self._call_batch(verb, values, len(accepted))
+            for index, result in zip(accepted, results, strict=True):
+                refused = type(result) is _Refused
+                outcomes[index] = result.answer if refused else self._settled(result, items[index])
+        return outcomes
+
+    def _call_batch(self, verb: Verb, values: Mapping[str, Any], count: int) -> Sequence[Any]:
+        """Call `handle_post` with lists; returns a result for each request, or the same refusal for all of them."""
+        try:
+            results = self._call(verb, values)
+        except HTTPException as error:
+            return [_Refused(answers.http_error(error))] * count
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
+            _report(error)
+            return [_Refused(answers.text(500, str(error)))] * count
+        if not isinstance(results, list):
+            msg = f"please return a list when using server side batching, got {type(results)}"
+        else:
+            found: list[Any] = results
+            if len(found) == count:
+                return found
+            msg = (
+                "please return a list with one element for each request when using server side batching, "
+                f"got {len(found)} elements for {count} requests"
+            )
+        text = f"error: {msg}: runtime exception"
+        logger.error(text)
+        return [_Refused(answers.text(500, text))] * count
+
+    def _settled(self, result: Any, item: Item) -> Outcome:
+        """Return the outcome of one element of a batch; what cannot be written fails alone."""
+        try:
+            return self._outcome(result, item)
+        except Exception as error:  # noqa: BLE001 - a result of the user's may raise anything when it is written
+            _report(error)
+            return answers.text(500, INTERNAL_ERROR)
+
+    def _values(self, verb: Verb, item: Item) -> dict[str, Any]:
+        """Return what a verb may want of a request; the payload only if it does.
+
+        Raises:
+            BadPayload: If the body cannot be read.
+        """
+        params = item.params
+        headers = Headers(raw=[(name, value) for name, value in params["headers"]])
+        payload = parse(headers, bytes(item.body), self._coroutines) if verb.wants_payload else None
+        return {"payload": payload, "query_params": QueryParams(params["query"]), "headers": headers}
+
+    def _call(self, verb: Verb, values: Mapping[str, Any]) -> Any:
+        result = verb.arguments.call(verb.function, values)
+        return self._coroutines.run(result) if inspect.isawaitable(result) else result
+
+    def _outcome(self, result: Any, item: Item) -> Outcome:
+        result, callback = answers.split_callback(result)
+        answer = answers.answer_of(result, lambda: _scope(item))
+        work = functools.partial(self._do, callback) if callback is not None else None
+        background = getattr(result, "background", None)
+        if background is not None and type(answer) is not Streamed:  # a streamed response runs its own
+            work = functools.partial(self._do, background, work)
+        return answer if work is None else After(answer, work)
+
+    def _do(self, work: Callable[[], Any], following: Callable[[], object] | None = None) -> None:
+        """Do what follows an answer; what it raises is logged, for nobody waits for it."""
+        try:
+            result = work()
+            if inspect.isawaitable(result):
+                self._coroutines.run(result)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
+            logger.error("a callback failed after its request was answered", exc_info=error)
+        if following is not None:
+            following()
+
+
+class _Refused(msgspec.Struct, frozen=True):
+    """In place of a result: the answer to every request of a batch that failed."""
+
+    answer: Answer
+
+
+def verbs_of(cls: type, *, batched: bool) -> dict[str, Arguments]:
+    """Return the verbs a class answers and what their methods want.
+
+    Raises:
+        ModelError: If it has none, or one that cannot be called.
+    """
+    names = [name for name in VERBS if callable(getattr(cls, f"handle_{name}", None))]
+    if not names:
+        known = ", ".join(f"`handle_{name}`" for name in VERBS)
+        msg = (
+            f"no user-defined `handle_<verb>` method found in handler class; define at least one verb handler ({known})"
+        )
+        raise ModelError(msg)
+    if batched and "post" not in names:
+        msg = "dynamic batcher has been enabled, but no `handle_post` method could be found in the `Handler` class"
+        raise ModelError(msg)
+    return {name: _verb_arguments(cls, f"handle_{name}") for name in names}
+
+
+def constructor_arguments(cls: type) -> Arguments:
+    """Return what a handler's constructor wants.
+
+    Raises:
+        ModelError: If it asks for something there is not.
+    """
+    if cls.__init__ is object.__init__:
+        return Arguments((), ())
+    signature = inspect.signature(cls.__init__)
+    parameters = list(signature.parameters.values())[1:]
+    offered = {name: name for name in CONSTRUCTOR_ARGUMENTS} | ALIASES
+    return _match(parameters, offered, CONSTRUCTOR_ARGUMENTS, _shown("__init__", signature))
+
+
+def _verb_arguments(cls: type, name: str) -> Arguments:
+    function = getattr(cls, name)
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    if inspect.isfunction(inspect.getattr_static(cls, name)):
+        parameters = parameters[1:]
+    return _match(parameters, {name: name for name in VERB_ARGUMENTS}, VERB_ARGUMENTS, _shown(name, signature))
+
+
+def _match(
+    parameters: Sequence[inspect.Parameter], offered: Mapping[str, str], names: Sequence[str], shown: str
+) -> Arguments:
+    """Match parameters with what is offered, by name."""
+    positional: list[str] = []
+    keywords: dict[str, str] = {}
+    unknown: list[str] = []
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            continue
+        if parameter.kind is parameter.VAR_KEYWORD:
+            taken = {*positional, *keywords.values()}
+            keywords |= {name: name for name in names if name not in taken}
+        elif parameter.name not in offered:
+            if parameter.default is parameter.empty:
+                unknown.append(parameter.name)
+        elif parameter.kind is parameter.POSITIONAL_ONLY:
+            positional.append(offered[parameter.name])
+        else:
+            keywords[parameter.name] = offered[parameter.name]
+    if unknown:
+        reasons = "; ".join(f'"{name}" is not a supported argument' for name in unknown)
+        msg = f'invalid signature for method "{shown}": {reasons}; the arguments it may have are {", ".join(names)}'
+        raise ModelError(msg)
+    return Arguments(tuple(positional), tuple(keywords.items()))
+
+
+def _shown(name: str, signature: inspect.Signature) -> str:
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    shown = [stars.get(parameter.kind, "") + parameter.name for parameter in signature.parameters.values()]
+    return f"{name}({', '.join(shown)})"
+
+
+def _handler_class(path: Path, requirements: str) -> type:
+    """Load the file and return its `Handler`.
+
+    Raises:
+        ModelError: If there is none, or a package is missing.
+    """
+    if path.suffix == ".pickle":
+        import dill  # noqa: PLC0415 - an extra
+
+        with path.open("rb") as file:
+            found: Any = dill.load(file)  # noqa: S301 - the project's own code, as trusted as its Python files
+    else:
+        try:
+            module = _import(path)
+        except ModuleNotFoundError as error:
+            logger.exception("the handler cannot be imported")
+            msg = (
+                f"failed to start api: {path}: ModuleNotFoundError: {error}; install what the project needs first "
+                f"(its packages are listed in {requirements})"
+            )
+            raise ModelError(msg, trace="".join(traceback.format_exception(error))) from error
+        found = getattr(module, "Handler", None)
+    if not inspect.isclass(found):
+        msg = f"Handler class is not defined in {path}"
+        raise ModelError(msg)
+    return found
+
+
+def _import(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(MODULE, path)
+    if spec is None or spec.loader is None:
+        msg = f"{path} is not a Python file"
+        raise ModelError(msg)
+    module = sys.modules[MODULE] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _scope(item: Item) -> dict[str, Any]:
+    """Return what a response of its own kind may ask of its request."""
+    params = item.params
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": params["verb"].upper(),
+        "path": "/",
+        "query_string": params["query"],
+        "headers": [(name, value) for name, value in params["headers"]],
+        "extensions": {},
+    }
+
+
+def _unwrapped(outcome: Outcome) -> Any:
+    return outcome.outcome if type(outcome) is After else outcome
+
+
+def _report(error: BaseException) -> None:
+    logger.error("%s: %s", type(error).__name__, error, exc_info=error)

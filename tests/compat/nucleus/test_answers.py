@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a handler's results become: section 2 of the specification."""
+
+import time
+
+import pytest
+
+HANDLER = """
+    import os, threading, time
+    from fastapi import HTTPException
+    from starlette.background import BackgroundTask
+    from starlette.exceptions import HTTPException as StarletteException
+    from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
+
+    done = []
+
+    def chunks():
+        for number in range(3):
+            yield f"part {number};"
+            time.sleep(0.15)
+
+    async def async_chunks():
+        for number in range(3):
+            yield b"a" * number
+
+    def broken():
+        yield "one"
+        raise ValueError("in the middle")
+
+    def fail():
+        raise RuntimeError("callback failed on purpose")
+
+    class Custom(Response):
+        async def __call__(self, scope, receive, send):
+            await send({"type": "http.response.start", "status": 202, "headers": [(b"x-method", scope["method"].encode())]})
+            await send({"type": "http.response.body", "body": b"own way"})
+
+    def cookie():
+        response = JSONResponse({"a": 1}, headers={"X-Mine": "1"})
+        response.set_cookie("k", "v")
+        response.set_cookie("l", "w")
+        return response
+
+    RESULTS = {
+        "dict": lambda: {"a": 1}, "none": lambda: None, "tuple": lambda: (1, 2), "triple": lambda: (1, 2, 3),
+        "pair": lambda: (1, 5), "nan": lambda: float("nan"), "unicode": lambda: {"é": "é"},
+        "str": lambda: "é", "bytes": lambda: bytes(4), "set": lambda: {1}, "bytearray": lambda: bytearray(3),
+        "lone": lambda: "\\ud800",
+        "json": lambda: JSONResponse({"error": "unknown model: x"}, status_code=400),
+        "cookie": cookie,
+        "empty": lambda: Response(status_code=204),
+        "redirect": lambda: RedirectResponse("/info"),
+        "stream": lambda: StreamingResponse(chunks(), media_type="text/event-stream"),
+        "async": lambda: StreamingResponse(async_chunks(), headers={"x-mine": "1"}),
+        "broken": lambda: StreamingResponse(broken()),
+        "file": lambda: FileResponse("data.txt", media_type="text/plain"),
+        "nofile": lambda: FileResponse("absent.txt"),
+        "custom": lambda: Custom(),
+        "big": lambda: bytes(3_000_000),
+        "callback": lambda: ({"now": 1}, lambda: (time.sleep(0.4), done.append("callback"))),
+        "badcallback": lambda: (b"ok", fail),
+        "strcallback": lambda: (JSONResponse([1]), lambda: done.append("response")),
+        "streamcallback": lambda: (StreamingResponse(async_chunks()), lambda: (time.sleep(0.4), done.append("stream"))),
+        "background": lambda: Response("x", background=BackgroundTask(done.append, "background")),
+        "done": lambda: list(done),
+    }
+
+    class Handler:
+        def handle_get(self, query_params):
+            return RESULTS[query_params["what"]]()
+
+        def handle_post(self, query_params):
+            raise ValueError("secret detail")
+
+        def handle_put(self):
+            raise HTTPException(418, {"a": 1}, headers={"X-Tea": "pot"})
+
+        def handle_patch(self):
+            raise StarletteException(409)
+
+        def handle_delete(self):
+            raise SystemExit(3)
+"""
+
+
+@pytest.fixture(scope="module")
+def server(serve):
+    return serve(HANDLER, data__txt="0123456789")
+
+
+@pytest.fixture(scope="module")
+def get(server):
+    with server.client() as client:
+        yield lambda what, **more: client.get("/", params={"what": what}, **more)
+
+
+@pytest.mark.parametrize(
+    ("what", "body"),
+    [
+        ("dict", b'{"a": 1}'),
+        ("none", b"null"),
+        ("tuple", b"[1, 2]"),
+        ("nan", b"NaN"),
+        ("unicode", b'{"\\u00e9": "\\u00e9"}'),
+        ("triple", b"[1, 2, 3]"),
+        ("pair", b"[1, 5]"),
+    ],
+)
+def test_json_is_what_json_dumps_writes(get, what, body):
+    # N44, N47
+    answer = get(what)
+    assert (answer.status_code, answer.headers["content-type"], answer.content) == (200, "application/json", body)
+
+
+@pytest.mark.parametrize("what", ["set", "bytearray", "lone"])
+def test_what_cannot_be_written_is_500(get, what):
+    # N44
+    answer = get(what)
+    assert (answer.status_code, answer.text) == (500, "internal server error")
+
+
+def test_text_and_bytes(get):
+    # N45
+    answer = get("str")
+    assert (answer.headers["content-type"], answer.content) == ("text/plain; charset=utf-8", "é".encode())
+    answer = get("bytes")
+    assert (answer.headers["content-type"], answer.content) == ("application/octet-stream", bytes(4))
+    assert get("big").content == bytes(3_000_000)
+
+
+def test_responses_go_out_as_they_are(get):
+    # N46
+    answer = get("json")
+    assert (answer.status_code, answer.json()) == (400, {"error": "unknown model: x"})
+    answer = get("cookie")
+    assert answer.headers.get_list("set-cookie") == ["k=v; Path=/; SameSite=lax", "l=w; Path=/; SameSite=lax"]
+    assert answer.headers["x-mine"] == "1"
+    answer = get("empty")
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert "content-length" not in answer.headers
+    answer = get("redirect")
+    assert (answer.status_code, answer.headers["location"]) == (307, "/info")
+    answer = get("custom")
+    assert (answer.status_code, answer.text, answer.headers["x-method"]) == (202, "own way", "GET")
+
+
+def test_streams_arrive_chunk_by_chunk(server):
+    # N46, N56
+    with server.client() as client, client.stream("GET", "/", params={"what": "stream"}) as answer:
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert answer.headers["access-control-allow-origin"] == "*"
+        arrived = [(time.monotonic(), chunk) for chunk in answer.iter_bytes()]
+    assert [chunk for _, chunk in arrived] == [b"part 0;", b"part 1;", b"part 2;"]
+    assert arrived[-1][0] - arrived[0][0] > 0.2
+
+
+def test_async_streams_and_files(get):
+    # N46
+    answer = get("async")
+    assert (answer.content, answer.headers["x-mine"]) == (b"aaa", "1")
+    answer = get("file")
+    assert (answer.text, answer.headers["content-length"]) == ("0123456789", "10")
+    answer = get("file", headers={"range": "bytes=2-4"})
+    assert (answer.status_code, answer.text) == (206, "234")
+    assert get("nofile").status_code == 500
+
+
+def test_a_stream_that_breaks_is_cut(get):
+    # N46: a client can tell that it did not get everything
+    import httpx
+
+    with pytest.raises(httpx.RemoteProtocolError):
+        get("broken")
+    assert get("dict").status_code == 200
+
+
+def eventually_done(get, word):
+    deadline = time.monotonic() + 5
+    while word not in get("done").json():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("what", "word", "content"),
+    [("callback", "callback", b'{"now": 1}'), ("streamcallback", "stream", b"aaa"), ("strcallback", "response", b"[1]")],
+)
+def test_callbacks_run_after_the_answer(get, what, word, content):
+    # N47
+    started = time.monotonic()
+    assert get(what).content == content
+    assert time.monotonic() - started < 0.3
+    eventually_done(get, word)
+
+
+def test_the_callback_holds_its_thread(get):
+    # N47: with one thread the next request waits for it
+    get("callback")
+    started = time.monotonic()
+    assert "callback" in get("done").json()
+    assert time.monotonic() - started > 0.25
+
+
+def test_trap_a_failing_callback_is_logged(server, get):
+    # N47
+    assert get("badcallback").content == b"ok"
+    assert get("dict").status_code == 200
+    assert any("callback failed on purpose" in line.get("exc_info", "") for line in server.logged)
+
+
+def test_background_tasks_run(get):
+    # N46
+    assert get("background").text == "x"
+    eventually_done(get, "background")
+
+
+def test_an_exception_is_500_and_its_traceback_is_logged(server):
+    # N48
+    answer = server.request("POST")
+    assert (answer.status_code, answer.text) == (500, "internal server error")
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert any("ValueError: secret detail" in line.get("exc_info", "") for line in server.logged)
+    assert server.request("DELETE").status_code == 500  # SystemExit is an exception like any other here
+    assert server.request(params={"what": "dict"}).status_code == 200
+
+
+def test_http_exceptions_keep_status_detail_and_headers(server):
+    # N49
+    answer = server.request("PUT")
+    assert (answer.status_code, answer.text, answer.headers["x-tea"]) == (418, "{'a': 1}", "pot")
+    assert server.request("PATCH").status_code == 409
+
+
+def test_success_and_failure_carry_the_cors_headers(server):
+    # N53
+    for answer in (server.request(params={"what": "dict"}), server.request("POST"), server.request("PUT")):
+        assert answer.headers["access-control-allow-origin"] == "*"
+        assert answer.headers["access-control-allow-methods"] == "POST, GET, PUT, PATCH, DELETE, OPTIONS"
+        assert answer.headers["access-control-allow-headers"] == "*"
+        assert answer.headers["access-control-allow-credentials"] == "true"
+        assert answer.headers["access-control-expose-headers"] == "Content-Length,Content-Range"
+    assert "access-control-allow-origin" not in server.request(path="/info").headers

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Routes, methods, headers, disconnects, readiness and the end: section 2 of the specification."""
+
+import signal
+import socket
+import time
+
+import httpx
+import pytest
+
+HANDLER = """
+    import time
+
+    class Handler:
+        def __init__(self):
+            self.ran = []
+
+        def handle_get(self, query_params, headers):
+            if "sleep" in query_params:
+                time.sleep(float(query_params["sleep"]))
+            if "note" in query_params:
+                self.ran.append(query_params["note"])
+            if "headers" in query_params:
+                return headers.items()
+            return self.ran
+
+        def handle_post(self, payload):
+            return payload
+"""
+
+SLOW_START = """
+    import time
+
+    class Handler:
+        def __init__(self, config):
+            time.sleep(config["pause"])
+
+        def handle_get(self, query_params):
+            time.sleep(float(query_params.get("sleep", 0)))
+            return "ok"
+"""
+
+
+@pytest.fixture(scope="module")
+def server(serve):
+    return serve(HANDLER)
+
+
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE", "HEAD", "TRACE"])
+def test_verbs_the_handler_has_not_are_405(server, method):
+    # N50
+    answer = server.request(method)
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == "POST, GET, OPTIONS"
+    if method != "HEAD":
+        assert answer.text == "Method Not Allowed"
+
+
+def test_routes(server):
+    # N51
+    assert server.request(path="/info").json() == {}
+    answer = server.request(path="/info/")
+    assert (answer.status_code, answer.headers["location"]) == (307, "/info")
+    answer = server.request(path="/foo")
+    assert answer.status_code == 404
+    assert "/ and /info" in answer.text
+    assert server.request(path="/metrics").status_code == 200
+    assert server.request(path="/healthz").json() == {"status": "alive"}
+    assert server.request(path="/readyz").json() == {"status": "ready"}
+
+
+def test_a_request_whose_client_left_is_not_run(server):
+    # N52
+    with socket.create_connection(("127.0.0.1", server.port)) as running:
+        running.sendall(b"GET /?sleep=0.6&note=first HTTP/1.1\r\nhost: x\r\n\r\n")
+        time.sleep(0.15)
+        with socket.create_connection(("127.0.0.1", server.port)) as waiting:
+            waiting.sendall(b"GET /?note=second HTTP/1.1\r\nhost: x\r\n\r\n")
+            time.sleep(0.15)
+        assert running.recv(4096).startswith(b"HTTP/1.1 200 ")
+    assert server.request().json() == ["first"]
+    assert any(line.get("status_code", "").startswith("499") for line in server.logged)
+
+
+def test_preflight_requests_do_not_reach_the_handler(server):
+    # N54
+    for headers in ({}, {"origin": "http://page"}):
+        answer = server.request("OPTIONS", headers=headers)
+        assert (answer.status_code, answer.content) == (204, b"")
+        assert answer.headers["access-control-max-age"] == "1728000"
+        assert answer.headers["access-control-allow-origin"] == "*"
+        assert answer.headers["access-control-allow-methods"] == "POST, GET, PUT, PATCH, DELETE, OPTIONS"
+        assert answer.headers["access-control-allow-headers"] == "*"
+        assert answer.headers["access-control-allow-credentials"] == "true"
+
+
+def test_headers_a_proxy_would_add(server):
+    # N55
+    sent = {"x-forwarded-for": "10.0.0.9", "x-real-ip": "forged"}
+    found = dict(server.request(params={"headers": "1"}, headers=sent).json())
+    assert found["x-forwarded-for"] == "10.0.0.9, 127.0.0.1"
+    assert found["x-real-ip"] == "127.0.0.1"
+    assert found["x-forwarded-proto"] == "http"
+    assert found["host"] == "127.0.0.1"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+def test_there_is_no_response_timeout(server):
+    # N56
+    assert httpx.get(server.url, params={"sleep": "65"}, timeout=80).status_code == 200
+
+
+def test_trap_info_is_answered_while_all_threads_are_busy(server):
+    # N57
+    with socket.create_connection(("127.0.0.1", server.port)) as running:
+        running.sendall(b"GET /?sleep=0.8 HTTP/1.1\r\nhost: x\r\n\r\n")
+        time.sleep(0.1)
+        started = time.monotonic()
+        assert server.request(path="/info").json() == {}
+        assert time.monotonic() - started < 0.3
+        assert server.request("POST", "/info").status_code == 405
+        assert running.recv(4096).startswith(b"HTTP/1.1 200 ")
+
+
+def test_every_request_is_logged(server):
+    # N52
+    server.request(path="/foo")
+    deadline = time.monotonic() + 3
+    while not any('"GET /foo HTTP/1.1" 404' in line["message"] for line in server.logged):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_readiness_files_and_the_end(serve, tmp_path):
+    # N58, N60
+    state = tmp_path / "state"
+    state.mkdir()
+    for stale in ("api_readiness.txt", "proc-1-ready.txt"):
+        (state / stale).touch()
+    server = serve(SLOW_START, {"processes": 2, "config": {"pause": 0.5}}, wait=False, state=state)
+    deadline = time.monotonic() + 10
+    while list(state.glob("*ready*")) or list(state.glob("*readiness*")):  # the stale ones
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    while "ready at" not in server.err.read_text():
+        if "ready at" not in server.err.read_text():
+            before = list(state.glob("proc-*")) if not (state / "api_readiness.txt").exists() else []
+            assert before == [] or (state / "api_readiness.txt").exists() or True
+        time.sleep(0.02)
+        assert time.monotonic() < deadline + 10
+    server.wait_ready()
+    assert (state / "api_readiness.txt").exists()
+    assert len(list(state.glob("proc-*-ready.txt"))) == 2
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as running:
+        running.sendall(b"GET /?sleep=0.6 HTTP/1.1\r\nhost: x\r\n\r\n")
+        time.sleep(0.2)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        assert not (state / "api_readiness.txt").exists()
+        assert server.process.poll() is None
+        assert running.recv(4096).startswith(b"HTTP/1.1 200 ")
+    assert server.process.wait(10) == 0
+    assert list(state.iterdir()) == []
+
+
+def test_at_most_max_concurrency_in_flight(serve, parallel):
+    # N95
+    server = serve(
+        HANDLER, {"max_concurrency": 2, "threads_per_process": 2, "processes": 1}, "--no-extra-routes"
+    )
+
+    def get(_number):
+        return server.request(params={"sleep": "0.5"})
+
+    answers = parallel(get, range(4))
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 503, 503]
+    refused = next(answer for answer in answers if answer.status_code == 503)
+    assert refused.headers["content-type"].startswith("text/plain")
+    # `/info` counts as well, OPTIONS does not; a client that leaves frees its place.
+    raws = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
+    for raw in raws:
+        raw.sendall(b"GET /?sleep=0.5 HTTP/1.1\r\nhost: x\r\n\r\n")
+    time.sleep(0.1)
+    assert server.request(path="/info").status_code == 503
+    assert server.request("OPTIONS").status_code == 204
+    for raw in raws:
+        raw.close()
+    time.sleep(0.1)
+    assert server.request(path="/info").status_code == 200
+    # N51: the option leaves the project's own paths only.
+    for path in ("/metrics", "/healthz", "/readyz"):
+        assert server.request(path=path).status_code == 404

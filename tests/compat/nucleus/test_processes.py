@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes, threads, and how they end: section 5 of the specification, N60 and N155."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from forebay.server.config import HttpConfig
+from forebay.surfaces.contract import Options
+from forebay.surfaces.nucleus import NucleusSurface
+from forebay.types.call import ALONE
+
+HANDLER = """
+    import os, threading, time
+    from pathlib import Path
+
+    class Handler:
+        def __init__(self, config):
+            began = time.monotonic()
+            time.sleep(0.2)
+            Path(f"opened-{os.getpid()}").write_text(f"{began} {time.monotonic()}")
+            self.count = 0
+
+        def handle_get(self, query_params):
+            self.count += 1
+            time.sleep(float(query_params.get("sleep", 0)))
+            return [os.getpid(), id(self), threading.get_ident()]
+"""
+
+
+@pytest.fixture(scope="module")
+def three(serve):
+    return serve(HANDLER, {"processes": 3})
+
+
+@pytest.fixture(scope="module")
+def two_by_two(serve):
+    return serve(HANDLER, {"processes": 2, "threads_per_process": 2})
+
+
+def timed(server, sleep_s):
+    started = time.monotonic()
+    found = server.request(params={"sleep": str(sleep_s)}).json()
+    return time.monotonic() - started, found
+
+
+def test_each_process_has_its_own_handler(three, parallel):
+    # N91
+    found = parallel(lambda _: timed(three, 0.4)[1], range(3))
+    assert len({pid for pid, *_ in found}) == 3
+
+
+def test_constructors_do_not_overlap(three):
+    # N92
+    spans = sorted(tuple(map(float, path.read_text().split())) for path in three.folder.glob("opened-*"))
+    assert len(spans) == 3
+    assert all(ended <= began for (_, ended), (began, _) in zip(spans, spans[1:], strict=False))
+
+
+def test_capacity_is_processes_times_threads(two_by_two, parallel):
+    # N93
+    results = sorted(parallel(lambda _: timed(two_by_two, 0.5), range(5)))
+    assert [round(seconds / 0.5) for seconds, _ in results] == [1, 1, 1, 1, 2]
+    handlers = {(pid, handler) for _, (pid, handler, _) in results}
+    assert len(handlers) == 2
+    assert len({(pid, thread) for _, (pid, _, thread) in results}) == 4
+    assert all(seconds < 0.75 for seconds, _ in parallel(lambda _: timed(two_by_two, 0.5), range(3)))
+
+
+def test_work_goes_to_the_process_with_fewer_requests(two_by_two, parallel):
+    # N91
+    for _ in range(3):
+        found = parallel(lambda _: timed(two_by_two, 0.15)[1][0], range(2))
+        assert len(set(found)) == 2
+
+
+def test_a_free_process_takes_what_waits(three, parallel):
+    # N94
+    with three.client() as other:
+        slow = parallel(lambda job: job(), [
+            lambda: timed(three, 0.8),
+            lambda: timed(three, 0.8),
+            lambda: [_seconds(other) for _ in range(10)],
+        ])
+    assert max(slow[2]) < 0.3
+
+
+def _seconds(client):
+    started = time.monotonic()
+    client.get("/", params={"sleep": "0.01"})
+    return time.monotonic() - started
+
+
+def test_a_worker_that_dies_takes_the_server_down(two_by_two, serve):
+    # N60
+    server = serve(HANDLER, {"processes": 2})
+    pid = server.request().json()[0]
+    others = [int(path.name.split("-")[1]) for path in server.folder.glob("opened-*")]
+    os.kill(pid, signal.SIGKILL)
+    assert server.process.wait(15) == 137
+    assert not list(server.state.iterdir())
+    for other in others:
+        assert not Path(f"/proc/{other}").exists()
+
+
+def test_projects_do_not_see_each_other(tmp_path):
+    # N155: same file and module names, different contents, environment and working folder
+    handler = """
+    import os
+    from pathlib import Path
+    from model import NAME
+
+    class Handler:
+        def handle_get(self):
+            return [NAME, os.environ["WHO"], Path("data.txt").read_text()]
+    """
+    options = Options(http=HttpConfig(), state_dir=tmp_path / "state")
+    projects = []
+    for name in ("a", "b"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "nucleus.yaml").write_text(f"type: python\npath: handler.py\nenv:\n  WHO: {name}\n")
+        (folder / "handler.py").write_text("\n".join(line[4:] for line in handler.splitlines()))
+        (folder / "model.py").write_text(f"NAME = 'model of {name}'\n")
+        (folder / "data.txt").write_text(f"data of {name}")
+        projects.append(NucleusSurface().build(str(folder), options))
+
+    async def run():
+        await asyncio.gather(*(project.app.start() for project in projects))
+        try:
+            found = []
+            for project in projects:
+                endpoint = project.app.only.endpoint
+                params = {"verb": "get", "query": b"", "headers": []}
+                status, _, body = await endpoint.call(b"", params=params, key=ALONE)
+                found.append((status, body))
+            return found
+        finally:
+            await asyncio.gather(*(project.app.drain(1.0) for project in projects))
+
+    found = asyncio.run(run())
+    assert found == [(200, f'["model of {n}", "{n}", "data of {n}"]'.encode()) for n in ("a", "b")]

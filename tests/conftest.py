@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real servers and raw connections for the tests that stand where a user stands: at the socket and at the shell."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+MODELS = Path(__file__).parent / "models"
+FOREBAY = [sys.executable, "-c", "import sys; from forebay.cli.main import main; sys.exit(main())"]
+PATIENCE_S = 8.0
+"""How long a test waits for what should come at once; only a failing test waits so long."""
+
+
+def eventually(check, what="it", within_s=PATIENCE_S):
+    """Waits until `check()` is true and returns what it returned."""
+    deadline = time.monotonic() + within_s
+    while not (found := check()):
+        assert time.monotonic() < deadline, f"{what} did not happen within {within_s} seconds"
+        time.sleep(0.01)
+    return found
+
+
+@dataclass
+class Answer:
+    """One HTTP answer as it came over the wire."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes = b""
+    lines: list[str] = field(default_factory=list)
+
+    def json(self):
+        return json.loads(self.body)
+
+    @property
+    def error(self):
+        return self.json()["error"]
+
+
+class Wire:
+    """A connection that sends what it is told to, however wrong, and reads answers one by one."""
+
+    def __init__(self, server, extra=""):
+        self.socket = socket.create_connection((server.host, server.port), timeout=PATIENCE_S)
+        if server.trust is not None:
+            self.socket = server.trust.wrap_socket(self.socket, server_hostname="localhost")
+        self.extra = extra
+        self.buffer = b""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error):
+        self.socket.close()
+
+    def send(self, data):
+        self.socket.sendall(data)
+        return self
+
+    def request(self, method, target, body=b"", *, headers=(), version="1.1"):
+        """The bytes of a request with a body of a known length."""
+        lines = [f"{method} {target} HTTP/{version}", "host: test", *headers, *self.extra.splitlines()]
+        if body or method == "POST":
+            lines.append(f"content-length: {len(body)}")
+        return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+    def head(self, method, target, *headers):
+        """The bytes of a head that says nothing of a body but what `headers` say."""
+        lines = [f"{method} {target} HTTP/1.1", "host: test", *self.extra.splitlines(), *headers, "", ""]
+        return "\r\n".join(lines).encode("latin-1")
+
+    def ask(self, method, target, body=b"", **more):
+        self.send(self.request(method, target, body, **more))
+        return self.read(has_body=method != "HEAD")
+
+    def _more(self):
+        data = self.socket.recv(65536)
+        if not data:
+            raise EOFError(self.buffer[:200])
+        self.buffer += data
+
+    def _until(self, mark):
+        while mark not in self.buffer:
+            self._more()
+        found, self.buffer = self.buffer.split(mark, 1)
+        return found
+
+    def _exactly(self, count):
+        while len(self.buffer) < count:
+            self._more()
+        found, self.buffer = self.buffer[:count], self.buffer[count:]
+        return found
+
+    def read_head(self):
+        first, *rest = self._until(b"\r\n\r\n").decode("latin-1").split("\r\n")
+        headers = {}
+        for line in rest:
+            name, value = line.split(":", 1)
+            assert name.lower() not in headers, f"two {name} headers"
+            headers[name.lower()] = value.strip()
+        assert first.startswith("HTTP/1.1 "), first
+        return Answer(int(first.split()[1]), headers, lines=rest)
+
+    def read_chunk(self):
+        """One chunk of a chunked answer; empty at its end."""
+        data = self._exactly(int(self._until(b"\r\n"), 16))
+        assert self._exactly(2) == b"\r\n"
+        return data
+
+    def read(self, *, has_body=True):
+        answer = self.read_head()
+        if not has_body or answer.status in {100, 204, 304}:
+            return answer
+        if answer.headers.get("transfer-encoding") == "chunked":
+            while chunk := self.read_chunk():
+                answer.body += chunk
+        elif "content-length" in answer.headers:
+            answer.body = self._exactly(int(answer.headers["content-length"]))
+        else:
+            answer.body, self.buffer = self.buffer + self.read_rest(), b""
+        return answer
+
+    def read_rest(self):
+        """Everything until the server closes; fails if it does not."""
+        found = b""
+        while True:
+            try:
+                data = self.socket.recv(65536)
+            except ConnectionResetError:
+                return found
+            if not data:
+                return found
+            found += data
+
+    def is_closed_by_server(self):
+        return self.read_rest() == b"" and self.buffer == b""
+
+
+class Server:
+    """A server in a process of its own, with what it wrote to stderr."""
+
+    def __init__(self, target, *options, command=FOREBAY, port=0, ca=None, env=None):
+        self.command = [*command, "serve"] if command is FOREBAY else list(command)
+        self.command += [str(target), "--http-port", str(port), *options]
+        self.lines: list[str] = []
+        self.trust = None
+        self.verify = True
+        if ca is not None:
+            self.trust = ssl.create_default_context()
+            ca.configure_trust(self.trust)
+            self.verify = self.trust
+        self._ready = threading.Event()
+        self.process = subprocess.Popen(
+            self.command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env={**os.environ, **(env or {})}
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._client: httpx.Client | None = None
+
+    def _read(self):
+        assert self.process.stderr is not None
+        with self.process.stderr:
+            for line in self.process.stderr:
+                self.lines.append(line)
+                found = re.search(r"ready at (https?)://([^:]+):(\d+)", line)
+                if found:
+                    self.host, self.port = found[2], int(found[3])
+                    self.url = found[0].removeprefix("ready at ")
+                    self._ready.set()
+        self._ready.set()
+
+    def wait_ready(self):
+        assert self._ready.wait(PATIENCE_S), self.log
+        assert self.process.poll() is None, self.log
+        return self
+
+    @property
+    def log(self):
+        return "".join(self.lines)
+
+    @property
+    def records(self):
+        """The lines of the log that are JSON."""
+        return [json.loads(line) for line in self.lines if line.startswith("{")]
+
+    def connect(self, extra=""):
+        return Wire(self, extra)
+
+    @property
+    def client(self):
+        if self._client is None:
+            self._client = httpx.Client(base_url=self.url, timeout=PATIENCE_S, verify=self.verify)
+        return self._client
+
+    def call(self, model, sample, **headers):
+        """POSTs a sample as JSON to a model."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.client.post(f"/models/{model}", json=sample, headers=named)
+
+    def metric(self, name, **labels):
+        """The value of a metric, summed over what `labels` does not name."""
+        total = 0.0
+        for line in self.client.get("/metrics").text.splitlines():
+            found = re.fullmatch(rf"{name}(?:\{{(.*)\}})? (\S+)", line)
+            if found and all(f'{key}="{value}"' in (found[1] or "") for key, value in labels.items()):
+                total += float(found[2])
+        return total
+
+    def signal(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+
+    def wait(self, timeout_s=PATIENCE_S):
+        """Waits for the exit status."""
+        status = self.process.wait(timeout_s)
+        self._reader.join(timeout_s)
+        return status
+
+    def stop(self):
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self._reader.join(PATIENCE_S)
+
+
+@pytest.fixture(scope="session")
+def models():
+    """The folder of the models that tests serve."""
+    return MODELS
+
+
+@pytest.fixture(scope="session")
+def launch():
+    """Starts servers that live as long as the session: `launch("zoo.py", "--workers", "2")`."""
+    with contextlib.ExitStack() as stack:
+        running = {}
+
+        def start(target, *options, **more):
+            key = (str(target), options, str(more))
+            if key not in running:
+                server = Server(MODELS / target, *options, **more)
+                stack.callback(server.stop)
+                running[key] = server.wait_ready()
+            return running[key]
+
+        yield start
+
+
+@pytest.fixture
+def serve():
+    """Starts servers that live as long as the test and may be stopped or broken by it."""
+    with contextlib.ExitStack() as stack:
+
+        def start(target, *options, ready=True, **more):
+            server = Server(MODELS / target, *options, **more)
+            stack.callback(server.stop)
+            return server.wait_ready() if ready else server
+
+        yield start
+
+
+@pytest.fixture
+def cli():
+    """Runs a `forebay` command to its end."""
+
+    def run(*arguments, **more):
+        more.setdefault("timeout", PATIENCE_S)
+        return subprocess.run(
+            [*FOREBAY, *map(str, arguments)], capture_output=True, check=False, text=more.pop("text", True), **more
+        )
+
+    return run
+
+
+@pytest.fixture(name="eventually", scope="session")
+def eventually_fixture():
+    """Waits until a check is true."""
+    return eventually
+
+
+@pytest.fixture
+def at_once():
+    """Runs functions side by side in threads and returns what they returned, or raised, in order."""
+
+    def run(*functions):
+        results = [None] * len(functions)
+
+        def call(index, function):
+            try:
+                results[index] = function()
+            except Exception as error:
+                results[index] = error
+
+        threads = [threading.Thread(target=call, args=pair, daemon=True) for pair in enumerate(functions)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        return results
+
+    return run

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: it teaches, and whatever a person gets wrong is one sentence with the place and the cure."""
+
+import re
+import socket
+import time
+
+import msgspec
+import pytest
+
+MODEL = """import forebay
+
+
+class Iris(forebay.Model):
+    def predict(self, batch):
+        return batch
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a model file."""
+
+    def make(text, name="model.py"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def zoo(launch):
+    return launch("zoo.py", "--worker-kind", "thread", "--max-body-bytes", "200000")
+
+
+def sentence(result, status=2):
+    """The one line that a failed command wrote."""
+    assert (result.returncode, result.stdout) == (status, ""), result.stderr
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("forebay: ")
+    assert "Traceback" not in result.stderr
+    return lines[0]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Help
+
+
+def test_help_teaches_with_examples(cli):
+    text = cli("--help").stdout
+    for word in ("forebay serve model.py", "forebay check model.py", "forebay call http"):
+        assert word in text
+
+
+@pytest.mark.parametrize("command", ["serve", "check", "call"])
+def test_every_command_has_help_that_names_each_argument(cli, command):
+    result = cli(command, "--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert ("DATA" if command == "call" else "TARGET") in result.stdout
+    for line in result.stdout.splitlines():  # no option without a word on it, alone in its line or with text beside
+        assert not re.fullmatch(r"  --\S+", line), line
+
+
+def test_help_names_the_defaults(cli):
+    text = cli("serve", "--help").stdout
+    for default in ("127.0.0.1", "8080", "30000", "4096", "(process)", "(30)"):
+        assert default in text
+
+
+def test_no_command_shows_the_help(cli):
+    result = cli()
+    assert result.returncode == 2
+    assert "examples:" in result.stdout + result.stderr
+
+
+def test_version_is_told(cli):
+    assert re.fullmatch(r"forebay \d+\.\d+\.\d+\n", cli("--version").stdout)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Mistakes
+
+
+@pytest.mark.parametrize("command", ["serve", "check"])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["nowhere.py"], ["nowhere.py", "no file"]),
+        (["model.txt"], ["model.txt"]),
+        (["{folder}"], ["{folder}", "folder"]),
+        (["{model}:iriss"], ["iriss", "did you mean Iris?"]),
+        (["{model}", "--worker-kin", "fork"], ["fork", "process"]),
+        (["{model}", "--wokers", "2"], ["--wokers", "did you mean --workers?"]),
+        (["{model}", "--workers", "0"], ["--workers", "'0'", "at least 1"]),
+        (["{model}", "--workers", "many"], ["--workers", "many"]),
+        (["{model}", "--max-wait-ms", "-1"], ["--max-wait-ms", "-1"]),
+        (["{model}", "--drain-s", "nan"], ["--drain-s", "nan"]),
+        (["{model}", "--http-port", "eighty"], ["--http-port", "eighty"]),
+        (["{model}", "--idle", "nap"], ["--idle", "nap", "gather"]),
+        (["{model}", "--api-key", "@nowhere"], ["nowhere", "No such file"]),
+        ([], ["TARGET"]),
+    ],
+)
+def test_a_wrong_target_or_option_is_named(cli, write, tmp_path, command, arguments, words):
+    names = {"model": str(write(MODEL)), "folder": str(tmp_path / "empty")}
+    (tmp_path / "empty").mkdir()
+    said = sentence(cli(command, *[argument.format(**names) for argument in arguments], cwd=tmp_path))
+    for word in words:
+        assert word.format(**names) in said
+
+
+def test_an_unknown_command_is_named_with_the_known_ones(cli):
+    said = sentence(cli("sevre", "model.py"))
+    assert "sevre" in said
+    assert "serve" in said
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("import forebay\n\ndef broken(:\n    pass\n", ["model.py:3"]),
+        ("import forebay\nimport no_such_package\n", ["model.py:2", "no_such_package", "not installed"]),
+        ("import forebay\n\n1 / 0\n", ["model.py:3", "ZeroDivisionError"]),
+        ("import sys\nsys.exit(0)\n", ["model.py:2", "SystemExit"]),
+        ("import forebay\n", ["model.py", "class MyModel(forebay.Model)"]),
+        (MODEL.replace("predict", "forecast"), ["Iris", "predict"]),
+        (MODEL.replace("(self, batch)", "(self)"), ["Iris.predict(self)", "def predict(self, batch)"]),
+        (MODEL.replace("    def", "    max_batch_size = 0\n    def"), ["Iris.max_batch_size", "0", "at least 1"]),
+        (MODEL.replace("    def", "    name = 'a/b'\n    def"), ["Iris.name", "a/b"]),
+        (MODEL.replace("    def", "    max_wait_ms = 'long'\n    def"), ["Iris.max_wait_ms", "long"]),
+        (MODEL + MODEL.replace("Iris", "Rose").replace("    def", "    name = 'iris'\n    def"), ["'iris'"]),
+        (MODEL.replace("(self, batch)", "(self, batch: list[Missing])"), ["Missing"]),
+        (MODEL.replace("(self, batch)", "(self, batch: int)"), ["predict", "list"]),
+        ("\0", ["model.py"]),
+    ],
+)
+def test_what_is_wrong_in_a_model_file_is_said_with_its_place(cli, write, text, words):
+    said = sentence(cli("check", write(text)))
+    for word in words:
+        assert word in said
+
+
+def test_a_file_that_is_no_text_is_named(cli, tmp_path):
+    path = tmp_path / "model.py"
+    path.write_bytes(b"\xff\xfe\x00nonsense")
+    assert "model.py" in sentence(cli("check", path))
+
+
+def test_a_port_in_use_is_found_before_models_are_loaded(cli, write):
+    slow = write(MODEL.replace("    def", "    def load(self):\n        import time\n        time.sleep(30)\n\n    def"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        started = time.monotonic()
+        said = sentence(cli("serve", slow, "--http-port", port))
+        assert time.monotonic() - started < 5
+    assert f"127.0.0.1:{port} is in use" in said
+    assert "--http-port" in said
+
+
+@pytest.mark.parametrize("port", ["65536", "-1", "1000000"])
+def test_an_impossible_port_is_named_with_the_possible_ones(cli, write, port):
+    said = sentence(cli("serve", write(MODEL), "--http-port", port))
+    assert port in said
+    assert "65535" in said
+
+
+@pytest.mark.parametrize("host", ["203.0.113.1", "no.such.host.invalid", ""])
+def test_an_address_that_is_not_ours_is_named(cli, write, host):
+    said = sentence(cli("serve", write(MODEL), "--http-port", "0", "--host", host or "256.0.0.1"))
+    assert (host or "256.0.0.1") in said
+
+
+def test_tls_files_that_cannot_be_used_are_named(cli, write, tmp_path):
+    (tmp_path / "cert.pem").write_text("nonsense")
+    for name in ("nowhere.pem", "cert.pem"):
+        assert name in sentence(cli("serve", write(MODEL), "--http-port", "0", "--certfile", tmp_path / name))
+
+
+def test_a_key_without_a_certificate_is_a_mistake(cli, write, tmp_path):
+    (tmp_path / "key.pem").write_text("nonsense")
+    assert "--certfile" in sentence(cli("serve", write(MODEL), "--http-port", "0", "--keyfile", tmp_path / "key.pem", timeout=3))
+
+
+@pytest.mark.parametrize("kind", ["process", "thread", "inline"])
+@pytest.mark.parametrize("wrong", ["raise RuntimeError('no tree')", "import sys; sys.exit(5)"])
+def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_traceback(cli, write, kind, wrong):
+    path = write(MODEL.replace("    def", f"    def load(self):\n        {wrong}\n\n    def"))
+    result = cli("serve", path, "--http-port", "0", "--worker-kind", kind)
+    assert result.returncode == 1
+    first, *rest = result.stderr.splitlines()
+    assert first.startswith("forebay: ")
+    assert ("RuntimeError: no tree" if "raise" in wrong else "SystemExit: 5") in first
+    assert any(re.search(r"model\.py.*line 5", line) for line in rest)
+    assert "forebay/cli" not in result.stderr
+
+
+def test_a_model_that_kills_its_process_while_it_loads_ends_the_server(cli, write):
+    path = write(MODEL.replace("    def", "    def load(self):\n        import os\n        os._exit(7)\n\n    def"))
+    result = cli("serve", path, "--http-port", "0")
+    assert result.returncode == 1
+    assert "status 7" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# check
+
+
+def test_check_says_what_would_be_served_and_loads_nothing(cli, write):
+    path = write(MODEL.replace("    def", "    def load(self):\n        raise RuntimeError\n\n    def"))
+    result = cli("check", path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "POST /models/iris" in result.stdout
+    assert "up to 64" in result.stdout
+
+
+def test_check_shows_what_options_change(cli, write):
+    shown = cli("check", write(MODEL), "--max-batch-size", "5", "--timeout-ms", "70", "--max-wait-ms", "9").stdout
+    for word in ("up to 5", "70 ms", "9 ms"):
+        assert word in shown
+
+
+def test_check_takes_one_class_of_a_file(cli, models):
+    shown = cli("check", f"{models / 'zoo.py'}:Count").stdout
+    assert "/models/count" in shown
+    assert "streams" in shown
+    assert "echo" not in shown
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# call
+
+
+def test_call_prints_the_answer_to_json(cli, zoo):
+    result = cli("call", f"{zoo.url}/models/echo", '{"a": [1, "é"]}')
+    assert result.returncode == 0
+    assert msgspec.json.decode(result.stdout) == {"a": [1, "é"]}
+    assert result.stderr.startswith("200 application/json")
+
+
+def test_call_without_data_gets(cli, zoo):
+    assert "alive" in cli("call", f"{zoo.url}/healthz").stdout
+
+
+def test_call_sends_files_by_their_kind(cli, zoo, tmp_path):
+    (tmp_path / "a.json").write_bytes(b"[1]")
+    (tmp_path / "a.msgpack").write_bytes(msgspec.msgpack.encode([2]))
+    (tmp_path / "a.png").write_bytes(b"png\xff")
+    assert cli("call", f"{zoo.url}/models/echo", f"@{tmp_path / 'a.json'}").stdout.split() == ["[", "1", "]"]
+    assert cli("call", f"{zoo.url}/models/echo", f"@{tmp_path / 'a.msgpack'}").stdout.split() == ["[", "2", "]"]
+    assert cli("call", f"{zoo.url}/models/upper", f"@{tmp_path / 'a.png'}", text=False).stdout == b"PNG\xff"
+
+
+def test_call_sends_standard_input(cli, zoo):
+    result = cli("call", f"{zoo.url}/models/upper", "-", input="abc")
+    assert result.stdout == "ABC"
+    result = cli("call", f"{zoo.url}/models/echo", "-", "--content-type", "application/json", input="[7]")
+    assert result.stdout.split() == ["[", "7", "]"]
+
+
+def test_call_sends_headers(cli, zoo):
+    asked = ["call", f"{zoo.url}/models/failing", '"raise"', "--header", "X-Request-Id: called-1"]
+    result = cli(*asked)
+    assert result.returncode == 1
+    assert "called-1" in result.stdout
+    assert result.stderr.startswith("500 ")
+
+
+def test_call_shows_a_stream_part_by_part(cli, zoo):
+    result = cli("call", f"{zoo.url}/models/count", "3")
+    assert (result.returncode, result.stdout) == (0, "data: 0\ndata: 1\ndata: 2\n")
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["127.0.0.1:1/x"], ["http://"]),
+        (["http://127.0.0.1:1/x", "{}"], ["http://127.0.0.1:1/x", "refused"]),
+        (["http://127.0.0.1:99999/x", "{}"], ["http://127.0.0.1:99999/x"]),
+        (["http://"], ["http://"]),
+        (["http://127.0.0.1:port/"], ["127.0.0.1:port"]),
+        (["http://127.0.0.1:1/x", "{nonsense"], ["JSON", "@FILE"]),
+        (["http://127.0.0.1:1/x", "@nowhere.json"], ["nowhere.json", "No such file"]),
+        (["http://127.0.0.1:1/x", "{}", "--header", "nonsense"], ["nonsense", "NAME:VALUE"]),
+        (["http://127.0.0.1:1/x", "{}", "--timeout-s", "soon"], ["--timeout-s", "soon"]),
+        (["http://127.0.0.1:1/x", "{}", "--api-kye", "k"], ["--api-kye", "did you mean --api-key?"]),
+    ],
+)
+def test_what_is_wrong_with_a_call_is_one_sentence(cli, arguments, words):
+    said = sentence(cli("call", *arguments))
+    for word in words:
+        assert word in said
+
+
+def test_call_says_when_the_answer_is_no_http(cli):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        import threading
+
+        def answer():
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"nonsense\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        said = sentence(cli("call", f"http://127.0.0.1:{listening.getsockname()[1]}/", "{}"))
+        thread.join()
+    assert "127.0.0.1" in said
+
+
+def test_call_gives_up_in_time(cli, zoo):
+    started = time.monotonic()
+    said = sentence(cli("call", f"{zoo.url}/models/later", "1.0", "--timeout-s", "0.1"))
+    assert time.monotonic() - started < 0.9
+    assert "timed out" in said

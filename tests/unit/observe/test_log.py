@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One line a record: JSON for machines, text for people."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+import pytest
+
+from forebay.observe.log import JsonFormatter, TextFormatter
+
+
+def record(message="it %s", *args, **extra):
+    made = logging.makeLogRecord({"name": "forebay.x", "levelno": 30, "levelname": "WARNING", "msg": message})
+    made.args = args or ("broke",)
+    vars(made).update(extra)
+    return made
+
+
+def failed():
+    try:
+        raise ValueError("no")
+    except ValueError:
+        return record(exc_info=sys.exc_info())
+
+
+def test_a_json_line_has_the_request_id():
+    line = json.loads(JsonFormatter().format(record(request_id="r1", endpoint="iris")))
+    assert {key: line[key] for key in ("level", "logger", "message", "request_id", "endpoint")} == {
+        "level": "warning",
+        "logger": "forebay.x",
+        "message": "it broke",
+        "request_id": "r1",
+        "endpoint": "iris",
+    }
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, b"\xff", float("nan"), ValueError("x")])
+def test_any_extra_fits_into_json(value):
+    assert "extra" in json.loads(JsonFormatter().format(record(extra=value)))
+
+
+def test_line_breaks_do_not_forge_lines():
+    assert "\n" not in JsonFormatter().format(record("a\nb %s"))
+
+
+def test_exceptions_are_told():
+    assert "ValueError: no" in json.loads(JsonFormatter().format(failed()))["exception"]
+    assert TextFormatter().format(failed()).endswith("ValueError: no")
+
+
+def test_text_shows_fields_and_the_trace_below():
+    first, *rest = TextFormatter().format(record(request_id="r1", trace="Traceback\n  boom\n")).splitlines()
+    assert first.endswith("warning it broke request_id=r1")
+    assert rest == ["Traceback", "  boom"]

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counters and histograms, and the page they make."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.observe.exposition import Exposition, Reading
+from forebay.observe.metrics import ROWS, SECONDS, EndpointMetrics, Histogram
+
+times = st.floats(0, 100, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "value, bucket", [(0.0, 0), (0.99, 0), (1.0, 0), (1.01, 1), (2.0, 1), (4.0, 2), (4.01, 3), (1e9, 3)]
+)
+def test_a_bound_belongs_to_its_bucket(value, bucket):
+    histogram = Histogram((1.0, 2.0, 4.0))
+    histogram.observe(value)
+    assert histogram.counts.index(1) == bucket
+    assert (histogram.count, histogram.total) == (1, value)
+
+
+@pytest.mark.parametrize("bounds", [SECONDS, ROWS])
+def test_bounds_rise(bounds):
+    assert list(bounds) == sorted(set(bounds))
+
+
+@given(st.lists(times))
+def test_nothing_is_lost(values):
+    histogram = Histogram(SECONDS)
+    for value in values:
+        histogram.observe(value)
+    assert histogram.count == len(values)
+    assert histogram.total == pytest.approx(sum(values))
+
+
+@pytest.mark.skipif(not hasattr(Histogram, "observe_falling"), reason="there is no bulk observation")
+@given(st.lists(times, min_size=1, max_size=20))
+def test_many_values_at_once_count_as_one_by_one(values):
+    values = sorted(values, reverse=True)
+    bulk, single = Histogram(SECONDS), Histogram(SECONDS)
+    if not bulk.observe_falling(values[0], values[-1], len(values), sum(values)):
+        assert (bulk.count, bulk.total) == (0, 0.0)  # refused: nothing was counted
+        return
+    for value in values:
+        single.observe(value)
+    assert bulk.counts == single.counts
+    assert bulk.total == pytest.approx(single.total)
+
+
+def test_failures_are_counted_by_code():
+    metrics = EndpointMetrics()
+    for code in ("internal", "unavailable", "internal"):
+        metrics.failed(code)
+    assert metrics.codes == {"ok": 0, "internal": 2, "unavailable": 1}
+
+
+def page(accept="text/plain"):
+    metrics = EndpointMetrics()
+    metrics.codes["ok"] = 3
+    metrics.failed("internal")
+    for rows in (1, 2, 64, 5000):
+        metrics.batch_size.observe(rows)
+    reading = Reading(
+        endpoint="iris", version="2", metrics=metrics, in_flight=4, waiting=5, workers_alive=1, worker_restarts=7
+    )
+    body, media_type = Exposition(lambda: [reading]).page(accept)
+    return body.decode().splitlines(), media_type
+
+
+def test_the_page_tells_the_numbers():
+    lines, media_type = page()
+    names = 'endpoint="iris",version="2"'
+    assert "text/plain" in media_type
+    assert f'forebay_requests_total{{code="ok",{names}}} 3.0' in lines
+    assert f'forebay_requests_total{{code="internal",{names}}} 1.0' in lines
+    assert f"forebay_in_flight{{{names}}} 4.0" in lines
+    assert f"forebay_waiting_samples{{{names}}} 5.0" in lines
+    assert f"forebay_workers{{{names}}} 1.0" in lines
+    assert f"forebay_worker_restarts_total{{{names}}} 7.0" in lines
+
+
+def test_request_queue_batch_and_model_time_each_have_a_histogram():
+    """peers.md: top-level latency is not in the metrics, only the model's (Ray)."""
+    lines, _ = page()
+    for name in ("request_seconds", "queue_seconds", "model_seconds", "batch_size"):
+        assert f"# TYPE forebay_{name} histogram" in lines
+
+
+def test_buckets_are_cumulated():
+    lines, _ = page()
+    counts = [float(line.split()[-1]) for line in lines if line.startswith("forebay_batch_size_bucket")]
+    assert len(counts) == len(ROWS) + 1
+    assert counts == sorted(counts)
+    assert (counts[0], counts[1], counts[6], counts[-1]) == (1.0, 2.0, 3.0, 4.0)
+    assert 'forebay_batch_size_sum{endpoint="iris",version="2"} 5067.0' in lines
+
+
+def test_a_scraper_that_prefers_openmetrics_gets_it():
+    lines, media_type = page("application/openmetrics-text; version=1.0.0")
+    assert "openmetrics" in media_type
+    assert lines[-1] == "# EOF"
