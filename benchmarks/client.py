@@ -23,11 +23,11 @@ class Connection(asyncio.Protocol):
     """One connection.
 
     Args:
-        answered: Called with the connection and the status of each answer.
-        lost: Called with the connection when it is gone, whoever closed it.
+        answered: Called with the connection, the status of each answer and the `at` it was asked with.
+        lost: Called with the connection when it is gone; `asked_at` is None if no answer was due.
     """
 
-    def __init__(self, answered: Callable[[Any, int], None], lost: Callable[[Any], None]) -> None:
+    def __init__(self, answered: Callable[[Any, int, float], None], lost: Callable[[Any], None]) -> None:
         self.answered = answered
         self.lost = lost
         self.asked_at: float | None = None
@@ -45,7 +45,8 @@ class Connection(asyncio.Protocol):
         self.parser.feed_data(data)
 
     def on_message_complete(self) -> None:
-        self.answered(self, self.parser.get_status_code())
+        at, self.asked_at = self.asked_at, None
+        self.answered(self, self.parser.get_status_code(), at)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -39,7 +40,7 @@ class Bench:
 
     def run(self) -> None:
         os.sched_setaffinity(0, self.load_cores)
-        began, stolen = time.time(), proc.core_times_s(0)[1]
+        began, stolen = time.time(), proc.machine_times_s()[1]
         for round_ in range(self.options.rounds):
             self.records.curves.append(python_helper("calibrate", cores=self.server_cores))
             for job in self.options.jobs:
@@ -50,7 +51,7 @@ class Bench:
                 for server in rotated(self.options.servers, round_):
                     if server.open_loop:
                         self.attempt(lambda server=server, seed=round_: self.open_loop(server, seed))
-            steal = (proc.core_times_s(0)[1] - stolen) / (time.time() - began)
+            steal = (proc.machine_times_s()[1] - stolen) / (time.time() - began)
             self.write(round_ + 1, began, steal)  # after each round, so that an interrupted run leaves its results
 
     def attempt(self, measure: Callable[[], None]) -> None:
@@ -87,10 +88,10 @@ class Bench:
         running.check_answer()
         pids, front = running.pids(), running.front()
         batches, rows = running.batches()
-        cpu_s, busy_s, began = proc.cpu_s(pids), proc.core_times_s(0)[0], time.perf_counter()
+        cpu_s, others_s, began = proc.cpu_s(pids), others_cpu_s(pids), time.perf_counter()
         seen = load()
         wall_s = time.perf_counter() - began
-        cpu_s, busy_s = proc.cpu_s(pids) - cpu_s, proc.core_times_s(0)[0] - busy_s
+        cpu_s, others_s = proc.cpu_s(pids) - cpu_s, others_cpu_s(pids) - others_s
         batches, rows = (after - before for after, before in zip(running.batches(), (batches, rows), strict=True))
         memory = {pid: proc.pss_mib(pid) for pid in pids}
         running.check_answer()
@@ -109,7 +110,7 @@ class Bench:
             pss_mib=sum(memory.values()),
             front_pss_mib=memory[front],
             start_s=running.start_s,
-            foreign=max(0.0, busy_s - cpu_s) / wall_s if self.pinned else 0.0,
+            foreign=max(0.0, others_s) / wall_s,
         )
         self.records.all.append(record)
         say(
@@ -125,10 +126,16 @@ class Bench:
             "date": time.strftime("%d %b %Y %H:%M", time.localtime(began)),
             **report.machine(),
             "rounds": f"{rounds}, {self.options.seconds:g} s a run after {WARM_UP_S:g} s of warm-up, {cores}",
-            "disturbance": f"steal {steal:.1%}; other processes took at most {foreign:.2f} of core 0 in a run "
+            "disturbance": f"steal {steal:.1%}; other processes took at most {foreign:.2f} of a core in a run "
             f"(runs above {report.FOREIGN_LIMIT} are marked ~)",
         }
         report.write(self.options.output, self.records, facts)
+
+
+def others_cpu_s(pids: list[int]) -> float:
+    """CPU time of everything but a server's processes and our own children that have ended, the load generators."""
+    ours = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return proc.machine_times_s()[0] - proc.cpu_s(pids) - ours.ru_utime - ours.ru_stime
 
 
 def rotated(servers: Sequence[Server], by: int) -> list[Server]:

@@ -83,8 +83,7 @@ class Generator:
         else:
             self.waiting.append(due)
 
-    def answered(self, connection: Connection, status: int) -> None:
-        due = connection.asked_at
+    def answered(self, connection: Connection, status: int, due: float) -> None:
         self.latencies.append((due, perf_counter() - self.began - due))
         self.errors += status != 200
         if self.waiting:

@@ -76,8 +76,8 @@ def links(folder: Path) -> set[str]:
     return found
 
 
-def core_times_s(core: int) -> tuple[float, float]:
-    """Busy and stolen seconds of one core since boot."""
-    line = Path("/proc/stat").read_text().splitlines()[core + 1].split()
-    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, line[1:9])
+def machine_times_s() -> tuple[float, float]:
+    """Busy and stolen seconds of all cores since boot."""
+    fields = Path("/proc/stat").read_text().splitlines()[0].split()
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[1:9])
     return (user + nice + system + irq + softirq) * TICK_S, steal * TICK_S

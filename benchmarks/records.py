@@ -20,7 +20,7 @@ class Record(msgspec.Struct, kw_only=True):
         cpu_us: CPU time of all the server's processes for one answer.
         batch: Mean rows a batch.
         pss_mib: Memory of all its processes; `front_pss_mib` of the one that holds the port.
-        foreign: Share of the server's core that other processes took.
+        foreign: Cores that processes other than the server and the load generator took.
     """
 
     server: str

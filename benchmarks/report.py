@@ -157,5 +157,5 @@ def middle(found: list[Record], field: str) -> float:
 
 
 def soft(found: list[Record]) -> str:
-    """Mark figures of rounds in which other processes took part of the server's core."""
+    """Mark figures of rounds in which other processes took CPU time."""
     return " ~" if max(record.foreign for record in found) > FOREIGN_LIMIT else ""

@@ -51,8 +51,13 @@ class Sample:
     latencies_ms: list[float] = field(default_factory=list)
 
     @property
+    def shown_answer(self) -> dict:
+        """A wrong answer if there was one, else the last."""
+        return next((answer for answer in self.answers if answer["label"] not in self.expected), self.answers[-1])
+
+    @property
     def is_right(self) -> bool:
-        return all(answer["label"] in self.expected for answer in self.answers)
+        return self.shown_answer["label"] in self.expected
 
 
 def found_samples() -> Iterator[Sample]:
@@ -197,7 +202,7 @@ def free_port() -> int:
 
 def server_command(port: int) -> list[str]:
     options = ["--http-port", str(port), "--worker-kind", "process", "--workers", "1"]
-    return [sys.executable, "-m", "forebay", "serve", str(HERE / "model.py"), *options]
+    return [sys.executable, "-m", "forebay.cli.main", "serve", str(HERE / "model.py"), *options]
 
 
 @contextmanager
@@ -216,15 +221,17 @@ def running_server(port: int) -> Iterator[None]:
 
 
 def wait_until_ready(process: subprocess.Popen, port: int, log: IO[bytes]) -> None:
+    """Waits with a running clock at a terminal, and silently where the output goes to a file."""
     started = time.monotonic()
     while not answers_ready(port):
         waited = time.monotonic() - started
         if process.poll() is not None or waited > START_LIMIT_S:
             log.seek(0)
-            raise SystemExit(f"\nthe server did not become ready; it said:\n{log.read().decode(errors='replace')}")
-        print(f"\rwaiting for the server on port {port}: {waited:.1f} s", end="", flush=True)
+            raise SystemExit(f"the server did not become ready; it said:\n{log.read().decode(errors='replace')}")
+        if sys.stdout.isatty():
+            print(f"waiting for the server on port {port}: {waited:.1f} s", end="\r", flush=True)
         time.sleep(0.1)
-    print(f"\rserver ready on port {port} after {time.monotonic() - started:.1f} s        ")
+    print(f"server ready on port {port} after {time.monotonic() - started:.1f} s".ljust(60))
 
 
 def answers_ready(port: int) -> bool:
@@ -262,7 +269,7 @@ def ask_about(sample: Sample, port: int) -> None:
         with urllib.request.urlopen(request, timeout=30) as response:
             answer = json.load(response)
     except urllib.error.HTTPError as error:
-        answer = {"label": f"error {error.code}: {error.read().decode(errors='replace')[:60]}", "score": 0.0}
+        answer = {"label": f"error {error.code}: {error.read().decode(errors='replace')}", "score": 0.0}
     sample.latencies_ms.append((time.perf_counter() - started) * 1000)
     sample.answers.append(answer)
 
@@ -301,10 +308,10 @@ def size_range(above: float, up_to: float) -> str:
 
 
 def result_rows(samples: Iterable[Sample]) -> list[tuple[str, ...]]:
-    """One line for each file: its last answer, and the latency in the middle of all rounds."""
+    """One line for each file, with the latency in the middle of all rounds."""
     rows = []
     for sample in samples:
-        answer = sample.answers[-1]
+        answer = sample.shown_answer
         latency = statistics.median(sample.latencies_ms)
         mark = "" if sample.is_right else f"expected {' or '.join(sorted(sample.expected))}"
         rows.append((sample.name, answer["label"], f"{answer['score']:.3f}", f"{latency:.1f}", mark))

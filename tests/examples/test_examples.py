@@ -165,7 +165,7 @@ def run(command):
 def serving(target, log, *options):
     """`forebay serve TARGET` as a process: yields its address when it is ready, and stops it by SIGTERM."""
     port = free_port()
-    command = [sys.executable, "-m", "forebay", "serve", str(target), "--http-port", str(port), *options]
+    command = [sys.executable, "-m", "forebay.cli.main", "serve", str(target), "--http-port", str(port), *options]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent)
         try:
@@ -174,9 +174,10 @@ def serving(target, log, *options):
         finally:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(15)
+                status = process.wait(15)
             finally:
                 process.kill()
+        assert status == 0, "SIGTERM is the ordinary way to stop"
 
 
 def wait_until_ready(process, url, log):
@@ -228,7 +229,8 @@ class TestNucleusIris:
     @pytest.mark.usefixtures("iris_model")
     def test_serves_what_train_wrote(self, tmp_path):
         sample = json.loads((NUCLEUS_IRIS / "sample.json").read_bytes())
-        with serving(NUCLEUS_IRIS, tmp_path / "log") as url, httpx.Client(base_url=url) as client:
+        state = ("--state-dir", str(tmp_path / "state"))
+        with serving(NUCLEUS_IRIS, tmp_path / "log", *state) as url, httpx.Client(base_url=url) as client:
             assert client.post("/", json=sample).raise_for_status().json() == {"species": "virginica"}
             answer = client.post("/?scores=true", json=sample).raise_for_status().json()
             assert answer["species"] == "virginica"
@@ -250,7 +252,8 @@ class TestNucleusIris:
         project.mkdir()
         for name in ("nucleus.yaml", "handler.py"):
             (project / name).write_bytes((NUCLEUS_IRIS / name).read_bytes())
-        command = [sys.executable, "-m", "forebay", "serve", project, "--http-port", str(free_port())]
+        command = [sys.executable, "-m", "forebay.cli.main", "serve", project, "--http-port", str(free_port())]
+        command += ["--state-dir", tmp_path / "state"]
         refused = run(command)
         assert refused.returncode != 0
         assert "run `python train.py`" in refused.stdout + refused.stderr

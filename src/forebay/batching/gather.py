@@ -98,6 +98,9 @@ class Gather:
             now: Seconds.
             alone: Whether no other slot is idle; with another one idle nothing is gained by waiting.
         """
+        self.until = None
+        if not alone or queued >= self._max_size or self.curve.a < MIN_FIXED_S:
+            return
         release = self._release = next(_releases)
         rows = 0
         for entry in entries:
@@ -105,11 +108,6 @@ class Gather:
             if origin is not None:
                 origin.release = release
                 rows += entry.size
-        self.until = None
-        if not alone or queued >= self._max_size:
-            return
-        if self.curve.a < MIN_FIXED_S:
-            return
         expected = self.rho * rows
         if expected < 0.5 or expected / SLICE < queued / 2:
             return

@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 2 when something the person wrote is wrong, 1 when a model fails."""
-    from forebay.cli import call, check, serve  # noqa: PLC0415 - parsers only, what they run is imported later
+    from forebay.cli import call, check, nucleus, serve  # noqa: PLC0415 - parsers only, what they run is imported later
 
     parser = Parser(
         prog="forebay",
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"forebay {forebay.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    for command in (serve, check, call):
+    for command in (serve, check, call, nucleus):
         command.add_parser(commands)
     options, unknown = parser.parse_known_args(arguments)
     if options.command is None:

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 def surfaces() -> list[Surface]:
     """Return all surfaces, in the order in which they are asked."""
-    from forebay.surfaces.native import NativeSurface  # noqa: PLC0415 - a surface loads what it needs when it is asked
+    from forebay.surfaces.native import NativeSurface
+    from forebay.surfaces.nucleus import NucleusSurface
 
-    return [NativeSurface()]
+    return [NativeSurface(), NucleusSurface()]
 
 
 def build(target: str, options: Options) -> Project:

@@ -10,6 +10,7 @@ Run as `python -P -m forebay.workers.child --connect unix:PATH --worker N`; the 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import socket
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 _RECEIVE_BYTES = 1 << 18
 
 
-class Item(msgspec.Struct):
+class Item(msgspec.Struct, gc=False):
     """What arrived of one request."""
 
     body: Any
@@ -54,6 +55,7 @@ class Connection:
         self._socket.connect(address.removeprefix("unix:"))
         self._reader = frames.FrameReader(self._view)
         self._inbox: deque[Any] = deque()
+        self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
         self._incoming: ArenaReader | None = None
         self._outgoing: ArenaWriter | None = None
         self.send(["hello", frames.VERSION, {"pid": os.getpid(), "worker": worker, "first": first}])
@@ -74,21 +76,21 @@ class Connection:
             EOFError: If the server is gone.
         """
         while not self._inbox:
-            data = self._socket.recv(_RECEIVE_BYTES)
-            if not data:
+            size = self._socket.recv_into(self._buffer)
+            if not size:
                 raise EOFError
-            self._inbox.extend(self._reader.feed(data))
+            self._inbox.extend(self._reader.feed(self._buffer[:size]))
         return self._inbox.popleft()
 
     def is_cancelled(self, batch_id: int) -> bool:
         """Look, without waiting, whether the server has called this batch off."""
         try:
-            data = self._socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
+            size = self._socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            data = None
-        if data:
-            self._inbox.extend(self._reader.feed(data))
-        return data == b"" or any(message == ["cancel", batch_id] for message in self._inbox)
+            size = -1
+        if size > 0:
+            self._inbox.extend(self._reader.feed(self._buffer[:size]))
+        return size == 0 or any(message == ["cancel", batch_id] for message in self._inbox)
 
     def place(self, outcomes: Sequence[Any]) -> Sequence[Any]:
         """Move large results into the arena."""
@@ -190,6 +192,8 @@ def _open(connection: Connection) -> Runner | None:
     except BaseException as error:  # noqa: BLE001 - sys.exit in a model's constructor is a failure to load as well
         connection.send(["failed", *_wire_error(failure_of(error).error)])
         return None
+    gc.collect()
+    gc.freeze()  # what is loaded now stays: the collector need not walk over it again and again
     return runner
 
 

@@ -32,7 +32,8 @@ HANDLER = """
 
     class Custom(Response):
         async def __call__(self, scope, receive, send):
-            await send({"type": "http.response.start", "status": 202, "headers": [(b"x-method", scope["method"].encode())]})
+            headers = [(b"x-method", scope["method"].encode())]
+            await send({"type": "http.response.start", "status": 202, "headers": headers})
             await send({"type": "http.response.body", "body": b"own way"})
 
     def cookie():
@@ -95,7 +96,7 @@ def get(server):
 
 
 @pytest.mark.parametrize(
-    ("what", "body"),
+    "what, body",
     [
         ("dict", b'{"a": 1}'),
         ("none", b"null"),
@@ -182,8 +183,12 @@ def eventually_done(get, word):
 
 
 @pytest.mark.parametrize(
-    ("what", "word", "content"),
-    [("callback", "callback", b'{"now": 1}'), ("streamcallback", "stream", b"aaa"), ("strcallback", "response", b"[1]")],
+    "what, word, content",
+    [
+        ("callback", "callback", b'{"now": 1}'),
+        ("streamcallback", "stream", b"aaa"),
+        ("strcallback", "response", b"[1]"),
+    ],
 )
 def test_callbacks_run_after_the_answer(get, what, word, content):
     # N47

@@ -85,7 +85,9 @@ NOOP = """
 
 
 def batching(max_batch_size, batch_interval_seconds):
-    return {"server_side_batching": {"max_batch_size": max_batch_size, "batch_interval_seconds": batch_interval_seconds}}
+    return {
+        "server_side_batching": {"max_batch_size": max_batch_size, "batch_interval_seconds": batch_interval_seconds}
+    }
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +118,9 @@ def together(post, parallel):
 
 def test_without_handle_post_there_is_nothing_to_batch(open_runner):
     # N77
-    with pytest.raises(ModelError, match="dynamic batcher has been enabled, but no `handle_post` method could be found"):
+    with pytest.raises(
+        ModelError, match="dynamic batcher has been enabled, but no `handle_post` method could be found"
+    ):
         open_runner("class Handler:\n    def handle_get(self): pass", batched=True)
 
 
@@ -183,7 +187,7 @@ def test_anything_but_a_list_is_500_for_all(together, mode):
         )
 
 
-@pytest.mark.parametrize(("mode", "length"), [("short", 2), ("long", 4)])
+@pytest.mark.parametrize("mode, length", [("short", 2), ("long", 4)])
 def test_trap_lists_of_another_length_fail_loudly(together, mode, length):
     # N82
     started = time.monotonic()
@@ -229,7 +233,7 @@ def test_batches_keep_the_order_of_arrival_and_do_not_overlap(server):
         assert raw.recv(4096).startswith(b"HTTP/1.1 200 ")
         raw.close()
     batches = [batch for batch in server.request().json() if batch[0] and int(batch[0]) >= 100]
-    ids = [int(id) for batch in batches for id in batch]
+    ids = [int(id_) for batch in batches for id_ in batch]
     assert ids == list(range(100, 110))
     assert [len(batch) for batch in batches] == [3, 3, 3, 1]
 
@@ -240,7 +244,7 @@ def test_trap_a_client_that_leaves_does_not_hold_up_the_others(server, post, par
         leaving.sendall(b"POST /?id=gone HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
         time.sleep(0.05)
     time.sleep(0.05)
-    answers = parallel(lambda number: post(number), [901, 902])
+    answers = parallel(post, [901, 902])
     assert [answer.json()[4] for answer in answers] == [2, 2]
     assert not any("gone" in batch for batch in server.request().json())
 

@@ -76,12 +76,15 @@ def post(server, body, content_type=None):
 
 
 @pytest.mark.parametrize(
-    ("handler", "said"),
+    "handler, said",
     [
         ("x = 1", "Handler class is not defined"),
         ("import surely_not_there", "surely_not_there"),
         ("class Handler(", "SyntaxError"),
-        ("class Handler:\n    def __init__(self): raise KeyError('weights')\n    def handle_get(self): pass", "KeyError"),
+        (
+            "class Handler:\n    def __init__(self): raise KeyError('weights')\n    def handle_get(self): pass",
+            "KeyError",
+        ),
     ],
 )
 def test_a_broken_handler_says_what_is_wrong(open_runner, handler, said):
@@ -178,7 +181,7 @@ def test_no_verb_at_all_is_an_error(open_runner):
 
 
 @pytest.mark.parametrize(
-    ("signature", "found"),
+    "signature, found",
     [
         ("self", b"[]"),
         ("self, headers, payload", b'["headers", "payload"]'),
@@ -257,7 +260,7 @@ def test_json_nan_is_accepted(server):
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    "body, said",
     [
         (b"", "Expecting value: line 1 column 1 (char 0)"),
         (b"{", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
@@ -317,7 +320,7 @@ def test_broken_forms_are_400(server, content_type):
 
 
 @pytest.mark.parametrize(
-    ("content_type", "body", "found"),
+    "content_type, body, found",
     [
         ("text/plain", "é".encode(), "é"),
         ("text/plain; charset=latin-1", b"\xe9", "é"),
@@ -330,7 +333,7 @@ def test_text(server, content_type, body, found):
 
 
 @pytest.mark.parametrize(
-    ("content_type", "said"),
+    "content_type, said",
     [
         ("text/plain", "codec can't decode byte 0xe9"),
         ("text/plain; charset=nope", "unknown encoding: nope"),

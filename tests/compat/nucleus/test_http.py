@@ -29,10 +29,12 @@ HANDLER = """
 """
 
 SLOW_START = """
-    import time
+    import os, time
+    from pathlib import Path
 
     class Handler:
         def __init__(self, config):
+            Path(f"constructing-{os.getpid()}").touch()
             time.sleep(config["pause"])
 
         def handle_get(self, query_params):
@@ -44,6 +46,13 @@ SLOW_START = """
 @pytest.fixture(scope="module")
 def server(serve):
     return serve(HANDLER)
+
+
+def eventually(check):
+    deadline = time.monotonic() + 10
+    while not check():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE", "HEAD", "TRACE"])
@@ -126,10 +135,7 @@ def test_trap_info_is_answered_while_all_threads_are_busy(server):
 def test_every_request_is_logged(server):
     # N52
     server.request(path="/foo")
-    deadline = time.monotonic() + 3
-    while not any('"GET /foo HTTP/1.1" 404' in line["message"] for line in server.logged):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    eventually(lambda: any('"GET /foo HTTP/1.1" 404' in line["message"] for line in server.logged))
 
 
 def test_readiness_files_and_the_end(serve, tmp_path):
@@ -139,16 +145,9 @@ def test_readiness_files_and_the_end(serve, tmp_path):
     for stale in ("api_readiness.txt", "proc-1-ready.txt"):
         (state / stale).touch()
     server = serve(SLOW_START, {"processes": 2, "config": {"pause": 0.5}}, wait=False, state=state)
-    deadline = time.monotonic() + 10
-    while list(state.glob("*ready*")) or list(state.glob("*readiness*")):  # the stale ones
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    while "ready at" not in server.err.read_text():
-        if "ready at" not in server.err.read_text():
-            before = list(state.glob("proc-*")) if not (state / "api_readiness.txt").exists() else []
-            assert before == [] or (state / "api_readiness.txt").exists() or True
-        time.sleep(0.02)
-        assert time.monotonic() < deadline + 10
+    eventually(lambda: not list(state.iterdir()))  # the stale ones are gone ...
+    eventually(lambda: len(list(server.folder.glob("constructing-*"))) == 1)
+    assert not list(state.iterdir())  # ... and none is there while a constructor runs
     server.wait_ready()
     assert (state / "api_readiness.txt").exists()
     assert len(list(state.glob("proc-*-ready.txt"))) == 2
@@ -166,9 +165,7 @@ def test_readiness_files_and_the_end(serve, tmp_path):
 
 def test_at_most_max_concurrency_in_flight(serve, parallel):
     # N95
-    server = serve(
-        HANDLER, {"max_concurrency": 2, "threads_per_process": 2, "processes": 1}, "--no-extra-routes"
-    )
+    server = serve(HANDLER, {"max_concurrency": 2, "threads_per_process": 2, "processes": 1}, "--no-extra-routes")
 
     def get(_number):
         return server.request(params={"sleep": "0.5"})

@@ -2,6 +2,7 @@
 """Processes, threads, and how they end: section 5 of the specification, N60 and N155."""
 
 import asyncio
+import itertools
 import os
 import signal
 import time
@@ -58,7 +59,7 @@ def test_constructors_do_not_overlap(three):
     # N92
     spans = sorted(tuple(map(float, path.read_text().split())) for path in three.folder.glob("opened-*"))
     assert len(spans) == 3
-    assert all(ended <= began for (_, ended), (began, _) in zip(spans, spans[1:], strict=False))
+    assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(spans))
 
 
 def test_capacity_is_processes_times_threads(two_by_two, parallel):
@@ -81,11 +82,14 @@ def test_work_goes_to_the_process_with_fewer_requests(two_by_two, parallel):
 def test_a_free_process_takes_what_waits(three, parallel):
     # N94
     with three.client() as other:
-        slow = parallel(lambda job: job(), [
-            lambda: timed(three, 0.8),
-            lambda: timed(three, 0.8),
-            lambda: [_seconds(other) for _ in range(10)],
-        ])
+        slow = parallel(
+            lambda job: job(),
+            [
+                lambda: timed(three, 0.8),
+                lambda: timed(three, 0.8),
+                lambda: [_seconds(other) for _ in range(10)],
+            ],
+        )
     assert max(slow[2]) < 0.3
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +11,6 @@ import msgspec
 import yaml
 
 from forebay.batching.queue import BatchConfig
-from forebay.errors import ConfigError
 from forebay.protocols.native import Contract
 from forebay.server.app import App, Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
@@ -63,24 +62,25 @@ class NucleusSurface:
         Raises:
             ConfigError: If the config is wrong.
         """
-        from forebay.surfaces.nucleus import logs  # noqa: PLC0415 - a surface loads what it needs when it is asked
-        from forebay.surfaces.nucleus.config import read_config  # noqa: PLC0415
-        from forebay.surfaces.nucleus.http import NucleusHttp  # noqa: PLC0415
-        from forebay.transports.http.asgi import Pages  # noqa: PLC0415
+        from forebay.surfaces.nucleus import logs
+        from forebay.surfaces.nucleus.config import read_config
+        from forebay.surfaces.nucleus.http import NucleusHttp
+        from forebay.transports.http.asgi import Pages
 
         path = Path(target)
         config, warnings = read_config(path / CONFIG_FILE if path.is_dir() else path)
-        _refuse_what_is_missing(config)
-        warnings = [*warnings, *_ignored(options)]
+        if "worker_kind" in options.given and options.overrides.worker_kind != "process":
+            warnings = [*warnings, "--worker-kind: a Nucleus project always runs in processes of its own"]
         http = options.http
         if "port" not in options.given:
             http = msgspec.structs.replace(http, port=config.serve_port)
         log_level = options.log_level or config.log_level
         logs.configure_logger(level=log_level)
         deaths = _Deaths()
-        pool, endpoint = _endpoint(config, options, http.port, deaths)
-        app = _App(endpoint, pool)
-        face = NucleusHttp(
+        pool = _pool(config, options, http.port, deaths)
+        endpoint = _endpoint(config, options, pool)
+        app = _App(endpoint)
+        app.face = face = NucleusHttp(
             endpoint,
             batched=config.server_side_batching is not None,
             max_concurrency=config.max_concurrency,
@@ -88,7 +88,6 @@ class NucleusSurface:
             api_keys=http.api_keys,
             pages=Pages(app, http) if options.extra_routes else None,
         )
-        app.face = face
         readiness = Readiness(options.state_dir)
 
         def connect(fail: Callable[[int], None]) -> None:
@@ -111,14 +110,15 @@ class NucleusSurface:
 class _App(App):
     """An app that asks its handler, once it is up, which verbs it has."""
 
-    def __init__(self, endpoint: Endpoint, pool: ProcessPool) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         super().__init__([Served(endpoint, Contract(raw_input=True, raw_output=True, batchable=False, streams=True))])
         self.face: NucleusHttp | None = None
         self._endpoint = endpoint
 
     async def start(self) -> None:
+        """Bring up the workers and learn what their handler can do."""
         await super().start()
-        about = await self._endpoint.call(b"", params={"verb": "about"}, key=ALONE)
+        about: dict[str, Any] = await self._endpoint.call(b"", params={"verb": "about"}, key=ALONE)
         if self.face is not None:
             self.face.learn(about["verbs"], reads_posts=about["reads_posts"])
 
@@ -131,3 +131,71 @@ class _Deaths:
 
     def __call__(self, status: int) -> None:
         self.fail(128 - status if status < 0 else status or 1)
+
+
+def _pool(config: NucleusConfig, options: Options, port: int, on_death: Callable[[int], None]) -> ProcessPool:
+    from forebay.surfaces.nucleus.environment import import_path, worker_environment
+
+    spec = RunnerSpec(
+        factory="forebay.surfaces.nucleus.runner:build",
+        kwargs={
+            "handler": str(config.handler_file),
+            "config": yaml.safe_dump(config.config),
+            "batched": config.server_side_batching is not None,
+            "requirements": config.dependencies.pip,
+        },
+    )
+    # What a handler prints is to be seen at once, as it was in the original's image.
+    env = {"PYTHONUNBUFFERED": "TRUE", **worker_environment(config, port, os.environ, log_level=options.log_level)}
+    return ProcessPool(
+        spec,
+        workers=_processes(config, options),
+        threads=config.threads_per_process,
+        env=env,
+        path=import_path(config),
+        cwd=str(config.project_dir),
+        stagger=True,
+        on_death=on_death,
+    )
+
+
+def _endpoint(config: NucleusConfig, options: Options, pool: ProcessPool) -> Endpoint:
+    overrides = options.overrides
+    batching = config.server_side_batching
+    max_size, max_wait_s = 1, 0.0
+    if batching is not None:
+        max_size = overrides.max_batch_size or batching.max_batch_size
+        max_wait_s = batching.batch_interval_seconds
+        if overrides.max_wait_ms is not None:
+            max_wait_s = overrides.max_wait_ms / 1000
+    timeout_s = NEVER_S if overrides.timeout_ms is None else overrides.timeout_ms / 1000
+    return Endpoint(
+        EndpointConfig(
+            name=config.project_dir.name or "nucleus", timeout_s=timeout_s, max_timeout_s=NEVER_S, streams=True
+        ),
+        BatchConfig(
+            max_size=max_size,
+            max_wait_s=max_wait_s,
+            capacity=overrides.max_queue or CAPACITY,
+            idle="wait",
+            max_running=_processes(config, options),
+        ),
+        pool,
+    )
+
+
+def _processes(config: NucleusConfig, options: Options) -> int:
+    return options.overrides.workers if "workers" in options.given else config.processes
+
+
+def _summary(config: NucleusConfig, endpoint: Endpoint) -> list[str]:
+    pool = endpoint.pool.statistics()
+    threads = config.threads_per_process
+    workers = f"{pool.slots // threads} processes with {threads} threads each"
+    lines = [f"/  {config.path}: class Handler in {workers}"]
+    if config.server_side_batching is not None:
+        batching = endpoint.batching
+        lines.append(
+            f"/  POST in batches of up to {batching.max_size}, {batching.max_wait_s:g} s after the first at the latest"
+        )
+    return lines

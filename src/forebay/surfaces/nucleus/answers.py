@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from starlette.responses import Response
 
@@ -23,7 +23,7 @@ from forebay.errors import RunnerFailed
 from forebay.types.call import After, Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, MutableMapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 
     from forebay.surfaces.nucleus.coroutines import Coroutines
     from forebay.surfaces.nucleus.payload import BadPayload
@@ -66,8 +66,8 @@ def refusal(error: BadPayload) -> Answer:
 def http_error(error: Any) -> Answer:
     """Return the answer of an `HTTPException` (Starlette's or FastAPI's): status, detail and headers."""
     body = b"" if error.status_code in _NO_CONTENT else str(error.detail).encode(errors="replace")
-    given = {str(name): str(value) for name, value in (error.headers or {}).items()}
-    headers = [[name.lower().encode("latin-1"), value.encode("latin-1")] for name, value in given.items()]
+    given: Mapping[str, str] = error.headers or {}
+    headers = [[name.lower().encode("latin-1"), str(value).encode("latin-1")] for name, value in given.items()]
     if not any(name == b"content-type" for name, _ in headers):
         headers.append([b"content-type", TEXT])
     return [error.status_code, headers, body]
@@ -76,10 +76,10 @@ def http_error(error: Any) -> Answer:
 def split_callback(result: Any) -> tuple[Any, Callable[[], object] | None]:
     """Separate `(result, callback)`; anything else is a result as it is."""
     if isinstance(result, tuple):
-        pair: tuple[Any, ...] = result
-        if len(pair) == 2 and callable(pair[1]):  # noqa: PLR2004 - a pair
-            return pair
-    return result, None
+        pair = cast("tuple[Any, ...]", result)
+        if len(pair) == 2 and callable(pair[1]):
+            return pair[0], pair[1]
+    return cast("Any", result), None
 
 
 def answer_of(result: Any, scope: Callable[[], MutableMapping[str, Any]]) -> Answer | Streamed:

@@ -512,6 +512,9 @@ def _has_accelerator() -> bool:
 
 
 def _item(holder: Any, step: Hashable) -> Any:
+    """Return what a mapping or a list holds; what is not there holds nothing."""
+    if holder is None:
+        return None
     return holder.get(step) if hasattr(holder, "get") else holder[step]
 
 

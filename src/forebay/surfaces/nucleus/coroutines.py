@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Coroutines:
-    """One event loop a thread, made when the thread first needs it and kept: what a handler leaves on it stays valid."""
+    """One event loop a thread, made when first needed and kept: what a handler leaves on it stays valid."""
 
     def __init__(self) -> None:
         self._here = threading.local()

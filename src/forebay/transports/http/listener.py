@@ -48,6 +48,7 @@ class HttpListener:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # who connects is who the socket says, in both lanes
             ssl_certfile=config.certfile,
             ssl_keyfile=config.keyfile,
         )

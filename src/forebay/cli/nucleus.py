@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`forebay nucleus`: container files for a nucleus.yaml project, and what it depends on."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import forebay
+
+if TYPE_CHECKING:
+    from forebay.surfaces.nucleus.config import NucleusConfig
+
+DASHES = "-" * 40
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command and those below it."""
+    parser = commands.add_parser(
+        "nucleus",
+        help="container files for a nucleus.yaml project",
+        description="Make container files for a nucleus.yaml project, or install what it depends on. "
+        "To serve one, no container is needed: forebay serve FOLDER",
+    )
+    below = parser.add_subparsers(dest="nucleus_command", metavar="COMMAND", required=True)
+
+    generate = below.add_parser("generate", help="write the Dockerfiles of a project into the current folder")
+    _add_config(generate)
+    generate.add_argument("--compose", action="store_true", help="write nucleus.compose.yaml as well")
+    generate.add_argument("--pod", action="store_true", help="write nucleus.pod.yaml, for Kubernetes, as well")
+    generate.set_defaults(run=_generate, parser=generate)
+
+    prepare = below.add_parser("prepare", help="install what a project depends on, for this Python")
+    _add_config(prepare)
+    prepare.set_defaults(run=_prepare, parser=prepare)
+
+    execute = below.add_parser("exec", help="run a command with the folder and the variables of a project")
+    execute.add_argument("--config", default="nucleus.yaml", metavar="CONFIG", help="its configuration (nucleus.yaml)")
+    execute.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="what to run")
+    execute.set_defaults(run=_execute, parser=execute)
+
+    version = below.add_parser("version", help="print the version")
+    version.set_defaults(run=_version, parser=version)
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "config",
+        nargs="?",
+        default="nucleus.yaml",
+        metavar="CONFIG",
+        help="its configuration, or its folder (nucleus.yaml)",
+    )
+
+
+def _generate(parsed: argparse.Namespace) -> int:
+    from forebay.surfaces.nucleus.generate import defaulted, generate
+
+    config = _read(parsed.config)
+    files, warnings = generate(config, Path.cwd(), compose=parsed.compose, pod=parsed.pod)
+    _warn(warnings)
+    sys.stdout.write(f"{DASHES}\n{defaulted(config)}{DASHES}\n")
+    for file in files:
+        Path(file.name).write_text(file.text, encoding="utf-8")
+        sys.stdout.write(f"✓ generated {file.name}\n")
+    return 0
+
+
+def _prepare(parsed: argparse.Namespace) -> int:
+    from forebay.surfaces.nucleus.generate import prepare
+
+    prepare(_read(parsed.config, serving=True), lambda line: print(f"forebay: {line}", file=sys.stderr, flush=True))
+    return 0
+
+
+def _execute(parsed: argparse.Namespace) -> int:
+    from forebay.surfaces.nucleus.generate import execute
+
+    words = parsed.words[1:] if parsed.words[:1] == ["--"] else parsed.words
+    if not words:
+        parsed.parser.error("a command is needed: forebay nucleus exec -- COMMAND ...")
+    status = execute(_read(parsed.config, tell=False), words)
+    return status if status >= 0 else 128 - status
+
+
+def _version(_parsed: argparse.Namespace) -> int:
+    sys.stdout.write(f"nucleus cli: {forebay.__version__}\n")
+    return 0
+
+
+def _read(given: str, *, serving: bool = False, tell: bool = True) -> NucleusConfig:
+    from forebay.surfaces.nucleus.config import read_config
+
+    path = Path(given)
+    config, warnings = read_config(path / "nucleus.yaml" if path.is_dir() else path, serving=serving)
+    if tell:
+        _warn(warnings)
+    return config
+
+
+def _warn(warnings: list[str]) -> None:
+    for warning in warnings:
+        sys.stderr.write(f"forebay: warning: {warning}\n")

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation page works without the internet: everything it loads comes from the server itself."""
+
+import gzip
+import re
+
+import httpx
+import pytest
+
+
+@pytest.fixture(scope="session")
+def zoo(launch):
+    return launch("zoo.py", "--worker-kind", "thread", "--max-body-bytes", "200000")
+
+
+def test_the_page_loads_only_what_the_server_has(zoo):
+    page = zoo.client.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert loaded
+    for address in loaded:
+        assert "//" not in address, "another host"
+        if not address.startswith(("data:", "#")):
+            answer = zoo.client.get(str(httpx.URL(zoo.url + "/docs").join(address)))
+            assert answer.status_code == 200
+            assert answer.content
+    kinds = {address.rpartition(".")[2] for address in loaded}
+    assert {"js", "css"} <= kinds
+
+
+def test_the_page_and_its_own_script_name_no_other_host(zoo):
+    for path in ("/docs", "/docs/docs-init.js"):
+        assert not re.search(r"https?://|['\"(]//", zoo.client.get(path).text)
+
+
+def test_the_page_shows_the_document_of_this_server(zoo):
+    text = zoo.client.get("/docs").text + zoo.client.get("/docs/docs-init.js").text
+    assert "openapi.json" in text
+    assert zoo.client.get("/openapi.json").json()["paths"]
+
+
+@pytest.mark.parametrize("name", ["swagger-ui-bundle.js", "swagger-ui.css"])
+def test_assets_are_sent_packed_only_to_who_can_unpack(zoo, name):
+    with zoo.connect() as wire:
+        packed = wire.ask("GET", f"/docs/{name}", headers=["accept-encoding: gzip"])
+        plain = wire.ask("GET", f"/docs/{name}")
+    assert "content-encoding" not in plain.headers
+    assert packed.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(packed.body) == plain.body
+    assert packed.headers["content-type"].startswith("text/")
+    assert "max-age" in packed.headers["cache-control"]
+
+
+@pytest.mark.parametrize("name", ["nothing.js", "../docs.html", "%2e%2e/docs.html", "..%2fdocs.html", "LICENSE", "%00"])
+def test_the_page_serves_no_other_files(zoo, name):
+    with zoo.connect() as wire:
+        assert wire.ask("GET", f"/docs/{name}").status in {400, 404}

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From start to exit: nothing that was accepted is lost, and the exit status tells how it ended."""
+
+import json
+import signal
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+CLIENTS = 12
+
+
+def processor_s(process):
+    """Processor time a process has used, in seconds."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+class Load:
+    """Clients that call over keep-alive connections until the server closes them, and count what became of it."""
+
+    def __init__(self, server, sample):
+        self.server = server
+        self.sample = json.dumps(sample).encode()
+        self.answered = 0
+        self.statuses: set[int] = set()
+        self.lost: list[str] = []
+        self.lock = threading.Lock()
+        self.threads = [threading.Thread(target=self._client, daemon=True) for _ in range(CLIENTS)]
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_error):
+        for thread in self.threads:
+            thread.join(20)
+
+    def _client(self):
+        try:
+            with self.server.connect() as wire:
+                while True:
+                    # A well-behaved client: it sends only while the server has not said close.
+                    wire.send(wire.request("POST", "/models/sleepy", self.sample))
+                    answer = wire.read()
+                    with self.lock:
+                        self.answered += 1
+                        self.statuses.add(answer.status)
+                    if answer.headers.get("connection") == "close":
+                        assert wire.is_closed_by_server()
+                        return
+        except Exception as error:
+            with self.lock:
+                self.lost.append(repr(error))
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+@pytest.mark.parametrize("sample", [0.0, 0.05])
+def test_every_request_that_was_sent_before_or_while_it_drains_is_answered(serve, kind, sample, eventually):
+    server = serve("single.py", "--worker-kind", kind, "--workers", "2", "--max-batch-size", "4")
+    with Load(server, sample) as load:
+        eventually(lambda: load.answered > 3 * CLIENTS)
+        server.signal()
+    assert server.wait() == 0
+    assert load.lost == []
+    assert load.statuses == {200}
+    assert "Traceback" not in server.log
+
+
+def test_a_drain_finishes_a_stream(serve, eventually):
+    server = serve("zoo.py", "--worker-kind", "thread")
+    with server.connect() as wire:
+        wire.send(wire.request("POST", "/models/later", b"0.3"))
+        eventually(lambda: server.metric("forebay_in_flight", endpoint="later") == 1)
+        server.signal()
+        answer = wire.read()
+        assert (answer.status, answer.body, answer.headers["connection"]) == (200, b"0.3", "close")
+    assert server.wait() == 0
+
+
+def test_new_connections_are_refused_while_it_drains(serve, eventually):
+    server = serve("single.py", "--worker-kind", "thread")
+    with server.connect() as wire, server.connect() as idle:
+        assert idle.ask("GET", "/readyz").status == 200
+        wire.send(wire.request("POST", "/", b"0.6"))
+        eventually(lambda: server.metric("forebay_in_flight") == 1)
+        server.signal()
+        eventually(lambda: "draining" in server.log)
+        # Who watches over a connection that is open is told at once; who dials is refused by the kernel.
+        answer = idle.ask("GET", "/readyz")
+        assert answer.status == 503
+        assert "draining" in answer.json()["problems"][0]
+        assert answer.headers["connection"] == "close"
+
+        def refused():
+            try:
+                server.connect().socket.close()
+            except ConnectionError:
+                return True
+            return False
+
+        eventually(refused)
+        assert wire.read().status == 200
+    assert server.wait() == 0
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+def test_a_drain_ends_in_time_whatever_still_runs(serve, kind, eventually):
+    server = serve("single.py", "--worker-kind", kind, "--drain-s", "0.3")
+    with server.connect() as wire:
+        wire.send(wire.request("POST", "/", b"6"))
+        eventually(lambda: server.metric("forebay_in_flight") == 1)
+        time.sleep(0.05)
+        started = time.monotonic()
+        server.signal()
+        status = server.wait()
+        assert time.monotonic() - started < 4
+    assert status == 0
+    assert "Traceback" not in server.log
+
+
+def test_a_second_signal_ends_the_drain(serve, eventually):
+    server = serve("single.py")
+    with server.connect() as wire:
+        wire.send(wire.request("POST", "/", b"6"))
+        eventually(lambda: server.metric("forebay_in_flight") == 1)
+        server.signal()
+        eventually(lambda: "draining" in server.log)
+        started = time.monotonic()
+        server.signal(signal.SIGINT)
+        server.wait()
+        assert time.monotonic() - started < 3
+    assert "Traceback" not in server.log
+
+
+def test_ctrl_c_drains_like_sigterm(serve):
+    server = serve("single.py")
+    assert server.client.post("/", json=0).status_code == 200
+    server.signal(signal.SIGINT)
+    assert server.wait() == 0
+    assert "Traceback" not in server.log
+
+
+def test_a_signal_while_models_load_ends_it(serve, tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text(
+        "import sys, time, forebay\n\nclass Slow(forebay.Model):\n    def load(self):\n"
+        "        sys.stderr.write('loading\\n'); sys.stderr.flush(); time.sleep(30)\n\n"
+        "    def predict(self, batch):\n        return batch\n"
+    )
+    server = serve(path, ready=False)
+    deadline = time.monotonic() + 8
+    while "loading" not in server.log and time.monotonic() < deadline:
+        time.sleep(0.01)
+    server.signal()
+    assert server.wait(5) == 0
+    assert "Traceback" not in server.log
+
+
+def test_no_process_outlives_the_server(serve, eventually):
+    server = serve("single.py", "--workers", "2")
+    pids = {server.client.post("/", json=0.01).json()[1] for _ in range(20)}
+    server.process.kill()
+    server.process.wait()
+    for pid in pids:
+        eventually(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"end of worker {pid}")
+
+
+def test_a_server_with_nothing_to_do_does_nothing(serve, at_once):
+    server = serve("single.py", "--worker-kind", "thread")
+    at_once(*[lambda: server.client.post("/", json=0.01)] * 8)
+    for _ in range(5):
+        server.client.post("/", json=0)
+    before = processor_s(server.process)
+    time.sleep(0.5)
+    assert processor_s(server.process) - before < 0.1
+
+
+def test_ready_is_said_once_every_model_is_loaded(serve):
+    server = serve("zoo.py", "--worker-kind", "thread")
+    assert server.client.get("/readyz").status_code == 200
+    with suppress(IndexError):
+        assert "ready at" in server.lines[0]
+    assert any("POST /models/typed" in line for line in server.lines)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers that die and models that misbehave: requests are answered, neighbours are left alone, service goes on."""
+
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+
+@pytest.fixture(scope="session", params=["process", "thread"])
+def zoo(request, launch):
+    return launch("zoo.py", "--worker-kind", request.param, "--max-body-bytes", "200000")
+
+
+@pytest.fixture(scope="session")
+def processes(launch):
+    return launch("zoo.py:Failing", "--worker-kind", "process")
+
+
+def test_a_worker_killed_under_load_costs_no_answer(serve, eventually):
+    server = serve("single.py", "--workers", "2", "--max-batch-size", "4")
+    stop = threading.Event()
+
+    def client():
+        found = []
+        with server.connect() as wire:
+            while not stop.is_set():
+                found.append(wire.ask("POST", "/", b"0.005"))
+        return found
+
+    with ThreadPoolExecutor(8) as executor:
+        clients = [executor.submit(client) for _ in range(8)]
+        time.sleep(0.2)
+        for _ in range(2):
+            os.kill(server.client.post("/", json=0).json()[1], signal.SIGKILL)
+            time.sleep(0.3)
+        eventually(lambda: server.metric("forebay_workers") == 2)
+        stop.set()
+        answers = [answer for client in clients for answer in client.result()]
+    assert {answer.status for answer in answers} <= {200, 503}
+    # A batch is tried twice: only one that lost both workers may have failed, which is at most 4 samples a kill.
+    assert sum(answer.status == 503 for answer in answers) <= 8
+    assert len({answer.json()[1] for answer in answers if answer.status == 200}) >= 3
+    assert server.metric("forebay_worker_restarts_total") == 2
+    assert server.metric("forebay_in_flight") == 0
+    assert server.client.get("/readyz").status_code == 200
+
+
+def test_a_lone_worker_that_dies_is_replaced_and_its_request_answered(serve, eventually):
+    server = serve("single.py")
+    pid = server.client.post("/", json=0).json()[1]
+    with ThreadPoolExecutor() as executor:
+        asked = executor.submit(server.client.post, "/", json=0.3)
+        eventually(lambda: server.metric("forebay_in_flight") == 1)
+        time.sleep(0.05)
+        os.kill(pid, signal.SIGKILL)
+        answer = asked.result()
+    assert answer.status_code == 200
+    assert answer.json()[1] != pid
+
+
+def test_readyz_says_when_there_is_no_worker(serve, eventually):
+    server = serve("zoo.py:Failing")
+    assert server.call("failing", "die").status_code == 503  # the second worker it was given to died as well
+    assert server.client.get("/healthz").status_code == 200
+    eventually(lambda: server.client.get("/readyz").status_code == 200)
+    assert server.call("failing", "fine").json() == "fine"
+
+
+def test_a_sample_that_kills_its_worker_is_told_so_after_two(processes, eventually):
+    before = processes.metric("forebay_worker_restarts_total")
+    answer = processes.call("failing", "die")
+    assert answer.status_code == 503
+    assert "died (twice)" in answer.json()["error"]["message"]
+    assert answer.headers["retry-after"]
+    eventually(lambda: processes.client.get("/readyz").status_code == 200)
+    assert processes.call("failing", "fine").json() == "fine"
+    assert processes.metric("forebay_worker_restarts_total") == before + 2
+
+
+@pytest.mark.parametrize("wish", ["exit", "interrupt"])
+def test_an_exit_in_predict_does_not_end_the_service(zoo, wish, eventually):
+    assert zoo.call("failing", wish).status_code in {500, 503}
+    eventually(lambda: zoo.client.get("/readyz").status_code == 200)
+    assert zoo.call("failing", "fine").json() == "fine"
+    assert zoo.client.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize("wish", ["raise", "too many", "none", "unsendable"])
+def test_what_a_model_gets_wrong_is_500_and_the_worker_stays(zoo, wish):
+    restarts = zoo.metric("forebay_worker_restarts_total", endpoint="failing")
+    answer = zoo.call("failing", wish)
+    assert answer.status_code == 500
+    assert "dawn" not in answer.text
+    assert zoo.call("failing", "fine").json() == "fine"
+    assert zoo.metric("forebay_worker_restarts_total", endpoint="failing") == restarts
+
+
+def test_the_log_names_both_numbers_when_results_are_missing(zoo, eventually):
+    zoo.call("failing", "too many", x_request_id="number-log")
+    found = eventually(lambda: [r for r in zoo.records if "number-log" in r.get("request_ids", [])])
+    assert "3 results for 1 samples" in found[0]["message"]
+
+
+def test_batch_mates_of_a_failed_sample_are_answered(zoo, at_once):
+    bad, good = at_once(lambda: zoo.call("pair", {"name": "bad"}), lambda: zoo.call("pair", {"name": "good"}))
+    assert (bad.status_code, good.status_code, good.json()) == (500, 200, 2)
+
+
+def test_a_stream_that_breaks_leaves_its_worker_usable(zoo):
+    assert "event: error" in zoo.call("count", -1).text
+    assert zoo.call("count", 2).text == "data: 0\n\ndata: 1\n\n"
+
+
+def test_a_worker_that_dies_within_a_stream_ends_it_with_an_error(serve, tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text(
+        "import os, forebay\n\nclass Torn(forebay.Model):\n    def predict(self, batch):\n"
+        "        yield [1] * len(batch)\n        yield [2] * len(batch)\n        os._exit(1)\n"
+    )
+    server = serve(path)
+    text = server.call("torn", 0).text
+    assert text.startswith("data: 1\n\n")
+    assert "event: error" in text
+    assert '"unavailable"' in text
+
+
+def test_large_samples_and_answers_cross_to_processes_and_back(launch):
+    server = launch("zoo.py", "--worker-kind", "process", "--max-body-bytes", "200000")
+    body = bytes(range(256)) * 700
+    assert server.client.post("/models/upper", content=body).content == body.upper()
+    for size in (65_535, 65_536, 65_537, 3_000_000):
+        assert server.call("large", size).content == bytes(size)
+
+
+def test_workers_of_processes_have_nothing_left_in_shared_memory(serve):
+    from pathlib import Path
+
+    def folders():
+        return {path.name for path in Path("/dev/shm").glob("forebay-*")} if Path("/dev/shm").is_dir() else set()
+
+    before = folders()
+    server = serve("zoo.py:Large", "--workers", "2")
+    assert len(server.call("large", 500_000).content) == 500_000
+    server.signal()
+    assert server.wait() == 0
+    assert folders() <= before
