@@ -13,6 +13,7 @@ import os
 import random
 import signal
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -38,6 +39,7 @@ class Clients:
         self.by_second: Counter[int] = Counter()
         self.lost_requests = 0
         self.in_flight = 0
+        self.idle = asyncio.Event()
         self.stopping = False
         self.began = perf_counter()
         self.opening: set[asyncio.Task[None]] = set()
@@ -53,8 +55,13 @@ class Clients:
             self.in_flight += 1
             connection.ask(self.request, perf_counter())
 
-    def answered(self, connection: Connection, status: int, asked_at: float) -> None:
+    def settled(self) -> None:
         self.in_flight -= 1
+        if self.stopping and not self.in_flight:
+            self.idle.set()
+
+    def answered(self, connection: Connection, status: int, asked_at: float) -> None:
+        self.settled()
         self.statuses[status] += 1
         if status == 200:
             self.by_second[int(perf_counter() - self.began)] += 1
@@ -62,7 +69,7 @@ class Clients:
 
     def lost(self, connection: Connection) -> None:
         if connection.asked_at is not None:
-            self.in_flight -= 1
+            self.settled()
             self.lost_requests += 1
         if not self.stopping:
             task = asyncio.ensure_future(self.open())
@@ -72,9 +79,9 @@ class Clients:
     async def stop(self) -> None:
         """Wait for what is in flight; whatever is then missing was never answered."""
         self.stopping = True
-        limit = perf_counter() + PATIENCE_S
-        while self.in_flight and perf_counter() < limit:
-            await asyncio.sleep(0.05)
+        if self.in_flight:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.idle.wait(), PATIENCE_S)
 
 
 def workers(running: Running) -> list[int]:

@@ -41,7 +41,7 @@ async def storm(port: int, request: bytes, count: int) -> None:
 
     async def come_and_go() -> None:
         for _ in left:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
             part = draw.randrange(len(request)) if draw.random() < 0.1 else len(request)
             writer.write(request[:part])
             await asyncio.sleep(draw.uniform(0, LONGEST_STAY_S))

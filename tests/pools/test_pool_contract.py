@@ -305,7 +305,7 @@ def test_work_after_the_answer_holds_the_slot(kind, tmp_path):
         done, go = tmp_path / "done", tmp_path / "go"
         async with Rig(pool_of(kind)) as rig:
             woken = []
-            rig.pool.on_idle = lambda: woken.append(done.exists())
+            rig.pool.watch(lambda: woken.append(done.exists()))
             batch = rig.submit(["after", str(done), str(go)], ["after"])
             assert await rig.outcomes(batch) == ["after", "after"]
             assert not done.exists()
@@ -742,7 +742,7 @@ def test_an_idle_worker_that_dies_is_seen_at_once():
             await eventually(lambda: rig.pool.idle == 0, within_s=1.0)
             assert rig.pool.statistics().alive == 0
             woken = []
-            rig.pool.on_idle = lambda: woken.append(rig.pool.idle)
+            rig.pool.watch(lambda: woken.append(rig.pool.idle))
             await eventually(lambda: woken)
             assert woken == [1]
             assert await rig.run("next") == ["next"]

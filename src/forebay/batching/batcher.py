@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 class Slots(Protocol):
     """What the batcher needs of a pool."""
 
-    idle: int
-    """Slots that could take a batch now."""
-    on_idle: Callable[[], None]
-    """Set by the batcher; the pool calls it on the loop when a slot became idle by itself (a worker came back)."""
+    @property
+    def idle(self) -> int:
+        """Slots that could take a batch now."""
+        ...
+
+    def watch(self, on_idle: Callable[[], None]) -> None:
+        """Call this on the loop whenever a slot became idle by itself (a worker came back)."""
+        ...
 
     def submit(self, batch: Batch, done: Done) -> None:
         """Run a batch on an idle slot; `done` is called exactly once, on the loop."""
@@ -61,7 +65,7 @@ class Batcher:
         self.is_awake = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
-        pool.on_idle = self.wake
+        pool.watch(self.wake)
 
     def submit(self, entry: Entry, now: float) -> None:
         """Queue an entry; it leaves at the end of this loop turn at the earliest.

@@ -109,7 +109,7 @@ def _show(answer: Any, started: float) -> int:
         milliseconds = (time.perf_counter() - started) * 1000
         sys.stderr.write(" ".join([*note, f"{len(body)} bytes", f"{milliseconds:.1f} ms"]) + "\n")
         _print(body, media_type)
-    return 0 if answer.status < 400 else 1  # noqa: PLR2004 - the first status that is an error
+    return 0 if answer.status < 400 else 1
 
 
 def _print(body: bytes, media_type: str) -> None:

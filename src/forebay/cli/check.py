@@ -25,7 +25,7 @@ def add_parser(commands: Any) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Build the project and print its summary."""
-    from forebay.surfaces import build  # noqa: PLC0415 - parsing must stay cheap
+    from forebay.surfaces import build
 
     project = build(parsed.target, options_of(parsed))
     for warning in project.warnings:

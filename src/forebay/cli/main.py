@@ -29,6 +29,7 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that says what was probably meant."""
 
     def error(self, message: str) -> NoReturn:
+        """Say in one line what is wrong and end with status 2."""
         unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0].split("=")[0]
         known = [option for action in self._actions for option in action.option_strings]
         hint = nearest(unknown, known) if unknown.startswith("-") else None
@@ -39,7 +40,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 2 when something the person wrote is wrong, 1 when a model fails."""
-    from forebay.cli import call, check, nucleus, serve  # noqa: PLC0415 - parsers only, what they run is imported later
+    from forebay.cli import call, check, nucleus, serve
 
     parser = Parser(
         prog="forebay",

@@ -54,7 +54,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--certfile", metavar="PEM", help="TLS certificate chain; the port then speaks HTTPS")
     group.add_argument("--keyfile", metavar="PEM", help="its private key, if it is not in the same file")
     group.add_argument(
-        "--api-key", action="append", metavar="KEY", help="ask for this key, or for one in a file: @FILE; may be repeated"
+        "--api-key",
+        action="append",
+        metavar="KEY",
+        help="ask for this key, or for one in a file: @FILE; may be repeated",
     )
     group.add_argument("--cors-origin", action="append", metavar="ORIGIN", help="let pages of this origin call (none)")
     group.add_argument("--access-log", action="store_true", default=None, help="log a line for each request")
@@ -64,12 +67,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--worker-kind", choices=["inline", "thread", "process"], help=f"where models run ({worker.worker_kind})"
     )
     group.add_argument("--workers", type=_at_least(1), metavar="N", help=f"workers of each model ({worker.workers})")
-    group.add_argument("--max-batch-size", type=_at_least(1), metavar="N", help="samples in a batch (the model's own, 64)")
+    group.add_argument(
+        "--max-batch-size", type=_at_least(1), metavar="N", help="samples in a batch (the model's own, 64)"
+    )
     group.add_argument(
         "--max-wait-ms", type=_milliseconds, metavar="MS", help="wait for a batch to fill (only for returning clients)"
     )
     group.add_argument(
-        "--idle", choices=["gather", "go", "wait"], help="what a free worker does with a batch that is not full (gather)"
+        "--idle",
+        choices=["gather", "go", "wait"],
+        help="what a free worker does with a batch that is not full (gather)",
     )
     group.add_argument("--timeout-ms", type=_at_least(1), metavar="MS", help="time a request has (30000)")
     group.add_argument("--max-queue", type=_at_least(1), metavar="N", help="samples that may wait (4096)")
@@ -84,7 +91,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def options_of(parsed: argparse.Namespace) -> Options:
     """Make the surfaces' options of the parsed ones."""
-    from forebay.surfaces.contract import Options  # noqa: PLC0415 - parsing must stay cheap
+    from forebay.surfaces.contract import Options
 
     http = {
         "host": parsed.host,
@@ -111,10 +118,10 @@ def options_of(parsed: argparse.Namespace) -> Options:
 
 def run(parsed: argparse.Namespace) -> int:
     """Serve until stopped."""
-    from forebay.observe.log import configure  # noqa: PLC0415 - parsing must stay cheap
-    from forebay.surfaces import build  # noqa: PLC0415
-    from forebay.transports.http.listener import HttpListener  # noqa: PLC0415
-    from forebay.transports.server import Server  # noqa: PLC0415
+    from forebay.observe.log import configure
+    from forebay.surfaces import build
+    from forebay.transports.http.listener import HttpListener
+    from forebay.transports.server import Server
 
     options = options_of(parsed)
     log_format = parsed.log_format or ("text" if sys.stderr.isatty() else "json")
@@ -147,7 +154,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _keys(given: list[str]) -> tuple[str, ...]:
-    from forebay.errors import ConfigError  # noqa: PLC0415
+    from forebay.errors import ConfigError
 
     keys: list[str] = []
     for key in given:

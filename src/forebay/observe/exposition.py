@@ -39,9 +39,9 @@ class Exposition:
 
     def page(self, accept: str) -> tuple[bytes, str]:
         """Return the page and its media type, OpenMetrics if the scraper prefers that."""
-        from prometheus_client import CollectorRegistry  # noqa: PLC0415 - 80 ms that a server without a scraper saves
-        from prometheus_client.exposition import choose_encoder  # noqa: PLC0415
-        from prometheus_client.registry import REGISTRY  # noqa: PLC0415
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.exposition import choose_encoder
+        from prometheus_client.registry import REGISTRY
 
         registry = CollectorRegistry()
         registry.register(self)
@@ -51,7 +51,7 @@ class Exposition:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metric families; the interface of prometheus-client's collectors."""
-        from prometheus_client.core import (  # noqa: PLC0415 - see page()
+        from prometheus_client.core import (
             CounterMetricFamily,
             GaugeMetricFamily,
             HistogramMetricFamily,
@@ -59,7 +59,9 @@ class Exposition:
 
         labels = ["endpoint", "version"]
         requests = CounterMetricFamily("forebay_requests", "Requests by outcome", labels=[*labels, "code"])
-        parts = CounterMetricFamily("forebay_stream_parts", "Parts of streamed answers handed to clients", labels=labels)
+        parts = CounterMetricFamily(
+            "forebay_stream_parts", "Parts of streamed answers handed to clients", labels=labels
+        )
         restarts = CounterMetricFamily("forebay_worker_restarts", "Workers that were replaced", labels=labels)
         in_flight = GaugeMetricFamily("forebay_in_flight", "Requests without an answer yet", labels=labels)
         waiting = GaugeMetricFamily("forebay_waiting_samples", "Samples in the queue", labels=labels)

@@ -7,7 +7,7 @@ Everything logs through the standard library under the name `forebay`; a request
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import logging
 import sys
 from typing import Any, Literal
@@ -25,7 +25,7 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line; values JSON cannot hold become their text."""
         line: dict[str, Any] = {
-            "time": datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds"),
+            "time": dt.datetime.fromtimestamp(record.created, dt.UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -41,8 +41,10 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, and the traceback below it if there is one."""
-        moment = datetime.datetime.fromtimestamp(record.created).strftime("%H:%M:%S")  # noqa: DTZ006 - local, for a person
-        fields = [f"{name}={value}" for name, value in vars(record).items() if name not in _STANDARD and name != "trace"]
+        moment = dt.datetime.fromtimestamp(record.created).strftime("%H:%M:%S")  # noqa: DTZ006 - local, for a person
+        fields = [
+            f"{name}={value}" for name, value in vars(record).items() if name not in _STANDARD and name != "trace"
+        ]
         text = " ".join([moment, f"{record.levelname.lower():7}", record.getMessage(), *fields])
         trace = getattr(record, "trace", "")
         if record.exc_info:
@@ -50,7 +52,7 @@ class TextFormatter(logging.Formatter):
         return f"{text}\n{trace.rstrip()}" if trace else text
 
 
-def configure(level: str, format: LogFormat) -> None:  # noqa: A002 - the word people know
+def configure(level: str, format: LogFormat) -> None:
     """Send forebay's and uvicorn's records to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())

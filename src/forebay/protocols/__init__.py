@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Codecs of wire formats: bytes to requests, outcomes to bytes; no I/O."""

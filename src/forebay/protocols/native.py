@@ -186,7 +186,7 @@ def joined(rows: Sequence[bytes], params: Mapping[str, str]) -> bytes:
     if params["out"] == "json":
         return b"[" + b",".join(rows) + b"]"
     count = len(rows)
-    if count < 16:  # noqa: PLR2004 - msgpack: fixarray, array 16, array 32
+    if count < 16:
         header = bytes([0x90 | count])
     elif count < 1 << 16:
         header = b"\xdc" + count.to_bytes(2, "big")

@@ -186,9 +186,7 @@ class Endpoint:
             parts.append(part)
             release()
 
-        request = Request(
-            body=body, reply=reply, params=params, size=size, key=key, deadline=deadline, on_part=on_part
-        )
+        request = Request(body=body, reply=reply, params=params, size=size, key=key, deadline=deadline, on_part=on_part)
         self.submit(request)
         try:
             outcome = await future

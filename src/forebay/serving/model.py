@@ -99,7 +99,9 @@ def settings_of(model: type[Model]) -> ModelSettings:
             _check_parameters(model, hook, "sample" if hook == "preprocess" else "result")
     name = model.name or kebab(model.__name__)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
-        msg = f"{where}.name is {name!r}; letters, digits, '.', '_' and '-' are allowed, starting with a letter or digit"
+        msg = (
+            f"{where}.name is {name!r}; letters, digits, '.', '_' and '-' are allowed, starting with a letter or digit"
+        )
         raise ConfigError(msg)
     for attribute, lowest in (("max_batch_size", 1), ("timeout_ms", 1), ("max_queue", 1)):
         value = getattr(model, attribute)
@@ -107,7 +109,7 @@ def settings_of(model: type[Model]) -> ModelSettings:
             msg = f"{where}.{attribute} is {value!r}; an integer of at least {lowest} is needed"
             raise ConfigError(msg)
     wait = model.max_wait_ms
-    if wait is not None and (isinstance(wait, bool) or not isinstance(wait, int | float) or wait < 0):
+    if wait is not None and (type(wait) not in {int, float} or wait < 0):
         msg = f"{where}.max_wait_ms is {wait!r}; milliseconds of at least 0 or None are needed"
         raise ConfigError(msg)
     return ModelSettings(

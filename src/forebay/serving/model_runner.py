@@ -39,8 +39,8 @@ class ModelRunner:
         self._class = model_class
         self._settings = settings_of(model_class)
         self._input, self._output = io_types(model_class)
-        self._decode = {format: self._input.decoder(format) for format in ("json", "msgpack")}
-        self._encode = {format: self._output.encoder(format) for format in ("json", "msgpack")}
+        self._decode = {name: self._input.decoder(name) for name in ("json", "msgpack")}
+        self._encode = {name: self._output.encoder(name) for name in ("json", "msgpack")}
         self._batchable = self._settings.batchable
         self._model: Any = None
         self._predict: Callable[[list[Any]], Any] = _not_open
@@ -52,7 +52,7 @@ class ModelRunner:
             self.run_async = self._run_async
             self.run = self._run_blocking
 
-    def open(self, ctx: WorkerContext) -> None:  # noqa: ARG002 - a native model does not ask which worker it is in
+    def open(self, ctx: WorkerContext) -> None:
         """Make the model and load it."""
         model = self._model = self._class()
         loaded = model.load()
@@ -76,7 +76,7 @@ class ModelRunner:
             batch.each(self._preprocess)
         if self._settings.streams:
             return self._stream(batch, self._predict(batch.samples))
-        results = self._predict(batch.samples) if batch.samples else []
+        results: Any = self._predict(batch.samples) if batch.samples else []
         batch.take_results(results)
         if self._postprocess is not None:
             batch.each(self._postprocess)
@@ -88,7 +88,7 @@ class ModelRunner:
             await batch.each_async(self._preprocess)
         if self._settings.streams:
             return self._stream_async(batch, self._predict(batch.samples))
-        results = self._predict(batch.samples) if batch.samples else []
+        results: Any = self._predict(batch.samples) if batch.samples else []
         if inspect.isawaitable(results):
             results = await results
         batch.take_results(results)
@@ -172,11 +172,12 @@ class ModelRunner:
                 yield self._parts(batch, step)
 
     def _parts(self, batch: _Batch, step: Any) -> Sequence[Any]:
-        if not isinstance(step, list | tuple) or len(step) != len(batch.samples):
-            found = f"{len(step)} parts" if isinstance(step, list | tuple) else f"a {type(step).__name__}"
+        count = len(step) if type(step) in {list, tuple} else -1
+        if count != len(batch.samples):
+            found = f"{count} parts" if count >= 0 else f"a {type(step).__name__}"
             msg = (
-                f"{self._class.__name__}.predict yielded {found} for a batch of {len(batch.samples)}; yield a list with "
-                "one part for each sample, None for a sample that has none"
+                f"{self._class.__name__}.predict yielded {found} for a batch of {len(batch.samples)}; yield a list "
+                "with one part for each sample, None for a sample that has none"
             )
             raise BadOutcome(msg)
         encode = self._encode["json"]
@@ -233,8 +234,9 @@ class _Batch:
             BadOutcome: Naming both numbers.
         """
         count = len(self.samples)
-        if isinstance(results, str | bytes | dict) or not hasattr(results, "__len__"):
-            msg = f"predict returned a {type(results).__name__}; a list with one result for each of {count} samples is needed"
+        if type(results) in {str, bytes, dict} or not hasattr(results, "__len__"):
+            found = type(results).__name__
+            msg = f"predict returned a {found}; a list with one result for each of {count} samples is needed"
             raise BadOutcome(msg)
         if len(results) != count:
             msg = f"predict returned {len(results)} results for {count} samples"

@@ -34,7 +34,7 @@ class ManualPool:
 
     def __init__(self, slots: int = 1) -> None:
         self.idle = 0
-        self.on_idle: Callable[[], None] = lambda: None
+        self._on_idle: Callable[[], None] = lambda: None
         self.slots = slots
         self.running: list[Batch] = []
         """Batches without an answer, oldest first."""
@@ -48,6 +48,10 @@ class ManualPool:
     async def start(self) -> None:
         """Make all slots idle."""
         self.idle = self.slots
+
+    def watch(self, on_idle: Callable[[], None]) -> None:
+        """Call this whenever a slot became idle by itself."""
+        self._on_idle = on_idle
 
     def submit(self, batch: Batch, done: Done) -> None:
         """Take a batch and do nothing.
@@ -95,7 +99,7 @@ class ManualPool:
             raise AssertionError(msg)
         self.lost -= 1
         self.idle += 1
-        self.on_idle()
+        self._on_idle()
 
     def part(self, parts: Sequence[Any], release: Callable[[], object], batch: Batch | None = None) -> None:
         """Send one step of a streamed answer."""

@@ -66,7 +66,7 @@ class Server:
         Raises:
             ConfigError, ModelError: If it cannot start.
         """
-        import uvloop  # noqa: PLC0415 - costs start-up time that only a server should pay
+        import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(self._serve())
@@ -124,5 +124,3 @@ class Server:
             return
         log.info("%s: draining", signal.Signals(number).name)
         self._stop.set()
-
-

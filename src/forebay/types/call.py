@@ -110,7 +110,7 @@ class Slice(msgspec.Struct, eq=False):
     """Some samples of a request that is larger than a batch; whoever cut it joins the outcomes again."""
 
     body: Sequence[Any]
-    reply: Callable[["Slice", Outcome], None]
+    reply: Callable[[Slice, Outcome], None]
     deadline: float = float("inf")
     params: Mapping[str, Any] = EMPTY
     size: int = 1

@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -123,10 +123,11 @@ def serve(connection: Connection, runner: Runner) -> None:
 
 
 def _items(bodies: list[Any], params: Any, sizes: list[int] | None) -> list[Item]:
-    if sizes is None and not isinstance(params, list):
+    differ = isinstance(params, list)
+    if sizes is None and not differ:
         return [Item(body, params, 1) for body in bodies]
     count = len(bodies)
-    each = params if isinstance(params, list) else [params] * count
+    each = cast("list[Any]", params) if differ else [params] * count
     return [Item(*fields) for fields in zip(bodies, each, sizes or [1] * count, strict=True)]
 
 
@@ -137,7 +138,7 @@ def _run(connection: Connection, runner: Runner, batch_id: int, items: list[Item
     try:
         result = runner.run(items)
         if hasattr(result, "__next__"):
-            _stream(connection, batch_id, len(items), result)
+            _stream(connection, batch_id, len(items), cast("Iterator[Sequence[Any]]", result))
             outcomes: Sequence[Any] = [None] * len(items)
         else:
             outcomes, work = split_after(checked(result, len(items)))
@@ -158,7 +159,7 @@ def _run(connection: Connection, runner: Runner, batch_id: int, items: list[Item
 
 
 def _stream(connection: Connection, batch_id: int, count: int, steps: Iterator[Sequence[Any]]) -> None:
-    credit = CREDIT
+    credit = int(CREDIT)
     for parts in steps:
         while credit == 0:
             message = connection.receive()

@@ -26,7 +26,7 @@ class InlinePool:
 
     def __init__(self, spec: RunnerSpec, *, slots: int = 1) -> None:
         self.idle = 0
-        self.on_idle: Callable[[], None] = lambda: None
+        self._on_idle: Callable[[], None] = lambda: None
         self._spec = spec
         self._slots = slots
         self._runner: Runner | None = None
@@ -49,6 +49,10 @@ class InlinePool:
         self._run = getattr(runner, "run_async", None) or runner.run
         self.idle = self._slots
 
+    def watch(self, on_idle: Callable[[], None]) -> None:
+        """Call this whenever a slot became idle by itself."""
+        self._on_idle = on_idle
+
     def submit(self, batch: Batch, done: Done) -> None:
         """Run the batch now, or as a task if the runner's answer is awaitable."""
         self.idle -= 1
@@ -60,7 +64,9 @@ class InlinePool:
             context.run(probe.set, lambda: batch.cancelled)
             result = context.run(run, batch.entries)
             if hasattr(result, "__await__") or hasattr(result, "__next__") or hasattr(result, "__anext__"):
-                task = asyncio.get_running_loop().create_task(self._finish(batch, done, result, started), context=context)
+                task = asyncio.get_running_loop().create_task(
+                    self._finish(batch, done, result, started), context=context
+                )
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
                 return

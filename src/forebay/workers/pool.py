@@ -43,8 +43,14 @@ class PoolStatistics(msgspec.Struct, frozen=True):
 class Pool(Protocol):
     """Workers of one kind that run the batches of one endpoint."""
 
-    idle: int
-    on_idle: Callable[[], None]
+    @property
+    def idle(self) -> int:
+        """Slots that could take a batch now."""
+        ...
+
+    def watch(self, on_idle: Callable[[], None]) -> None:
+        """Call this on the loop whenever a slot became idle by itself (a worker came back)."""
+        ...
 
     async def start(self) -> None:
         """Bring up all workers.

@@ -93,7 +93,7 @@ class Slot(asyncio.Protocol):
             log.warning("a worker does not speak the protocol and is hung up on: %s", error)
             self.hang_up()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it ended makes no difference
+    def connection_lost(self, exc: Exception | None) -> None:
         """Tell the pool, which hands the batch on."""
         if self._outgoing is not None:
             self._outgoing.close()
@@ -205,7 +205,7 @@ class Slot(asyncio.Protocol):
 class ProcessPool:
     """`workers` processes with `threads` slots each."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one plain fact about the workers
         self,
         spec: RunnerSpec,
         *,
@@ -231,7 +231,7 @@ class ProcessPool:
         """
         spec.require_portable()
         self.idle = 0
-        self.on_idle: Callable[[], None] = lambda: None
+        self._on_idle: Callable[[], None] = lambda: None
         self.restarts = 0
         self._spec = spec
         self._threads = threads
@@ -270,6 +270,10 @@ class ProcessPool:
             if error is not None:
                 await self.stop(0.0)
                 raise error
+
+    def watch(self, on_idle: Callable[[], None]) -> None:
+        """Call this whenever a slot became idle by itself."""
+        self._on_idle = on_idle
 
     def submit(self, batch: Batch, done: Done) -> None:
         """Give the batch to the worker with the most idle slots, of several to the one that has been idle longest."""
@@ -369,7 +373,7 @@ class ProcessPool:
         if before is not None:
             before()
         else:
-            self.on_idle()
+            self._on_idle()
 
     def failed(self, slot: Slot, kind: str, message: str, detail: Any, trace: str) -> None:
         """A worker could not open its runner."""
@@ -444,7 +448,9 @@ class ProcessPool:
             how = f"by signal {-status}" if status < 0 else f"with status {status}"
             worker.error = ModelError(f"worker {worker.index} ended {how} before it was ready")
         self._changed.set()
-        log.warning("worker %d (pid %s) ended with status %d", worker.index, getattr(worker.process, "pid", "?"), status)
+        log.warning(
+            "worker %d (pid %s) ended with status %d", worker.index, getattr(worker.process, "pid", "?"), status
+        )
         if self._on_death is not None:
             self._on_death(status)
 

@@ -32,9 +32,7 @@ class Runner(Protocol):
         """Load what is needed; raising stops the worker with that reason."""
         ...
 
-    def run(
-        self, items: Sequence[Item]
-    ) -> Sequence[Outcome] | Iterator[Sequence[Any]]:
+    def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]]:
         """Run a batch.
 
         Returns:

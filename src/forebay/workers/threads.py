@@ -7,7 +7,7 @@ import asyncio
 import threading
 import time
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from forebay.errors import ModelError, Unavailable
 from forebay.types.call import Failure
@@ -42,7 +42,7 @@ class ThreadPool:
 
     def __init__(self, spec: RunnerSpec, *, workers: int = 1, threads: int = 1) -> None:
         self.idle = 0
-        self.on_idle: Callable[[], None] = lambda: None
+        self._on_idle: Callable[[], None] = lambda: None
         self._workers = [_Worker(spec, WorkerContext(index, threads)) for index in range(workers)]
         self._threads_per_worker = threads
         self._inbox: SimpleQueue[tuple[Batch, Done] | None] = SimpleQueue()
@@ -61,7 +61,9 @@ class ThreadPool:
         for worker in self._workers:
             for number in range(self._threads_per_worker):
                 name = f"forebay-worker-{worker.ctx.index}-{number}"
-                thread = threading.Thread(target=self._serve, args=(worker, number == 0), name=name, daemon=True)
+                thread = threading.Thread(
+                    target=self._serve, args=(worker,), kwargs={"first": number == 0}, name=name, daemon=True
+                )
                 self._threads.append(thread)
                 thread.start()
             await loop.run_in_executor(None, worker.opened.wait)
@@ -69,6 +71,10 @@ class ThreadPool:
                 failed = failure_of(worker.error).error
                 raise ModelError(failed.message, trace=getattr(failed, "trace", "")) from worker.error
         self.idle = len(self._threads)
+
+    def watch(self, on_idle: Callable[[], None]) -> None:
+        """Call this whenever a slot became idle by itself."""
+        self._on_idle = on_idle
 
     def submit(self, batch: Batch, done: Done) -> None:
         """Hand the batch to whichever thread is free."""
@@ -113,9 +119,9 @@ class ThreadPool:
 
     def _freed(self) -> None:
         self.idle += 1
-        self.on_idle()
+        self._on_idle()
 
-    def _serve(self, worker: _Worker, first: bool) -> None:
+    def _serve(self, worker: _Worker, *, first: bool) -> None:
         assert self._loop is not None
         if first:
             try:
@@ -154,7 +160,7 @@ class ThreadPool:
         try:
             result = runner.run(entries)
             if hasattr(result, "__next__"):
-                self._stream(batch, result)
+                self._stream(batch, cast("Iterator[Sequence[Any]]", result))
                 outcomes: Sequence[Any] = [None] * len(entries)
             else:
                 outcomes = checked(result, len(entries))

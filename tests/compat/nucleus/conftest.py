@@ -29,7 +29,9 @@ def write_project(folder, handler, config=None, **files):
     """Writes a project; `files` are further files by name, with `__` for a dot."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "handler.py").write_text(textwrap.dedent(handler))
-    (folder / "nucleus.yaml").write_text(yaml.safe_dump({"type": "python", "path": "handler.py", "dependencies": {}, **(config or {})}))
+    (folder / "nucleus.yaml").write_text(
+        yaml.safe_dump({"type": "python", "path": "handler.py", "dependencies": {}, **(config or {})})
+    )
     for name, text in files.items():
         (folder / name.replace("__", ".")).write_text(textwrap.dedent(text))
     return folder

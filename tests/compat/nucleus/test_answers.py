@@ -55,6 +55,7 @@ HANDLER = """
         "async": lambda: StreamingResponse(async_chunks(), headers={"x-mine": "1"}),
         "broken": lambda: StreamingResponse(broken()),
         "file": lambda: FileResponse("data.txt", media_type="text/plain"),
+        "bigfile": lambda: FileResponse("big.bin"),
         "nofile": lambda: FileResponse("absent.txt"),
         "custom": lambda: Custom(),
         "big": lambda: bytes(3_000_000),
@@ -86,7 +87,7 @@ HANDLER = """
 
 @pytest.fixture(scope="module")
 def server(serve):
-    return serve(HANDLER, data__txt="0123456789")
+    return serve(HANDLER, data__txt="0123456789", big__bin="x" * 3_000_000)
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +165,7 @@ def test_async_streams_and_files(get):
     answer = get("file", headers={"range": "bytes=2-4"})
     assert (answer.status_code, answer.text) == (206, "234")
     assert get("nofile").status_code == 500
+    assert len(get("bigfile").content) == 3_000_000  # many more parts than may be on their way at a time
 
 
 def test_a_stream_that_breaks_is_cut(get):

@@ -3,13 +3,16 @@
 
 import socket
 import statistics
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
+from forebay.batching.queue import BatchConfig, BatchQueue
 from forebay.errors import ModelError
+from forebay.types.call import Request
 
 HANDLER = """
     import threading, time
@@ -238,6 +241,29 @@ def test_batches_keep_the_order_of_arrival_and_do_not_overlap(server):
     assert [len(batch) for batch in batches] == [3, 3, 3, 1]
 
 
+def test_one_batch_at_a_time_in_a_process(open_runner, items):
+    # N85: whichever of its threads has it
+    runner = open_runner(HANDLER, batched=True)
+    batch = [items(query=b"mode=sleep", body=b"1")]
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(runner.run, [batch, batch]))
+    assert [answer[0][0] for answer in found] == [200, 200]
+
+
+def test_a_batch_that_may_not_run_yet_sets_no_timer():
+    # N85: else the server would spin while threads are idle and the one batch a process may run is running
+    queue = BatchQueue(BatchConfig(max_size=2, max_wait_s=1.0, idle="wait", max_running=1))
+    first, second = (Request(body=b"", reply=print, key="post") for _ in range(2))
+    queue.offer(first, 0.0)
+    running = queue.take(1.0)
+    queue.offer(second, 1.0)
+    assert queue.take(5.0) is None
+    assert queue.next_due() is None
+    queue.answered(running, 5.0)
+    assert queue.next_due() == 2.0
+    assert queue.take(5.0).entries == [second]
+
+
 def test_trap_a_client_that_leaves_does_not_hold_up_the_others(server, post, parallel):
     # N89
     with socket.create_connection(("127.0.0.1", server.port)) as leaving:
@@ -285,8 +311,12 @@ def test_load_case_of_the_original_many_clients(serve):
         batching(32, 0.1),
     )
 
+    connected = threading.Barrier(128)
+
     def caller(number):
         with server.client() as client:
+            client.get("/")
+            connected.wait(30)
             for turn in range(4):
                 assert client.post("/", json=[number, turn]).json() == [number, turn]
 

@@ -111,6 +111,22 @@ def test_a_missing_package_is_named_with_the_requirements_file(open_runner):
         open_runner("import surely_not_there")
 
 
+def test_a_pickled_class_is_a_handler(tmp_path, ask):
+    # N3
+    import dill
+
+    from forebay.surfaces.nucleus.runner import build
+    from forebay.workers.runner import WorkerContext
+
+    space = {"__name__": "__main__"}
+    exec("class Handler:\n    def handle_get(self): return 'pickled'", space)
+    file = tmp_path / "handler.pickle"
+    file.write_bytes(dill.dumps(space["Handler"], byref=False, recurse=True))
+    runner = build(handler=str(file), config="{}", batched=False)
+    runner.open(WorkerContext())
+    assert ask(runner, "get")[2] == b"pickled"
+
+
 def test_the_module_is_cortex_handler_and_its_classes_can_be_pickled(server):
     # N29
     found = server.request(params={"what": "module"}).json()

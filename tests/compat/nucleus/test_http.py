@@ -8,6 +8,10 @@ import time
 import httpx
 import pytest
 
+from forebay.errors import ConfigError
+from forebay.surfaces.nucleus import NucleusSurface
+from forebay.surfaces.nucleus.readiness import Readiness
+
 HANDLER = """
     import time
 
@@ -136,6 +140,45 @@ def test_every_request_is_logged(server):
     # N52
     server.request(path="/foo")
     eventually(lambda: any('"GET /foo HTTP/1.1" 404' in line["message"] for line in server.logged))
+
+
+def test_which_targets_are_nucleus_projects(tmp_path):
+    # N51
+    surface = NucleusSurface()
+    assert not surface.detect(str(tmp_path))
+    (tmp_path / "nucleus.yaml").write_text("x")
+    assert surface.detect(str(tmp_path))
+    mine = tmp_path / "mine.yml"
+    mine.write_text("type: python\npath: handler.py\n")
+    assert surface.detect(str(mine))
+    for other in ("a: 1", "[1]", "{", ""):
+        mine.write_text(other)
+        assert not surface.detect(str(mine))
+    assert not surface.detect("model.py")
+
+
+def test_an_unwritable_place_for_readiness_files(tmp_path, caplog, monkeypatch):
+    # N58: the default is a warning, a folder the person named is an error
+    blocked = tmp_path / "file"
+    blocked.touch()
+    with pytest.raises(ConfigError, match="readiness files cannot be written"):
+        Readiness(blocked / "below").prepare()
+    monkeypatch.setattr("forebay.surfaces.nucleus.readiness.DEFAULT_FOLDER", blocked / "below")
+    readiness = Readiness(None)
+    with caplog.at_level("WARNING", logger="forebay"):
+        readiness.prepare()
+        readiness.announce([1])
+        readiness.clear()
+    assert len(caplog.records) == 1
+
+
+def test_api_keys_are_asked_for(serve):
+    server = serve(HANDLER, None, "--api-key", "secret", "--max-body-bytes", "10")
+    for path in ("/", "/info", "/metrics"):
+        assert server.request(path=path).status_code == 401
+        assert server.request(path=path, headers={"x-api-key": "secret"}).status_code == 200
+    assert server.request(path="/healthz").status_code == 200
+    assert server.request("POST", content=b"x" * 11, headers={"x-api-key": "secret"}).status_code == 413
 
 
 def test_readiness_files_and_the_end(serve, tmp_path):

@@ -26,6 +26,8 @@ from forebay.workers.runner import RunnerSpec
 from forebay.workers.threads import ThreadPool
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from forebay.server.config import Overrides
     from forebay.serving.model import Model, ModelSettings
     from forebay.surfaces.contract import Options
@@ -47,7 +49,7 @@ class NativeSurface:
         Raises:
             ConfigError: If the file cannot be imported or a model is not well-formed.
         """
-        from forebay.transports.http.asgi import asgi_app, routes_of  # noqa: PLC0415 - `check` needs no Starlette
+        from forebay.transports.http.asgi import asgi_app, routes_of
 
         path, name = split_target(target)
         models = models_in(_import(path), name)
@@ -131,7 +133,7 @@ def _pool(model: type[Model], settings: ModelSettings, overrides: Overrides) -> 
     return ProcessPool(msgspec.structs.replace(spec, local=None), workers=overrides.workers)
 
 
-def _import(path: Path) -> object:
+def _import(path: Path) -> ModuleType:
     try:
         return load_module(path)
     except ForebayError:

@@ -79,7 +79,7 @@ def asgi_app(app: App, config: HttpConfig) -> ASGIApp:
 
     async def unknown(request: HttpRequest, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        if status != 404:  # noqa: PLR2004 - Starlette raises nothing else without a cause of ours
+        if status != 404:
             return Response(str(error), status)
         path = request.url.path
         hint = nearest(path, paths)
@@ -375,7 +375,7 @@ class _KeyCheck:
 
 async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
     start: Message = {"type": "http.response.start", "status": status, "headers": headers}
-    if status != 204:  # noqa: PLR2004 - an answer without content has no length either
+    if status != 204:
         start["headers"] = [*headers, (b"content-length", str(len(body)).encode())]
     await send(start)
     await send({"type": "http.response.body", "body": body})
@@ -400,4 +400,3 @@ def _asset(name: str) -> bytes:
     folder = resources.files("forebay.transports.http").joinpath("assets")
     packed = folder.joinpath(name + ".gz")
     return packed.read_bytes() if packed.is_file() else folder.joinpath(name).read_bytes()
-

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from forebay.errors import ForebayError, Unavailable
+from forebay.errors import ForebayError, InternalError, Unavailable
 from forebay.protocols import native
 from forebay.serving.endpoint import next_id
 from forebay.transports.http.exchange import Head, HeadTooLarge, NotHttp, TooSlow, error_answer
@@ -140,6 +140,7 @@ class Connection(HttpToolsProtocol):
         "_is_free",
         "_lane",
         "_max_head_bytes",
+        "_parser",
         "_pieces",
         "_reading",
         "_received",
@@ -167,6 +168,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self.release = 0
         self._lane = lane
+        self._parser: Any = self.parser
         self._max_head_bytes = lane.config.max_head_bytes
         self._reply_method = self._reply
         # What is being read.
@@ -219,7 +221,7 @@ class Connection(HttpToolsProtocol):
         if active is not None and active.route is not None and request is not None:
             active.route.endpoint.cancel(request)
         self._let_go()
-        del self._reply_method  # it refers to the connection: without it both are freed at once
+        del self._reply_method, self._parser  # they refer to the connection: without them it is freed at once
 
     def data_received(self, data: bytes) -> None:
         """Take a remembered request as it is; let the parser read everything else."""
@@ -232,6 +234,7 @@ class Connection(HttpToolsProtocol):
                 raw = data[:end]
                 head = self._lane.heads.get(raw)
                 if head is None or len(data) != end + head.length:
+                    self._reading = None
                     self._parse(data)
                     self._learn(data, raw)
                     return
@@ -264,14 +267,13 @@ class Connection(HttpToolsProtocol):
     def _parse(self, data: bytes) -> None:
         self._seen = self._lane.epoch
         self._chunk_bytes = len(data)
-        self._reading = None
         try:
-            self.parser.feed_data(data)
+            self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             pass  # no protocol is offered: the request was answered as if it had not asked
         except httptools.HttpParserError as error:
             if not self._is_deaf:
-                self._refuse(NotHttp(f"this is not a request this server can read: {_reason(error)}"))
+                self._refuse(_refusal(error))
             return
         if self._in_head:
             self._head_bytes += self._chunk_bytes
@@ -303,7 +305,7 @@ class Connection(HttpToolsProtocol):
         ):
             self._refuse(self._head_too_large())
             return
-        parser = self.parser
+        parser = self._parser
         route = self._lane.routes.get(self.url.partition(b"?")[0])
         if (
             route is None
@@ -588,11 +590,13 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def pause_writing(self) -> None:
+        """The client does not take its answer as fast as it comes."""
         super().pause_writing()
         self.flow.pause_reading()  # who does not read answers may not ask for more of them
         self._stuck_since = self._lane.epoch
 
     def resume_writing(self) -> None:
+        """The client has room again."""
         super().resume_writing()
         self._stuck_since = None
         self._let_go()
@@ -636,8 +640,10 @@ class Connection(HttpToolsProtocol):
         log.info("answered", extra=extra)
 
 
-def _reason(error: httptools.HttpParserError) -> str:
+def _refusal(error: httptools.HttpParserError) -> ForebayError:
+    """Tell bytes that are no request from a defect of ours in one of the parser's callbacks."""
     cause = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error
-    return str(cause or error)[:200]
-
-
+    if isinstance(cause, httptools.HttpParserError | UnicodeError):
+        return NotHttp(f"this is not a request this server can read: {str(cause)[:200]}")
+    logging.getLogger("forebay").error("a request could not be read", exc_info=cause)
+    return InternalError("the server failed to read the request; this is a defect of forebay")

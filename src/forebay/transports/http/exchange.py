@@ -92,7 +92,7 @@ class Head(msgspec.Struct, eq=False):
         length: Content-Length, -1 if not given.
         expects_continue: Whether the client waits for "100 Continue" before it sends the body.
         is_usual: Whether the same bytes may be taken for the same head again, without parsing them.
-        is_simple: Whether a request of this head is its body and nothing else: no time limit, no id, one sample, one answer.
+        is_simple: Whether a request is its body and nothing else: no time limit, no id, one sample, one answer.
         submit: The endpoint's.
         prefix: The answer's head up to the variable part of the request id, as of the second `stamp`.
         stamp: The sweep in which `prefix` was written.

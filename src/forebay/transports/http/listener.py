@@ -105,7 +105,7 @@ class HttpListener:
         """Wait until no connection is left; not on the data path, so looking now and then is good enough."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._lane.connections:
+                while self._lane.connections:  # noqa: ASYNC110 - a connection closes in six ways
                     await asyncio.sleep(0.02)
 
 
