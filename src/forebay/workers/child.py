@@ -204,7 +204,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--connect", required=True, help="where the server listens, unix:PATH")
     parser.add_argument("--worker", type=int, help="number of this worker in its pool")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the whole group; the server decides what it means
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Both may reach the whole group; only the server decides what they mean. A handler instead of SIG_IGN, because
+        # ignored signals stay ignored in programs that a model starts.
+        signal.signal(number, _leave_it_to_the_server)
     try:
         connection = Connection(options.connect, options.worker, first=True)
         runner = _open(connection)
@@ -224,6 +227,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (EOFError, ConnectionError):
         return 0  # the server is gone, and a worker without one has nothing to do
     return 0
+
+
+def _leave_it_to_the_server(_number: int, _frame: object) -> None:
+    """Go on: the worker ends when the server says so or is gone."""
 
 
 def _join(address: str, worker: int | None, runner: Runner) -> None:

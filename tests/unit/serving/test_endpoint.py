@@ -447,6 +447,20 @@ async def test_slices_fill_their_batches_with_others(clock):
         assert desk.answers == {"x": list("abcdef"), "y": ["y"]}
 
 
+@pytest.mark.xfail(strict=True, reason="`arrived` of a request that is split is never set: its time is the machine's uptime")
+@clocked
+async def test_the_time_of_a_large_request_counts_from_its_submission(clock):
+    async with Desk(max_size=2, slots=2) as desk:
+        large = desk.submit("x", body=list("abcd"), size=4)
+        await turn()
+        clock.advance(0.5)
+        desk.pool.complete()
+        desk.pool.complete()
+        assert desk.answer("x") == list("abcd")
+        assert large.arrived == 1000.0
+        assert desk.endpoint.metrics.request_s.total == pytest.approx(0.5)
+
+
 @clocked
 async def test_a_large_request_is_queued_whole_or_not_at_all(clock):
     """G7."""

@@ -191,7 +191,9 @@ def _processes(config: NucleusConfig, options: Options) -> int:
 def _summary(config: NucleusConfig, endpoint: Endpoint) -> list[str]:
     pool = endpoint.pool.statistics()
     threads = config.threads_per_process
-    workers = f"{pool.slots // threads} processes with {threads} threads each"
+    workers = (
+        f"{_count(pool.slots // threads, 'process', 'processes')} with {_count(threads, 'thread', 'threads')} each"
+    )
     lines = [f"/  {config.path}: class Handler in {workers}"]
     if config.server_side_batching is not None:
         batching = endpoint.batching
@@ -199,3 +201,7 @@ def _summary(config: NucleusConfig, endpoint: Endpoint) -> list[str]:
             f"/  POST in batches of up to {batching.max_size}, {batching.max_wait_s:g} s after the first at the latest"
         )
     return lines
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"

@@ -62,8 +62,12 @@ class Generated(msgspec.Struct, frozen=True):
     text: str
 
 
-def steps(config: NucleusConfig, python: str = "python") -> list[Step]:
+def steps(config: NucleusConfig, pip: tuple[str, ...] = ("pip",)) -> list[Step]:
     """Return the installation steps of a project in their order; a file that is not there makes no step.
+
+    Args:
+        config: The project.
+        pip: How pip is called.
 
     Raises:
         ConfigError: If a file lies outside the project, where no image could have it.
@@ -79,7 +83,7 @@ def steps(config: NucleusConfig, python: str = "python") -> list[Step]:
                 ("conda", "install", "-y", "--file", files.conda),
             ),
         ),
-        Step("pip", files.pip, ((python, "-m", "pip", "--no-cache-dir", "install", "-r", files.pip),)),
+        Step("pip", files.pip, ((*pip, "--no-cache-dir", "install", "-r", files.pip),)),
     ]
     for step in found:
         if not _is_inside(config.project_dir / step.file, config.project_dir):
@@ -124,7 +128,8 @@ def prepare(config: NucleusConfig, tell: Callable[[str], None]) -> None:
     Raises:
         ConfigError: If a step fails; those after it are not run.
     """
-    for step in steps(config, sys.executable):
+    # -P: the working folder is the project's, and a `types.py` in it must not end pip.
+    for step in steps(config, (sys.executable, "-P", "-m", "pip")):
         if shutil.which(step.commands[0][0]) is None:
             raise ConfigError(
                 f"{step.file}: {step.commands[0][0]} is needed to install it and is not to be found in PATH"
@@ -259,14 +264,10 @@ def _tfs_dockerfile(config: NucleusConfig) -> str:
         lines += _tfs_batching(config.server_side_batching, config.processes)
         flags += ["--enable_batching=true", f"--batching_parameters_file={TFS_BATCHING_FILE}"]
         # Written when the container starts, so that the variables may be changed from outside.
-        write = " ".join(
-            [
-                "printf 'max_batch_size { value: %s }\\nbatch_timeout_micros { value: %s }\\n",
-                "num_batch_threads { value: %s }\\n'",
-                '"$TF_MAX_BATCH_SIZE" "$TF_BATCH_TIMEOUT_MICROS" "$TF_NUM_BATCHED_THREADS" >',
-                TFS_BATCHING_FILE,
-            ]
-        )
+        names = ("max_batch_size", "batch_timeout_micros", "num_batch_threads")
+        lines_of_file = "".join(f"{name} {{ value: %s }}\\n" for name in names)
+        values = '"$TF_MAX_BATCH_SIZE" "$TF_BATCH_TIMEOUT_MICROS" "$TF_NUM_BATCHED_THREADS"'
+        write = f"printf '{lines_of_file}' {values} > {TFS_BATCHING_FILE}"
         start = ["/bin/sh", "-c", f'{write} && exec tensorflow_model_server "$@"', "tfs-run"]
     return "\n".join([*lines, "", f"EXPOSE {TFS_PORT}", f"ENTRYPOINT {json.dumps([*start, *flags])}", ""])
 
