@@ -22,6 +22,7 @@ from benchmarks.servers import SERVERS, Server
 from benchmarks.work import JOBS
 
 WARM_UP_S = 1.0
+ATTEMPTS = 3
 OPEN_LOOP_JOB = "batchmodel"
 # The loads the criteria speak of.
 CONNECTIONS = {"echo": (1, 64), "batchmodel": (1, 16, 64, 256), "iris": (64,)}
@@ -84,7 +85,14 @@ class Bench:
                 self.measure(running, OPEN, rate, load)
 
     def measure(self, running: Running, loop: str, load_size: int, load: Callable[[], Load]) -> None:
-        """Put one load on a running server and record what it did meanwhile."""
+        """Record what a server does under a load; again if other processes disturbed it, keeping the calmest run."""
+        attempts: list[Record] = []
+        while len(attempts) < ATTEMPTS and all(record.foreign > report.FOREIGN_LIMIT for record in attempts):
+            attempts.append(self.observe(running, loop, load_size, load))
+        self.records.all.append(min(attempts, key=lambda record: record.foreign))
+
+    def observe(self, running: Running, loop: str, load_size: int, load: Callable[[], Load]) -> Record:
+        """Put one load on a running server and see what it does meanwhile."""
         running.check_answer()
         pids, front = running.pids(), running.front()
         batches, rows = running.batches()
@@ -112,12 +120,12 @@ class Bench:
             start_s=running.start_s,
             foreign=max(0.0, others_s) / wall_s,
         )
-        self.records.all.append(record)
         say(
             f"{record.job:10} {loop:6} {load_size:5} {record.server:18} {record.rate:9,.0f}/s  "
             f"mean {record.mean_ms:7.2f}  p99 {record.p99_ms:7.2f} ms  {record.cpu_us:7.1f} us  "
             f"batch {record.batch:4.1f}  foreign {record.foreign:.2f}"
         )
+        return record
 
     def write(self, rounds: int, began: float, steal: float) -> None:
         cores = "server on core 0, load on core 1" if self.pinned else "both cores for server and load"

@@ -274,7 +274,11 @@ def test_pipelined_requests_of_all_kinds_are_answered_in_order(wire):
         wire.send(b"".join(wire.request(*each[:3]) for each in asked))
         answers = [wire.read() for _ in asked]
         assert [answer.status for answer in answers] == [status for *_, status in asked]
-        assert (answers[0].body, answers[6].body, answers[-1].body) == (b'"first"', b"data: 0\n\ndata: 1\n\n", b'"last"')
+        assert (answers[0].body, answers[6].body, answers[-1].body) == (
+            b'"first"',
+            b"data: 0\n\ndata: 1\n\n",
+            b'"last"',
+        )
         assert answers[9].body == b"X" * 50_000
 
 
@@ -369,14 +373,18 @@ def test_head_is_get_without_a_body(wire, path):
     assert got.headers["content-type"] == headed.headers["content-type"]
 
 
-@pytest.mark.parametrize("path, allowed", [(ECHO, {"GET", "HEAD", "POST", "OPTIONS"}), ("/readyz", {"GET", "HEAD", "OPTIONS"})])
+@pytest.mark.parametrize(
+    "path, allowed", [(ECHO, {"GET", "HEAD", "POST", "OPTIONS"}), ("/readyz", {"GET", "HEAD", "OPTIONS"})]
+)
 def test_options_says_what_is_possible(wire, path, allowed):
     answer = wire.ask("OPTIONS", path)
     assert answer.status == 204
     assert set(answer.headers["allow"].split(", ")) == allowed
 
 
-@pytest.mark.parametrize("method, path", [("PUT", ECHO), ("DELETE", ECHO), ("PATCH", "/models"), ("POST", "/healthz"), ("POST", "/models")])
+@pytest.mark.parametrize(
+    "method, path", [("PUT", ECHO), ("DELETE", ECHO), ("PATCH", "/models"), ("POST", "/healthz"), ("POST", "/models")]
+)
 def test_a_wrong_method_is_405_and_names_the_right_ones(wire, method, path):
     answer = wire.ask(method, path, b"1")
     assert answer.status == 405
@@ -389,7 +397,9 @@ def test_a_wrong_method_is_405_and_names_the_right_ones(wire, method, path):
 # What clients get wrong
 
 
-@pytest.mark.parametrize("body, position", [(b'{"a": 1,, "b": 2}', 8), (b"[1, 2", None), (b"", None), (b"[nonsense]", 1)])
+@pytest.mark.parametrize(
+    "body, position", [(b'{"a": 1,, "b": 2}', 8), (b"[1, 2", None), (b"", None), (b"[nonsense]", 1)]
+)
 def test_bad_json_is_400_and_says_where(way, body, position):
     answer = way.post("echo", body)
     assert answer.status_code == 400
@@ -405,7 +415,9 @@ def test_what_is_not_unicode_is_the_clients_error(way, body):
     assert way.post("echo", body).status_code == 400
 
 
-@pytest.mark.parametrize("content_type, body", [("application/json", b"[" * 50_000), ("application/msgpack", b"\x91" * 50_000)])
+@pytest.mark.parametrize(
+    "content_type, body", [("application/json", b"[" * 50_000), ("application/msgpack", b"\x91" * 50_000)]
+)
 @pytest.mark.parametrize("model", ["echo", "typed", "pydantic", "doubles"])
 def test_a_nesting_bomb_is_the_clients_error(way, content_type, body, model):
     assert way.post(model, body, content_type=content_type).status_code in {400, 422}
@@ -435,7 +447,12 @@ def test_a_wrong_type_is_422_and_names_the_field(way, model, sample, path):
     assert error["code"] == "invalid_argument"
     if path is not None:
         assert error["detail"]["path"] == path
-        assert path == "$" or path in error["message"] or path.removeprefix("$.") in error["message"] or "sample 1" in error["message"]
+        assert (
+            path == "$"
+            or path in error["message"]
+            or path.removeprefix("$.") in error["message"]
+            or "sample 1" in error["message"]
+        )
 
 
 def test_an_unknown_model_is_404_and_names_the_nearest(way):
@@ -451,7 +468,9 @@ def test_an_unknown_path_is_404_and_names_the_nearest(way):
     assert "/healthz" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("content_type", ["text/csv", "application/x-www-form-urlencoded", "nonsense", "multipart/form-data"])
+@pytest.mark.parametrize(
+    "content_type", ["text/csv", "application/x-www-form-urlencoded", "nonsense", "multipart/form-data"]
+)
 def test_a_wrong_media_type_is_415_and_names_the_right_ones(way, content_type):
     answer = way.post("echo", b"1", content_type=content_type)
     assert answer.status_code == 415
@@ -644,6 +663,15 @@ def test_a_client_that_leaves_a_stream_ends_it(way, eventually):
     assert way.call("count", 1).text == "data: 0\n\n"
 
 
+def test_a_client_that_stops_reading_a_stream_and_leaves_frees_the_worker(way, eventually):
+    with way.wire() as wire:
+        wire.send(wire.request("POST", "/models/count", b"-2"))
+        wire.read_head()
+        time.sleep(0.3)  # until nothing more fits into the buffers on the way
+    eventually(lambda: way.describe("count")["in_flight"] == 0)
+    assert way.call("count", 1).text == "data: 0\n\n"
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # What models get wrong
 
@@ -696,13 +724,17 @@ def test_probes_answer(way):
 
 def test_metrics_count_every_outcome_once(way):
     labels = {"endpoint": "echo", "version": "7"}
-    seen = {code: way.server.metric("forebay_requests_total", code=code, **labels) for code in ("ok", "invalid_argument")}
+    seen = {
+        code: way.server.metric("forebay_requests_total", code=code, **labels) for code in ("ok", "invalid_argument")
+    }
     way.call("echo", 1)
     way.call("echo", 2)
     way.post("echo", b"nonsense")
     way.post("echo", b"1", content_type="text/csv")
     assert way.server.metric("forebay_requests_total", code="ok", **labels) == seen["ok"] + 2
-    assert way.server.metric("forebay_requests_total", code="invalid_argument", **labels) == seen["invalid_argument"] + 2
+    assert (
+        way.server.metric("forebay_requests_total", code="invalid_argument", **labels) == seen["invalid_argument"] + 2
+    )
     assert way.server.metric("forebay_in_flight", endpoint="echo") == 0
 
 

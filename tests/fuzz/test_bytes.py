@@ -5,6 +5,7 @@ What was found once stays as an `@example`.
 """
 
 import re
+import socket
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -21,18 +22,62 @@ tokens = st.sampled_from(
         *(b"GET", b"POST", b"HEAD", b"OPTIONS", b"PUT", b"CONNECT", b"PRI", b"M-SEARCH"),
         *(b" ", b"\t", b"\r\n", b"\n", b"\r", b"\r\n\r\n", b"\0", b":", b": ", b",", b";", b"/", b"%", b"?", b"#"),
         *(b" HTTP/1.1", b" HTTP/1.0", b" HTTP/0.9", b" HTTP/2.0"),
-        *(TARGET, b"/models/%77eigh", b"/healthz", b"/metrics", b"*", b"http://a/models/weigh", b"//", b"/%ff", b"/\xff"),
+        *(
+            TARGET,
+            b"/models/%77eigh",
+            b"/healthz",
+            b"/metrics",
+            b"*",
+            b"http://a/models/weigh",
+            b"//",
+            b"/%ff",
+            b"/\xff",
+        ),
         *(b"host: a", b"content-length", b"content-length: 37", b"content-length: 0", b"content-length: -1"),
         *(b"content-length: 18446744073709551616", b"transfer-encoding: chunked", b"transfer-encoding: gzip"),
-        *(b"expect: 100-continue", b"connection: close", b"connection: upgrade", b"upgrade: h2c", b"connection: keep-alive"),
+        *(
+            b"expect: 100-continue",
+            b"connection: close",
+            b"connection: upgrade",
+            b"upgrade: h2c",
+            b"connection: keep-alive",
+        ),
         *(b"content-type: application/json", b"content-type: application/msgpack", b"content-type: \xff"),
         *(b"accept: ;q=", b"accept: */*;q=nan", b"x-request-timeout-ms: 1", b"x-request-timeout-ms: \xb2"),
         *(b"x-request-id: a", b"x-request-id: \xe9", b"authorization: Bearer \xff", b"origin: null"),
-        *(b"0\r\n\r\n", b"5\r\n", b"ffffffffffffffff\r\n", b"0\r\nx: y\r\n\r\n", GOOD, b"{", b"[" * 2000, b"\x91" * 2000),
+        *(
+            b"0\r\n\r\n",
+            b"5\r\n",
+            b"ffffffffffffffff\r\n",
+            b"0\r\nx: y\r\n\r\n",
+            GOOD,
+            b"{",
+            b"[" * 2000,
+            b"\x91" * 2000,
+        ),
     ]
 )
 messages = st.lists(st.one_of(tokens, tokens, st.binary(max_size=20)), max_size=25).map(b"".join)
-headers = st.lists(st.sampled_from([b"content-type: application/json", b"accept: */*", b"expect: 100-continue", b"connection: close", b"transfer-encoding: chunked", b"content-length: 37", b"content-length: 3", b"x-request-timeout-ms: 5000", b"x-request-id: \xff", b"upgrade: websocket", b"connection: upgrade", b"accept: x/y", b"content-type: \xb2"]), max_size=5)
+headers = st.lists(
+    st.sampled_from(
+        [
+            b"content-type: application/json",
+            b"accept: */*",
+            b"expect: 100-continue",
+            b"connection: close",
+            b"transfer-encoding: chunked",
+            b"content-length: 37",
+            b"content-length: 3",
+            b"x-request-timeout-ms: 5000",
+            b"x-request-id: \xff",
+            b"upgrade: websocket",
+            b"connection: upgrade",
+            b"accept: x/y",
+            b"content-type: \xb2",
+        ]
+    ),
+    max_size=5,
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +92,16 @@ def zoo(launch):
 
 def exchange(server, data, cuts=()):
     """Sends bytes in pieces, ends, and returns all that came back."""
-    import socket
-
     with server.connect() as wire:
+        wire.socket.settimeout(3)  # neither answering nor hanging up is a failure
         try:
             wire.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
                 wire.send(data[start:end])
             wire.socket.shutdown(socket.SHUT_WR)
             return wire.read_rest()
+        except TimeoutError:
+            raise
         except OSError:
             return b""  # it hung up while we were still talking
 

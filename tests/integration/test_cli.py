@@ -149,7 +149,9 @@ def test_a_file_that_is_no_text_is_named(cli, tmp_path):
 
 
 def test_a_port_in_use_is_found_before_models_are_loaded(cli, write):
-    slow = write(MODEL.replace("    def", "    def load(self):\n        import time\n        time.sleep(30)\n\n    def"))
+    slow = write(
+        MODEL.replace("    def", "    def load(self):\n        import time\n        time.sleep(30)\n\n    def")
+    )
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         started = time.monotonic()
@@ -186,7 +188,9 @@ def test_tls_files_that_cannot_be_used_are_named(cli, write, tmp_path):
 @pytest.mark.xfail(reason="an AssertionError of uvicorn's leaves as a traceback, listener.py", strict=True)
 def test_a_key_without_a_certificate_is_a_mistake(cli, write, tmp_path):
     (tmp_path / "key.pem").write_text("nonsense")
-    assert "--certfile" in sentence(cli("serve", write(MODEL), "--http-port", "0", "--keyfile", tmp_path / "key.pem", timeout=3))
+    assert "--certfile" in sentence(
+        cli("serve", write(MODEL), "--http-port", "0", "--keyfile", tmp_path / "key.pem", timeout=3)
+    )
 
 
 @pytest.mark.parametrize("kind", ["process", "thread", "inline"])
@@ -310,6 +314,7 @@ def test_what_is_wrong_with_a_call_is_one_sentence(cli, arguments, words):
 @pytest.mark.xfail(reason="http.client.BadStatusLine leaves cli/call.py as a traceback", strict=True)
 def test_call_says_when_the_answer_is_no_http(cli):
     with socket.create_server(("127.0.0.1", 0)) as listening:
+
         def answer():
             connection, _ = listening.accept()
             with connection:

@@ -91,16 +91,46 @@ def test_a_tls_server_drains_like_any_other(serve, authority, files, eventually)
     assert server.wait(5) == 0
 
 
-@pytest.mark.parametrize("headers", [{"x-api-key": "k1"}, {"authorization": "Bearer k1"}, {"authorization": "bearer from-file-2"}, {"x-api-key": "from-file-1"}])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-api-key": "k1"},
+        {"authorization": "Bearer k1"},
+        {"authorization": "bearer from-file-2"},
+        {"x-api-key": "from-file-1"},
+    ],
+)
 def test_a_known_key_opens_every_door(guarded, headers):
     assert guarded.client.post("/models/echo", json=1, headers=headers).json() == 1
     for path in ("/models", "/models/echo", "/metrics"):
         assert guarded.client.get(path, headers=headers).status_code == 200
 
 
-@pytest.mark.parametrize("headers", [{}, {"x-api-key": ""}, {"x-api-key": "k"}, {"x-api-key": "k11"}, {"x-api-key": "K1"}, {"authorization": "Basic k1"}, {"authorization": "Bearer"}, {"authorization": "Bearer from-file-1\tx"}])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"x-api-key": ""},
+        {"x-api-key": "k"},
+        {"x-api-key": "k11"},
+        {"x-api-key": "K1"},
+        {"authorization": "Basic k1"},
+        {"authorization": "Bearer"},
+        {"authorization": "Bearer from-file-1\tx"},
+    ],
+)
 def test_without_a_known_key_nothing_is_told(guarded, headers):
-    for method, path in [("POST", "/models/echo"), ("GET", "/models"), ("GET", "/models/echo"), ("GET", "/metrics"), ("POST", "/models/ehco"), ("GET", "/"), ("GET", "/nowhere"), ("GET", "/docsx"), ("PUT", "/models/echo")]:
+    for method, path in [
+        ("POST", "/models/echo"),
+        ("GET", "/models"),
+        ("GET", "/models/echo"),
+        ("GET", "/metrics"),
+        ("POST", "/models/ehco"),
+        ("GET", "/"),
+        ("GET", "/nowhere"),
+        ("GET", "/docsx"),
+        ("PUT", "/models/echo"),
+    ]:
         with guarded.connect() as wire:
             answer = wire.ask(method, path, b"1", headers=[f"{name}: {value}" for name, value in headers.items()])
         assert answer.status == 401, path

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -62,20 +63,15 @@ def test_a_lone_worker_that_dies_is_replaced_and_its_request_answered(serve, eve
     assert answer.json()[1] != pid
 
 
-def test_readyz_says_when_there_is_no_worker(serve, eventually):
-    server = serve("zoo.py:Failing")
-    assert server.call("failing", "die").status_code == 503  # the second worker it was given to died as well
-    assert server.client.get("/healthz").status_code == 200
-    eventually(lambda: server.client.get("/readyz").status_code == 200)
-    assert server.call("failing", "fine").json() == "fine"
-
-
 def test_a_sample_that_kills_its_worker_is_told_so_after_two(processes, eventually):
     before = processes.metric("forebay_worker_restarts_total")
     answer = processes.call("failing", "die")
     assert answer.status_code == 503
     assert "died (twice)" in answer.json()["error"]["message"]
     assert answer.headers["retry-after"]
+    ready = processes.client.get("/readyz")  # at once: a new worker takes longer than that
+    assert (ready.status_code, ready.json()["problems"]) == (503, ["model 'failing' has no worker"])
+    assert processes.client.get("/healthz").status_code == 200
     eventually(lambda: processes.client.get("/readyz").status_code == 200)
     assert processes.call("failing", "fine").json() == "fine"
     assert processes.metric("forebay_worker_restarts_total") == before + 2
@@ -137,8 +133,6 @@ def test_large_samples_and_answers_cross_to_processes_and_back(launch):
 
 
 def test_workers_of_processes_have_nothing_left_in_shared_memory(serve):
-    from pathlib import Path
-
     def folders():
         return {path.name for path in Path("/dev/shm").glob("forebay-*")} if Path("/dev/shm").is_dir() else set()
 

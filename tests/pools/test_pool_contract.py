@@ -313,7 +313,9 @@ def test_the_loop_is_free_while_a_thread_works():
 # Work after the answer
 
 
-@pytest.mark.parametrize("kind", [broken("inline", "InlinePool hands After objects out as outcomes"), "threads", "processes"])
+@pytest.mark.parametrize(
+    "kind", [broken("inline", "InlinePool hands After objects out as outcomes"), "threads", "processes"]
+)
 def test_work_after_the_answer_holds_the_slot(kind, tmp_path):
     async def main():
         done, go = tmp_path / "done", tmp_path / "go"
@@ -333,7 +335,9 @@ def test_work_after_the_answer_holds_the_slot(kind, tmp_path):
     run(main())
 
 
-@pytest.mark.parametrize("kind", [broken("inline", "InlinePool hands After objects out as outcomes"), "threads", "processes"])
+@pytest.mark.parametrize(
+    "kind", [broken("inline", "InlinePool hands After objects out as outcomes"), "threads", "processes"]
+)
 def test_work_after_the_answer_that_fails_is_only_logged(kind):
     """G8."""
 
@@ -440,7 +444,9 @@ def test_a_stream_nobody_reads_ends(kind, tmp_path):
 STUCK = "a cancelled stream that is out of credit waits for ever: the slot is lost"
 
 
-@pytest.mark.parametrize("kind", [broken("inline", STUCK), broken("async", STUCK), broken("threads", STUCK), "processes"])
+@pytest.mark.parametrize(
+    "kind", [broken("inline", STUCK), broken("async", STUCK), broken("threads", STUCK), "processes"]
+)
 def test_a_stream_nobody_reads_ends_also_without_credit(kind, tmp_path):
     """The client that has gone away releases nothing any more."""
 
@@ -469,7 +475,9 @@ def call_off(batch):
         batch.on_cancel()
 
 
-@pytest.mark.xfail(strict=True, reason="Slot._grant is not bound to its batch: late releases are credit for the next one")
+@pytest.mark.xfail(
+    strict=True, reason="Slot._grant is not bound to its batch: late releases are credit for the next one"
+)
 def test_parts_released_late_are_no_credit_for_the_next_stream(tmp_path):
     async def main():
         async with Rig(pool_of("processes")) as rig:
@@ -654,7 +662,8 @@ def test_a_stopped_pool_offers_no_slot(kind, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind", [broken("async", "a task cancelled by stop() is answered as RunnerFailed, after stop()"), "threads", "processes"]
+    "kind",
+    [broken("async", "a task cancelled by stop() is answered as RunnerFailed, after stop()"), "threads", "processes"],
 )
 def test_stop_answers_what_is_late_as_unavailable(kind, tmp_path):
     """G2, G5."""

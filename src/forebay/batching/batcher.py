@@ -8,8 +8,12 @@ of a loop turn in which something arrived, when a slot becomes idle, and when th
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from typing import TYPE_CHECKING, Any, Protocol
+
+from forebay.errors import InternalError
+from forebay.types.call import Failure
 
 if TYPE_CHECKING:
     import asyncio
@@ -18,6 +22,8 @@ if TYPE_CHECKING:
     from forebay.batching.queue import BatchQueue
     from forebay.types.batch import Batch, Done, Entry
 
+log = logging.getLogger("forebay.batching")
+
 
 class Slots(Protocol):
     """What the batcher needs of a pool."""
@@ -25,6 +31,11 @@ class Slots(Protocol):
     @property
     def idle(self) -> int:
         """Slots that could take a batch now."""
+        ...
+
+    @property
+    def blocks(self) -> bool:
+        """Whether `submit` runs the batch before it returns."""
         ...
 
     def watch(self, on_idle: Callable[[], None]) -> None:
@@ -112,6 +123,8 @@ class Batcher:
             if batch is None:
                 break
             self._run(batch, now)
+            if pool.blocks:
+                return  # the loop reads what came meanwhile before the next one; `_done` has asked for another turn
         if pool.idle:
             self._arm(now)
 
@@ -119,13 +132,18 @@ class Batcher:
         self._running.add(batch)
         if self._parts is not None:
             batch.on_parts = functools.partial(self._parts, batch)
-        self.pool.submit(batch, self._done)
+        try:
+            self.pool.submit(batch, self._done)
+        except Exception as error:
+            log.exception("a pool did not take a batch")
+            failure = Failure(InternalError(f"the batch could not be given to a worker: {error}"))
+            self._done(batch, [failure] * len(batch.entries))
 
     def _done(self, batch: Batch, outcomes: Sequence[Any]) -> None:
         now = time.monotonic()
         self._running.discard(batch)
         queue = self.queue
-        if self.pool.idle and queue.is_full():
+        if self.pool.idle and not self.pool.blocks and queue.is_full():
             # A whole batch waits: the slot starts on it before the answers are written.
             following = queue.take(now)
             if following is not None:

@@ -152,6 +152,10 @@ class Gather:
 
     def _share_back(self, waiting: Iterable[Entry]) -> float:
         """Return the share of the answered rows whose clients have come back."""
-        release = self._release
-        back = sum(entry.size for entry in waiting if entry.origin is not None and entry.origin.release == release)
+        release, since = self._release, self._started  # an origin with several requests may have had one waiting before
+        back = sum(
+            entry.size
+            for entry in waiting
+            if entry.origin is not None and entry.origin.release == release and entry.arrived >= since
+        )
         return back / self._answered

@@ -18,7 +18,7 @@ Sans-I/O: no clock, no loop, no payload. `batcher.py` drives it.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from forebay.types.batch import Entry
+
+NEVER: Final = float("inf")
+"""`taken` of an entry that has left the queue without running."""
 
 Idle = Literal["gather", "go", "wait"]
 
@@ -122,7 +125,7 @@ class BatchQueue:
         """Forget an entry that still waits; does nothing for one that has left. The caller marks it `done`."""
         if entry.taken:
             return
-        entry.taken = float("inf")
+        entry.taken = NEVER
         self.waiting -= entry.size
         if entry.key is ALONE:
             self._alone.remove(entry)
@@ -138,14 +141,16 @@ class BatchQueue:
 
     def take(self, now: float) -> Batch | None:
         """Hand the next batch to a free slot, or None if nothing is eligible yet."""
-        line = self._eligible(now)
-        if self._alone and (line is None or self._alone[0].arrived <= self._since(line)):
-            return self._take_alone(now)
-        if line is None:
-            return None
-        batch = self._fill(line, now)
-        if batch is None:  # every entry of the line had expired
-            return self.take(now)
+        while True:
+            line = self._eligible(now)
+            if self._alone and (line is None or self._alone[0].arrived <= self._since(line)):
+                batch = self._take_alone(now)
+            elif line is None:
+                return None
+            else:
+                batch = self._fill(line, now)
+            if batch is not None:  # else all of it had expired
+                break
         if self.config.max_running is not None:
             self._running[batch.key] = self._running.get(batch.key, 0) + 1
         return batch
@@ -216,11 +221,14 @@ class BatchQueue:
             line.dead -= 1
         return entries[0]
 
-    def _take_alone(self, now: float) -> Batch:
+    def _take_alone(self, now: float) -> Batch | None:
         entry = self._alone.popleft()
-        entry.taken = now
         self.waiting -= entry.size
-        return Batch(entries=[entry], key=ALONE, rows=entry.size)
+        if entry.deadline <= now:
+            entry.taken = NEVER
+            return None
+        entry.taken = now
+        return Batch([entry], ALONE, entry.size)
 
     def _fill(self, line: Line, now: float) -> Batch | None:
         room = self._max_size
@@ -239,7 +247,12 @@ class BatchQueue:
         else:
             taken = self._cut(line, room, now)
         # Who is late is answered by its owner; it must not run.
-        alive = [entry for entry in taken if entry.deadline > now]
+        alive: list[Entry] = []
+        for entry in taken:
+            if entry.deadline > now:
+                alive.append(entry)
+            else:
+                entry.taken = NEVER
         return Batch(alive, line.key, sum(entry.size for entry in alive)) if alive else None
 
     def _cut(self, line: Line, room: int, now: float) -> list[Entry]:

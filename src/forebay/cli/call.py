@@ -7,6 +7,7 @@ import argparse
 import json
 import sys
 import time
+from http.client import HTTPException, InvalidURL
 from pathlib import Path
 from typing import Any
 from urllib import error, request
@@ -52,6 +53,12 @@ def run(parsed: argparse.Namespace) -> int:
             return _show(answer, started)
     except error.HTTPError as answer:
         return _show(answer, started)
+    except InvalidURL as failure:
+        msg = f"{parsed.url!r} is not a URL: {failure}"
+        raise ConfigError(msg) from failure
+    except HTTPException as failure:
+        msg = f"{parsed.url} answers, but not in HTTP: {type(failure).__name__} {failure}"
+        raise ConfigError(msg) from failure
     except (error.URLError, TimeoutError, ConnectionError) as failure:
         reason = getattr(failure, "reason", failure)
         msg = f"{parsed.url} does not answer: {reason}"

@@ -8,7 +8,7 @@ Size, depth and the growth through aliases are limited before anything is built.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import yaml
@@ -46,11 +46,11 @@ class Document:
         data: Its data: dicts, lists and scalars; None for an empty file.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, data: Any, marks: Mapping[Path, Mark], texts: Mapping[Path, str]) -> None:
         self.name = name
-        self.data: Any = None
-        self._marks: dict[Path, Mark] = {(): Mark(1, 1)}
-        self._texts: dict[Path, str] = {}
+        self.data = data
+        self._marks = {(): Mark(1, 1), **marks}
+        self._texts = texts
 
     def mark(self, path: Path) -> Mark:
         """Return where the value at `path` is given: at its key, or at its place in a list.
@@ -97,28 +97,26 @@ def load(text: str | bytes, name: str) -> Document:
         root = cast("Node | None", yaml.compose(text, Loader=yaml.CSafeLoader))  # pyright: ignore[reportUnknownMemberType]
     except yaml.YAMLError as error:
         raise _syntax_error(error, name) from error
-    document = Document(name)
-    if root is not None:
-        _Walk(document).read(root)
-    return document
+    walk = _Walk(name)
+    data = None if root is None else walk.value(root, ())
+    return Document(name, data, walk.marks, walk.texts)
 
 
 class _Walk:
     """Turns nodes into data and notes their places."""
 
-    def __init__(self, document: Document) -> None:
-        self._document = document
+    def __init__(self, name: str) -> None:
+        self.marks: dict[Path, Mark] = {}
+        self.texts: dict[Path, str] = {}
+        self._name = name
         self._scalars = SafeConstructor()
         self._nodes = 0
         self._open: set[int] = set()
 
-    def read(self, root: Node) -> None:
-        self._document.data = self._value(root, ())
-
-    def _value(self, node: Node, path: Path) -> Any:
+    def value(self, node: Node, path: Path) -> Any:
         self._count(node, len(path))
         if isinstance(node, ScalarNode):
-            self._put_text(path, node)
+            self.texts[path] = node.value
             return self._scalar(node)
         if not isinstance(node, MappingNode | SequenceNode) or node.tag not in _CONTAINERS:
             raise self._error(node, f"the tag {_short(node.tag)} is not supported, only plain mappings and lists are")
@@ -133,7 +131,7 @@ class _Walk:
         values: list[Any] = []
         for index, item in enumerate(node.value):
             self._put_mark((*path, index), item)
-            values.append(self._value(item, (*path, index)))
+            values.append(self.value(item, (*path, index)))
         return values
 
     def _mapping(self, node: MappingNode, path: Path) -> dict[Hashable, Any]:
@@ -141,7 +139,7 @@ class _Walk:
         for key_node, value_node in self._pairs(node):
             key = self._scalar(key_node)
             self._put_mark((*path, key), key_node)
-            values[key] = self._value(value_node, (*path, key))
+            values[key] = self.value(value_node, (*path, key))
         return values
 
     def _pairs(self, node: MappingNode) -> Iterator[tuple[ScalarNode, Node]]:
@@ -197,13 +195,10 @@ class _Walk:
             raise self._error(node, f"aliases unfold to more than {MAX_NODES} values or {MAX_DEPTH} levels")
 
     def _put_mark(self, path: Path, node: Node) -> None:
-        self._document._marks[path] = Mark(node.start_mark.line + 1, node.start_mark.column + 1)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-
-    def _put_text(self, path: Path, node: ScalarNode) -> None:
-        self._document._texts[path] = node.value  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        self.marks[path] = Mark(node.start_mark.line + 1, node.start_mark.column + 1)
 
     def _error(self, node: Node, message: str) -> ConfigError:
-        return ConfigError(f"{self._document.name}:{node.start_mark.line + 1}: {message}")
+        return ConfigError(f"{self._name}:{node.start_mark.line + 1}: {message}")
 
 
 def _check_depth(text: str, name: str) -> None:

@@ -87,6 +87,7 @@ class Endpoint:
         self._sweep: asyncio.TimerHandle | None = None
         self._sweep_due = float("inf")
         self._slices: dict[Request, list[Slice]] = {}
+        self._untaken: dict[Request, set[Callable[[], None]]] = {}
         self._drained: asyncio.Event | None = None
 
     @property
@@ -239,6 +240,7 @@ class Endpoint:
             for start in range(0, request.size, limit)
         ]
         outcomes += [None] * len(pieces)
+        request.arrived = now
         self._slices[request] = pieces
         for piece in pieces:
             batcher.submit(piece, now)
@@ -264,8 +266,14 @@ class Endpoint:
                 continue
             entry.done = True
             answered.append(entry)
-            entry.reply(entry, outcome)
+            try:
+                entry.reply(entry, outcome)
+            except Exception:
+                log.exception("an answer could not be handed over")
         self._count(batch, answered, now)
+        if self._untaken:
+            for request in answered:
+                self._untaken.pop(request, None)
         if self._drained is not None and not opened:
             self._drained.set()
 
@@ -289,12 +297,12 @@ class Endpoint:
 
     def _parts(self, batch: Batch, parts: Sequence[Any], release: Callable[[], object]) -> None:
         """Hand one step of a streamed answer to its clients; `release` is called once all of them have room again."""
-        left = 1
+        waiting = 1
 
         def one_less() -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
+            nonlocal waiting
+            waiting -= 1
+            if waiting == 0:
                 release()
 
         for entry, part in zip(batch.entries, parts, strict=True):
@@ -303,10 +311,23 @@ class Endpoint:
             if type(part) is Failure:
                 self._settle(entry, part)
             elif entry.on_part is not None:
-                left += 1
+                waiting += 1
                 self.metrics.parts += 1
-                entry.on_part(part, one_less)
+                self._hand_part(entry, part, one_less)
         one_less()
+
+    def _hand_part(self, request: Request, part: Any, taken: Callable[[], None]) -> None:
+        """Hand over one part; `taken` is called once, when the client has room again or is gone."""
+        untaken = self._untaken.setdefault(request, set())
+
+        def release() -> None:
+            if release in untaken:
+                untaken.discard(release)
+                taken()
+
+        untaken.add(release)
+        assert request.on_part is not None
+        request.on_part(part, release)
 
     def _settle(self, request: Request, outcome: Outcome) -> None:
         """Decide the outcome of a request away from the hot path."""
@@ -325,14 +346,24 @@ class Endpoint:
         else:
             metrics.codes["ok"] += 1
         metrics.request_s.observe(now - request.arrived)
-        request.reply(request, outcome)
+        for release in self._untaken.pop(request, set()).copy():
+            release()
+        self._hand_over(request, outcome)
         if self._drained is not None and not self._open:
             self._drained.set()
 
     def _refuse(self, request: Request, error: ForebayError) -> None:
         request.done = True
         self.metrics.failed(error.code)
-        request.reply(request, Failure(error))
+        self._hand_over(request, Failure(error))
+
+    @staticmethod
+    def _hand_over(request: Request, outcome: Outcome) -> None:
+        """Reply; what a transport raises then is its own defect and must not keep others waiting."""
+        try:
+            request.reply(request, outcome)
+        except Exception:
+            log.exception("an answer could not be handed over")
 
     def _log_failure(self, error: UserCodeError, batch: Batch) -> None:
         waiting = [entry for entry in batch.entries if type(entry) is Request and not entry.done]
@@ -344,9 +375,11 @@ class Endpoint:
 
     def _arm(self, due: float, now: float) -> None:
         assert self._loop is not None
+        due = max(due, now + SWEEP_S)
+        if due >= self._sweep_due:
+            return
         if self._sweep is not None:
             self._sweep.cancel()
-        due = max(due, now + SWEEP_S)
         self._sweep_due = due
         self._sweep = self._loop.call_later(due - now, self._expire)
 
@@ -357,7 +390,7 @@ class Endpoint:
         for request in [request for request in self._open if request.deadline <= now + 0.001]:
             if request.done:
                 continue
-            where = "while it ran" if request.taken else "before a worker was free"
+            where = "while it ran" if 0.0 < request.taken < _NEVER else "before a worker was free"
             timeout_ms = round((request.deadline - request.arrived) * 1000)
             self._settle(request, Failure(DeadlineExceeded(f"{timeout_ms} ms were over {where}")))
         earliest = min((request.deadline for request in self._open), default=_NEVER)

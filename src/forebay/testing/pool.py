@@ -49,6 +49,11 @@ class ManualPool:
         """Make all slots idle."""
         self.idle = self.slots
 
+    @property
+    def blocks(self) -> bool:
+        """Whether `submit` runs the batch before it returns."""
+        return False
+
     def watch(self, on_idle: Callable[[], None]) -> None:
         """Call this whenever a slot became idle by itself."""
         self._on_idle = on_idle

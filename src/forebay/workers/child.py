@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from forebay.errors import ForebayError
+from forebay.errors import BadOutcome, ForebayError
 from forebay.types.call import Failure
 from forebay.workers import frames
 from forebay.workers.cancel import probe
@@ -67,7 +67,11 @@ class Connection:
 
     def send(self, message: Sequence[Any]) -> None:
         """Write one frame, however long that takes: the server always reads."""
-        self._socket.sendall(frames.encode(message))
+        self.send_frame(frames.encode(message))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Write a frame that is encoded already."""
+        self._socket.sendall(frame)
 
     def receive(self) -> Any:
         """Wait for the next message.
@@ -142,20 +146,29 @@ def _run(connection: Connection, runner: Runner, batch_id: int, items: list[Item
             outcomes: Sequence[Any] = [None] * len(items)
         else:
             outcomes, work = split_after(checked(result, len(items)))
-    except Exception as error:  # noqa: BLE001 - the boundary to user code
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
         outcomes = [failure_of(error)] * len(items)
     seconds = time.perf_counter() - started
-    failures = None
-    if Failure in set(map(type, outcomes)):
-        failures = {i: _wire_error(outcome.error) for i, outcome in enumerate(outcomes) if type(outcome) is Failure}
-        outcomes = [None if type(outcome) is Failure else outcome for outcome in outcomes]
-    connection.send(["result", batch_id, connection.place(outcomes), failures, seconds, not work])
+    try:
+        frame = _result(connection, batch_id, outcomes, seconds, ready=not work)
+    except Exception as error:  # noqa: BLE001 - the user's results hold something that msgpack does not
+        failure = Failure(BadOutcome(f"the results cannot be sent to the server: {error}"))
+        frame = _result(connection, batch_id, [failure] * len(items), seconds, ready=not work)
+    connection.send_frame(frame)
     if work:
         while (message := connection.receive())[0] != "written":
             if message[0] == "stop":
                 return
         do_after(work)
         connection.send(["ready"])
+
+
+def _result(connection: Connection, batch_id: int, outcomes: Sequence[Any], seconds: float, *, ready: bool) -> bytes:
+    failures = None
+    if Failure in set(map(type, outcomes)):
+        failures = {i: _wire_error(outcome.error) for i, outcome in enumerate(outcomes) if type(outcome) is Failure}
+        outcomes = [None if type(outcome) is Failure else outcome for outcome in outcomes]
+    return frames.encode(["result", batch_id, connection.place(outcomes), failures, seconds, ready])
 
 
 def _stream(connection: Connection, batch_id: int, count: int, steps: Iterator[Sequence[Any]]) -> None:
@@ -179,7 +192,12 @@ def _stream(connection: Connection, batch_id: int, count: int, steps: Iterator[S
 
 
 def _wire_error(error: ForebayError) -> list[Any]:
-    return [error.kind, error.message, error.detail, getattr(error, "trace", "")]
+    detail = error.detail
+    try:
+        frames.encode(detail)
+    except Exception:  # noqa: BLE001 - the detail is the user's and may be anything
+        detail = str(detail)
+    return [error.kind, error.message, detail, getattr(error, "trace", "")]
 
 
 def _open(connection: Connection) -> Runner | None:

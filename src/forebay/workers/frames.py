@@ -58,7 +58,8 @@ class FrameReader:
             InvalidRequest: If a frame is too long or is not msgpack; the connection is of no use after that.
         """
         buffer = self._buffer
-        if not buffer and len(data) >= _HEADER and int.from_bytes(data[:_HEADER], "big") == len(data) - _HEADER:
+        size = len(data) - _HEADER
+        if not buffer and 0 <= size <= self._max_bytes and int.from_bytes(data[:_HEADER], "big") == size:
             yield self._decode(memoryview(data)[_HEADER:])  # one whole frame, as nearly always
             return
         buffer += data
@@ -77,7 +78,7 @@ class FrameReader:
     def _decode(self, frame: bytes | memoryview) -> Any:
         try:
             return self._decoder.decode(frame)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             msg = f"a frame is not msgpack: {error}"
             raise InvalidRequest(msg) from error
 

@@ -8,10 +8,10 @@ import contextvars
 import time
 from typing import TYPE_CHECKING, Any, cast
 
-from forebay.errors import ModelError
+from forebay.errors import ModelError, Unavailable
 from forebay.types.call import Failure
 from forebay.workers.cancel import probe
-from forebay.workers.pool import CREDIT, PoolStatistics, checked, failure_of
+from forebay.workers.pool import CREDIT, PoolStatistics, checked, do_after, failure_of, split_after
 from forebay.workers.runner import WorkerContext
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class InlinePool:
         self._runner: Runner | None = None
         self._run: Callable[[Sequence[Any]], Any] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_stopping = False
 
     async def start(self) -> None:
         """Open the runner on the loop.
@@ -39,15 +40,20 @@ class InlinePool:
         Raises:
             ModelError: If that fails.
         """
-        runner = self._spec.build()
         try:
+            runner = self._spec.build()
             runner.open(WorkerContext())
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             failed = failure_of(error).error
             raise ModelError(failed.message, trace=getattr(failed, "trace", "")) from error
         self._runner = runner
         self._run = getattr(runner, "run_async", None) or runner.run
         self.idle = self._slots
+
+    @property
+    def blocks(self) -> bool:
+        """Whether `submit` runs the batch before it returns."""
+        return True
 
     def watch(self, on_idle: Callable[[], None]) -> None:
         """Call this whenever a slot became idle by itself."""
@@ -71,19 +77,20 @@ class InlinePool:
                 task.add_done_callback(self._tasks.discard)
                 return
             outcomes = checked(result, len(batch.entries))
-        except Exception as error:  # noqa: BLE001 - the boundary to user code
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
             outcomes = [failure_of(error)] * len(batch.entries)
-        batch.model_s = time.perf_counter() - started
-        self.idle += 1
-        done(batch, outcomes)
+        self._answer(batch, done, outcomes, started)
 
     async def stop(self, grace_s: float) -> None:
-        """Wait for tasks, then close the runner."""
+        """Wait for tasks, answer what is late as unavailable, close the runner."""
+        self._is_stopping = True
+        self.idle = 0
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=grace_s)
             for task in late:
                 task.cancel()
-        self.idle = 0
+            if late:
+                await asyncio.wait(late)
         if self._runner is not None:
             self._runner.close()
 
@@ -91,8 +98,21 @@ class InlinePool:
         """Return a snapshot."""
         return PoolStatistics(slots=self._slots, idle=self.idle, alive=int(self._run is not None))
 
+    def _answer(self, batch: Batch, done: Done, outcomes: Sequence[Any], started: float) -> None:
+        batch.model_s = time.perf_counter() - started
+        outcomes, work = split_after(outcomes)
+        if not work:
+            self.idle += not self._is_stopping
+            done(batch, outcomes)
+            return
+        done(batch, outcomes)
+        do_after(work)
+        self.idle += not self._is_stopping
+        self._on_idle()
+
     async def _finish(self, batch: Batch, done: Done, result: Any, started: float) -> None:
         count = len(batch.entries)
+        outcomes: Sequence[Any] = [None] * count
         try:
             if hasattr(result, "__await__"):
                 result = await cast("Coroutine[Any, Any, Any]", result)
@@ -100,24 +120,22 @@ class InlinePool:
                 result = _steps(cast("Iterator[Any]", result))
             if hasattr(result, "__anext__"):
                 await self._stream(batch, cast("AsyncIterator[Any]", result))
-                outcomes: Sequence[Any] = [None] * count
             else:
                 outcomes = checked(result, count)
-        except Exception as error:  # noqa: BLE001 - the boundary to user code
+        except asyncio.CancelledError:
+            outcomes = [Failure(Unavailable("the server stopped before the model answered"))] * count
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
             outcomes = [failure_of(error)] * count
-        except asyncio.CancelledError as error:
-            outcomes = [Failure(failure_of(error).error)] * count
-        batch.model_s = time.perf_counter() - started
-        self.idle += 1
-        done(batch, outcomes)
+        self._answer(batch, done, outcomes, started)
 
     async def _stream(self, batch: Batch, steps: AsyncIterator[Sequence[Any]]) -> None:
         credit = asyncio.Semaphore(CREDIT)
         assert batch.on_parts is not None
+        batch.on_cancel = credit.release  # who waits for room that nobody will make is woken
         async for parts in steps:
+            await credit.acquire()
             if batch.cancelled:
                 break
-            await credit.acquire()
             batch.on_parts(checked(parts, len(batch.entries)), credit.release)
         close = getattr(steps, "aclose", None)
         if close is not None:

@@ -48,6 +48,11 @@ class Pool(Protocol):
         """Slots that could take a batch now."""
         ...
 
+    @property
+    def blocks(self) -> bool:
+        """Whether `submit` runs the batch before it returns."""
+        ...
+
     def watch(self, on_idle: Callable[[], None]) -> None:
         """Call this on the loop whenever a slot became idle by itself (a worker came back)."""
         ...

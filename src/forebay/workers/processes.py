@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import os
@@ -28,7 +29,7 @@ from collections import Counter, deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from forebay.errors import InvalidRequest, ModelError, Unavailable, revive
+from forebay.errors import InternalError, InvalidRequest, ModelError, Unavailable, revive
 from forebay.types.call import Failure
 from forebay.workers import frames, shm
 from forebay.workers.pool import PoolStatistics
@@ -109,23 +110,31 @@ class Slot(asyncio.Protocol):
         self.send(["open", {**options, "arena": self._arena}])
 
     def run(self, batch: Batch, done: Done) -> None:
-        """Give the worker a batch."""
-        self.batch, self.done, self.batch_id = batch, done, next(_batch_ids)
-        self._streamed = False
-        self._credit = 0
-        batch.attempts += 1
-        batch.on_cancel = self._cancel
+        """Give the worker a batch; one that cannot be sent fails at once and leaves the slot idle."""
         entries = batch.entries
         bodies = [entry.body for entry in entries]
-        if self._outgoing is not None:
-            bodies = self._outgoing.place(bodies)
         params: Any = entries[0].params
         for entry in entries:
             if entry.params is not params:
                 params = [entry.params for entry in entries]
                 break
         sizes = None if batch.rows == len(entries) else [entry.size for entry in entries]
-        self.send(["batch", self.batch_id, bodies, params, sizes])
+        batch_id = next(_batch_ids)
+        try:
+            if self._outgoing is not None:
+                bodies = self._outgoing.place(bodies)
+            frame = frames.encode(["batch", batch_id, bodies, params, sizes])
+        except Exception as error:  # noqa: BLE001 - a body that is not plain data
+            failure = Failure(InternalError(f"the batch cannot be sent to a worker: {error}"))
+            self._pool.ready(self, before=lambda: done(batch, [failure] * len(entries)))
+            return
+        self.batch, self.done, self.batch_id = batch, done, batch_id
+        self._streamed = False
+        self._credit = 0
+        batch.attempts += 1
+        batch.on_cancel = self._cancel
+        if self._transport is not None:
+            self._transport.write(frame)
 
     def send(self, message: Sequence[Any]) -> None:
         """Write one frame."""
@@ -147,7 +156,7 @@ class Slot(asyncio.Protocol):
             _, batch_id, parts, failures = message
             if batch_id == self.batch_id and self.batch is not None and self.batch.on_parts is not None:
                 self._streamed = True
-                self.batch.on_parts(_with_failures(parts, failures), self._grant)
+                self.batch.on_parts(_with_failures(parts, failures), functools.partial(self._grant, batch_id))
         elif kind == "ready":
             if self._incoming is None and self._arena is not None:
                 self._incoming = shm.ArenaReader(self._arena + ".out")
@@ -186,7 +195,9 @@ class Slot(asyncio.Protocol):
             done(batch, _with_failures(found, failures))
             self.send(["written", self.batch_id])
 
-    def _grant(self) -> None:
+    def _grant(self, batch_id: int) -> None:
+        if batch_id != self.batch_id:
+            return  # a client of an earlier batch has taken its part only now
         self._credit += 1
         if self._credit == CREDIT_STEP:
             self.send(["credit", CREDIT_STEP])
@@ -270,6 +281,11 @@ class ProcessPool:
             if error is not None:
                 await self.stop(0.0)
                 raise error
+
+    @property
+    def blocks(self) -> bool:
+        """Whether `submit` runs the batch before it returns."""
+        return False
 
     def watch(self, on_idle: Callable[[], None]) -> None:
         """Call this whenever a slot became idle by itself."""
@@ -410,6 +426,8 @@ class ProcessPool:
         pause_s = 0.1
         while not self._stopping:
             async with self._opening:
+                if self._stopping:  # another worker failed while this one waited for its turn
+                    return
                 await self._spawn(worker)
                 while not worker.ready and not worker.error and worker.process and worker.process.returncode is None:
                     self._changed.clear()

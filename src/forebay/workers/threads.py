@@ -50,6 +50,7 @@ class ThreadPool:
         self._running: dict[Batch, Done] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drained: asyncio.Event | None = None
+        self._is_stopping = False
 
     async def start(self) -> None:
         """Start the threads and open the runners in them, one worker after the other.
@@ -72,6 +73,11 @@ class ThreadPool:
                 raise ModelError(failed.message, trace=getattr(failed, "trace", "")) from worker.error
         self.idle = len(self._threads)
 
+    @property
+    def blocks(self) -> bool:
+        """Whether `submit` runs the batch before it returns."""
+        return False
+
     def watch(self, on_idle: Callable[[], None]) -> None:
         """Call this whenever a slot became idle by itself."""
         self._on_idle = on_idle
@@ -84,9 +90,10 @@ class ThreadPool:
 
     async def stop(self, grace_s: float) -> None:
         """Wait for running batches up to `grace_s`, answer what is late as unavailable, end the idle threads."""
+        self._is_stopping = True
+        self.idle = 0
         for _ in self._threads:
             self._inbox.put(None)
-        self.idle = 0
         if self._running:
             self._drained = asyncio.Event()
             try:
@@ -110,7 +117,7 @@ class ThreadPool:
         if self._running.pop(batch, None) is None:
             return
         if written is None:
-            self.idle += 1
+            self.idle += not self._is_stopping
         done(batch, outcomes)
         if written is not None:
             written.set()
@@ -118,7 +125,7 @@ class ThreadPool:
             self._drained.set()
 
     def _freed(self) -> None:
-        self.idle += 1
+        self.idle += not self._is_stopping
         self._on_idle()
 
     def _serve(self, worker: _Worker, *, first: bool) -> None:
@@ -173,10 +180,11 @@ class ThreadPool:
         assert self._loop is not None
         assert batch.on_parts is not None
         credit = threading.Semaphore(CREDIT)
+        batch.on_cancel = credit.release  # who waits for room that nobody will make is woken
         for parts in steps:
+            credit.acquire()  # bounded: a client that takes nothing is cut off by its connection's write timeout
             if batch.cancelled:
                 break
-            credit.acquire()  # bounded: a client that takes nothing is cut off by its connection's write timeout
             self._loop.call_soon_threadsafe(batch.on_parts, checked(parts, len(batch.entries)), credit.release)
         close = getattr(steps, "close", None)
         if close is not None:

@@ -158,6 +158,14 @@ def test_payload_types_may_differ_and_bad_bodies_never_enter(post, parallel):
     assert max(seconds for status, seconds in times if status == 400) < 0.3  # told at once, not with the batch
 
 
+def test_what_is_checked_before_a_batch_is_what_json_reads(post, parallel):
+    # N79
+    bodies = [b"NaN", b"[" * 100_000, b'"\xff"', b""]
+    answers = parallel(lambda body: post(0, None, body), bodies)
+    assert [answer.status_code for answer in answers] == [200, 400, 400, 400]
+    assert [answer.json()["error"] != "" for answer in answers[1:]] == [True] * 3
+
+
 def test_each_element_follows_the_result_rules(server, together):
     # N80
     answers = together("bytes", "response", "callback")

@@ -83,6 +83,7 @@ def test_a_tensorflow_project_makes_two_files(project, generate):  # N1
     project(TENSORFLOW)
     done, new = generate("iris/nucleus.yaml")
     assert (done.returncode, new) == (0, ["nucleus-tfs.Dockerfile", "nucleus.Dockerfile"])
+    assert "type: 'tensorflow' is not yet supported by forebay, the image will not start" in done.stderr
     config, rest = printed_config(done.stdout)
     assert rest == ["✓ generated nucleus.Dockerfile", "✓ generated nucleus-tfs.Dockerfile"]
     assert (config["tfs_version"], config["tfs_container_dns"]) == ("2.3.0", "localhost")
@@ -216,6 +217,11 @@ def test_the_project_is_there_before_its_steps_and_paths_may_be_nested(dockerfil
     text = dockerfile(config, "deps/my reqs.txt", "setup.py", "pip.conf", "mypkg/__init__.py")
     assert text.index("WORKDIR /src/project") < text.index("COPY iris/ /src/project/") < text.index("RUN forebay")
     assert steps_of(text) == ["pip --no-cache-dir install -r deps/my reqs.txt"]
+
+
+def test_requirements_from_git_get_git(dockerfile):  # N140
+    text = dockerfile(PYTHON, **{"requirements.txt": "git+https://localhost/a.git#egg=a\n"})
+    assert text.index("install -y --no-install-recommends git") < text.index("install -r requirements.txt")
 
 
 def test_a_dependency_outside_of_the_project_is_refused(project, generate):  # N140

@@ -114,7 +114,9 @@ async def test_outcomes_are_matched_by_position(clock):
 @clocked
 async def test_a_worker_that_answers_at_once_finds_its_waiter(clock):
     """G1: the waiter is registered before its work can complete, also if that completes inside `submit`."""
-    runner = type("Echo", (), {"open": print, "close": print, "run": staticmethod(lambda items: [i.body for i in items])})
+    runner = type(
+        "Echo", (), {"open": print, "close": print, "run": staticmethod(lambda items: [i.body for i in items])}
+    )
     runner.open = runner.close = lambda *_: None
     async with Desk(pool=InlinePool(RunnerSpec("", local=runner))) as desk:
         desk.submit("a")
@@ -447,7 +449,9 @@ async def test_slices_fill_their_batches_with_others(clock):
         assert desk.answers == {"x": list("abcdef"), "y": ["y"]}
 
 
-@pytest.mark.xfail(strict=True, reason="`arrived` of a request that is split is never set: its time is the machine's uptime")
+@pytest.mark.xfail(
+    strict=True, reason="`arrived` of a request that is split is never set: its time is the machine's uptime"
+)
 @clocked
 async def test_the_time_of_a_large_request_counts_from_its_submission(clock):
     async with Desk(max_size=2, slots=2) as desk:
@@ -536,11 +540,15 @@ async def test_a_pool_that_cannot_take_a_batch_fails_it_at_once(clock):
         assert desk.answer("a") == Code.INTERNAL
 
 
-@pytest.mark.xfail(strict=True, reason="Batcher._done runs the next full batch inside the last: RecursionError with inline")
+@pytest.mark.xfail(
+    strict=True, reason="Batcher._done runs the next full batch inside the last: RecursionError with inline"
+)
 @clocked
 async def test_a_thousand_full_batches_on_an_inline_pool(clock):
     """peers.md: max_batch_size=1 breaks (BentoML)."""
-    runner = type("Echo", (), {"open": print, "close": print, "run": staticmethod(lambda items: [i.body for i in items])})
+    runner = type(
+        "Echo", (), {"open": print, "close": print, "run": staticmethod(lambda items: [i.body for i in items])}
+    )
     runner.open = runner.close = lambda *_: None
     async with Desk(pool=InlinePool(RunnerSpec("", local=runner)), max_size=1) as desk:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
@@ -667,7 +675,9 @@ async def test_a_part_that_fails_ends_that_stream_only(clock):
         assert got == [1, 2]
 
 
-@pytest.mark.xfail(strict=True, reason="what a client that left had not taken is never released: its batch-mates starve")
+@pytest.mark.xfail(
+    strict=True, reason="what a client that left had not taken is never released: its batch-mates starve"
+)
 @clocked
 async def test_a_client_that_leaves_gives_its_room_back(clock):
     """G3: neighbours in a streaming batch go on."""

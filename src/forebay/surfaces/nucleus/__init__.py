@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from forebay.surfaces.contract import Options
     from forebay.surfaces.nucleus.config import NucleusConfig
     from forebay.surfaces.nucleus.http import NucleusHttp
+
+log = logging.getLogger("forebay")
 
 CONFIG_FILE: Final = "nucleus.yaml"
 _TELLING_KEYS: Final = frozenset({"path", "type", "python_path", "py_version", "tfs_version", "server_side_batching"})
@@ -52,9 +55,9 @@ class NucleusSurface:
             return True
         try:
             found: Any = yaml.safe_load(path.read_text())
-        except (OSError, ValueError, yaml.YAMLError):
+        except (OSError, ValueError, RecursionError, yaml.YAMLError):
             return False
-        return isinstance(found, dict) and len(_TELLING_KEYS & found.keys()) > 1  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+        return isinstance(found, dict) and bool(_TELLING_KEYS & found.keys())  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
 
     def build(self, target: str, options: Options) -> Project:
         """Read the config and build the project's one endpoint; none of its code is run here.
@@ -130,7 +133,9 @@ class _Deaths:
         self.fail: Callable[[int], None] = lambda _status: None
 
     def __call__(self, status: int) -> None:
-        self.fail(128 - status if status < 0 else status or 1)
+        status = 128 - status if status < 0 else status or 1
+        log.error("a worker of the project ended, and so does the server, with status %d", status)
+        self.fail(status)
 
 
 def _pool(config: NucleusConfig, options: Options, port: int, on_death: Callable[[int], None]) -> ProcessPool:

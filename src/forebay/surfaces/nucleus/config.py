@@ -155,6 +155,18 @@ def read_config(path: Path, *, serving: bool = True) -> tuple[NucleusConfig, lis
     return _Reader(document, serving=serving).read(Path(os.path.abspath(path)))  # noqa: PTH100 - links stay as they are
 
 
+def not_yet(config: NucleusConfig) -> dict[str, str]:
+    """Return, by key, what a configuration asks for and forebay cannot serve so far."""
+    missing: dict[str, str] = {}
+    if config.type == "tensorflow":
+        missing["type"] = "'tensorflow' is not yet supported by forebay"
+    if config.protobuf_path:
+        missing["protobuf_path"] = "gRPC is not yet supported by forebay"
+    if config.multi_model_reloading is not None:
+        missing["multi_model_reloading"] = "model reloading is not yet supported by forebay"
+    return missing
+
+
 class _Reader:
     """Reads one document; collects the warnings."""
 
@@ -421,13 +433,8 @@ class _Reader:
             siblings = [str(file.relative_to(config.project_dir)) for file in config.project_dir.glob("*.py")]
             text = f"path: there is no file {config.path} in {config.project_dir}{_meant(config.path, siblings)}"
             raise self._fail(("path",), text)
-        if config.type == "tensorflow":
-            raise self._fail(("type",), "type: 'tensorflow' is not yet supported by forebay")
-        if config.protobuf_path:
-            raise self._fail(("protobuf_path",), "protobuf_path: gRPC is not yet supported by forebay")
-        if config.multi_model_reloading is not None:
-            text = "multi_model_reloading: model reloading is not yet supported by forebay"
-            raise self._fail(("multi_model_reloading",), text)
+        for key, text in not_yet(config).items():
+            raise self._fail((key,), f"{key}: {text}")
         if not config.python_dir.is_dir():
             self._warn(("python_path",), f"python_path: there is no folder {config.python_dir}")
         here = sys.version_info

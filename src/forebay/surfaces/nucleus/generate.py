@@ -23,7 +23,7 @@ import yaml
 
 import forebay
 from forebay.errors import ConfigError
-from forebay.surfaces.nucleus.config import DEFAULT_TFS_HOST, Batching, NucleusConfig
+from forebay.surfaces.nucleus.config import DEFAULT_TFS_HOST, Batching, NucleusConfig, not_yet
 from forebay.surfaces.nucleus.environment import LOG_CONFIG_FILE, TFS_PORT, handler_environment
 
 PROJECT = "/src/project"
@@ -107,6 +107,7 @@ def generate(config: NucleusConfig, context: Path, *, compose: bool, pod: bool) 
         warnings.append(f"{config.project_dir} is not in {context}: build the image from {root}")
     version, warning = _python_version(config)
     warnings += warning
+    warnings += [f"{key}: {text}, the image will not start" for key, text in not_yet(config).items()]
     files = [Generated("nucleus.Dockerfile", _handler_dockerfile(config, root, _relative(root, context), version))]
     if config.type == "tensorflow":
         files.append(Generated("nucleus-tfs.Dockerfile", _tfs_dockerfile(config)))
@@ -176,6 +177,8 @@ def _handler_dockerfile(config: NucleusConfig, root: Path, context: str, version
         "WORKDIR " + PROJECT,
         f"COPY {_copied(_relative(config.project_dir, root) + '/', PROJECT + '/')}",
     ]
+    if any(step.name == "pip" and "git+" in _text(config, step) for step in found):
+        lines.append("RUN apt-get update && apt-get install -y --no-install-recommends git ca-certificates")
     for step in found:
         lines += [f"RUN {_in_project(config, command)}" for command in step.commands]
     if found:
@@ -222,6 +225,10 @@ def _forebay_again(config: NucleusConfig) -> list[str]:
 def _in_project(config: NucleusConfig, command: Sequence[str]) -> str:
     words = ["forebay", "nucleus", "exec", "--config", _config_path(config), "--", *command]
     return " ".join(word if re.fullmatch(r"[\w@%+=:,./-]+", word) else _single_quoted(word) for word in words)
+
+
+def _text(config: NucleusConfig, step: Step) -> str:
+    return (config.project_dir / step.file).read_text(encoding="utf-8", errors="replace")
 
 
 def _image_type(config: NucleusConfig) -> str:

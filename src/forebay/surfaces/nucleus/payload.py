@@ -68,7 +68,7 @@ def check(content_type: str, body: bytes) -> None:
     if kind.startswith("application/json"):
         try:
             _skim.decode(body)
-        except msgspec.DecodeError:  # also what only `json` reads, such as NaN
+        except (msgspec.DecodeError, RecursionError):  # also what only `json` reads, such as NaN
             _json(body)
     elif kind.startswith("text/plain"):
         _text(content_type, body)

@@ -127,7 +127,8 @@ class Route:
     def read_head(self, headers: Iterable[tuple[bytes, bytes]]) -> Head:
         """Read the headers of a request; names are in lower case. What is wrong with them becomes its `problem`."""
         head = Head(self, submit=self.endpoint.submit)
-        content_type = accept = key = b""
+        content_type = accept = b""
+        keys: list[bytes] = []
         for name, value in headers:
             wanted = _HEADERS.get(name)
             if wanted is None:
@@ -141,14 +142,14 @@ class Route:
             elif wanted == _TIMEOUT:
                 self._read_timeout(head, value)
             elif wanted == _KEY:
-                key = value
+                keys.append(value)
             else:
                 head.is_usual = False
                 if wanted == _REQUEST_ID_HEADER and _REQUEST_ID.fullmatch(value):
                     head.id = value.decode("ascii")
                 elif wanted == _EXPECT:
                     head.expects_continue = value.lower() == b"100-continue"
-        if self._api_keys and not key_is_known(self._api_keys, key):
+        if self._api_keys and not any(key_is_known(self._api_keys, key) for key in keys):
             head.problem = Unauthorized("an API key is needed, as X-API-Key or as Authorization: Bearer")
         try:
             head.params = native.params_of(self.contract, content_type.decode("latin-1"), accept.decode("latin-1"))

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import errno
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from forebay.transports.http.exchange import Route
 
 BACKLOG = 2048
+TLS_GOODBYE_S = 1.0
+"""How long a closing TLS connection waits for the client's goodbye."""
 IDLE_GRACE_S = 0.5
 """While draining, idle connections stay open this long: a request that is on its way to one of them is answered."""
 
@@ -38,6 +40,9 @@ class HttpListener:
             ConfigError: If the TLS files cannot be used.
         """
         self._config = config
+        if config.keyfile and not config.certfile:
+            msg = "--keyfile was given without --certfile; TLS needs the certificate as well"
+            raise ConfigError(msg)
         self._lane = Lane(config, routes)
         self._state = ServerState()
         self._uvicorn = Config(
@@ -67,15 +72,23 @@ class HttpListener:
         """
         loop = asyncio.get_running_loop()
         config = self._config
+        if not 0 <= config.port < 1 << 16:
+            msg = f"port {config.port} is not possible; a number from 0 to 65535 is needed"
+            raise ConfigError(msg)
 
         def connect() -> Connection:
             return Connection(self._lane, self._uvicorn, self._state, {}, loop)
 
         try:
             self._server = await loop.create_server(
-                connect, config.host, config.port, ssl=self._uvicorn.ssl, backlog=BACKLOG
+                connect,
+                config.host,
+                config.port,
+                ssl=self._uvicorn.ssl,
+                ssl_shutdown_timeout=TLS_GOODBYE_S if self._uvicorn.ssl else None,
+                backlog=BACKLOG,
             )
-        except (OSError, OverflowError) as error:
+        except OSError as error:
             raise ConfigError(_why_not(config, error)) from error
         self._lane.start(loop, self._state)
         host, port = self._server.sockets[0].getsockname()[:2]
@@ -109,10 +122,8 @@ class HttpListener:
                     await asyncio.sleep(0.02)
 
 
-def _why_not(config: HttpConfig, error: Any) -> str:
+def _why_not(config: HttpConfig, error: OSError) -> str:
     where = f"{config.host}:{config.port}"
-    if isinstance(error, OverflowError):
-        return f"port {config.port} is not possible; a number from 0 to 65535 is needed"
     if error.errno == errno.EADDRINUSE:
         return f"{where} is in use by another program; choose another port with --http-port, 0 takes a free one"
     if error.errno == errno.EACCES:

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queue and pool are brought together at the right moments and at no others."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from forebay.batching.batcher import Batcher
+from forebay.batching.queue import BatchConfig, BatchQueue
+from forebay.testing import FakeClock, ManualPool, MemoryOrigin
+from forebay.types.call import Request
+
+
+class Bench:
+    def __init__(self, clock, slots=1, **settings):
+        self.clock = clock
+        self.pool = ManualPool(slots)
+        self.pool.idle = slots
+        self.answered = []
+        self.queue = BatchQueue(BatchConfig(**{"idle": "go", "max_size": 4, **settings}))
+        self.batcher = Batcher(self.queue, self.pool, self.answer, asyncio.get_running_loop())
+
+    def answer(self, batch, outcomes, now):
+        self.answered += outcomes
+
+    def submit(self, *names, origin=None):
+        for name in names:
+            self.batcher.submit(Request(body=name, reply=print, origin=origin), self.clock.now)
+
+    @property
+    def batches(self):
+        return ["".join(entry.body for entry in batch.entries) for batch in self.pool.seen]
+
+
+def bench(story, **settings):
+    clock = FakeClock()
+
+    async def main():
+        await story(Bench(clock, **settings))
+
+    clock.run(main())
+
+
+def test_nothing_leaves_before_the_turn_ends():
+    async def story(bench):
+        bench.submit("a")
+        assert bench.batches == []
+        bench.submit("b")
+        await asyncio.sleep(0)
+        assert bench.batches == ["ab"]
+
+    bench(story)
+
+
+def test_every_idle_slot_is_used():
+    async def story(bench):
+        bench.submit(*"abcdef")
+        await asyncio.sleep(0)
+        assert bench.batches == ["ab", "cd"]
+        bench.pool.complete()
+        await asyncio.sleep(0)
+        assert bench.batches == ["ab", "cd", "ef"]
+        assert bench.answered == ["a", "b"]
+
+    bench(story, slots=2, max_size=2)
+
+
+def test_no_slot_no_turn():
+    """G6: with every slot busy an arrival only queues."""
+
+    async def story(bench):
+        bench.submit("a")
+        await asyncio.sleep(0)
+        before = bench.clock.turns
+        for _ in range(100):
+            bench.submit("b")
+        await asyncio.sleep(10.0)
+        assert bench.clock.turns - before < 5
+        assert bench.batches == ["a"]
+
+    bench(story)
+
+
+def test_answers_are_written_before_who_comes_back_is_counted():
+    async def story(bench):
+        origin = MemoryOrigin()
+        bench.submit("a", origin=origin)
+        await asyncio.sleep(0)
+        seen = []
+        bench.batcher._answer = lambda *_: seen.append(origin.release)
+        bench.pool.complete()
+        assert seen == [0]
+        assert origin.release > 0
+
+    bench(story, idle="gather")
+
+
+@pytest.mark.parametrize("idle, batches", [("go", ["ab", "c", "d"]), ("gather", ["ab", "cd"])])
+def test_gather_keeps_a_crowd_together(idle, batches):
+    """Two clients in a closed loop: `go` splits them, `gather` waits for the second."""
+
+    async def story(bench):
+        first, second = MemoryOrigin(), MemoryOrigin()
+        bench.submit("a", origin=first)
+        bench.submit("b", origin=second)
+        await asyncio.sleep(0)
+        bench.clock.advance(0.010)
+        bench.pool.complete(model_s=0.010)
+        bench.submit("c", origin=first)
+        await asyncio.sleep(0.001)
+        bench.submit("d", origin=second)
+        await asyncio.sleep(0.001)
+        if idle == "go":
+            bench.pool.complete()
+            await asyncio.sleep(0)
+        assert bench.batches == batches
+
+    bench(story, idle=idle)
+
+
+def test_gather_does_not_wait_while_another_slot_is_idle():
+    async def story(bench):
+        origin = MemoryOrigin()
+        bench.submit("a", "b", origin=origin)
+        await asyncio.sleep(0)
+        bench.clock.advance(0.010)
+        bench.pool.complete(model_s=0.010)
+        bench.submit("c", origin=MemoryOrigin())
+        await asyncio.sleep(0)
+        assert bench.batches == ["ab", "c"]
+
+    bench(story, idle="gather", slots=2)
+
+
+def test_close_disarms_the_timer():
+    async def story(bench):
+        bench.submit("a")
+        await asyncio.sleep(0)
+        bench.batcher.close()
+        await asyncio.sleep(5.0)
+        assert bench.batches == []
+
+    bench(story, idle="wait", max_wait_s=1.0)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model class may say, and what is said of one that is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from forebay.errors import ConfigError
+from forebay.serving.model import Model, kebab, load_module, models_in, settings_of
+
+
+def model(predict=lambda self, batch: batch, **attributes):
+    return type("MyModel", (Model,), {"predict": predict, **attributes})
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [("Echo", "echo"), ("FileType", "file-type"), ("HTTPEcho2", "http-echo2"), ("my_model", "my-model"), ("A", "a")],
+)
+def test_names_become_kebab_case(name, expected):
+    assert kebab(name) == expected
+
+
+def test_settings_have_defaults():
+    found = settings_of(model())
+    assert (found.name, found.version, found.max_batch_size, found.max_wait_ms) == ("my-model", "1", 64, None)
+    assert (found.streams, found.is_async, found.batchable, found.description) == (False, False, False, "")
+
+
+@pytest.mark.parametrize(
+    "attribute, value",
+    [
+        ("max_batch_size", 0),
+        ("max_batch_size", True),
+        ("max_batch_size", "64"),
+        ("timeout_ms", 0),
+        ("timeout_ms", 1.5),
+        ("max_queue", 0),
+        ("max_wait_ms", -1),
+        ("max_wait_ms", True),
+        ("max_wait_ms", "1"),
+        ("name", "a/b"),
+        ("name", "-a"),
+        ("name", "a" * 129),
+    ],
+)
+def test_a_wrong_setting_is_told_with_its_value(attribute, value):
+    with pytest.raises(ConfigError, match=rf"MyModel\.{attribute} is") as caught:
+        settings_of(model(**{attribute: value}))
+    assert repr(value) in caught.value.message
+
+
+def test_odd_settings_are_taken():
+    found = settings_of(model(max_batch_size=1, max_queue=1, timeout_ms=1, max_wait_ms=0))
+    assert (found.max_batch_size, found.max_queue, found.timeout_ms, found.max_wait_ms) == (1, 1, 1, 0)
+
+
+def test_a_model_needs_predict():
+    with pytest.raises(ConfigError, match="has no method `predict`"):
+        settings_of(type("Empty", (Model,), {}))
+
+
+@pytest.mark.parametrize(
+    "predict",
+    [
+        lambda self: [],
+        lambda self, batch, more: [],
+        lambda self, batch, *, named: [],
+        staticmethod(lambda: []),
+        classmethod(lambda cls: []),
+    ],
+)
+def test_predict_takes_one_argument(predict):
+    with pytest.raises(ConfigError, match="cannot be called with one argument"):
+        settings_of(model(predict))
+
+
+@pytest.mark.parametrize(
+    "predict",
+    [
+        lambda self, batch: [],
+        lambda self, batch, more=1: [],
+        lambda self, *batch: [],
+        staticmethod(lambda batch: []),
+        classmethod(lambda cls, batch: []),
+    ],
+)
+def test_predict_may_be_written_in_many_ways(predict):
+    settings_of(model(predict))
+
+
+def test_hooks_are_checked_as_well():
+    with pytest.raises(ConfigError, match="preprocess"):
+        settings_of(model(preprocess=lambda self: None))
+
+
+def test_kinds_of_predict_are_told_apart():
+    async def coroutine(self, batch):
+        return batch
+
+    def generator(self, batch):
+        yield batch
+
+    async def both(self, batch):
+        yield batch
+
+    found = [settings_of(model(predict)) for predict in (coroutine, generator, both)]
+    assert [(one.is_async, one.streams) for one in found] == [(True, False), (False, True), (True, True)]
+
+
+# Files
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = tmp_path / "mine.py"
+
+    def write(text):
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+TWO = """
+import forebay
+class One(forebay.Model):
+    def predict(self, batch): return batch
+class Two(One): pass
+Alias = forebay.Model
+"""
+
+
+def test_models_are_found_in_a_file(file):
+    module = load_module(file(TWO))
+    assert [found.__name__ for found in models_in(module)] == ["One", "Two"]
+    assert [found.__name__ for found in models_in(module, "Two")] == ["Two"]
+    assert load_module(file(TWO)) is module
+
+
+def test_the_nearest_name_is_told(file):
+    with pytest.raises(ConfigError, match="did you mean Two"):
+        models_in(load_module(file(TWO)), "Tow")
+
+
+def test_a_file_without_a_model_says_what_to_write(file):
+    with pytest.raises(ConfigError, match=r"class MyModel\(forebay.Model\)"):
+        models_in(load_module(file("x = 1")))
+
+
+def test_a_missing_file_names_the_nearest(file):
+    with pytest.raises(ConfigError, match=r"did you mean mine\.py"):
+        load_module(file("").parent / "mime.py")
+
+
+def test_a_file_that_raises_is_not_kept(file):
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            load_module(file("1 / 0"))
