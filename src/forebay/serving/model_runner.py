@@ -20,7 +20,7 @@ from forebay.types.call import Failure
 from forebay.workers.pool import failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
     from forebay.serving.model import Model
     from forebay.types.call import Item, Outcome
@@ -47,6 +47,7 @@ class ModelRunner:
         self._preprocess: Callable[[Any], Any] | None = None
         self._postprocess: Callable[[Any], Any] | None = None
         self._loops = threading.local()
+        self._all_loops: list[asyncio.Runner] = []
         hooks = (getattr(model_class, name, None) for name in ("preprocess", "postprocess"))
         if self._settings.is_async or any(inspect.iscoroutinefunction(hook) for hook in hooks):
             self.run_async = self._run_async
@@ -67,6 +68,8 @@ class ModelRunner:
         unload = getattr(self._model, "unload", None)
         if unload is not None:
             unload()
+        for loop in self._all_loops:
+            loop.close()
         self._model = None
 
     def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]]:
@@ -101,6 +104,7 @@ class ModelRunner:
         loop: asyncio.Runner | None = getattr(self._loops, "runner", None)
         if loop is None:
             loop = self._loops.runner = asyncio.Runner()
+            self._all_loops.append(loop)
         result = loop.run(self._run_async(items))
         if hasattr(result, "__anext__"):
             return _blocking(loop, result)  # pyright: ignore[reportArgumentType]
@@ -162,16 +166,23 @@ class ModelRunner:
         yield from batch.refused()
         if batch.samples:
             for step in steps:
-                yield self._parts(batch, step)
+                self._check_step(batch, step)
+                parts = [None if part is None else self._finished(part) for part in step]
+                yield self._parts(batch, parts)
 
     async def _stream_async(self, batch: _Batch, steps: AsyncIterator[Any]) -> AsyncIterator[Sequence[Any]]:
-        for parts in batch.refused():
-            yield parts
+        for refused in batch.refused():
+            yield refused
         if batch.samples:
             async for step in steps:
-                yield self._parts(batch, step)
+                self._check_step(batch, step)
+                parts = [None if part is None else self._finished(part) for part in step]
+                for index, part in enumerate(parts):
+                    if inspect.isawaitable(part):
+                        parts[index] = await _caught(part)
+                yield self._parts(batch, parts)
 
-    def _parts(self, batch: _Batch, step: Any) -> Sequence[Any]:
+    def _check_step(self, batch: _Batch, step: Any) -> None:
         count = len(step) if type(step) in {list, tuple} else -1
         if count != len(batch.samples):
             found = f"{count} parts" if count >= 0 else f"a {type(step).__name__}"
@@ -180,16 +191,30 @@ class ModelRunner:
                 "with one part for each sample, None for a sample that has none"
             )
             raise BadOutcome(msg)
+
+    def _finished(self, part: Any) -> Any:
+        """Return a part after `postprocess`, or the failure it ends in."""
+        if isinstance(part, Exception):
+            return failure_of(part)
+        if type(part) is Failure or self._postprocess is None:
+            return part
+        try:
+            return self._postprocess(part)
+        except Exception as error:  # noqa: BLE001 - the boundary to user code
+            return failure_of(error)
+
+    def _parts(self, batch: _Batch, given: list[Any]) -> Sequence[Any]:
+        """Encode the parts of one step; one that cannot be encoded fails its own sample."""
         encode = self._encode["json"]
-        postprocess = self._postprocess
         parts: list[Any] = [None] * len(batch.items)
-        for owner, part in zip(batch.owners, step, strict=True):
-            if part is None:
+        for owner, part in zip(batch.owners, given, strict=True):
+            if part is None or type(part) is Failure:
+                parts[owner] = part
                 continue
-            if isinstance(part, Exception):
-                parts[owner] = failure_of(part)
-            else:
-                parts[owner] = part if type(part) is Failure else encode(postprocess(part) if postprocess else part)
+            try:
+                parts[owner] = encode(part)
+            except Exception as error:  # noqa: BLE001 - the part holds something that cannot be sent
+                parts[owner] = failure_of(_unsendable(error, self._class))
         return parts
 
 
@@ -234,7 +259,7 @@ class _Batch:
             BadOutcome: Naming both numbers.
         """
         count = len(self.samples)
-        if type(results) in {str, bytes, dict} or not hasattr(results, "__len__"):
+        if type(results) in {str, bytes, dict} or not hasattr(results, "__getitem__"):
             found = type(results).__name__
             msg = f"predict returned a {found}; a list with one result for each of {count} samples is needed"
             raise BadOutcome(msg)
@@ -271,6 +296,13 @@ def _common_params(items: Sequence[Item]) -> Mapping[str, Any] | None:
         if item.params is not first:
             return None
     return first
+
+
+async def _caught(part: Awaitable[Any]) -> Any:
+    try:
+        return await part
+    except Exception as error:  # noqa: BLE001 - the boundary to user code
+        return failure_of(error)
 
 
 def _blocking(loop: asyncio.Runner, steps: AsyncIterator[Any]) -> Iterator[Any]:
