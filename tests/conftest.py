@@ -14,6 +14,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -232,7 +233,7 @@ class Server:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(5)
+                self.process.wait(3)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -299,7 +300,7 @@ def at_once():
     """Runs functions side by side in threads and returns what they returned, or raised, in order."""
 
     def run(*functions):
-        results = [None] * len(functions)
+        results: list[Any] = [None] * len(functions)
 
         def call(index, function):
             try:

@@ -28,7 +28,7 @@ class Way:
         self.name = name
         self.server = server
         self.headers = headers
-        self.client = httpx.Client(base_url=server.url, headers=headers, timeout=5)
+        self.client = httpx.Client(base_url=server.url, headers=headers, timeout=4)
 
     def wire(self):
         return self.server.connect("".join(f"{name}: {value}\r\n" for name, value in self.headers.items()))
@@ -62,7 +62,19 @@ def way(request, launch):
 @pytest.fixture
 def wire(way):
     with way.wire() as wire:
+        wire.socket.settimeout(4)
         yield wire
+
+
+@pytest.fixture
+def broken(request, way):
+    """Marks a test as one that finds a known defect: `broken("why", "fast")` on the fast lane only."""
+
+    def mark(reason, *ways):
+        if way.name in ways:
+            request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+
+    return mark
 
 
 @pytest.fixture
@@ -214,12 +226,10 @@ def test_a_bad_sample_for_a_stream_has_a_status_of_its_own(way):
     assert way.call("count", "x").status_code == 422
 
 
-def test_an_old_client_gets_a_stream_without_chunks(request, way, wire):
+def test_an_old_client_gets_a_stream_without_chunks(way, wire, broken):
     if way.name == "asgi":
         pytest.skip("uvicorn itself sends chunks to HTTP/1.0 clients")
-    if way.name == "behind":
-        reason = "uvicorn's cycle sends chunks to HTTP/1.0 clients; connection.py has to tell it not to"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+    broken("uvicorn's cycle sends chunks to HTTP/1.0 clients; connection.py has to tell it not to", "behind")
     wire.send(wire.request("POST", "/models/count", b"2", version="1.0"))
     answer = wire.read_head()
     assert "transfer-encoding" not in answer.headers
@@ -249,13 +259,15 @@ def test_an_http_1_0_client_is_answered_and_closed(wire):
     assert wire.is_closed_by_server()
 
 
-def test_pipelined_requests_are_answered_in_order(wire):
+def test_pipelined_requests_are_answered_in_order(wire, broken):
+    broken("Connection._reply never resumes reading after the last of several, connection.py", "fast")
     wire.send(b"".join(wire.request("POST", ECHO, str(number).encode()) for number in range(50)))
     assert [wire.read().body for _ in range(50)] == [str(number).encode() for number in range(50)]
     assert wire.ask("POST", ECHO, b"51").body == b"51"
 
 
-def test_pipelined_requests_of_all_kinds_are_answered_in_order(wire):
+def test_pipelined_requests_of_all_kinds_are_answered_in_order(wire, broken):
+    broken("Connection._reply never resumes reading after the last of several, connection.py", "fast")
     asked = [
         ("POST", ECHO, b'"first"', 200),
         ("GET", "/healthz", b"", 200),
@@ -310,7 +322,8 @@ def test_a_body_may_come_after_its_head(wire):
         assert wire.ask("POST", ECHO, str(number).encode()).body == str(number).encode()
 
 
-def test_no_client_changes_how_the_requests_of_others_are_read(way):
+def test_no_client_changes_how_the_requests_of_others_are_read(way, broken):
+    broken("Connection._learn takes the first blank line for the end of the head, connection.py", "fast")
     # The fast lane remembers heads it has read; what comes before a head must not be taken for one.
     blank = b"\r\n\r\n"
     with way.wire() as attacker:
@@ -419,7 +432,9 @@ def test_what_is_not_unicode_is_the_clients_error(way, body):
     "content_type, body", [("application/json", b"[" * 50_000), ("application/msgpack", b"\x91" * 50_000)]
 )
 @pytest.mark.parametrize("model", ["echo", "typed", "pydantic", "doubles"])
-def test_a_nesting_bomb_is_the_clients_error(way, content_type, body, model):
+def test_a_nesting_bomb_is_the_clients_error(way, content_type, body, model, broken):
+    if model == "doubles":
+        broken("samples_of lets RecursionError out, which hangs the fast lane", "fast", "behind", "asgi")
     assert way.post(model, body, content_type=content_type).status_code in {400, 422}
 
 
@@ -510,7 +525,9 @@ def test_a_body_just_within_the_limit_is_taken(way):
 
 @pytest.mark.usefixtures("ours")
 @pytest.mark.parametrize("how", ["one line", "many lines", "a long target", "no end"])
-def test_a_head_that_is_too_long_is_431(way, wire, how):
+def test_a_head_that_is_too_long_is_431(way, wire, how, broken):
+    if how != "no end":
+        broken("on_headers_complete looks at the last piece only, not at _head_bytes, connection.py", "fast", "behind")
     if how == "a long target":
         head = wire.head("GET", "/" + "x" * 100_000)
     elif how == "many lines":
@@ -722,7 +739,8 @@ def test_probes_answer(way):
     assert way.client.get("/readyz").json() == {"status": "ready"}
 
 
-def test_metrics_count_every_outcome_once(way):
+def test_metrics_count_every_outcome_once(way, broken):
+    broken("Connection._answer does not count what a head's problem refuses, connection.py", "fast")
     labels = {"endpoint": "echo", "version": "7"}
     seen = {
         code: way.server.metric("forebay_requests_total", code=code, **labels) for code in ("ok", "invalid_argument")

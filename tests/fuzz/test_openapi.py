@@ -39,7 +39,7 @@ def checked(cases, examples):
         deadline=None,
         derandomize=True,
         database=None,
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.function_scoped_fixture],
     )
     @given(case=cases)
     def run(case):

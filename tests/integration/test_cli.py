@@ -165,7 +165,6 @@ def test_serve_names_a_wrong_target_like_check_does(cli, write):
     assert "did you mean Iris?" in sentence(cli("serve", f"{write(MODEL)}:iriss", "--http-port", "0"))
 
 
-@pytest.mark.xfail(reason="uvloop takes such ports modulo 65536; listener.py has to check the range", strict=True)
 @pytest.mark.parametrize("port", ["65536", "-1"])
 def test_an_impossible_port_is_named_with_the_possible_ones(cli, write, port):
     said = sentence(cli("serve", write(MODEL), "--http-port", port, timeout=3))
@@ -185,7 +184,6 @@ def test_tls_files_that_cannot_be_used_are_named(cli, write, tmp_path):
         assert name in sentence(cli("serve", write(MODEL), "--http-port", "0", "--certfile", tmp_path / name))
 
 
-@pytest.mark.xfail(reason="an AssertionError of uvicorn's leaves as a traceback, listener.py", strict=True)
 def test_a_key_without_a_certificate_is_a_mistake(cli, write, tmp_path):
     (tmp_path / "key.pem").write_text("nonsense")
     assert "--certfile" in sentence(
@@ -195,10 +193,7 @@ def test_a_key_without_a_certificate_is_a_mistake(cli, write, tmp_path):
 
 @pytest.mark.parametrize("kind", ["process", "thread", "inline"])
 @pytest.mark.parametrize("wrong", ["raise RuntimeError('no tree')", "import sys; sys.exit(5)"])
-def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_traceback(request, cli, write, kind, wrong):
-    if kind == "inline" and "exit" in wrong:
-        reason = "InlinePool.start catches Exception only, so that sys.exit in load ends the server with that status"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_traceback(cli, write, kind, wrong):
     path = write(MODEL.replace("    def", f"    def load(self):\n        {wrong}\n\n    def"))
     result = cli("serve", path, "--http-port", "0", "--worker-kind", kind)
     assert result.returncode == 1
@@ -293,11 +288,7 @@ def test_call_shows_a_stream_part_by_part(cli, zoo):
         (["http://127.0.0.1:1/x", "{}"], ["http://127.0.0.1:1/x", "refused"]),
         (["http://127.0.0.1:99999/x", "{}"], ["http://127.0.0.1:99999/x"]),
         (["http://"], ["http://"]),
-        pytest.param(
-            ["http://127.0.0.1:port/"],
-            ["127.0.0.1:port"],
-            marks=pytest.mark.xfail(reason="http.client.InvalidURL leaves cli/call.py as a traceback", strict=True),
-        ),
+        (["http://127.0.0.1:port/"], ["127.0.0.1:port"]),
         (["http://127.0.0.1:1/x", "{nonsense"], ["JSON", "@FILE"]),
         (["http://127.0.0.1:1/x", "@nowhere.json"], ["nowhere.json", "No such file"]),
         (["http://127.0.0.1:1/x", "{}", "--header", "nonsense"], ["nonsense", "NAME:VALUE"]),

@@ -80,7 +80,6 @@ def test_one_file_may_hold_certificate_and_key(serve, authority, files):
     assert server.client.post("/", json=0).status_code == 200
 
 
-@pytest.mark.xfail(reason="uvloop waits for idle TLS clients to say goodbye; listener.py sets no limit", strict=True)
 def test_a_tls_server_drains_like_any_other(serve, authority, files, eventually):
     server = serve("single.py", "--worker-kind", "thread", "--certfile", str(files / "both.pem"), ca=authority)
     with server.connect() as wire:
@@ -155,7 +154,6 @@ def test_the_document_says_that_a_key_is_needed(guarded):
     assert document["security"]
 
 
-@pytest.mark.xfail(reason="Route.read_head keeps the last of the two headers, _KeyCheck takes any", strict=True)
 def test_a_right_key_beside_a_wrong_one_does_the_same_on_both_lanes(guarded):
     # Two headers carry keys; which of them counts must not depend on the lane.
     headers = {"x-api-key": "k1", "authorization": "Basic abc"}

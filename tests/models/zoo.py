@@ -122,7 +122,7 @@ class Pair(forebay.Model):
     max_batch_size = 2
     max_wait_ms = 5_000
 
-    def predict(self, batch: list[Errand]) -> list[int]:
+    def predict(self, batch: list[Errand]) -> list[object]:
         time.sleep(max(errand.s for errand in batch))
         return [ValueError(errand.name) if errand.name == "bad" else len(batch) for errand in batch]
 

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportArgumentType=false
 """Runners that do what the bodies of their batch say; worker processes import this module by name."""
 
 from __future__ import annotations
@@ -109,6 +110,13 @@ class Told:
         until(path)
         return ["done"] * len(items)
 
+    def do_until_named(self, items, folder):
+        name = threading.current_thread().name
+        note(f"{folder}/started", ".")
+        until(f"{folder}/{name}")
+        note(self.log, "end ")
+        return [name] * len(items)
+
     def do_until_cancelled(self, items, started):
         note(started)
         deadline = time.monotonic() + PATIENCE_S
@@ -132,6 +140,9 @@ class Told:
     def do_broken_after(self, items):
         return [After("fine", lambda: 1 / 0) for _ in items]
 
+    def do_after_exit(self, items):
+        return [After("fine", sys.exit) for _ in items]
+
     def stream(self, count, steps, path, ends="well"):
         try:
             for step in range(steps):
@@ -152,12 +163,12 @@ class ToldAsync(Told):
         what, *rest = items[0].body if isinstance(items[0].body, list) else ("echo", None)
         if what == "until":
             note(rest[0])
-            while not Path(rest[1]).exists():
+            while not Path(rest[1]).exists():  # noqa: ASYNC110, ASYNC240 - the test speaks through files
                 await asyncio.sleep(0.002)
             return ["done"] * len(items)
         if what == "until_cancelled":
             note(rest[0])
-            while not is_cancelled():
+            while not is_cancelled():  # noqa: ASYNC110 - that is how it is asked
                 await asyncio.sleep(0.002)
             note(rest[0], "cancelled")
             return ["told"] * len(items)

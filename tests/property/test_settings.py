@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every combination of settings serves (peers.md: odd settings break with an assertion, or batching does not happen)."""
+"""Every combination of settings serves: elsewhere odd ones break with an assertion, or batching does not happen."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def serve(batching, config, slots, sizes, keys):
     keys=st.sampled_from([[None], ["a", "b"], [ALONE], [None, ALONE, "a"]]),
 )
 @settings(max_examples=250, deadline=None)
-def test_every_combination_of_settings_serves(
+def test_every_combination_of_settings_serves(  # noqa: PLR0917 - hypothesis hands them over by name
     max_size, max_wait_s, capacity, idle, max_running, split, slots, sizes, keys
 ):
     batching = BatchConfig(

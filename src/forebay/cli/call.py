@@ -57,7 +57,7 @@ def run(parsed: argparse.Namespace) -> int:
         msg = f"{parsed.url!r} is not a URL: {failure}"
         raise ConfigError(msg) from failure
     except HTTPException as failure:
-        msg = f"{parsed.url} answers, but not in HTTP: {type(failure).__name__} {failure}"
+        msg = f"{parsed.url} answers, but not in HTTP: {str(failure).strip()[:100]!r}"
         raise ConfigError(msg) from failure
     except (error.URLError, TimeoutError, ConnectionError) as failure:
         reason = getattr(failure, "reason", failure)

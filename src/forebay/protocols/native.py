@@ -175,6 +175,9 @@ def samples_of(body: bytes, params: Mapping[str, str]) -> list[memoryview]:
         raise ValidationError(msg, detail={"path": "$"}) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(str(error)) from error
+    except RecursionError as error:
+        msg = "the body is nested too deeply"
+        raise InvalidRequest(msg) from error
     if not rows:
         msg = "the array of samples is empty"
         raise ValidationError(msg, detail={"path": "$"})

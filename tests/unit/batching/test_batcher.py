@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 
@@ -88,9 +89,10 @@ def test_answers_are_written_before_who_comes_back_is_counted():
         origin = MemoryOrigin()
         bench.submit("a", origin=origin)
         await asyncio.sleep(0)
+        bench.clock.advance(0.010)
         seen = []
         bench.batcher._answer = lambda *_: seen.append(origin.release)
-        bench.pool.complete()
+        bench.pool.complete(model_s=0.010)
         assert seen == [0]
         assert origin.release > 0
 
@@ -143,3 +145,24 @@ def test_close_disarms_the_timer():
         assert bench.batches == []
 
     bench(story, idle="wait", max_wait_s=1.0)
+
+
+@pytest.mark.xfail(strict=True, reason="_run and _done call each other once for each full batch while submit() raises")
+def test_a_pool_that_takes_nothing_fails_a_thousand_batches():
+    """G8: an error in `submit` is answered, however many batches wait."""
+
+    async def story(bench):
+        def broken(batch, done):
+            raise OSError("no")
+
+        bench.pool.submit = broken
+        logging.disable()
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        bench.submit(*"x" * 1_000)
+        await asyncio.sleep(0.001)
+        assert len(bench.answered) == 1_000
+
+    try:
+        bench(story, max_size=1)
+    finally:
+        logging.disable(logging.NOTSET)

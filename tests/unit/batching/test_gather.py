@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportOptionalMemberAccess=false, reportArgumentType=false
 """Waiting for the clients that were just answered: each clause of the rule, and what it makes of whole crowds."""
 
 from __future__ import annotations
@@ -220,7 +221,6 @@ def test_a_row_is_back_only_if_the_last_release_answered_it():
     assert hand.gather.rho < 1.0
 
 
-@pytest.mark.xfail(strict=True, reason="a row that waited before its origin was answered counts as back (multiplexing)")
 def test_a_row_that_was_there_before_the_answer_is_not_back():
     """Pipelined or multiplexed origins have several requests under way."""
     peer = MemoryOrigin()
@@ -325,7 +325,7 @@ def forgets(simulation, origin, now):
 
 @pytest.mark.parametrize("clients, attainable", [(1, 1), (16, 16), (64, 64), (256, 64)])
 def test_a_closed_loop_fills_its_batches(clients, attainable):
-    """peers.md: batching silently does not happen; `go` splits such clients into cohorts."""
+    """Elsewhere: batching silently does not happen; `go` splits such clients into cohorts."""
     simulation = Simulation()
     for _ in range(clients):
         simulation.at(simulation.random.random() * 1e-3, MemoryOrigin())

@@ -66,7 +66,7 @@ def test_a_model_needs_predict():
         lambda self: [],
         lambda self, batch, more: [],
         lambda self, batch, *, named: [],
-        staticmethod(lambda: []),
+        staticmethod(lambda: [0]),
         classmethod(lambda cls: []),
     ],
 )

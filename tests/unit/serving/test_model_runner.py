@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportIncompatibleMethodOverride=false, reportReturnType=false
 """A model in a worker: samples are decoded, predicted and encoded; what fails, fails alone."""
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def test_a_batch_of_bad_samples_only_is_not_predicted(opened):
     ],
 )
 def test_whatever_fails_in_a_sample_fails_alone(model, bad, error, message, opened):
-    """peers.md: an exception in a batching hook stops the batcher for good (Ray)."""
+    """Elsewhere: an exception in a batching hook stops the batcher for good (Ray)."""
     outcomes = run(opened(model), "a", bad, "b")
     assert told(outcomes) == ["a", error, "b"]
     assert message in outcomes[1].message
@@ -167,7 +168,6 @@ def test_results_that_are_no_list_are_refused(returned, opened):
         run(opened(Odd), 1, 2, 3)
 
 
-@pytest.mark.xfail(strict=True, reason="a set has a length but no order: results reach the wrong clients")
 def test_results_without_an_order_are_refused(opened):
     """G4."""
 
@@ -249,10 +249,6 @@ def test_a_step_needs_one_part_for_each(step, opened):
         list(opened(Odd).run([request("a"), request("b")]))
 
 
-STREAM_HOOKS = "in a stream, what postprocess raises or cannot be encoded fails the whole batch"
-
-
-@pytest.mark.xfail(strict=True, reason=STREAM_HOOKS)
 @pytest.mark.parametrize("bad", ["post", "odd"])
 def test_whatever_fails_in_a_streamed_sample_fails_alone(bad, opened):
     """Model: what `postprocess` raises fails that sample only."""
@@ -268,7 +264,6 @@ def test_whatever_fails_in_a_streamed_sample_fails_alone(bad, opened):
     assert type(steps[0][1]) is Failure
 
 
-@pytest.mark.xfail(strict=True, reason="an async postprocess of a stream is not awaited")
 def test_postprocess_of_a_stream_may_be_async(opened):
     """Model: methods may be `async def`."""
 
@@ -286,7 +281,6 @@ def test_postprocess_of_a_stream_may_be_async(opened):
     assert steps == [[b'"A0"'], [b'"A1"']]
 
 
-@pytest.mark.xfail(strict=True, reason="close() leaves the loop that coroutines ran on open")
 def test_close_closes_the_loop_of_coroutines(opened):
     runner = opened(PickyAsync)
     run(runner, "a")

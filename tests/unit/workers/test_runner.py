@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 """What all pools share: runners by reference, and how a batch fails."""
 
 from __future__ import annotations

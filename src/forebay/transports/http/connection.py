@@ -213,6 +213,11 @@ class Connection(HttpToolsProtocol):
         """Cancel what is being answered: nobody waits for it any more."""
         self._lane.connections.discard(self)
         super().connection_lost(exc)
+        self._abandon()
+        del self._reply_method, self._parser  # they refer to the connection: without them it is freed at once
+
+    def _abandon(self) -> None:
+        """Nobody reads answers here any more: cancel what is being answered and forget what waits."""
         self._is_deaf = True
         self._is_free = False
         active, request = self._active, self._request
@@ -221,7 +226,11 @@ class Connection(HttpToolsProtocol):
         if active is not None and active.route is not None and request is not None:
             active.route.endpoint.cancel(request)
         self._let_go()
-        del self._reply_method, self._parser  # they refer to the connection: without them it is freed at once
+
+    def abort(self) -> None:
+        """End the connection now."""
+        self._abandon()
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Take a remembered request as it is; let the parser read everything else."""
@@ -261,6 +270,8 @@ class Connection(HttpToolsProtocol):
             and head.chunked
             and 0 <= head.length == len(data) - len(raw)
             and len(raw) <= MAX_HEAD_BYTES
+            and raw.startswith(b"POST ")
+            and raw.count(b"\n") == len(self.headers) + 2  # nothing before the line, nothing folded, no bare line feeds
         ):
             self._lane.remember(raw, head)
 
@@ -300,7 +311,7 @@ class Connection(HttpToolsProtocol):
             return
         headers = self.headers
         if (
-            self._chunk_bytes > self._max_head_bytes
+            self._head_bytes + self._chunk_bytes > self._max_head_bytes
             and len(self.url) + sum(len(name) + len(value) + 4 for name, value in headers) > self._max_head_bytes
         ):
             self._refuse(self._head_too_large())
@@ -412,6 +423,8 @@ class Connection(HttpToolsProtocol):
                 if cycle is not None and cycle is not what and self._runs(cycle):
                     return
                 self.pipeline.pop()
+                if not self.pipeline:
+                    self.flow.resume_reading()
                 if app is None:
                     self._answer(*cast("tuple[Head, bytes]", what))
                 else:
@@ -434,7 +447,10 @@ class Connection(HttpToolsProtocol):
         self._active = head
         route = head.route
         if head.problem is not None or route is None:
-            self._fail(head, head.problem or NotHttp("the request could not be read"))
+            problem = head.problem or NotHttp("the request could not be read")
+            if route is not None:
+                route.endpoint.reject(problem)
+            self._fail(head, problem)
             return
         try:
             request = self._request = route.request(head, body, self._reply_method, self)
@@ -532,7 +548,9 @@ class Connection(HttpToolsProtocol):
     def _part(self, part: bytes, release: Callable[[], object]) -> None:
         """Send one part of a streamed answer; `release` is called once the client has room for more."""
         head = self._active
-        assert head is not None
+        if head is None:  # the connection was given up in this very step
+            release()
+            return
         assert head.route is not None
         raw = head.route.contract.raw_output
         self._begin_stream(head, raw=raw)
@@ -577,7 +595,7 @@ class Connection(HttpToolsProtocol):
         quiet_s = (epoch - self._seen) * SWEEP_S
         if self._stuck_since is not None:
             if (epoch - self._stuck_since) * SWEEP_S > config.write_timeout_s:
-                self.transport.abort()
+                self.abort()
         elif self._in_message and not self._is_deaf and not self.flow.read_paused:
             if quiet_s > config.read_timeout_s:
                 self._refuse(TooSlow(f"the rest of the request did not come within {config.read_timeout_s:g} seconds"))
@@ -619,7 +637,7 @@ class Connection(HttpToolsProtocol):
         head.keep_alive = False
         cycle = cast("RequestResponseCycle | None", self.cycle)
         if cycle is not None and not cycle.response_complete and cycle.more_body and self._active is None:
-            self.transport.abort()  # the body of a request that the slow lane is working on broke off
+            self.abort()  # the body of a request that the slow lane is working on broke off
         elif self._is_busy:
             self._put_off((head, b""), None)
         else:

@@ -18,7 +18,7 @@ from forebay.transports.http.connection import Connection, Lane
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from forebay.server.config import HttpConfig
     from forebay.transports.http.exchange import Route
@@ -46,7 +46,7 @@ class HttpListener:
         self._lane = Lane(config, routes)
         self._state = ServerState()
         self._uvicorn = Config(
-            asgi,
+            _quiet(asgi),
             http=Connection,  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
@@ -107,7 +107,7 @@ class HttpListener:
             connection.shutdown()
         await self._wait_closed(max(grace_s - (time.monotonic() - started), 0.0))
         for connection in list(lane.connections):
-            connection.transport.abort()
+            connection.abort()
         for task in list(self._state.tasks):
             task.cancel()
         if self._state.tasks:
@@ -120,6 +120,19 @@ class HttpListener:
             async with asyncio.timeout(timeout_s):
                 while self._lane.connections:  # noqa: ASYNC110 - a connection closes in six ways
                     await asyncio.sleep(0.02)
+
+
+def _quiet(app: ASGIApp) -> ASGIApp:
+    """Let an answer to a client that has just left end without a traceback; uvloop raises when it is written."""
+
+    async def quiet(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await app(scope, receive, send)
+        except RuntimeError as error:
+            if "handler is closed" not in str(error):
+                raise
+
+    return quiet
 
 
 def _why_not(config: HttpConfig, error: OSError) -> str:
