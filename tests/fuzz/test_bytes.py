@@ -13,9 +13,6 @@ from hypothesis import strategies as st
 
 TARGET = b"/models/weigh"
 GOOD = b'{"name":"a","leaves":[{"weight":1}]}'
-ROWS = pytest.param(
-    "doubles", marks=pytest.mark.xfail(reason="samples_of lets RecursionError out, protocols/native.py", strict=True)
-)
 QUICK = settings(
     max_examples=150,
     deadline=None,
@@ -142,7 +139,6 @@ def test_no_bytes_stop_the_server(server, data):
     check(server, exchange(server, data))
 
 
-@pytest.mark.xfail(reason="Connection._reply never resumes reading after pipelined requests", strict=True)
 @QUICK
 @given(
     asked=st.lists(
@@ -180,7 +176,7 @@ def test_no_sequence_of_requests_stops_the_server(server, asked, cuts):
 @example(body=b"\xdd\xff\xff\xff\xff", packed=True)
 @example(body=b"\xc7\x0c\xff" + b"\xff" * 12, packed=True)
 @example(body=b"\x83\xa4name\xa1a\xa6leaves\x90\xa5depth\xcf" + b"\xff" * 8, packed=True)
-@pytest.mark.parametrize("model", ["weigh", "echo", "pydantic", ROWS, "count"])
+@pytest.mark.parametrize("model", ["weigh", "echo", "pydantic", "doubles", "count"])
 def test_no_body_is_the_servers_fault(server, zoo, model, body, packed):
     kind = "application/msgpack" if packed else "application/json"
     with (server if model == "weigh" else zoo).connect() as wire:

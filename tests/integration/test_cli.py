@@ -302,7 +302,6 @@ def test_what_is_wrong_with_a_call_is_one_sentence(cli, arguments, words):
         assert word in said
 
 
-@pytest.mark.xfail(reason="http.client.BadStatusLine leaves cli/call.py as a traceback", strict=True)
 def test_call_says_when_the_answer_is_no_http(cli):
     with socket.create_server(("127.0.0.1", 0)) as listening:
 

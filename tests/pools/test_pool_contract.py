@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -23,6 +24,7 @@ from forebay.types.call import Failure, Request
 from forebay.workers import frames
 from forebay.workers.inline import InlinePool
 from forebay.workers.pool import CREDIT
+from forebay.workers import shm
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
 from forebay.workers.threads import ThreadPool
@@ -354,7 +356,6 @@ def test_work_after_the_answer_that_fails_is_only_logged(kind):
     run(main())
 
 
-@pytest.mark.xfail(strict=True, reason="do_after lets SystemExit through: it ends thread, process or the server's loop")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("kind", ["inline", "threads", "processes"])
 def test_work_after_the_answer_may_not_end_the_worker(kind):
@@ -552,7 +553,37 @@ def test_memory_that_is_shared_is_not_in_any_folder_while_it_is_used():
     async def main():
         async with Rig(pool_of("processes", workers=2)) as rig:
             await rig.run(b"x" * (600 * 1024))
-            assert sorted(path.name for path in rig.pool._folder.iterdir()) == ["socket"]
+            assert sorted(path.name for path in rig.pool._folder.iterdir()) == ["lock", "socket"]
+
+    run(main())
+
+
+def test_what_a_killed_server_left_behind_is_removed_by_the_next(tmp_path, monkeypatch):
+    """A lock ends with its process; the folder of a server that lives keeps its own."""
+    monkeypatch.setattr(shm, "_PREFIX", f"forebay-test-{tmp_path.name}-")
+    alive, alive_lock, _ = shm.private_folder()
+    dead, dead_lock, _ = shm.private_folder()
+    (dead / "socket").touch()
+    os.close(dead_lock)  # what the kernel does when a process is killed
+    last, last_lock, _ = shm.private_folder()
+    assert (alive.exists(), dead.exists(), last.exists()) == (True, False, True)
+    for folder, lock in ((alive, alive_lock), (last, last_lock)):
+        shutil.rmtree(folder)
+        os.close(lock)
+
+
+def test_a_worker_that_hangs_on_work_nobody_waits_for_is_replaced(tmp_path):
+    """peers.md: a stuck worker holds its slot for ever while health stays green."""
+
+    async def main():
+        started, never = tmp_path / "started", tmp_path / "never"
+        async with Rig(pool_of("processes", stuck_s=0.1), grace_s=0.0) as rig:
+            batch = rig.submit(["until", str(started), str(never)])
+            await eventually(started.exists)
+            call_off(batch)
+            await eventually(lambda: rig.pool.restarts == 1 and rig.pool.idle == 1)
+            assert errors(rig.answers[batch][0]) == [Unavailable]
+            assert await rig.run("next") == ["next"]
 
     run(main())
 
@@ -708,7 +739,6 @@ def test_runners_are_closed(kind, tmp_path):
     run(main())
 
 
-@pytest.mark.xfail(strict=True, reason="the first thread of a worker closes its runner without waiting for the others")
 def test_a_runner_is_not_closed_while_one_of_its_threads_uses_it(tmp_path):
     async def main():
         log, started = tmp_path / "log", tmp_path / "started"

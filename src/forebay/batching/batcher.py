@@ -137,7 +137,7 @@ class Batcher:
         except Exception as error:
             log.exception("a pool did not take a batch")
             failure = Failure(InternalError(f"the batch could not be given to a worker: {error}"))
-            self._done(batch, [failure] * len(batch.entries))
+            self._loop.call_soon(self._done, batch, [failure] * len(batch.entries))
 
     def _done(self, batch: Batch, outcomes: Sequence[Any]) -> None:
         now = time.monotonic()

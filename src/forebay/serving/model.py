@@ -112,6 +112,10 @@ def settings_of(model: type[Model]) -> ModelSettings:
     if wait is not None and (type(wait) not in {int, float} or wait < 0):
         msg = f"{where}.max_wait_ms is {wait!r}; milliseconds of at least 0 or None are needed"
         raise ConfigError(msg)
+    streams = inspect.isgeneratorfunction(predict) or inspect.isasyncgenfunction(predict)
+    if streams and model.batchable:
+        msg = f"{where} is batchable and its predict is a generator; an answer is an array or a stream, not both"
+        raise ConfigError(msg)
     return ModelSettings(
         name=name,
         version=str(model.version),
@@ -121,7 +125,7 @@ def settings_of(model: type[Model]) -> ModelSettings:
         max_queue=model.max_queue,
         batchable=bool(model.batchable),
         split=bool(model.split),
-        streams=inspect.isgeneratorfunction(predict) or inspect.isasyncgenfunction(predict),
+        streams=streams,
         is_async=inspect.iscoroutinefunction(predict) or inspect.isasyncgenfunction(predict),
         description=inspect.cleandoc(model.__doc__ or "") if model.__doc__ != Model.__doc__ else "",
     )

@@ -101,7 +101,7 @@ def do_after(work: Sequence[Callable[[], object]]) -> None:
     for step in work:
         try:
             step()
-        except Exception:
+        except (Exception, SystemExit):
             log.exception("a callback after an answer failed")
 
 

@@ -23,7 +23,6 @@ import logging
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections import Counter, deque
 from pathlib import Path
@@ -205,6 +204,7 @@ class Slot(asyncio.Protocol):
 
     def _cancel(self) -> None:
         self.send(["cancel", self.batch_id])
+        self._pool.called_off(self, self.batch_id)
 
     def _view(self, offset: int, length: int) -> memoryview:
         if self._incoming is None:
@@ -226,6 +226,7 @@ class ProcessPool:
         path: Sequence[str] = (),
         cwd: str | None = None,
         stagger: bool = False,
+        stuck_s: float | None = 30.0,
         on_death: Callable[[int], None] | None = None,
     ) -> None:
         """Describe the workers; `start` brings them up.
@@ -238,6 +239,7 @@ class ProcessPool:
             path: Folders appended to the workers' `sys.path`.
             cwd: Their working folder.
             stagger: Open one runner after the other instead of all at once.
+            stuck_s: A worker that goes on with a batch nobody waits for is replaced after this time; None lets it.
             on_death: Called with the exit status when a worker dies; None replaces it.
         """
         spec.require_portable()
@@ -249,6 +251,7 @@ class ProcessPool:
         self._env = env
         self._path = list(path)
         self._cwd = cwd
+        self._stuck_s = stuck_s
         self._on_death = on_death
         self._workers = [Worker(index) for index in range(workers)]
         self._idle_slots: deque[Slot] = deque()
@@ -256,6 +259,7 @@ class ProcessPool:
         self._opening = asyncio.Semaphore(1 if stagger else workers)
         self._arena_ids = itertools.count()
         self._folder: Path | None = None
+        self._lock: int | None = None
         self._server: asyncio.Server | None = None
         self._supervisors: list[asyncio.Task[None]] = []
         self._changed: asyncio.Event = asyncio.Event()
@@ -268,9 +272,7 @@ class ProcessPool:
         Raises:
             ModelError: If a runner could not be opened.
         """
-        in_memory = shm.folder()
-        self._shared = in_memory is not None
-        self._folder = Path(tempfile.mkdtemp(prefix="forebay-", dir=in_memory))
+        self._folder, self._lock, self._shared = shm.private_folder()
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(lambda: Slot(self), str(self._folder / "socket"))
         self._supervisors = [loop.create_task(self._supervise(worker)) for worker in self._workers]
@@ -328,6 +330,9 @@ class ProcessPool:
         self._orphans.clear()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""
@@ -398,11 +403,18 @@ class ProcessPool:
         slot.worker.error = ModelError(error.message, detail=detail, trace=trace)
         self._changed.set()
 
+    def called_off(self, slot: Slot, batch_id: int) -> None:
+        """Nobody waits for what a slot is running: if it does not come back, its worker hangs in user code."""
+        if self._stuck_s is not None and slot.worker is not None:
+            asyncio.get_running_loop().call_later(self._stuck_s, self._end_stuck, slot, batch_id, slot.worker.process)
+
     def gone(self, slot: Slot, *, streamed: bool) -> None:
         """A connection closed: what it was running is handed on, once."""
         if slot.worker is not None:
             slot.worker.slots.discard(slot)
             slot.worker.ready = False
+            # A worker that dies takes its connections along; one that only lost them is of no use either.
+            asyncio.get_running_loop().call_later(LIVED_S, _kill, slot.worker.process)
         if slot in self._idle_slots:
             self._idle_slots.remove(slot)
             self.idle -= 1
@@ -421,6 +433,11 @@ class ProcessPool:
     def arena_path(self) -> str | None:
         """Return a new name for a slot's two arenas, or None where memory cannot be shared."""
         return f"{self._folder}/{next(self._arena_ids)}" if self._shared else None
+
+    def _end_stuck(self, slot: Slot, batch_id: int, process: asyncio.subprocess.Process | None) -> None:
+        if slot.batch is not None and slot.batch_id == batch_id:
+            log.warning("a worker did not stop %g s after its batch was called off; it is replaced", self._stuck_s)
+            _kill(process)
 
     async def _supervise(self, worker: Worker) -> None:
         pause_s = 0.1
@@ -471,6 +488,12 @@ class ProcessPool:
         )
         if self._on_death is not None:
             self._on_death(status)
+
+
+def _kill(process: asyncio.subprocess.Process | None) -> None:
+    if process is not None and process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
 
 
 def _with_failures(found: list[Any], failures: dict[int, Any] | None) -> list[Any]:

@@ -8,8 +8,11 @@ grows with the largest batch; reusing it costs one copy, a new one each time wou
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +28,43 @@ MAX_ARENA_BYTES = 1 << 30
 _STEP_BYTES = 1 << 20
 
 
-def folder() -> Path | None:
-    """Return where files live in memory, or None where that is not known; then everything goes inside frames."""
-    path = Path("/dev/shm")  # noqa: S108 - the socket and the arenas lie in a private folder below it
-    return path if path.is_dir() and os.access(path, os.W_OK) else None
+_PREFIX = "forebay-"
+
+
+def private_folder() -> tuple[Path, int, bool]:
+    """Make a folder for a pool's socket and arenas that only this user can enter.
+
+    Folders of servers that were killed are removed: each holds a lock in its own, and a lock ends with the process.
+
+    Returns:
+        The folder, the descriptor that holds its lock, and whether files in it lie in memory.
+    """
+    memory = Path("/dev/shm")  # noqa: S108 - the folder below it is private
+    in_memory = memory.is_dir() and os.access(memory, os.W_OK)
+    parent = memory if in_memory else Path(tempfile.gettempdir())
+    for other in parent.glob(_PREFIX + "*"):
+        _remove_if_dead(other)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    return folder, _lock(folder, os.O_CREAT), in_memory
+
+
+def _lock(folder: Path, flags: int) -> int:
+    descriptor = os.open(folder / "lock", os.O_RDWR | flags, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _remove_if_dead(folder: Path) -> None:
+    try:
+        descriptor = _lock(folder, 0)
+    except OSError:  # somebody else's, in use, or not one of ours
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(descriptor)
 
 
 class ArenaWriter:

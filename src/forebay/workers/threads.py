@@ -22,8 +22,12 @@ if TYPE_CHECKING:
     from forebay.workers.runner import Runner, RunnerSpec
 
 
+JOIN_S = 0.5
+"""How long the threads of a stopped pool are waited for, all together."""
+
+
 class _Worker:
-    """One runner and the threads that call it; the first thread opens and closes it."""
+    """One runner and the threads that call it; the first one opens it, the last one closes it."""
 
     def __init__(self, spec: RunnerSpec, ctx: WorkerContext) -> None:
         self.spec = spec
@@ -31,6 +35,16 @@ class _Worker:
         self.runner: Runner | None = None
         self.opened = threading.Event()
         self.error: BaseException | None = None
+        self._inside = ctx.threads
+        self._lock = threading.Lock()
+
+    def leave(self) -> None:
+        """One thread has ended; the last one closes the runner."""
+        with self._lock:
+            self._inside -= 1
+            is_last = self._inside == 0
+        if is_last and self.runner is not None:
+            self.runner.close()
 
 
 class ThreadPool:
@@ -102,8 +116,9 @@ class ThreadPool:
                 late = Failure(Unavailable("the server stopped before the model answered"))
                 for batch, done in list(self._running.items()):
                     self._finish(batch, done, [late] * len(batch.entries))
-        for thread in self._threads:
-            thread.join(0.2)
+        patience = time.monotonic() + JOIN_S
+        for thread in self._threads:  # one that hangs in user code is left to end with the process
+            thread.join(max(patience - time.monotonic(), 0.0))
 
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""
@@ -115,6 +130,8 @@ class ThreadPool:
         self, batch: Batch, done: Done, outcomes: Sequence[Any], written: threading.Event | None = None
     ) -> None:
         if self._running.pop(batch, None) is None:
+            if written is not None:
+                written.set()
             return
         if written is None:
             self.idle += not self._is_stopping
@@ -157,8 +174,7 @@ class ThreadPool:
                     self._loop.call_soon_threadsafe(self._finish, batch, done, outcomes)
             except RuntimeError:  # the loop is closed: nobody is left to answer
                 return
-        if first:
-            runner.close()
+        worker.leave()
 
     def _run(self, runner: Runner, batch: Batch) -> Sequence[Any]:
         entries = batch.entries

@@ -147,7 +147,6 @@ def test_close_disarms_the_timer():
     bench(story, idle="wait", max_wait_s=1.0)
 
 
-@pytest.mark.xfail(strict=True, reason="_run and _done call each other once for each full batch while submit() raises")
 def test_a_pool_that_takes_nothing_fails_a_thousand_batches():
     """G8: an error in `submit` is answered, however many batches wait."""
 

@@ -160,6 +160,7 @@ def _pool(config: NucleusConfig, options: Options, port: int, on_death: Callable
         path=import_path(config),
         cwd=str(config.project_dir),
         stagger=True,
+        stuck_s=None,
         on_death=on_death,
     )
 
