@@ -21,10 +21,9 @@ import pytest
 from forebay.errors import BadOutcome, Code, ConfigError, ModelError, RunnerFailed, Unavailable, ValidationError
 from forebay.types.batch import Batch
 from forebay.types.call import Failure, Request
-from forebay.workers import frames
+from forebay.workers import frames, shm
 from forebay.workers.inline import InlinePool
 from forebay.workers.pool import CREDIT
-from forebay.workers import shm
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
 from forebay.workers.threads import ThreadPool
@@ -577,7 +576,9 @@ def test_a_worker_that_hangs_on_work_nobody_waits_for_is_replaced(tmp_path):
 
     async def main():
         started, never = tmp_path / "started", tmp_path / "never"
-        async with Rig(pool_of("processes", stuck_s=0.1), grace_s=0.0) as rig:
+        pool = pool_of("processes")
+        pool._stuck_s = 0.1
+        async with Rig(pool, grace_s=0.0) as rig:
             batch = rig.submit(["until", str(started), str(never)])
             await eventually(started.exists)
             call_off(batch)
