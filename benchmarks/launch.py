@@ -114,7 +114,7 @@ def start(server: Server, job_name: str, cores: Cores) -> Iterator[Running]:
     """Run a server while the block runs.
 
     Raises:
-        ServerFailed: If it ends early or has not answered after a minute; the end of its output is told.
+        ServerFailed: If it has not answered after a minute, or the block raises; the end of its output is told.
     """
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
@@ -134,9 +134,9 @@ def start(server: Server, job_name: str, cores: Cores) -> Iterator[Running]:
             wait_answering(running, began)
             running.start_s = time.perf_counter() - began
             yield running
-        except (ServerFailed, OSError) as error:
+        except Exception as error:  # whatever went wrong while it ran, its own output says most
             raise ServerFailed(
-                f"{server.name}, {job_name}: {error}\n{log.read_text(errors='replace')[-2000:]}"
+                f"{server.name}, {job_name}: {error!r}\n{log.read_text(errors='replace')[-2000:]}"
             ) from error
         finally:
             stop(process)

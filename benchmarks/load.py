@@ -26,11 +26,11 @@ class Load(msgspec.Struct):
     errors: int
 
 
-def run_wrk(running: Running, connections: int, seconds: float, cores: Cores) -> Load:
+def run_wrk(running: Running, connections: int, seconds: int, cores: Cores) -> Load:
     with tempfile.NamedTemporaryFile() as body:
         body.write(request_body(running.job))
         body.flush()
-        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "-s", str(SCRIPT), running.url, "--", body.name]
+        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", str(SCRIPT), running.url, "--", body.name]
         result = subprocess.run(
             pinned(command, cores),
             check=True,

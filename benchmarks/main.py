@@ -21,7 +21,7 @@ from benchmarks.records import CLOSED, OPEN, Record, Records
 from benchmarks.servers import SERVERS, Server
 from benchmarks.work import JOBS
 
-WARM_UP_S = 1.0
+WARM_UP_S = 1
 ATTEMPTS = 3
 OPEN_LOOP_JOB = "batchmodel"
 # The loads the criteria speak of.
@@ -133,7 +133,7 @@ class Bench:
         facts = {
             "date": time.strftime("%d %b %Y %H:%M", time.localtime(began)),
             **report.machine(),
-            "rounds": f"{rounds}, {self.options.seconds:g} s a run after {WARM_UP_S:g} s of warm-up, {cores}",
+            "rounds": f"{rounds}, {self.options.seconds} s a run after {WARM_UP_S} s of warm-up, {cores}",
             "disturbance": f"steal {steal:.1%}; other processes took at most {foreign:.2f} of a core in a run "
             f"(runs above {report.FOREIGN_LIMIT} are marked ~)",
         }
@@ -164,7 +164,7 @@ def parse_options() -> argparse.Namespace:
         "--connections", type=integers, help="closed loop, for every job; default: those of the criteria"
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=3.0, help="a run")
+    parser.add_argument("--seconds", type=int, default=3, help="a run")
     parser.add_argument("--open", type=integers, help="open loop, requests a second; empty for none")
     parser.add_argument("--quick", action="store_true", help="1 round, 1 s, 64 connections, no open loop")
     parser.add_argument("--both-cores", action="store_true", help="pin nothing")
@@ -172,7 +172,7 @@ def parse_options() -> argparse.Namespace:
     options = parser.parse_args()
     options.servers = [names[name] for name in options.servers]
     if options.quick:
-        options.rounds, options.seconds = 1, 1.0
+        options.rounds, options.seconds = 1, 1
         options.connections = options.connections or [64]
     if options.open is None:
         options.open = [] if options.quick else list(OPEN_RATES)

@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--server", choices=names, default="forebay:process")
     parser.add_argument("--job", choices=JOBS, default="batchmodel")
     parser.add_argument("--requests", type=int, default=20_000)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each rate measurement")
+    parser.add_argument("--seconds", type=int, default=3, help="of each rate measurement")
     options = parser.parse_args()
     os.sched_setaffinity(0, LOAD_CORES)
     with start(names[options.server], options.job, SERVER_CORES) as running:

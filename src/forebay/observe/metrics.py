@@ -46,16 +46,16 @@ class Histogram:
             moments: Seconds, in rising order, as those of a batch in arrival order are.
         """
         self.total += now * len(moments) - sum(moments)
-        self._count_since(now, moments, 0, len(moments) - 1)
-
-    def _count_since(self, now: float, moments: Sequence[float], first: int, last: int) -> None:
-        index = bisect_left(self.bounds, now - moments[first])
-        if index == bisect_left(self.bounds, now - moments[last]):  # so are all between them
-            self.counts[index] += last - first + 1
-            return
-        middle = (first + last) // 2
-        self._count_since(now, moments, first, middle)
-        self._count_since(now, moments, middle + 1, last)
+        bounds, counts = self.bounds, self.counts
+        index = bisect_left(bounds, now - moments[0])
+        lowest = bisect_left(bounds, now - moments[-1])
+        counted = 0
+        while index > lowest:  # the times fall, so those of one bucket stand together
+            end = bisect_left(moments, now - bounds[index - 1])
+            counts[index] += end - counted
+            counted = end
+            index -= 1
+        counts[index] += len(moments) - counted
 
     @property
     def count(self) -> int:

@@ -94,11 +94,11 @@ class Request(msgspec.Struct, eq=False, gc=False):
 
     body: Any
     reply: Reply
-    deadline: float = float("inf")
     params: Mapping[str, Any] = EMPTY
+    origin: Origin | None = None
+    deadline: float = float("inf")
     size: int = 1
     key: Hashable = None
-    origin: Origin | None = None
     arrived: float = 0.0
     taken: float = 0.0
     done: bool = False

@@ -148,6 +148,7 @@ class Connection(HttpToolsProtocol):
         "_request",
         "_request_id",
         "_seen",
+        "_send",
         "_stalled",
         "_stuck_since",
         "_usual",
@@ -171,6 +172,7 @@ class Connection(HttpToolsProtocol):
         self._parser: Any = self.parser
         self._max_head_bytes = lane.config.max_head_bytes
         self._reply_method = self._reply
+        self._send: Callable[[bytes], None] = _nowhere
         # What is being read.
         self._reading: Head | None = None
         self._pieces: list[bytes] = []
@@ -205,6 +207,7 @@ class Connection(HttpToolsProtocol):
         """Take the connection, or refuse it if there are too many."""
         lane = self._lane
         super().connection_made(transport)
+        self._send = transport.write
         lane.connections.add(self)
         if len(lane.connections) > lane.config.max_connections:
             self._refuse(Unavailable(f"all {lane.config.max_connections} connections are taken; try again later"))
@@ -214,6 +217,7 @@ class Connection(HttpToolsProtocol):
         self._lane.connections.discard(self)
         super().connection_lost(exc)
         self._abandon()
+        self._send = _nowhere
         del self._reply_method, self._parser  # they refer to the connection: without them it is freed at once
 
     def _abandon(self) -> None:
@@ -253,7 +257,7 @@ class Connection(HttpToolsProtocol):
             self._is_free = False
             if head.is_simple:
                 self._active = head
-                request = self._request = Request(body, self._reply_method, params=head.params, origin=self)
+                request = self._request = Request(body, self._reply_method, head.params, self)
                 head.submit(request)
             else:
                 self._answer(head, body)
@@ -328,6 +332,7 @@ class Connection(HttpToolsProtocol):
             return
         head = self._reading = route.read_head(headers)
         head.keep_alive = parser.should_keep_alive()
+        head.is_simple = head.is_simple and head.keep_alive
         head.chunked = parser.get_http_version() == "1.1"
         self._pieces = []
         self._received = 0
@@ -473,16 +478,18 @@ class Connection(HttpToolsProtocol):
             return
         prefix = head.prefix if head.stamp == lane.epoch else lane.write_prefix(head)
         size = len(outcome)
-        if size < SEPARATE_BYTES:
-            if head.id:
-                self.transport.write(b"%b\r\ncontent-length: %d\r\n\r\n%b" % (prefix, size, outcome))
+        if head.is_simple and size < SEPARATE_BYTES:
+            number = next(_answers)
+            self._send(b"%b%x\r\ncontent-length: %d\r\n\r\n%b" % (prefix, number, size, outcome))
+            self._active = None
+            if self.pipeline:
+                self._advance()
             else:
-                number = next(_answers)
-                self.transport.write(b"%b%x\r\ncontent-length: %d\r\n\r\n%b" % (prefix, number, size, outcome))
-        else:
-            number = b"" if head.id else b"%x" % next(_answers)
-            self.transport.write(b"%b%b\r\ncontent-length: %d\r\n\r\n" % (prefix, number, size))
-            self.transport.write(outcome)
+                self._is_free = not self._in_message
+            return
+        number = b"" if head.id else b"%x" % next(_answers)
+        self.transport.write(b"%b%b\r\ncontent-length: %d\r\n\r\n" % (prefix, number, size))
+        self.transport.write(outcome)
         self._active = None
         if not head.keep_alive:
             self._hang_up()
@@ -656,6 +663,10 @@ class Connection(HttpToolsProtocol):
         milliseconds = round((time.monotonic() - request.arrived) * 1000, 3) if request is not None else None
         extra = {"request_id": self._request_id, "model": name, "status": status, "client": client, "ms": milliseconds}
         log.info("answered", extra=extra)
+
+
+def _nowhere(_data: bytes) -> None:
+    """Stand in for a transport until there is one."""
 
 
 def _refusal(error: httptools.HttpParserError) -> ForebayError:

@@ -143,7 +143,7 @@ class Route:
                 self._read_timeout(head, value)
             elif wanted == _KEY:
                 keys.append(value)
-            else:
+            elif wanted != _CONNECTION or value.lower() != b"keep-alive":
                 head.is_usual = False
                 if wanted == _REQUEST_ID_HEADER and _REQUEST_ID.fullmatch(value):
                     head.id = value.decode("ascii")
@@ -155,7 +155,7 @@ class Route:
             head.params = native.params_of(self.contract, content_type.decode("latin-1"), accept.decode("latin-1"))
         except ForebayError as error:
             head.problem = head.problem or error
-        head.is_simple = self.is_simple and head.timeout_s == NEVER and not head.id and head.problem is None
+        head.is_simple = self.is_simple and head.timeout_s == NEVER and head.is_usual and head.problem is None
         return head
 
     def too_large(self, size: int | None = None) -> TooLarge:
@@ -190,7 +190,7 @@ class Route:
             head.timeout_s = min(milliseconds / 1000, self.endpoint.config.max_timeout_s)
 
 
-(_CONTENT_TYPE, _CONTENT_LENGTH, _ACCEPT, _REQUEST_ID_HEADER, _TIMEOUT, _EXPECT, _KEY, _UNUSUAL) = range(8)
+(_CONTENT_TYPE, _CONTENT_LENGTH, _ACCEPT, _REQUEST_ID_HEADER, _TIMEOUT, _EXPECT, _KEY, _CONNECTION, _UNUSUAL) = range(9)
 _HEADERS: Final = {
     b"content-type": _CONTENT_TYPE,
     b"content-length": _CONTENT_LENGTH,
@@ -201,7 +201,7 @@ _HEADERS: Final = {
     b"x-api-key": _KEY,
     b"authorization": _KEY,
     b"transfer-encoding": _UNUSUAL,
-    b"connection": _UNUSUAL,
+    b"connection": _CONNECTION,
     b"upgrade": _UNUSUAL,
     b"origin": _UNUSUAL,
 }
