@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What README and tutorial show is served as it stands there and answers what they say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SHOWN = {
+    "README.md": {"iris.py": ("iris", {"measures": [5.1, 3.5, 1.4, 0.2]}, "setosa")},
+    "docs/tutorial.md": {
+        "shout.py": ("shout", "hello", "HELLO"),
+        "boxes.py": ("area", {"width": 2, "height": 3.5}, 7.0),
+        "words.py": ("words", "the name of a rose", 2),
+        "count.py": ("count", 3, None),
+    },
+}
+BLOCK = re.compile(r"```python\n# (\w+\.py)\n(.*?)```", re.DOTALL)
+
+
+def blocks(page):
+    return dict(BLOCK.findall((ROOT / page).read_text()))
+
+
+@pytest.mark.parametrize("page", SHOWN)
+def test_every_model_shown_is_tried_here(page):
+    assert set(blocks(page)) == set(SHOWN[page])
+
+
+@pytest.mark.parametrize("page,name", [(page, name) for page, shown in SHOWN.items() for name in shown])
+def test_a_model_shown_answers_as_shown(page, name, tmp_path, serve):
+    model, sample, expected = SHOWN[page][name]
+    path = tmp_path / name
+    path.write_text(blocks(page)[name])
+    server = serve(path, "--worker-kind", "thread")
+    answer = httpx.post(f"{server.url}/models/{model}", json=sample)
+    assert answer.status_code == 200
+    if expected is None:
+        assert re.findall(r"data: (\d+)", answer.text) == ["0", "1", "2"]
+    else:
+        assert answer.json() == expected
+
+
+def test_a_wrong_request_to_the_readme_model_names_the_field(tmp_path, serve):
+    path = tmp_path / "iris.py"
+    path.write_text(blocks("README.md")["iris.py"])
+    server = serve(path, "--worker-kind", "thread")
+    answer = httpx.post(f"{server.url}/models/iris", json={"measures": "5.1"})
+    assert answer.status_code == 422
+    assert answer.json()["error"]["detail"]["path"] == "$.measures"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        *(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")),
+    ],
+)
+def test_links_between_pages_lead_somewhere(page):
+    text = (ROOT / page).read_text()
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        if "://" not in target:
+            assert ((ROOT / page).parent / target).exists(), target
