@@ -16,7 +16,10 @@ SCRIPT = Path(__file__).with_name("post.lua")
 
 
 class Load(msgspec.Struct):
-    """What a load generator saw."""
+    """What a load generator saw.
+
+    `stall_ms` is the longest time it was itself kept from working, where it knows.
+    """
 
     requests: int
     duration_s: float
@@ -24,6 +27,7 @@ class Load(msgspec.Struct):
     p99_ms: float
     mean_ms: float
     errors: int
+    stall_ms: float = 0.0
 
 
 def run_wrk(running: Running, connections: int, seconds: int, cores: Cores) -> Load:

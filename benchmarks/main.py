@@ -17,7 +17,7 @@ from benchmarks import proc, report
 from benchmarks.criteria import OPEN_RATES, criteria
 from benchmarks.launch import Cores, Running, ServerFailed, python_helper, start
 from benchmarks.load import Load, run_wrk
-from benchmarks.records import CLOSED, OPEN, Record, Records
+from benchmarks.records import CLOSED, FOREIGN_LIMIT, OPEN, Record, Records
 from benchmarks.servers import SERVERS, Server
 from benchmarks.work import JOBS
 
@@ -87,9 +87,9 @@ class Bench:
     def measure(self, running: Running, loop: str, load_size: int, load: Callable[[], Load]) -> None:
         """Record what a server does under a load; again if other processes disturbed it, keeping the calmest run."""
         attempts: list[Record] = []
-        while len(attempts) < ATTEMPTS and all(record.foreign > report.FOREIGN_LIMIT for record in attempts):
+        while len(attempts) < ATTEMPTS and all(record.is_disturbed for record in attempts):
             attempts.append(self.observe(running, loop, load_size, load))
-        self.records.all.append(min(attempts, key=lambda record: record.foreign))
+        self.records.all.append(min(attempts, key=lambda record: (record.is_disturbed, record.foreign)))
 
     def observe(self, running: Running, loop: str, load_size: int, load: Callable[[], Load]) -> Record:
         """Put one load on a running server and see what it does meanwhile."""
@@ -118,6 +118,7 @@ class Bench:
             pss_mib=sum(memory.values()),
             front_pss_mib=memory[front],
             start_s=running.start_s,
+            stall_ms=seen.stall_ms,
             foreign=max(0.0, others_s) / wall_s,
         )
         say(
@@ -135,7 +136,7 @@ class Bench:
             **report.machine(),
             "rounds": f"{rounds}, {self.options.seconds} s a run after {WARM_UP_S} s of warm-up, {cores}",
             "disturbance": f"steal {steal:.1%}; other processes took at most {foreign:.2f} of a core in a run "
-            f"(runs above {report.FOREIGN_LIMIT} are marked ~)",
+            f"(~ marks figures with a run above {FOREIGN_LIMIT})",
         }
         report.write(self.options.output, self.records, facts)
 

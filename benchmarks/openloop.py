@@ -51,6 +51,8 @@ class Generator:
         self.waiting: deque[float] = deque()
         self.latencies: list[tuple[float, float]] = []  # due, seconds
         self.errors = 0
+        self.turned_at = 0.0
+        self.stall_s = 0.0
         self.loop = asyncio.get_running_loop()
         self.finished = self.loop.create_future()
 
@@ -71,6 +73,8 @@ class Generator:
 
     def tick(self) -> None:
         elapsed = perf_counter() - self.began
+        self.stall_s = max(self.stall_s, elapsed - self.turned_at)
+        self.turned_at = elapsed
         while self.next < len(self.due) and self.due[self.next] <= elapsed:
             self.send(self.due[self.next])
             self.next += 1
@@ -109,6 +113,7 @@ async def measure(options: argparse.Namespace) -> Load:
         p99_ms=counted[int(0.99 * len(counted))],
         mean_ms=sum(counted) / len(counted),
         errors=generator.errors,
+        stall_ms=1e3 * generator.stall_s,
     )
 
 

@@ -9,6 +9,8 @@ from statistics import median
 import msgspec
 
 CLOSED, OPEN = "closed", "open"
+FOREIGN_LIMIT = 0.15
+STALL_LIMIT_MS = 10.0
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -20,6 +22,7 @@ class Record(msgspec.Struct, kw_only=True):
         cpu_us: CPU time of all the server's processes for one answer.
         batch: Mean rows a batch.
         pss_mib: Memory of all its processes; `front_pss_mib` of the one that holds the port.
+        stall_ms: Longest time the load generator itself could not work.
         foreign: Cores that processes other than the server and the load generator took.
     """
 
@@ -37,7 +40,12 @@ class Record(msgspec.Struct, kw_only=True):
     pss_mib: float
     front_pss_mib: float
     start_s: float
+    stall_ms: float
     foreign: float
+
+    @property
+    def is_disturbed(self) -> bool:
+        return self.foreign > FOREIGN_LIMIT or self.stall_ms > STALL_LIMIT_MS
 
 
 class Records:

@@ -27,7 +27,6 @@ PACKAGES = (
     "numpy",
     "scikit-learn",
 )
-FOREIGN_LIMIT = 0.15
 
 
 def write(path: Path, records: Records, facts: dict[str, str]) -> None:
@@ -157,5 +156,5 @@ def middle(found: list[Record], field: str) -> float:
 
 
 def soft(found: list[Record]) -> str:
-    """Mark figures of rounds in which other processes took CPU time."""
-    return " ~" if max(record.foreign for record in found) > FOREIGN_LIMIT else ""
+    """Mark figures of which a round was disturbed."""
+    return " ~" if any(record.is_disturbed for record in found) else ""

@@ -128,3 +128,19 @@ def test_the_version_is_told_once():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     changelog = (ROOT / "CHANGELOG.md").read_text()
     assert version in changelog
+
+
+def test_the_package_and_the_project_file_name_the_same_version():
+    import forebay
+
+    assert forebay.__version__ == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+
+def test_every_public_name_is_there_and_listed():
+    import forebay
+
+    for name in forebay.__all__:
+        assert getattr(forebay, name).__name__ == name
+    assert set(forebay.__all__) <= set(dir(forebay))
+    with pytest.raises(AttributeError, match="no attribute 'Modle'"):
+        forebay.Modle  # noqa: B018

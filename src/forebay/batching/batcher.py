@@ -124,7 +124,7 @@ class Batcher:
                 break
             self._run(batch, now)
             if pool.blocks:
-                return  # the loop reads what came meanwhile before the next one; `_done` has asked for another turn
+                return  # the loop reads what came meanwhile before the next one; `_done` asks for another turn
         if pool.idle:
             self._arm(now)
 
@@ -150,7 +150,8 @@ class Batcher:
                 self._run(following, now)
         self._answer(batch, outcomes, now)
         queue.answered(batch, now, alone=self.pool.idle <= 1)
-        self.wake()
+        if queue.waiting or queue.next_due() is not None:
+            self.wake()
 
     def _arm(self, now: float) -> None:
         due = self.queue.next_due()
@@ -160,7 +161,7 @@ class Batcher:
             if self._timer_due <= due and self._timer_due > now:
                 return
             self._timer.cancel()
-        # Loop timers count in milliseconds: a shorter delay would fire too early and turn into a spin.
+        # uvloop's timers count in milliseconds: a shorter wait ends with the next turn, and the queue is asked again.
         self._timer_due = due
         self._timer = self._loop.call_later(max(due - now, 0.0), self._timer_fired)
 
