@@ -54,8 +54,8 @@ async def storm(port: int, request: bytes, count: int) -> None:
 
 def state(running: Running) -> dict[str, float]:
     front = running.front()
-    in_flight = running.metrics()["forebay_in_flight"]
-    return {"in flight": in_flight, "threads": proc.threads(front), "descriptors": proc.descriptors(front)}
+    counts = {"threads": proc.threads(front), "descriptors": proc.descriptors(front)}
+    return {**counts, "in flight": running.metrics()["forebay_in_flight"]}  # last, as asking opens a connection
 
 
 def main() -> None:

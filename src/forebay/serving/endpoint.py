@@ -247,10 +247,12 @@ class Endpoint:
 
     def _answer(self, batch: Batch, outcomes: Sequence[Outcome], now: float) -> None:
         opened = self._open
-        answered: list[Request] = []
+        answered: list[Any] = batch.entries
+        special: set[Any] = set()
         logged: Any = None
         for entry, outcome in zip(batch.entries, outcomes, strict=True):
             if type(outcome) is Failure:
+                special.add(entry)
                 error = outcome.error
                 if isinstance(error, UserCodeError) and error is not logged:
                     logged = error
@@ -261,15 +263,17 @@ class Endpoint:
             try:
                 del opened[entry]
             except KeyError:  # a slice, or a request that nobody waits for any more
+                special.add(entry)
                 if not entry.done:
                     self._settle_entry(entry, outcome)
                 continue
             entry.done = True
-            answered.append(entry)
             try:
                 entry.reply(entry, outcome)
             except Exception:
                 log.exception("an answer could not be handed over")
+        if special:
+            answered = [entry for entry in answered if entry not in special]
         self._count(batch, answered, now)
         if self._untaken:
             for request in answered:

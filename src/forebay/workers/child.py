@@ -27,6 +27,7 @@ from forebay.errors import BadOutcome, ForebayError
 from forebay.types.call import Failure
 from forebay.workers import frames
 from forebay.workers.cancel import probe
+from forebay.workers.memory import keep_freed_memory
 from forebay.workers.pool import CREDIT, checked, do_after, failure_of, split_after
 from forebay.workers.runner import RunnerSpec, WorkerContext
 from forebay.workers.shm import ArenaReader, ArenaWriter
@@ -226,6 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Both may reach the whole group; only the server decides what they mean. A handler instead of SIG_IGN, because
         # ignored signals stay ignored in programs that a model starts.
         signal.signal(number, _leave_it_to_the_server)
+    keep_freed_memory()
     try:
         connection = Connection(options.connect, options.worker, first=True)
         runner = _open(connection)

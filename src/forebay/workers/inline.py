@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from forebay.errors import ModelError, Unavailable
 from forebay.types.call import Failure
 from forebay.workers.cancel import probe
+from forebay.workers.memory import keep_freed_memory
 from forebay.workers.pool import CREDIT, PoolStatistics, checked, do_after, failure_of, split_after
 from forebay.workers.runner import WorkerContext
 
@@ -40,6 +41,7 @@ class InlinePool:
         Raises:
             ModelError: If that fails.
         """
+        keep_freed_memory()
         try:
             runner = self._spec.build()
             runner.open(WorkerContext())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from forebay.errors import ModelError, Unavailable
 from forebay.types.call import Failure
 from forebay.workers.cancel import probe
+from forebay.workers.memory import keep_freed_memory
 from forebay.workers.pool import CREDIT, PoolStatistics, checked, do_after, failure_of, split_after
 from forebay.workers.runner import WorkerContext
 
@@ -73,6 +74,7 @@ class ThreadPool:
             ModelError: If a runner could not be opened.
         """
         loop = self._loop = asyncio.get_running_loop()
+        keep_freed_memory()
         for worker in self._workers:
             for number in range(self._threads_per_worker):
                 name = f"forebay-worker-{worker.ctx.index}-{number}"
