@@ -33,6 +33,9 @@ FORGET = 0.97
 MIN_FIXED_S = 0.0002
 """A fixed cost below this is not worth waiting for: the turns of the loop that a wait takes cost as much."""
 
+MIN_SPREAD = 0.05
+"""Squared relative spread of the sizes from which on a slope is learned: about 22 % around their mean."""
+
 _releases = itertools.count(1)
 
 
@@ -60,8 +63,8 @@ class Curve:
             self.b = mean_t / 2 / rows
             return
         spread = self._nn / self._w - mean_n * mean_n
-        if spread < 0.002 * mean_n * mean_n:
-            # All recent batches are of one size: the slope cannot be seen, so the known shape is only scaled.
+        if spread < MIN_SPREAD * mean_n * mean_n:
+            # Recent batches are too much of one size: noise would pass for a slope, so the known shape is only scaled.
             predicted = self.a + self.b * mean_n
             if predicted > 0.0:
                 scale = mean_t / predicted
