@@ -323,3 +323,10 @@ def test_call_gives_up_in_time(cli, zoo):
     said = sentence(cli("call", f"{zoo.url}/models/later", "1.0", "--timeout-s", "0.1"))
     assert time.monotonic() - started < 0.9
     assert "timed out" in said
+
+
+@pytest.mark.parametrize(
+    "arguments,hint", [(["serv", "x.py"], "serve"), (["serve", "x.py", "--worker-kind", "proces"], "process")]
+)
+def test_a_misspelt_choice_is_answered_with_the_nearest(cli, arguments, hint):
+    assert f"did you mean {hint}?" in sentence(cli(*arguments))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
@@ -30,9 +31,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say in one line what is wrong and end with status 2."""
-        unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0].split("=")[0]
-        known = [option for action in self._actions for option in action.option_strings]
-        hint = nearest(unknown, known) if unknown.startswith("-") else None
+        choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        if choice is not None:
+            hint = nearest(choice[1], re.findall(r"[\w-]+", choice[2]))
+        else:
+            unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0].split("=")[0]
+            known = [option for action in self._actions for option in action.option_strings]
+            hint = nearest(unknown, known) if unknown.startswith("-") else None
         did_you_mean = f"; did you mean {hint}?" if hint else f"; see {self.prog} --help"
         sys.stderr.write(f"forebay: {message}{did_you_mean}\n")
         raise SystemExit(USAGE_ERROR)
