@@ -91,7 +91,9 @@ def document(title: str, version: str, endpoints: Sequence[Described], *, api_ke
 
 
 def _predict(endpoint: Described, operation_id: str, request: Json, answer: Json, *, api_key: bool) -> Json:
-    codes = ["400", "404", "413", "415", "422", "429", "500", "503", "504"]
+    codes = ["400", "404", "406", "413", "415", "422", "429", "500", "503", "504"]
+    if endpoint.streams or endpoint.output.raw:
+        codes.remove("406")  # the answer has one format, whatever the client takes
     operation: Json = {
         "operationId": operation_id,
         "summary": f"Ask {endpoint.name}",
@@ -213,6 +215,7 @@ _ERRORS: Final[Mapping[str, tuple[str, str, Json]]] = {
     "400": ("Malformed", "The request cannot be read", {}),
     "401": ("Unauthorized", "The API key is missing or wrong", {}),
     "404": ("NotFound", "There is no such model", {}),
+    "406": ("NotAcceptable", "None of the media types the client takes is spoken here", {}),
     "413": ("TooLarge", "The body is larger than allowed", {}),
     "415": ("UnsupportedMediaType", "The media type of the body is not supported", {}),
     "422": ("Invalid", "The body can be read but does not fit the declared type", {}),

@@ -16,7 +16,7 @@ from forebay.protocols.openapi import PUBLIC_PATHS, Described, document
 from forebay.serving.schema import WireType
 
 JSON, MSGPACK, XMSGPACK = "application/json", "application/msgpack", "application/x-msgpack"
-ERRORS = {"400", "404", "413", "415", "422", "429", "500", "503", "504"}
+ERRORS = {"400", "404", "406", "413", "415", "422", "429", "500", "503", "504"}
 
 
 class In(msgspec.Struct):
