@@ -192,3 +192,21 @@ def test_ready_is_said_once_every_model_is_loaded(serve, eventually):
     assert server.client.get("/readyz").status_code == 200
     assert "ready at" in server.lines[0]
     eventually(lambda: "POST /models/typed" in server.log)
+
+
+def test_a_model_that_hangs_while_it_loads_does_not_keep_the_server_from_stopping(serve, tmp_path):
+    path = tmp_path / "hang.py"
+    started = tmp_path / "started"
+    path.write_text(
+        "import pathlib, time\nfrom forebay import Model\n\n"
+        "class Hang(Model):\n    def load(self):\n"
+        f"        pathlib.Path({str(started)!r}).touch()\n        time.sleep(60)\n\n"
+        "    def predict(self, batch):\n        return batch\n"
+    )
+    server = serve(path, "--worker-kind", "thread", ready=False)
+    end = time.monotonic() + 10
+    while not started.exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    server.process.terminate()
+    assert server.process.wait(10) == 0

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from queue import SimpleQueue
@@ -35,6 +36,7 @@ class _Worker:
         self.ctx = ctx
         self.runner: Runner | None = None
         self.opened = threading.Event()
+        self.has_opened = asyncio.Event()
         self.error: BaseException | None = None
         self._inside = ctx.threads
         self._lock = threading.Lock()
@@ -73,7 +75,7 @@ class ThreadPool:
         Raises:
             ModelError: If a runner could not be opened.
         """
-        loop = self._loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         keep_freed_memory()
         for worker in self._workers:
             for number in range(self._threads_per_worker):
@@ -83,7 +85,9 @@ class ThreadPool:
                 )
                 self._threads.append(thread)
                 thread.start()
-            await loop.run_in_executor(None, worker.opened.wait)
+            await (
+                worker.has_opened.wait()
+            )  # not in an executor: a load that hangs must not keep the server from stopping
             if worker.error is not None:
                 failed = failure_of(worker.error).error
                 raise ModelError(failed.message, trace=getattr(failed, "trace", "")) from worker.error
@@ -157,6 +161,8 @@ class ThreadPool:
                 worker.error = error
             finally:
                 worker.opened.set()
+                with contextlib.suppress(RuntimeError):  # the loop is closed: the server has stopped meanwhile
+                    self._loop.call_soon_threadsafe(worker.has_opened.set)
         else:
             worker.opened.wait()
         runner = worker.runner
