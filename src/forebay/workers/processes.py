@@ -2,36 +2,30 @@
 """Run batches in worker processes that may die at any time.
 
 Theory of operation. The pool listens on a unix socket in a private folder and starts its workers; each dials in
-and speaks first (`frames.py`, `child.py`). A connection is a slot. A slot's state is one of
-
-    greeting --hello--> opening --ready--> idle --batch--> busy --result--> idle
-                                            (busy --result with work--> finishing --ready--> idle)
-
-and every state ends in *gone* when the connection closes, which the kernel tells at once however the process died.
-What a gone slot was running is handed to the next idle slot, once; if that one dies too, every sample of the batch
-gets its own error. A batch is therefore answered exactly once, on the loop. A worker that ends is replaced at once if
-it had lived for a second, else after a pause that doubles up to ten seconds.
+and speaks first (`frames.py`, `slot.py`, `child.py`). What happens to the batch of a worker that dies stands in
+`slots.py`. A worker that ends is replaced at once if it had lived for a second, else after a pause that doubles up to
+ten seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import logging
 import os
 import shutil
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from forebay.errors import InternalError, InvalidRequest, ModelError, Unavailable, revive
-from forebay.types.call import Failure
-from forebay.workers import frames, shm
+from forebay.errors import InvalidRequest, ModelError, revive
+from forebay.workers import shm
 from forebay.workers.pool import PoolStatistics
+from forebay.workers.slot import Slot
+from forebay.workers.slots import SlotPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,10 +39,6 @@ LIVED_S = 1.0
 """A worker that lived this long is replaced at once when it dies."""
 MAX_PAUSE_S = 10.0
 """Longest pause before a worker that keeps dying is started again."""
-CREDIT_STEP = 8
-"""Steps of a streamed answer after which the worker is told to go on."""
-
-_batch_ids = itertools.count(1)
 
 
 class Worker:
@@ -63,157 +53,7 @@ class Worker:
         self.error: ModelError | None = None
 
 
-class Slot(asyncio.Protocol):
-    """The server's end of one connection of a worker."""
-
-    def __init__(self, pool: ProcessPool) -> None:
-        self._pool = pool
-        self._transport: asyncio.Transport | None = None
-        self._reader = frames.FrameReader(self._view)
-        self._outgoing: shm.ArenaWriter | None = None
-        self._incoming: shm.ArenaReader | None = None
-        self._arena: str | None = None
-        self._credit = 0
-        self._streamed = False
-        self.worker: Worker | None = None
-        self.batch: Batch | None = None
-        self.batch_id = 0
-        self.done: Done | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the worker to speak."""
-        self._transport = cast("asyncio.Transport", transport)
-
-    def data_received(self, data: bytes) -> None:
-        """Act on each message; a worker that does not keep to the protocol is hung up on."""
-        try:
-            for message in self._reader.feed(data):
-                self._act(message)
-        except (InvalidRequest, LookupError, TypeError, ValueError, OSError) as error:
-            log.warning("a worker does not speak the protocol and is hung up on: %s", error)
-            self.hang_up()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the pool, which hands the batch on."""
-        if self._outgoing is not None:
-            self._outgoing.close()
-        if self._incoming is not None:
-            self._incoming.close()
-        self._pool.gone(self, streamed=self._streamed)
-
-    def open(self, options: Mapping[str, Any]) -> None:
-        """Answer a hello."""
-        self._arena = self._pool.arena_path()
-        if self._arena is not None:
-            self._outgoing = shm.ArenaWriter(Path(self._arena + ".in"))
-        self.send(["open", {**options, "arena": self._arena}])
-
-    def run(self, batch: Batch, done: Done) -> None:
-        """Give the worker a batch; one that cannot be sent fails at once and leaves the slot idle."""
-        entries = batch.entries
-        bodies = [entry.body for entry in entries]
-        params: Any = entries[0].params
-        for entry in entries:
-            if entry.params is not params:
-                params = [entry.params for entry in entries]
-                break
-        sizes = None if batch.rows == len(entries) else [entry.size for entry in entries]
-        batch_id = next(_batch_ids)
-        try:
-            if self._outgoing is not None:
-                bodies = self._outgoing.place(bodies)
-            frame = frames.encode(["batch", batch_id, bodies, params, sizes])
-        except Exception as error:  # noqa: BLE001 - a body that is not plain data
-            failure = Failure(InternalError(f"the batch cannot be sent to a worker: {error}"))
-            self._pool.ready(self, before=lambda: done(batch, [failure] * len(entries)))
-            return
-        self.batch, self.done, self.batch_id = batch, done, batch_id
-        self._streamed = False
-        self._credit = 0
-        batch.attempts += 1
-        batch.on_cancel = self._cancel
-        if self._transport is not None:
-            self._transport.write(frame)
-
-    def send(self, message: Sequence[Any]) -> None:
-        """Write one frame."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frames.encode(message))
-
-    def hang_up(self) -> None:
-        """Close the connection; `connection_lost` follows."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _act(self, message: list[Any]) -> None:
-        kind = message[0]
-        if kind == "result":
-            _, batch_id, outcomes, failures, seconds, ready = message
-            if batch_id == self.batch_id and self.batch is not None:
-                self._finish(outcomes, failures, seconds, ready=ready)
-        elif kind == "part":
-            _, batch_id, parts, failures = message
-            if batch_id == self.batch_id and self.batch is not None and self.batch.on_parts is not None:
-                self._streamed = True
-                self.batch.on_parts(_with_failures(parts, failures), functools.partial(self._grant, batch_id))
-        elif kind == "ready":
-            if self._incoming is None and self._arena is not None:
-                self._incoming = shm.ArenaReader(self._arena + ".out")
-                for suffix in (".in", ".out"):  # both sides have it open: nothing is left behind whatever happens now
-                    Path(self._arena + suffix).unlink(missing_ok=True)
-            self._pool.ready(self)
-        elif kind == "hello":
-            _, version, about = message
-            if version != frames.VERSION:
-                msg = f"it speaks version {version} of the protocol, this server version {frames.VERSION}"
-                raise InvalidRequest(msg)
-            self._pool.greeted(self, about["worker"], first=about["first"])
-        elif kind == "failed":
-            self._pool.failed(self, *message[1:])
-        else:
-            msg = f"{kind!r} is not a message of the protocol"
-            raise InvalidRequest(msg)
-
-    def _finish(self, outcomes: list[Any], failures: dict[int, Any] | None, seconds: float, *, ready: bool) -> None:
-        batch, done = self.batch, self.done
-        assert batch is not None
-        assert done is not None
-        if len(outcomes) != len(batch.entries):
-            msg = f"it answered {len(outcomes)} of {len(batch.entries)} items"
-            raise InvalidRequest(msg)
-        # What lies in the arena is copied out before the worker may write the next answers over it.
-        found = outcomes
-        if memoryview in set(map(type, outcomes)):
-            found = [bytes(outcome) if type(outcome) is memoryview else outcome for outcome in outcomes]
-        self.batch = self.done = None
-        batch.on_cancel = None
-        batch.model_s = seconds
-        if ready:
-            self._pool.ready(self, before=lambda: done(batch, _with_failures(found, failures)))
-        else:
-            done(batch, _with_failures(found, failures))
-            self.send(["written", self.batch_id])
-
-    def _grant(self, batch_id: int) -> None:
-        if batch_id != self.batch_id:
-            return  # a client of an earlier batch has taken its part only now
-        self._credit += 1
-        if self._credit == CREDIT_STEP:
-            self.send(["credit", CREDIT_STEP])
-            self._credit = 0
-
-    def _cancel(self) -> None:
-        self.send(["cancel", self.batch_id])
-        self._pool.called_off(self, self.batch_id)
-
-    def _view(self, offset: int, length: int) -> memoryview:
-        if self._incoming is None:
-            msg = "it placed bytes in shared memory that was never agreed on"
-            raise InvalidRequest(msg)
-        return self._incoming.view(offset, length)
-
-
-class ProcessPool:
+class ProcessPool(SlotPool[Slot]):
     """`workers` processes with `threads` slots each."""
 
     def __init__(  # noqa: PLR0913 - each is one plain fact about the workers
@@ -242,9 +82,8 @@ class ProcessPool:
             stuck_s: A worker that goes on with a batch nobody waits for is replaced after this time; None lets it.
             on_death: Called with the exit status when a worker dies; None replaces it.
         """
+        super().__init__()
         spec.require_portable()
-        self.idle = 0
-        self._on_idle: Callable[[], None] = lambda: None
         self.restarts = 0
         self._spec = spec
         self._threads = threads
@@ -254,8 +93,6 @@ class ProcessPool:
         self._stuck_s = stuck_s
         self._on_death = on_death
         self._workers = [Worker(index) for index in range(workers)]
-        self._idle_slots: deque[Slot] = deque()
-        self._orphans: deque[tuple[Batch, Done]] = deque()
         self._opening = asyncio.Semaphore(1 if stagger else workers)
         self._arena_ids = itertools.count()
         self._folder: Path | None = None
@@ -263,7 +100,6 @@ class ProcessPool:
         self._server: asyncio.Server | None = None
         self._supervisors: list[asyncio.Task[None]] = []
         self._changed: asyncio.Event = asyncio.Event()
-        self._stopping = False
         self._shared = True
 
     async def start(self) -> None:
@@ -284,21 +120,12 @@ class ProcessPool:
                 await self.stop(0.0)
                 raise error
 
-    @property
-    def blocks(self) -> bool:
-        """Whether `submit` runs the batch before it returns."""
-        return False
-
-    def watch(self, on_idle: Callable[[], None]) -> None:
-        """Call this whenever a slot became idle by itself."""
-        self._on_idle = on_idle
-
     def submit(self, batch: Batch, done: Done) -> None:
         """Give the batch to the worker with the most idle slots, of several to the one that has been idle longest."""
-        self.idle -= 1
         if self._threads == 1:
-            self._idle_slots.popleft().run(batch, done)
+            super().submit(batch, done)
             return
+        self.idle -= 1
         idle = Counter(slot.worker for slot in self._idle_slots)
         slot = max(self._idle_slots, key=lambda slot: idle[slot.worker])
         self._idle_slots.remove(slot)
@@ -306,12 +133,10 @@ class ProcessPool:
 
     async def stop(self, grace_s: float) -> None:
         """Stop idle workers now, busy ones when their batch has ended or `grace_s` is over."""
-        self._stopping = True
-        self.idle = 0
-        self._idle_slots.clear()
+        self._stop_slots()
         for worker in self._workers:
             for slot in worker.slots:
-                slot.send(["stop"])
+                slot.stop()
         processes = [worker.process for worker in self._workers if worker.process is not None]
         if processes:
             _, late = await asyncio.wait([asyncio.ensure_future(p.wait()) for p in processes], timeout=grace_s + 0.5)
@@ -325,9 +150,7 @@ class ProcessPool:
         await asyncio.gather(*self._supervisors, return_exceptions=True)
         if self._server is not None:
             self._server.close()
-        for batch, done in self._orphans:
-            done(batch, _lost(batch))
-        self._orphans.clear()
+        self._fail_orphans()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         if self._lock is not None:
@@ -344,15 +167,16 @@ class ProcessPool:
         """Return the process ids of the workers that are up."""
         return [worker.process.pid for worker in self._workers if worker.ready and worker.process is not None]
 
-    def greeted(self, slot: Slot, index: int | None, *, first: bool) -> None:
+    def greeted(self, slot: Slot, about: Mapping[str, Any]) -> None:
         """A worker said hello on a new connection: tell it what to run."""
+        index: int | None = about["worker"]
         if index is None or not 0 <= index < len(self._workers):
             msg = f"worker {index} was not started by this pool"
             raise InvalidRequest(msg)
         worker = slot.worker = self._workers[index]
         worker.slots.add(slot)
         options: dict[str, Any] = {}
-        if first:
+        if about["first"]:
             options = {
                 "factory": self._spec.factory,
                 "kwargs": dict(self._spec.kwargs),
@@ -363,38 +187,13 @@ class ProcessPool:
         slot.open(options)
 
     def ready(self, slot: Slot, before: Callable[[], None] | None = None) -> None:
-        """A slot asks for work: a batch that lost its worker comes first, then whatever the queue has.
-
-        Args:
-            slot: The slot.
-            before: Run after the slot counts as idle and before anybody is woken: hands over its last answers.
-        """
-        if self._stopping:
-            if before is not None:
-                before()
-            slot.send(["stop"])
-            return
-        worker = slot.worker
-        assert worker is not None
-        if not worker.ready:
+        """A slot asks for work; its worker is up."""
+        worker: Worker = slot.worker
+        if not worker.ready and not self._stopping:
             worker.ready = True
             worker.error = None
             self._changed.set()
-        while self._orphans:
-            batch, done = self._orphans.popleft()
-            if batch.cancelled:
-                done(batch, _lost(batch))
-                continue
-            slot.run(batch, done)
-            if before is not None:
-                before()
-            return
-        self._idle_slots.append(slot)
-        self.idle += 1
-        if before is not None:
-            before()
-        else:
-            self._on_idle()
+        super().ready(slot, before)
 
     def failed(self, slot: Slot, kind: str, message: str, detail: Any, trace: str) -> None:
         """A worker could not open its runner."""
@@ -408,27 +207,14 @@ class ProcessPool:
         if self._stuck_s is not None and slot.worker is not None:
             asyncio.get_running_loop().call_later(self._stuck_s, self._end_stuck, slot, batch_id, slot.worker.process)
 
-    def gone(self, slot: Slot, *, streamed: bool) -> None:
-        """A connection closed: what it was running is handed on, once."""
+    def gone(self, slot: Slot) -> None:
+        """A connection closed, and its worker with it."""
         if slot.worker is not None:
             slot.worker.slots.discard(slot)
             slot.worker.ready = False
             # A worker that dies takes its connections along; one that only lost them is of no use either.
             asyncio.get_running_loop().call_later(LIVED_S, _kill, slot.worker.process)
-        if slot in self._idle_slots:
-            self._idle_slots.remove(slot)
-            self.idle -= 1
-        batch, done = slot.batch, slot.done
-        slot.batch = slot.done = None
-        if batch is None or done is None:
-            return
-        batch.on_cancel = None
-        if batch.attempts > 1 or streamed or batch.cancelled or self._stopping:
-            done(batch, _lost(batch))
-        elif self._idle_slots:
-            self.submit(batch, done)
-        else:
-            self._orphans.append((batch, done))
+        super().gone(slot)
 
     def arena_path(self) -> str | None:
         """Return a new name for a slot's two arenas, or None where memory cannot be shared."""
@@ -494,16 +280,3 @@ def _kill(process: asyncio.subprocess.Process | None) -> None:
     if process is not None and process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-
-
-def _with_failures(found: list[Any], failures: dict[int, Any] | None) -> list[Any]:
-    if failures:
-        for index, (kind, message, detail, trace) in failures.items():
-            found[index] = Failure(revive(kind, message, detail, trace))
-    return found
-
-
-def _lost(batch: Batch) -> list[Failure]:
-    times = "twice" if batch.attempts > 1 else "once"
-    error = Unavailable(f"the worker that held the request died ({times}); try again")
-    return [Failure(error)] * len(batch.entries)
