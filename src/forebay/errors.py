@@ -4,17 +4,22 @@
     ForebayError(code, message, detail)
     ├── RequestError           the caller is at fault; the message is shown to the client
     │   ├── InvalidRequest     malformed                          INVALID_ARGUMENT
-    │   │   └── ValidationError  well-formed, wrong type or value INVALID_ARGUMENT
+    │   │   ├── ValidationError  well-formed, wrong type or value INVALID_ARGUMENT
+    │   │   └── BatchMismatch  arrays that cannot share a batch   INVALID_ARGUMENT
     │   ├── NotFound           endpoint, model, version           NOT_FOUND
+    │   │   └── ServingNotFound  no serving runs under this name  NOT_FOUND
     │   ├── TooLarge           body or samples over a limit       INVALID_ARGUMENT
     │   └── Cancelled          the client went away               CANCELLED
     ├── CapacityError          nobody is at fault; try again
     │   ├── QueueFull                                             RESOURCE_EXHAUSTED
     │   ├── DeadlineExceeded                                      DEADLINE_EXCEEDED
     │   └── Unavailable        loading, draining, worker lost     UNAVAILABLE
+    │       └── ServingStopped  stopped before the rows were run  UNAVAILABLE
     ├── UserCodeError          raised by the user's code; its traceback goes to the log only
     │   ├── RunnerFailed                                          INTERNAL
-    │   └── BadOutcome         wrong number or kind of results    INTERNAL
+    │   ├── BadOutcome         wrong number or kind of results    INTERNAL
+    │   │   └── BatchResultMismatch  fewer rows than were asked for INTERNAL
+    │   └── ServingCrashed     the function of a serving raised   INTERNAL
     ├── ModelError             the model could not be loaded      UNAVAILABLE
     ├── ConfigError            a file, option or class of the user's is wrong
     └── InternalError          a defect of forebay                INTERNAL
@@ -80,10 +85,18 @@ class ValidationError(InvalidRequest):
     """The request can be read but does not fit the declared type."""
 
 
+class BatchMismatch(InvalidRequest):
+    """Arrays that cannot share a batch: another structure, shape, dtype, kind or device."""
+
+
 class NotFound(RequestError):
     """Nothing has this name."""
 
     code = Code.NOT_FOUND
+
+
+class ServingNotFound(NotFound):
+    """No started serving has this name."""
 
 
 class TooLarge(RequestError):
@@ -118,6 +131,10 @@ class Unavailable(CapacityError):
     """Loading, draining, or the worker that held the request died."""
 
 
+class ServingStopped(Unavailable):
+    """The serving was stopped before these rows were run."""
+
+
 class UserCodeError(ForebayError):
     """The user's code failed; `trace` is for the log, never for the client."""
 
@@ -132,6 +149,14 @@ class RunnerFailed(UserCodeError):
 
 class BadOutcome(UserCodeError):
     """The user's code returned something other than one result for each sample."""
+
+
+class BatchResultMismatch(BadOutcome):
+    """The function of a serving returned fewer rows than its batch has."""
+
+
+class ServingCrashed(UserCodeError):
+    """The function of a serving raised; the exception is the cause of this one."""
 
 
 class ModelError(ForebayError):
