@@ -24,10 +24,16 @@ class QueueMachine(RuleBasedStateMachine):
         capacity=st.integers(1, 30),
         idle=st.sampled_from(["go", "wait", "gather"]),
         max_running=st.sampled_from([None, None, 1, 2]),
+        objective_s=st.sampled_from([None, None, 2.0]),
     )
-    def start(self, max_size, capacity, idle, max_running):
+    def start(self, max_size, capacity, idle, max_running, objective_s):
         self.config = BatchConfig(
-            max_size=max_size, capacity=capacity, idle=idle, max_wait_s=3.0, max_running=max_running
+            max_size=max_size,
+            capacity=capacity,
+            idle=idle,
+            max_wait_s=3.0,
+            max_running=max_running,
+            objective_s=objective_s,
         )
         self.queue = BatchQueue(self.config)
         self.now = 1.0
@@ -88,9 +94,11 @@ class QueueMachine(RuleBasedStateMachine):
             # What take() passed over because it was too late is gone, everything else still waits.
             self.drop_expired()
             assert not any(one.key is ALONE and one.deadline > self.now for one in self.model)
-            if self.config.idle == "go" and self.config.max_running is None:
+            if self.config.objective_s is not None and self.config.max_running is None:
+                assert all(one.arrived + self.config.objective_s > self.now for one in self.model)
+            elif self.config.idle == "go" and self.config.max_running is None:
                 assert self.model == []
-            if self.config.idle == "wait" and self.config.max_running is None:
+            elif self.config.idle == "wait" and self.config.max_running is None:
                 assert not full & {one.key for one in self.model if self.rows_of(one.key) >= self.config.max_size}
                 assert all(one.arrived + 3.0 > self.now for one in self.model)
             return
@@ -132,7 +140,7 @@ class QueueMachine(RuleBasedStateMachine):
     def waiting_is_what_waits(self):
         if hasattr(self, "queue"):
             assert self.queue.waiting == sum(one.size for one in self.model)
-            assert self.queue.is_full() == any(
+            assert self.config.objective_s is not None or self.queue.is_full() == any(
                 self.rows_of(key) >= self.config.max_size for key in KEYS if key is not ALONE
             )
 

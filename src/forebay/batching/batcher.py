@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from forebay.errors import InternalError
 from forebay.types.call import Failure
@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
+    from forebay.batching.auto import AutoState
     from forebay.batching.queue import BatchQueue
     from forebay.types.batch import Batch, Done, Entry
 
 log = logging.getLogger("forebay.batching")
+
+TELL_S: Final = 30.0
+"""Shortest time between two lines of the log about the latency objective."""
 
 
 class Slots(Protocol):
@@ -57,6 +61,7 @@ class Batcher:
         answer: Callable[[Batch, Sequence[Any], float], None],
         loop: asyncio.AbstractEventLoop,
         parts: Callable[[Batch, Sequence[Any], Callable[[], object]], None] | None = None,
+        name: str = "",
     ) -> None:
         """Connect queue and pool.
 
@@ -66,16 +71,20 @@ class Batcher:
             answer: Called with a batch, its outcomes and the time, before the queue learns that it was answered.
             loop: The loop everything happens on.
             parts: Called with each step of a streamed answer; None where answers are not streamed.
+            name: What the log calls it.
         """
         self.queue = queue
         self.pool = pool
         self._answer = answer
         self._loop = loop
         self._parts = parts
+        self._name = name
         self._running: set[Batch] = set()
         self.is_awake = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
+        self._told_held = True
+        self._told_at = 0.0
         pool.watch(self.wake)
 
     def submit(self, entry: Entry, now: float) -> None:
@@ -149,9 +158,28 @@ class Batcher:
             if following is not None:
                 self._run(following, now)
         self._answer(batch, outcomes, now)
-        queue.answered(batch, now, alone=self.pool.idle <= 1)
+        idle = self.pool.idle
+        if queue.auto is None:
+            queue.answered(batch, now, alone=idle <= 1)
+        else:
+            queue.answered(batch, now, alone=idle <= 1, slots=max(idle + len(self._running), 1))
+            if queue.auto.held is not self._told_held:
+                self._tell(queue.auto.state(), now)
         if queue.waiting or queue.next_due() is not None:
             self.wake()
+
+    def _tell(self, state: AutoState, now: float) -> None:
+        """Log that the latency objective is missed, or held again; not at each turn of a verdict that swings."""
+        if self._told_at and now - self._told_at < TELL_S:
+            return
+        self._told_at = now
+        self._told_held = state.objective_held
+        objective_ms = state.objective_s * 1000
+        if state.objective_held:
+            log.info("%s: %.4g ms are held again for 95 of 100 requests", self._name, objective_ms)
+        else:
+            text = "%s: %.4g ms cannot be held for 95 of 100 requests, %.0f of 100 are late: %s"
+            log.warning(text, self._name, objective_ms, state.late * 100, state.because)
 
     def _arm(self, now: float) -> None:
         due = self.queue.next_due()

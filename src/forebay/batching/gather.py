@@ -80,11 +80,12 @@ class Gather:
     """Decide how long a slot that has just answered waits for its clients to return."""
 
     def __init__(self, max_size: int) -> None:
+        self.max_size = max_size
+        """Rows at which nothing more is waited for."""
         self.curve = Curve()
         self.rho = 1.0
         self.until: float | None = None
         """End of the running slice; None while nothing is waited for."""
-        self._max_size = max_size
         self._release = 0
         self._target = 0.0
         self._answered = 0
@@ -102,7 +103,7 @@ class Gather:
             alone: Whether no other slot is idle; with another one idle nothing is gained by waiting.
         """
         self.until = None
-        if not alone or queued >= self._max_size or self.curve.a < MIN_FIXED_S:
+        if not alone or queued >= self.max_size or self.curve.a < MIN_FIXED_S:
             return
         release = self._release = next(_releases)
         rows = 0
@@ -114,7 +115,7 @@ class Gather:
         expected = self.rho * rows
         if expected < 0.5 or expected / SLICE < queued / 2:
             return
-        self._target = min(self._max_size, queued + expected) - 0.5
+        self._target = min(self.max_size, queued + expected) - 0.5
         self._answered = rows
         self._slice_queued = queued
         self._started = self._slice_started = now

@@ -9,8 +9,11 @@ eligible when it holds a full batch, or when its first entry is due:
 * `idle="gather"`: at once, unless `gather.py` waits for the clients that were just answered;
 * `idle="wait"`: `max_wait_s` after the first entry arrived.
 
+With a latency objective, `auto.py` says how long a line waits and how much of it leaves, whatever `idle` is.
+
 Eligible lines are served in the order in which they became eligible. An entry marked `ALONE` is a
 batch of its own and always eligible. Cancelled and expired entries never leave the queue in a batch.
+An entry that does not fit any more waits for the next batch, unless the driver can `divide` it.
 
 Sans-I/O: no clock, no loop, no payload. `batcher.py` drives it.
 """
@@ -18,10 +21,12 @@ Sans-I/O: no clock, no loop, no payload. `batcher.py` drives it.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from forebay.batching.auto import Auto
 from forebay.batching.gather import Gather
 from forebay.errors import QueueFull, TooLarge
 from forebay.types.batch import Batch
@@ -37,6 +42,10 @@ NEVER: Final = float("inf")
 
 Idle = Literal["gather", "go", "wait"]
 
+Divide = Callable[["Entry", int], "Entry | None"]
+"""Cuts so many samples off the front of an entry: returns them as an entry of its own and shrinks the one it was given,
+which keeps its place. None if it is not to be divided; an entry of more samples than a batch takes always must be."""
+
 
 class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How requests are batched.
@@ -47,6 +56,8 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
         capacity: Samples that may wait in total; there is no unbounded mode.
         idle: What a free slot does with a batch that is not full.
         max_running: Batches of one key that may run at a time; None leaves that to the slots.
+        objective_s: The latency that 95 of 100 entries are to hold; the sizes and the waits are then learned, within
+            `max_size`. None takes them as they are set.
     """
 
     max_size: int = 64
@@ -54,6 +65,7 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int = 4096
     idle: Idle = "gather"
     max_running: int | None = None
+    objective_s: float | None = None
 
 
 class Line:
@@ -81,8 +93,15 @@ class BatchQueue:
         ['a', 'b']
     """
 
-    def __init__(self, config: BatchConfig) -> None:
+    def __init__(self, config: BatchConfig, divide: Divide | None = None) -> None:
+        """Make an empty queue.
+
+        Args:
+            config: How requests are batched.
+            divide: Cuts entries that do not fit; whoever gives it may offer entries of more than `max_size` samples.
+        """
         self.config = config
+        self._divide = divide
         self.waiting = 0
         """Samples that wait."""
         self._max_size = config.max_size
@@ -91,6 +110,8 @@ class BatchQueue:
         self._alone: deque[Entry] = deque()
         self._running: dict[Hashable, int] = {}
         self.gather = Gather(config.max_size) if config.idle == "gather" else None
+        self.auto = None if config.objective_s is None else Auto(config.objective_s, config.max_size)
+        self._waits = config.idle == "wait" or self.auto is not None
 
     def offer(self, entry: Entry, now: float) -> None:
         """Add an entry.
@@ -103,7 +124,7 @@ class BatchQueue:
         if self.waiting + size > self._capacity:
             msg = f"{self.waiting} samples wait already, the queue takes {self._capacity}; try again later"
             raise QueueFull(msg)
-        if size > self._max_size:
+        if size > self._max_size and self._divide is None:
             msg = f"the request has {size} samples, a batch takes {self._max_size}"
             raise TooLarge(msg)
         self.waiting += size
@@ -153,15 +174,19 @@ class BatchQueue:
                 break
         if self.config.max_running is not None:
             self._running[batch.key] = self._running.get(batch.key, 0) + 1
+        if self.auto is not None and batch.key is not ALONE:
+            left = self._lines.get(batch.key)
+            self.auto.took(batch.key, batch.rows, 0 if left is None else left.rows, now)
         return batch
 
-    def answered(self, batch: Batch, now: float, *, alone: bool = True) -> None:
+    def answered(self, batch: Batch, now: float, *, alone: bool = True, slots: int = 1) -> None:
         """Tell that a batch has run and its answers are written.
 
         Args:
             batch: What `take` returned.
             now: Seconds.
             alone: Whether no other slot is idle.
+            slots: How many batches can run at a time; only a latency objective needs it.
         """
         if self.config.max_running is not None and batch.key in self._running:
             left = self._running[batch.key] - 1
@@ -173,37 +198,56 @@ class BatchQueue:
             # The whole way there and back counts, not only the model: it is what one more batch would cost.
             self.gather.curve.learn(batch.rows, now - batch.entries[0].taken)
             self.gather.answered(batch.entries, self.waiting, now, alone=alone)
+        if self.auto is not None and batch.key is not ALONE:
+            gather = self.gather
+            returning = 0.0 if gather is None or batch.entries[0].origin is None else gather.rho
+            self.auto.answered(batch, now, slots=slots, returning=returning)
+            if gather is not None:
+                gather.max_size = self.auto.size(batch.key)
 
     def is_full(self) -> bool:
         """Tell whether a whole batch waits, so that waiting any longer gains nothing."""
+        if self.auto is not None:
+            return any(line.rows >= self.auto.size(line.key) for line in self._lines.values())
         return self.waiting >= self._max_size and any(line.rows >= self._max_size for line in self._lines.values())
 
     def next_due(self) -> float | None:
         """Return when `take` should be asked again if nothing arrives before; None if only an arrival can help."""
-        if self.gather is not None:
+        if self.gather is not None and self.gather.until is not None:
+            if self.auto is not None and self._lines:
+                return min(self.gather.until, self._oldest() + self.auto.patience_s)
             return self.gather.until
-        if self.config.idle == "wait" and self._lines:
-            wait_s = self.config.max_wait_s
+        if self._waits and self._lines:
             # A line that may not run now becomes due when one of its batches is answered, which wakes the driver.
-            runnable = [line for line in self._lines.values() if self._may_run(line)]
-            return min(self._head(line).arrived for line in runnable) + wait_s if runnable else None
+            return min((self._since(line) for line in self._lines.values() if self._may_run(line)), default=None)
         return None
 
     def _eligible(self, now: float) -> Line | None:
         gather = self.gather
         if gather is not None and gather.until is not None and not self._alone:
             waiting = (entry for line in self._lines.values() for entry in line.entries if not entry.taken)
-            if gather.holds(self.waiting, now, waiting):
+            if self.auto is not None and self._lines and self._oldest() + self.auto.patience_s <= now:
+                gather.until = None
+            elif gather.holds(self.waiting, now, waiting):
                 return None
         if not self._lines:
             return None
-        if len(self._lines) == 1 and self.config.idle != "wait" and self.config.max_running is None:
+        if len(self._lines) == 1 and not self._waits and self.config.max_running is None:
             return next(iter(self._lines.values()))
         candidates = [line for line in self._lines.values() if self._since(line) <= now and self._may_run(line)]
+        if not candidates and self.auto is not None:
+            for line in self._lines.values():
+                self.auto.holds(line.key, line.rows, now)
         return min(candidates, key=self._since, default=None)
+
+    def _oldest(self) -> float:
+        """Return when the first of the entries arrived that wait in lines; there must be one."""
+        return min(self._head(line).arrived for line in self._lines.values())
 
     def _since(self, line: Line) -> float:
         due = self._head(line).arrived
+        if self.auto is not None:
+            return self.auto.due(line.key, line.rows, due)
         if self.config.idle == "wait":
             due += self.config.max_wait_s
         return min(line.full_since, due) if line.rows >= self._max_size else due
@@ -232,6 +276,10 @@ class BatchQueue:
 
     def _fill(self, line: Line, now: float) -> Batch | None:
         room = self._max_size
+        if self.auto is not None:
+            head = self._head(line)
+            room = self.auto.room(line.key, line.rows, now - head.arrived)
+            room = min(max(room, head.size), self._max_size)  # never so small that the first would not fit
         if line.rows <= room and not line.dead:  # the common case: all of it
             rows = line.rows
             taken = list(line.entries)
@@ -266,6 +314,12 @@ class BatchQueue:
                 line.dead -= 1
                 continue
             if entry.size > room:
+                head = self._divide(entry, room) if self._divide is not None and room else None
+                if head is not None:
+                    line.rows -= room
+                    self.waiting -= room
+                    head.taken = now
+                    taken.append(head)
                 break
             queued.popleft()
             room -= entry.size

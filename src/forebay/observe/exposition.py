@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
     from prometheus_client.core import HistogramMetricFamily
+    from prometheus_client.registry import Collector
 
     from forebay.observe.metrics import EndpointMetrics, Histogram
 
@@ -29,13 +30,16 @@ class Reading(msgspec.Struct, frozen=True):
     waiting: int
     workers_alive: int
     worker_restarts: int
+    objective_held: bool | None = None
 
 
 class Exposition:
     """Writes metric pages from readings taken at the time of the scrape."""
 
-    def __init__(self, read: Callable[[], Iterable[Reading]]) -> None:
+    def __init__(self, read: Callable[[], Iterable[Reading]], *others: Collector) -> None:
+        """Make a page of the endpoints that `read` returns and of what other collectors yield."""
         self._read = read
+        self._collectors: tuple[Collector, ...] = (self, *others)
 
     def page(self, accept: str) -> tuple[bytes, str]:
         """Return the page and its media type, OpenMetrics if the scraper prefers that."""
@@ -44,7 +48,8 @@ class Exposition:
         from prometheus_client.registry import REGISTRY
 
         registry = CollectorRegistry()
-        registry.register(self)
+        for collector in self._collectors:
+            registry.register(collector)
         registry.register(REGISTRY)
         encoder, media_type = choose_encoder(accept)
         return encoder(registry), media_type
@@ -66,6 +71,9 @@ class Exposition:
         in_flight = GaugeMetricFamily("forebay_in_flight", "Requests without an answer yet", labels=labels)
         waiting = GaugeMetricFamily("forebay_waiting_samples", "Samples in the queue", labels=labels)
         workers = GaugeMetricFamily("forebay_workers", "Workers that are up", labels=labels)
+        held = GaugeMetricFamily(
+            "forebay_objective_held", "Whether 95 of 100 answers hold the latency objective", labels=labels
+        )
         histograms: list[HistogramMetricFamily] = [
             HistogramMetricFamily("forebay_request_seconds", "From submission to outcome", labels=labels),
             HistogramMetricFamily("forebay_queue_seconds", "From submission to leaving the queue", labels=labels),
@@ -82,13 +90,16 @@ class Exposition:
             in_flight.add_metric(names, reading.in_flight)
             waiting.add_metric(names, reading.waiting)
             workers.add_metric(names, reading.workers_alive)
+            if reading.objective_held is not None:
+                held.add_metric(names, reading.objective_held)
             measured = [metrics.request_s, metrics.queue_s, metrics.model_s, metrics.batch_size]
             for family, histogram in zip(histograms, measured, strict=True):
-                family.add_metric(names, _cumulated(histogram), histogram.total)
-        yield from (requests, parts, restarts, in_flight, waiting, workers, *histograms)
+                family.add_metric(names, cumulated(histogram), histogram.total)
+        yield from (requests, parts, restarts, in_flight, waiting, workers, held, *histograms)
 
 
-def _cumulated(histogram: Histogram) -> list[tuple[str, float]]:
+def cumulated(histogram: Histogram) -> list[tuple[str, float]]:
+    """Return the buckets as prometheus-client takes them: how many values were at most as large as each bound."""
     total = 0
     buckets: list[tuple[str, float]] = []
     for bound, count in zip([*histogram.bounds, float("inf")], histogram.counts, strict=True):
