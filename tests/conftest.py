@@ -155,7 +155,7 @@ class Server:
 
     def __init__(self, target, *options, command=FOREBAY, port=0, ca=None, env=None):
         self.command = [*command, "serve"] if command is FOREBAY else list(command)
-        self.command += [str(target), "--http-port", str(port), *options]
+        self.command += [*([] if target is None else [str(target)]), "--http-port", str(port), *options]
         self.lines: list[str] = []
         self.trust = None
         self.verify = True
@@ -255,7 +255,7 @@ def launch():
         def start(target, *options, **more):
             key = (str(target), options, str(more))
             if key not in running:
-                server = Server(MODELS / target, *options, **more)
+                server = Server(None if target is None else MODELS / target, *options, **more)
                 stack.callback(server.stop)
                 running[key] = server.wait_ready()
             return running[key]
@@ -269,7 +269,7 @@ def serve():
     with contextlib.ExitStack() as stack:
 
         def start(target, *options, ready=True, **more):
-            server = Server(MODELS / target, *options, **more)
+            server = Server(None if target is None else MODELS / target, *options, **more)
             stack.callback(server.stop)
             return server.wait_ready() if ready else server
 

@@ -158,7 +158,7 @@ def test_a_port_in_use_is_found_before_models_are_loaded(cli, write):
         said = sentence(cli("serve", slow, "--http-port", port))
         assert time.monotonic() - started < 5
     assert f"127.0.0.1:{port} is in use" in said
-    assert "--http-port" in said
+    assert "choose another port" in said
 
 
 def test_serve_names_a_wrong_target_like_check_does(cli, write):

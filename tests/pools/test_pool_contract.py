@@ -17,6 +17,7 @@ import traceback
 from pathlib import Path
 
 import pytest
+from tests.pools.guests import AttachedByThreads
 
 from forebay.errors import BadOutcome, Code, ConfigError, ModelError, RunnerFailed, Unavailable, ValidationError
 from forebay.types.batch import Batch
@@ -30,7 +31,7 @@ from forebay.workers.threads import ThreadPool
 
 HERE = "tests.pools.runners"
 ROOT = str(Path(__file__).parents[2])
-ALL = ["inline", "async", "threads", "processes"]
+ALL = ["inline", "async", "threads", "processes", "attached"]
 PATIENCE_S = 10.0
 
 
@@ -42,6 +43,8 @@ def pool_of(kind, runner="Told", workers=1, threads=1, **kwargs):
         return ThreadPool(spec, workers=workers, threads=threads)
     if kind == "processes":
         return ProcessPool(spec, workers=workers, threads=threads, path=[ROOT])
+    if kind == "attached":
+        return AttachedByThreads(spec, workers=workers, threads=threads)
     return InlinePool(spec, slots=workers * threads)
 
 
@@ -201,6 +204,7 @@ def test_a_failure_is_of_its_item_only(kind):
         "async",
         "threads",
         "processes",
+        "attached",
     ],
 )
 def test_a_user_who_exits_does_not_take_the_worker_along(kind):
@@ -271,7 +275,7 @@ def test_idle_counts_the_free_slots(kind, tmp_path):
     run(main())
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize("kind", ["threads", "processes", "attached"])
 def test_threads_of_a_worker_share_one_runner_and_run_side_by_side(kind, tmp_path):
     async def main():
         log = tmp_path / "log"
@@ -285,7 +289,7 @@ def test_threads_of_a_worker_share_one_runner_and_run_side_by_side(kind, tmp_pat
     run(main())
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize("kind", ["threads", "processes", "attached"])
 def test_workers_know_their_number(kind):
     async def main():
         async with Rig(pool_of(kind, workers=2)) as rig:
@@ -323,7 +327,7 @@ def test_work_after_the_answer_follows_it_on_the_loop(tmp_path):
     run(main())
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize("kind", ["threads", "processes", "attached"])
 def test_work_after_the_answer_holds_the_slot(kind, tmp_path):
     async def main():
         done, go = tmp_path / "done", tmp_path / "go"
@@ -343,7 +347,7 @@ def test_work_after_the_answer_holds_the_slot(kind, tmp_path):
     run(main())
 
 
-@pytest.mark.parametrize("kind", ["inline", "threads", "processes"])
+@pytest.mark.parametrize("kind", ["inline", "threads", "processes", "attached"])
 def test_work_after_the_answer_that_fails_is_only_logged(kind):
     """G8."""
 
@@ -356,7 +360,7 @@ def test_work_after_the_answer_that_fails_is_only_logged(kind):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("kind", ["inline", "threads", "processes"])
+@pytest.mark.parametrize("kind", ["inline", "threads", "processes", "attached"])
 def test_work_after_the_answer_may_not_end_the_worker(kind):
     """G8."""
 
@@ -462,7 +466,7 @@ def test_a_stream_nobody_reads_ends(kind, tmp_path):
     run(main())
 
 
-@pytest.mark.parametrize("kind", ["inline", "async", "threads", "processes"])
+@pytest.mark.parametrize("kind", ALL)
 def test_a_stream_nobody_reads_ends_also_without_credit(kind, tmp_path):
     """The client that has gone away releases nothing any more."""
 
@@ -509,7 +513,7 @@ def test_parts_released_late_are_no_credit_for_the_next_stream(tmp_path):
     run(main())
 
 
-@pytest.mark.parametrize("kind", ["async", "threads", "processes"])
+@pytest.mark.parametrize("kind", ["async", "threads", "processes", "attached"])
 def test_a_long_predict_sees_that_it_is_cancelled(kind, tmp_path):
     """Elsewhere: no way to stop work nobody waits for."""
 
@@ -616,7 +620,7 @@ def test_a_runner_that_cannot_be_opened_is_a_model_error(kind):
 
 
 @pytest.mark.parametrize("how", ["init", "exit", "missing"])
-@pytest.mark.parametrize("kind", ["inline", "threads", "processes"])
+@pytest.mark.parametrize("kind", ["inline", "threads", "processes", "attached"])
 def test_whatever_keeps_a_runner_from_opening_is_a_model_error(kind, how):
     async def main():
         pool = pool_of(kind, "Missing") if how == "missing" else pool_of(kind, "Unwilling", how=how)
@@ -657,7 +661,7 @@ def test_process_workers_need_a_runner_that_has_a_name():
 # Stopping
 
 
-@pytest.mark.parametrize("kind", ["async", "threads", "processes"])
+@pytest.mark.parametrize("kind", ["async", "threads", "processes", "attached"])
 def test_stop_lets_a_running_batch_end(kind, tmp_path):
     async def main():
         started, go = tmp_path / "started", tmp_path / "go"
@@ -681,6 +685,7 @@ def test_stop_lets_a_running_batch_end(kind, tmp_path):
         "async",
         "threads",
         "processes",
+        "attached",
     ],
 )
 def test_a_stopped_pool_offers_no_slot(kind, tmp_path):
@@ -705,7 +710,7 @@ def test_a_stopped_pool_offers_no_slot(kind, tmp_path):
 
 @pytest.mark.parametrize(
     "kind",
-    ["async", "threads", "processes"],
+    ["async", "threads", "processes", "attached"],
 )
 def test_stop_answers_what_is_late_as_unavailable(kind, tmp_path):
     """G2, G5."""
@@ -723,13 +728,13 @@ def test_stop_answers_what_is_late_as_unavailable(kind, tmp_path):
         finally:
             go.touch()
         await asyncio.sleep(0.05)
-        rig.check() if kind == "processes" else None
+        rig.check() if kind in {"processes", "attached"} else None
         assert len(rig.answers[batch]) == 1
 
     run(main())
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize("kind", ["threads", "processes", "attached"])
 def test_runners_are_closed(kind, tmp_path):
     async def main():
         log = tmp_path / "log"

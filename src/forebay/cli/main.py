@@ -21,6 +21,8 @@ examples:
   forebay serve model.py                      serve every forebay.Model in model.py on http://127.0.0.1:8080
   forebay serve model.py:Iris --workers 4     one of them, in four worker processes
   forebay serve my-project/                   a project of another server, such as one with a nucleus.yaml
+  forebay serve --attach unix:workers.socket  let workers of other environments attach, and serve their models
+  forebay worker model.py --connect unix:workers.socket
   forebay check model.py                      say what would be served, or what is wrong, and load nothing
   forebay call http://127.0.0.1:8080/models/iris '{"length": 5.1}'
 """
@@ -45,7 +47,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 2 when something the person wrote is wrong, 1 when a model fails."""
-    from forebay.cli import call, check, nucleus, serve
+    from forebay.cli import batching, call, check, nucleus, serve, worker
 
     parser = Parser(
         prog="forebay",
@@ -55,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"forebay {forebay.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    for command in (serve, check, call, nucleus):
+    for command in (serve, check, call, worker, nucleus, batching):
         command.add_parser(commands)
     options, unknown = parser.parse_known_args(arguments)
     if options.command is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from forebay.server.config import HttpConfig, Overrides
+from forebay.server.config import AttachConfig, HttpConfig, Overrides
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +22,7 @@ Serve a model or a project. TARGET is one of
 
   model.py           a Python file: every forebay.Model class in it is served at /models/NAME
   model.py:Name      one class of it
+  forebay.yaml       several of these with settings of their own, or the folder of this file
   FOLDER or FILE     a project of another server: a folder with a nucleus.yaml, or that file
 
 SIGTERM and Ctrl+C drain: the port closes, what was accepted is answered, then the exit status is 0.
@@ -43,13 +44,13 @@ def add_parser(commands: Any) -> None:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `serve` and `check` share."""
     http, worker = HttpConfig(), Overrides()
-    parser.add_argument("target", metavar="TARGET", help="what to serve")
+    parser.add_argument("target", metavar="TARGET", nargs="?", help="what to serve; may be left out with --attach")
     group = parser.add_argument_group("HTTP")
     group.add_argument("--host", metavar="ADDRESS", help=f"address to bind ({http.host}); 0.0.0.0 lets others in")
     group.add_argument("--http-port", type=int, metavar="PORT", help=f"port ({http.port}); 0 takes a free one")
-    group.add_argument("--max-body-bytes", type=_at_least(1), metavar="N", help=f"longest body ({http.max_body_bytes})")
+    group.add_argument("--max-body-bytes", type=at_least(1), metavar="N", help=f"longest body ({http.max_body_bytes})")
     group.add_argument(
-        "--max-connections", type=_at_least(1), metavar="N", help=f"connections at a time ({http.max_connections})"
+        "--max-connections", type=at_least(1), metavar="N", help=f"connections at a time ({http.max_connections})"
     )
     group.add_argument("--certfile", metavar="PEM", help="TLS certificate chain; the port then speaks HTTPS")
     group.add_argument("--keyfile", metavar="PEM", help="its private key, if it is not in the same file")
@@ -66,9 +67,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--worker-kind", choices=["inline", "thread", "process"], help=f"where models run ({worker.worker_kind})"
     )
-    group.add_argument("--workers", type=_at_least(1), metavar="N", help=f"workers of each model ({worker.workers})")
+    group.add_argument("--workers", type=at_least(1), metavar="N", help=f"workers of each model ({worker.workers})")
     group.add_argument(
-        "--max-batch-size", type=_at_least(1), metavar="N", help="samples in a batch (the model's own, 64)"
+        "--threads", type=at_least(1), metavar="N", help=f"threads of a worker that call its model ({worker.threads})"
+    )
+    group.add_argument(
+        "--python", metavar="PATH", help="interpreter of the worker processes, which must have forebay (this one)"
+    )
+    group.add_argument(
+        "--max-batch-size", type=at_least(1), metavar="N", help="samples in a batch (the model's own, 64)"
     )
     group.add_argument(
         "--max-wait-ms", type=_milliseconds, metavar="MS", help="wait for a batch to fill (only for returning clients)"
@@ -78,8 +85,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         choices=["gather", "go", "wait"],
         help="what a free worker does with a batch that is not full (gather)",
     )
-    group.add_argument("--timeout-ms", type=_at_least(1), metavar="MS", help="time a request has (30000)")
-    group.add_argument("--max-queue", type=_at_least(1), metavar="N", help="samples that may wait (4096)")
+    group.add_argument(
+        "--policy", choices=["auto"], help="auto: learn the sizes of batches and the waits that hold the objective"
+    )
+    group.add_argument(
+        "--latency-objective-ms", type=_objective, metavar="MS", help="time to answer 95 of 100 requests in"
+    )
+    group.add_argument(
+        "--isolate-errors",
+        action="store_true",
+        default=None,
+        help="halve a batch that fails as a whole until the sample at fault stands alone",
+    )
+    group.add_argument("--timeout-ms", type=at_least(1), metavar="MS", help="time a request has (30000)")
+    group.add_argument("--max-queue", type=at_least(1), metavar="N", help="samples that may wait (4096)")
+    _add_attach_options(parser)
     group = parser.add_argument_group("process")
     group.add_argument("--drain-s", type=_seconds, default=30.0, metavar="S", help="time to finish after SIGTERM (30)")
     group.add_argument("--log-format", choices=["json", "text"], help="json, or text (text at a terminal, else json)")
@@ -87,6 +107,64 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--state-dir", type=Path, metavar="FOLDER", help="where a project's readiness files go (its original's places)"
     )
+
+
+def _add_attach_options(parser: argparse.ArgumentParser) -> None:
+    usual = AttachConfig()
+    group = parser.add_argument_group("workers that attach: forebay worker FILE --connect ADDRESS")
+    group.add_argument(
+        "--attach", metavar="ADDRESS", help="let workers attach at unix:PATH or tcp:HOST:PORT, beside TARGET or without"
+    )
+    group.add_argument(
+        "--attach-secret",
+        metavar="SECRET",
+        help="what they must know, or @FILE, or in FOREBAY_SECRET; needed where other machines can connect",
+    )
+    group.add_argument(
+        "--worker-grace-s",
+        type=_seconds,
+        metavar="S",
+        help=f"requests wait so long for a worker when all have left ({usual.grace_s:g})",
+    )
+    group.add_argument(
+        "--worker-hang-s",
+        type=_seconds,
+        metavar="S",
+        help="a worker that owes an answer so long is dropped (half of the timeout)",
+    )
+    group.add_argument(
+        "--worker-hello-s",
+        type=_seconds,
+        metavar="S",
+        help=f"time in which a connection must have said what it is ({usual.hello_s:g})",
+    )
+    group.add_argument(
+        "--max-worker-connections",
+        type=at_least(1),
+        metavar="N",
+        help=f"connections of workers at a time ({usual.max_connections})",
+    )
+    group.add_argument(
+        "--max-worker-frame-bytes",
+        type=at_least(1024),
+        metavar="N",
+        help=f"longest frame that is read from a worker ({usual.max_frame_bytes})",
+    )
+
+
+def _attach_of(parsed: argparse.Namespace) -> AttachConfig:
+    from forebay.workers.proof import read_secret
+
+    given: dict[str, Any] = {
+        "address": parsed.attach,
+        "secret": read_secret(parsed.attach_secret, "--attach-secret"),
+        "grace_s": parsed.worker_grace_s,
+        "hang_s": parsed.worker_hang_s,
+        "hello_s": parsed.worker_hello_s,
+        "max_connections": parsed.max_worker_connections,
+        "max_frame_bytes": parsed.max_worker_frame_bytes,
+    }
+    return AttachConfig(**{name: value for name, value in given.items() if value is not None})
 
 
 def options_of(parsed: argparse.Namespace) -> Options:
@@ -111,6 +189,7 @@ def options_of(parsed: argparse.Namespace) -> Options:
         given=frozenset(given),
         overrides=msgspec.structs.replace(Overrides(), **{name: given[name] for name in worker if name in given}),
         log_level=parsed.log_level,
+        attach=_attach_of(parsed),
         extra_routes=not parsed.no_extra_routes,
         state_dir=parsed.state_dir,
     )
@@ -140,11 +219,15 @@ def run(parsed: argparse.Namespace) -> int:
         sys.stderr.write(f"forebay: ready at {address}{open_to}\n")
         for line in project.summary:
             sys.stderr.write(f"forebay:   {line}\n")
+        if project.app.door is not None:
+            sys.stderr.write(f"forebay:   workers attach at {project.app.door.shown}\n")
         sys.stderr.flush()
 
+    listener = HttpListener(project.http, project.routes, project.asgi)
+    project.app.watch(listener.routes_changed)
     server = Server(
         project.app,
-        HttpListener(project.http, project.routes, project.asgi),
+        listener,
         drain_s=parsed.drain_s,
         ready=ready,
         stopping=project.on_stop,
@@ -172,7 +255,9 @@ def _keys(given: list[str]) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def _at_least(lowest: int) -> Callable[[str], int]:
+def at_least(lowest: int) -> Callable[[str], int]:
+    """Return a type of arguments: whole numbers from `lowest` on."""
+
     def parse(text: str) -> int:
         try:
             value = int(text)
@@ -188,6 +273,14 @@ def _at_least(lowest: int) -> Callable[[str], int]:
 
 def _milliseconds(text: str) -> float:
     return _number(text, "milliseconds")
+
+
+def _objective(text: str) -> float:
+    value = _number(text, "milliseconds")
+    if value == 0.0:
+        msg = f"{text!r} is not possible, milliseconds above 0 are needed"
+        raise argparse.ArgumentTypeError(msg)
+    return value
 
 
 def _seconds(text: str) -> float:

@@ -8,6 +8,7 @@ once, for the fast lane and for Starlette alike.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -33,6 +34,8 @@ JSON_TYPE: Final = "application/json"
 MSGPACK_TYPE: Final = "application/msgpack"
 RAW_TYPE: Final = "application/octet-stream"
 STREAM_TYPE: Final = "text/event-stream"
+
+_MAX_FIELDS: Final = 100
 
 _FORMATS: Final = {
     JSON_TYPE: "json",
@@ -81,12 +84,14 @@ class Contract(msgspec.Struct, frozen=True):
         raw_output: The answer is bytes.
         batchable: The body is an array of samples.
         streams: The answer comes in parts.
+        query: Parameters of the query that belong to a request; they stand in its `params`, as texts.
     """
 
     raw_input: bool = False
     raw_output: bool = False
     batchable: bool = False
     streams: bool = False
+    query: tuple[str, ...] = ()
 
 
 def status_of(error: ForebayError) -> int:
@@ -127,6 +132,20 @@ def params_of(contract: Contract, content_type: str, accept: str) -> Mapping[str
         given = found
     wanted = "json" if contract.raw_output or contract.streams else _wanted(accept)
     return PARAMS[given, wanted]
+
+
+def params_with_query(contract: Contract, params: Mapping[str, str], query: bytes) -> Mapping[str, str]:
+    """Add what the query says to the formats; what the contract does not name is left out.
+
+    Raises:
+        InvalidRequest: If it has too many parameters.
+    """
+    try:
+        said = dict(parse_qsl(query.decode("latin-1"), max_num_fields=_MAX_FIELDS))
+    except ValueError as error:
+        msg = f"the query cannot be read: {error}"
+        raise InvalidRequest(msg) from error
+    return {**params, **{name: said[name] for name in contract.query if name in said}}
 
 
 def _wanted(accept: str) -> str:

@@ -10,12 +10,10 @@ import copy
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, Protocol, TypeAlias, cast
 from urllib.parse import quote
 
 import msgspec
-
-from forebay.serving.schema import WireType
 
 Json: TypeAlias = dict[str, Any]
 
@@ -31,12 +29,25 @@ _BINARY: Final = "application/octet-stream"
 _EVENTS: Final = "text/event-stream"
 
 
+class Documented(Protocol):
+    """A type as the document needs it: a `WireType`, or what one in another process said of itself."""
+
+    @property
+    def raw(self) -> bool:
+        """Whether it is bytes."""
+        ...
+
+    def json_schema(self, ref_template: str) -> tuple[Json, Json]:
+        """Return the schema and the components it points to."""
+        ...
+
+
 class Described(msgspec.Struct, frozen=True, kw_only=True):
     """What the document has to know of one endpoint."""
 
     name: str
-    input: WireType
-    output: WireType
+    input: Documented
+    output: Documented
     version: str | None = None
     description: str = ""
     streams: bool = False
@@ -275,7 +286,7 @@ class _Schemas:
     def __init__(self) -> None:
         self.components: Json = dict(_BUILT_IN)
 
-    def add(self, wire_type: WireType, endpoint: str) -> Json:
+    def add(self, wire_type: Documented, endpoint: str) -> Json:
         """Add what a type needs to the components and return its own schema."""
         schema, parts = wire_type.json_schema(_REF)
         prefix = ""

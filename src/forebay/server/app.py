@@ -14,10 +14,12 @@ from forebay.errors import ConfigError, NotFound, nearest
 from forebay.protocols.native import Contract
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from forebay.batching.auto import AutoState
     from forebay.protocols.openapi import Described
     from forebay.serving.endpoint import Endpoint
+    from forebay.workers.door import Door
 
 log = logging.getLogger("forebay")
 
@@ -46,6 +48,9 @@ class App:
             ConfigError: If two have the same name.
         """
         self._served: dict[str, Served] = {}
+        self._on_change: list[Callable[[], None]] = []
+        self.door: Door | None = None
+        """Where workers attach, and with them endpoints; opened and closed with the app."""
         for one in served:
             if one.endpoint.name in self._served:
                 msg = f"two models are named '{one.endpoint.name}'; give one of them another `name`"
@@ -65,6 +70,18 @@ class App:
         """The endpoint, if there is just one: it also answers without its name."""
         return next(iter(self._served.values())) if len(self._served) == 1 else None
 
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Call this whenever an endpoint joins or is replaced while the app runs."""
+        self._on_change.append(on_change)
+
+    def put(self, served: Served) -> Served | None:
+        """Let an endpoint join while the app runs; returns the one whose place it takes, if there was one."""
+        replaced = self._served.get(served.endpoint.name)
+        self._served[served.endpoint.name] = served
+        for on_change in self._on_change:
+            on_change()
+        return replaced
+
     def find(self, name: str) -> Served:
         """Return an endpoint.
 
@@ -76,7 +93,7 @@ class App:
             return found
         hint = nearest(name, self._served)
         known = ", ".join(f"'{known}'" for known in list(self._served)[:10])
-        did_you_mean = f"; did you mean '{hint}'?" if hint else f"; there is {known}"
+        did_you_mean = f"; did you mean '{hint}'?" if hint else f"; there is {known or 'none yet'}"
         msg = f"there is no model '{name[:100]}'{did_you_mean}"
         raise NotFound(msg)
 
@@ -85,8 +102,11 @@ class App:
 
         Raises:
             ModelError: If a model could not be loaded; what was started is stopped again.
+            ConfigError: If the door for workers cannot be opened.
         """
         started = time.monotonic()
+        if self.door is not None:
+            await self.door.start()
         endpoints = [one.endpoint for one in self._served.values()]
         try:
             async with asyncio.TaskGroup() as group:
@@ -100,13 +120,17 @@ class App:
     async def drain(self, grace_s: float) -> None:
         """Refuse new requests, let open ones end within `grace_s`, stop the workers."""
         self.is_draining = True
+        if self.door is not None:
+            self.door.close()
         await asyncio.gather(*(one.endpoint.drain(grace_s) for one in self._served.values()))
+        if self.door is not None:
+            self.door.stop()
 
     def problems(self) -> list[str]:
         """Return why the server is not ready; empty if it is."""
         if self.is_draining:
             return ["the server is draining"]
-        found: list[str] = []
+        found: list[str] = [] if self._served else ["no model is served yet: none of its workers has attached"]
         for name, one in self._served.items():
             if not one.endpoint.accepting:
                 found.append(f"model '{name}' is loading")
@@ -135,9 +159,33 @@ class App:
                 "max_queue": batching.capacity,
                 "batches": sizes.count,
                 "mean_batch_size": round(sizes.total / sizes.count, 2) if sizes.count else None,
+                "auto": None if endpoint.auto is None else _told(endpoint.auto),
             },
             "timeout_ms": round(endpoint.config.timeout_s * 1000),
-            "workers": {"slots": pool.slots, "idle": pool.idle, "alive": pool.alive, "restarts": pool.restarts},
+            "workers": {
+                "slots": pool.slots,
+                "idle": pool.idle,
+                "alive": pool.alive,
+                "restarts": pool.restarts,
+                "joined": pool.joined,
+                "left": pool.left,
+            },
             "in_flight": endpoint.in_flight,
             "waiting": endpoint.waiting,
         }
+
+
+def _told(auto: AutoState) -> dict[str, Any]:
+    """Return what a latency objective has led to, in the units of the page."""
+    return {
+        "latency_objective_ms": auto.objective_s * 1000,
+        "objective_held": auto.objective_held,
+        "because": auto.because or None,
+        "late": round(auto.late, 4),
+        "batch_size": auto.size,
+        "waits_for": auto.goal,
+        "wait_ms": round(auto.wait_s * 1000, 3),
+        "fixed_ms": round(auto.fixed_s * 1000, 4),
+        "per_sample_ms": round(auto.per_row_s * 1000, 4),
+        "samples_per_s": round(auto.rows_per_s, 1),
+    }

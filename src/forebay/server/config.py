@@ -50,17 +50,50 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         worker_kind: Where models run.
         workers: Workers of each model.
+        threads: Threads of each worker that call its model.
+        python: Interpreter of the worker processes; None takes the server's own.
         max_batch_size: Samples in a batch.
         max_wait_ms: Wait for a batch to fill.
         idle: What a free worker does with a batch that is not full.
         timeout_ms: Time a request has.
         max_queue: Samples that may wait.
+        policy: "auto" learns sizes and waits of batches that hold the objective.
+        latency_objective_ms: The time that 95 of 100 requests are to be answered in.
+        isolate_errors: Halve batches that fail as a whole until the sample at fault stands alone.
     """
 
     worker_kind: WorkerKind = "process"
     workers: int = 1
+    threads: int = 1
+    python: str | None = None
     max_batch_size: int | None = None
     max_wait_ms: float | None = None
     idle: Literal["gather", "go", "wait"] | None = None
     timeout_ms: int | None = None
     max_queue: int | None = None
+    policy: Literal["auto"] | None = None
+    latency_objective_ms: float | None = None
+    isolate_errors: bool = False
+
+
+class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Workers that somebody else starts and that attach to this server.
+
+    Attributes:
+        address: Where they dial in, `unix:PATH` or `tcp:HOST:PORT`; None lets nobody attach.
+        secret: What they must know; needed where other machines can connect.
+        hello_s: Time in which a connection must have said what it is.
+        grace_s: How long requests wait for a worker when the last one has left, before they get 503.
+        hang_s: A worker that owes an answer for this time is dropped and its batch handed on; None takes half of the
+            endpoint's timeout.
+        max_connections: Connections at a time; each thread of a worker has one.
+        max_frame_bytes: Longest frame that is read from a worker.
+    """
+
+    address: str | None = None
+    secret: bytes | None = None
+    hello_s: float = 5.0
+    grace_s: float = 5.0
+    hang_s: float | None = None
+    max_connections: int = 256
+    max_frame_bytes: int = 256 * 1024 * 1024

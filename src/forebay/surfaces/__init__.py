@@ -16,23 +16,36 @@ def surfaces() -> list[Surface]:
     """Return all surfaces, in the order in which they are asked."""
     from forebay.surfaces.native import NativeSurface
     from forebay.surfaces.nucleus import NucleusSurface
+    from forebay.surfaces.ventu.surface import VentuSurface
 
-    return [NativeSurface(), NucleusSurface()]
+    return [VentuSurface(), NativeSurface(), NucleusSurface()]
 
 
-def build(target: str, options: Options) -> Project:
-    """Build the project a target names.
+def build(target: str | None, options: Options) -> Project:
+    """Build the project a target names; None is one that has only what attaches.
 
     Raises:
         ConfigError: If no surface knows it, or it is wrong.
     """
-    known = surfaces()
-    for surface in known:
+    if target is None:
+        from forebay.surfaces.native import NativeSurface
+
+        if options.attach.address is None:
+            msg = "nothing to serve: give a TARGET, such as model.py, or let workers attach with --attach ADDRESS"
+            raise ConfigError(msg)
+        return NativeSurface().build(None, options)
+    for surface in surfaces():
         if surface.detect(target):
+            if surface.name != "native" and (options.attach.address or options.overrides.python):
+                msg = f"--attach and --python are for forebay's own models; {target} is a {surface.name} project"
+                raise ConfigError(msg)
             return surface.build(target, options)
     path = Path(target)
     found = "is a folder without a project file" if path.is_dir() else "is no project file"
     if not path.exists():
         found = "does not exist"
-    msg = f"{target} {found}; give a Python file with a forebay.Model, file.py:Name, or a folder with a nucleus.yaml"
+    msg = (
+        f"{target} {found}; give a Python file with a forebay.Model, file.py:Name, "
+        "or a folder with a forebay.yaml or a nucleus.yaml"
+    )
     raise ConfigError(msg)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from forebay.server.app import App
-from forebay.server.config import HttpConfig, Overrides
+from forebay.server.config import AttachConfig, HttpConfig, Overrides
 from forebay.transports.http.exchange import Route
 
 
@@ -21,6 +21,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         http: The HTTP front; a project may set what the command line left at its default.
         given: Names of the options the person gave, so that a project's own settings do not undo them.
         overrides: What holds for every model.
+        attach: Where workers that somebody else starts may attach.
         log_level: Level of the logs, None if the person gave none.
         extra_routes: Whether forebay's own paths answer beside the project's.
         state_dir: Folder for files the project's original keeps in fixed places; None takes those places.
@@ -29,6 +30,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     http: HttpConfig
     given: frozenset[str] = frozenset()
     overrides: Overrides = Overrides()
+    attach: AttachConfig = AttachConfig()
     log_level: str | None = None
     extra_routes: bool = True
     state_dir: Path | None = None

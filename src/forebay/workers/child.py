@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from forebay.errors import BadOutcome, ForebayError
+from forebay.errors import BadOutcome, ConfigError, ForebayError, InvalidRequest
 from forebay.types.call import Failure
-from forebay.workers import frames
+from forebay.workers import frames, proof
+from forebay.workers.address import dial, parse_address
 from forebay.workers.cancel import probe
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.pool import CREDIT, checked, do_after, failure_of, split_after
@@ -35,8 +36,11 @@ from forebay.workers.shm import ArenaReader, ArenaWriter
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from forebay.workers.address import Address
     from forebay.workers.runner import Runner
 
+HANDSHAKE_S = 60.0
+"""Time in which a server must have answered a hello."""
 _RECEIVE_BYTES = 1 << 18
 
 
@@ -48,23 +52,46 @@ class Item(msgspec.Struct, gc=False):
     size: int
 
 
-class Connection:
-    """One slot's connection to the server, used by one thread."""
+class Refused(ConfigError):
+    """The server does not let this worker in, or does not prove who it is."""
 
-    def __init__(self, address: str, worker: int | None, *, first: bool) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect(address.removeprefix("unix:"))
+
+class Connection:
+    """One slot's connection to the server, used by one thread; only `leave` may be called from others.
+
+    Attributes:
+        options: What the server answered to the hello.
+    """
+
+    def __init__(self, address: Address, about: Mapping[str, Any], secret: bytes | None = None) -> None:
+        """Dial and say hello.
+
+        Args:
+            address: Where the server listens.
+            about: What the hello says.
+            secret: What the server must know as well.
+
+        Raises:
+            OSError, EOFError: If nobody is there, or goes away.
+            Refused: With the server's reason.
+        """
+        self._address = address
+        self._socket = dial(address, HANDSHAKE_S)
+        self._sending = threading.Lock()
         self._reader = frames.FrameReader(self._view)
         self._inbox: deque[Any] = deque()
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
         self._incoming: ArenaReader | None = None
         self._outgoing: ArenaWriter | None = None
-        self.send(["hello", frames.VERSION, {"pid": os.getpid(), "worker": worker, "first": first}])
-        self.welcome = self.receive()
-        arena = self.welcome[1].get("arena")
-        if arena:
-            self._incoming = ArenaReader(arena + ".in")
-            self._outgoing = ArenaWriter(Path(arena + ".out"))
+        self._shares = True
+        try:
+            self._socket.settimeout(HANDSHAKE_S)
+            self.options = self._say_hello(about, secret)
+            self._socket.settimeout(None)
+            self._open_arenas(self.options.get("arena"))
+        except BaseException:
+            self.close()
+            raise
 
     def send(self, message: Sequence[Any]) -> None:
         """Write one frame, however long that takes: the server always reads."""
@@ -72,7 +99,19 @@ class Connection:
 
     def send_frame(self, frame: bytes) -> None:
         """Write a frame that is encoded already."""
-        self._socket.sendall(frame)
+        with self._sending:
+            self._socket.sendall(frame)
+
+    def ask(self) -> None:
+        """Ask for the first batch."""
+        self.send(["ready"] if self._shares else ["ready", False])
+
+    def leave(self) -> None:
+        """Ask for no more; the server answers with a stop once it has the last result."""
+        try:
+            self.send(["leaving"])
+        except OSError:
+            pass  # the server is gone, and nothing more comes from it
 
     def receive(self) -> Any:
         """Wait for the next message.
@@ -107,14 +146,58 @@ class Connection:
         if self._outgoing is not None:
             self._outgoing.close()
 
+    def _say_hello(self, about: Mapping[str, Any], secret: bytes | None) -> Mapping[str, Any]:
+        mine = proof.nonce()
+        self.send(["hello", frames.VERSION, about if secret is None else {**about, "nonce": mine}])
+        try:
+            kind, *rest = self._answer()
+            if secret is not None:
+                theirs: Any = rest[0] if kind == "challenge" else b""
+                if theirs:
+                    self.send(["proof", proof.proof(secret, "worker", theirs, mine)])
+                    kind, *rest = self._answer()
+                if kind != "welcome" or not proof.is_proof(rest[0], secret, "server", theirs, mine):
+                    msg = (
+                        f"the server at {self._address} does not prove that it knows the secret; start it with the "
+                        "same one (--attach-secret), or give this worker none"
+                    )
+                    raise Refused(msg)
+                kind, *rest = self._answer()
+            if kind != "open":
+                msg = f"{kind!r} is no answer to a hello"
+                raise InvalidRequest(msg)
+            return rest[0]
+        except (InvalidRequest, LookupError, TypeError, ValueError) as error:
+            msg = f"what listens at {self._address} does not speak the worker protocol; is it where workers attach?"
+            raise Refused(msg) from error
+
+    def _answer(self) -> Any:
+        message = self.receive()
+        if message[0] == "refused":
+            msg = f"the server at {self._address} refuses this worker: {message[1]}"
+            raise Refused(msg)
+        return message
+
+    def _open_arenas(self, arena: str | None) -> None:
+        if not arena:
+            return
+        try:
+            self._incoming = ArenaReader(arena + ".in")
+            self._outgoing = ArenaWriter(Path(arena + ".out"))
+        except OSError:  # another container or user: what is large then goes through the socket
+            self._incoming = self._outgoing = None
+            self._shares = False
+
     def _view(self, offset: int, length: int) -> memoryview:
-        assert self._incoming is not None
+        if self._incoming is None:
+            msg = "the server placed bytes in shared memory that was never agreed on"
+            raise InvalidRequest(msg)
         return self._incoming.view(offset, length)
 
 
 def serve(connection: Connection, runner: Runner) -> None:
     """Ask for batches and run them until the server says stop or is gone."""
-    connection.send(["ready"])
+    connection.ask()
     while True:
         try:
             message = connection.receive()
@@ -167,7 +250,7 @@ def _run(connection: Connection, runner: Runner, batch_id: int, items: list[Item
 def _result(connection: Connection, batch_id: int, outcomes: Sequence[Any], seconds: float, *, ready: bool) -> bytes:
     failures = None
     if Failure in set(map(type, outcomes)):
-        failures = {i: _wire_error(outcome.error) for i, outcome in enumerate(outcomes) if type(outcome) is Failure}
+        failures = {i: wire_error(outcome.error) for i, outcome in enumerate(outcomes) if type(outcome) is Failure}
         outcomes = [None if type(outcome) is Failure else outcome for outcome in outcomes]
     return frames.encode(["result", batch_id, connection.place(outcomes), failures, seconds, ready])
 
@@ -181,7 +264,7 @@ def _stream(connection: Connection, batch_id: int, count: int, steps: Iterator[S
                 credit += message[1]
             elif message[0] in {"cancel", "stop"}:
                 return
-        failures = {i: _wire_error(part.error) for i, part in enumerate(parts) if type(part) is Failure}
+        failures = {i: wire_error(part.error) for i, part in enumerate(parts) if type(part) is Failure}
         plain = [None if type(part) is Failure else part for part in checked(parts, count)]
         connection.send(["part", batch_id, plain, failures or None])
         credit -= 1
@@ -192,7 +275,8 @@ def _stream(connection: Connection, batch_id: int, count: int, steps: Iterator[S
         close()
 
 
-def _wire_error(error: ForebayError) -> list[Any]:
+def wire_error(error: ForebayError) -> list[Any]:
+    """Return an error as it stands in frames."""
     detail = error.detail
     try:
         frames.encode(detail)
@@ -202,7 +286,7 @@ def _wire_error(error: ForebayError) -> list[Any]:
 
 
 def _open(connection: Connection) -> Runner | None:
-    options = connection.welcome[1]
+    options = connection.options
     for path in options.get("path", ()):
         if path not in sys.path:
             sys.path.append(path)
@@ -210,7 +294,7 @@ def _open(connection: Connection) -> Runner | None:
         runner = RunnerSpec(factory=options["factory"], kwargs=options["kwargs"]).build()
         runner.open(WorkerContext(index=options["index"], threads=options["threads"]))
     except BaseException as error:  # noqa: BLE001 - sys.exit in a model's constructor is a failure to load as well
-        connection.send(["failed", *_wire_error(failure_of(error).error)])
+        connection.send(["failed", *wire_error(failure_of(error).error)])
         return None
     gc.collect()
     gc.freeze()  # what is loaded now stays: the collector need not walk over it again and again
@@ -229,13 +313,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, _leave_it_to_the_server)
     keep_freed_memory()
     try:
-        connection = Connection(options.connect, options.worker, first=True)
+        address = parse_address(options.connect)
+        connection = Connection(address, _about(options.worker, first=True))
         runner = _open(connection)
         if runner is None:
             return 1
         threads = [
-            threading.Thread(target=_join, args=(options.connect, options.worker, runner), daemon=True)
-            for _ in range(connection.welcome[1]["threads"] - 1)
+            threading.Thread(target=_join, args=(address, options.worker, runner), daemon=True)
+            for _ in range(connection.options["threads"] - 1)
         ]
         for thread in threads:
             thread.start()
@@ -253,9 +338,13 @@ def _leave_it_to_the_server(_number: int, _frame: object) -> None:
     """Go on: the worker ends when the server says so or is gone."""
 
 
-def _join(address: str, worker: int | None, runner: Runner) -> None:
+def _about(worker: int | None, *, first: bool) -> dict[str, Any]:
+    return {"pid": os.getpid(), "worker": worker, "first": first}
+
+
+def _join(address: Address, worker: int | None, runner: Runner) -> None:
     try:
-        connection = Connection(address, worker, first=False)
+        connection = Connection(address, _about(worker, first=False))
         serve(connection, runner)
         connection.close()
     except (EOFError, ConnectionError):

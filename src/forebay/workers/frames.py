@@ -25,13 +25,14 @@ MAX_FRAME_BYTES = 1 << 30
 SHARED = 1
 """Code of the msgpack extension that stands for bytes in the shared arena: offset and length, 8 bytes each."""
 
-_HEADER = 4
+HEADER = 4
+"""Bytes of the length before each message."""
 
 
 def encode(message: Any) -> bytes:
     """Return one frame."""
     payload = _encoder.encode(message)
-    return len(payload).to_bytes(_HEADER, "big") + payload
+    return len(payload).to_bytes(HEADER, "big") + payload
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -58,20 +59,20 @@ class FrameReader:
             InvalidRequest: If a frame is too long or is not msgpack; the connection is of no use after that.
         """
         buffer = self._buffer
-        size = len(data) - _HEADER
-        if not buffer and 0 <= size <= self._max_bytes and int.from_bytes(data[:_HEADER], "big") == size:
-            yield self._decode(memoryview(data)[_HEADER:])  # one whole frame, as nearly always
+        size = len(data) - HEADER
+        if not buffer and 0 <= size <= self._max_bytes and int.from_bytes(data[:HEADER], "big") == size:
+            yield self._decode(memoryview(data)[HEADER:])  # one whole frame, as nearly always
             return
         buffer += data
-        while len(buffer) >= _HEADER:
-            length = int.from_bytes(buffer[:_HEADER], "big")
+        while len(buffer) >= HEADER:
+            length = int.from_bytes(buffer[:HEADER], "big")
             if length > self._max_bytes:
                 msg = f"a frame of {length} bytes was announced, at most {self._max_bytes} are read"
                 raise InvalidRequest(msg)
-            end = _HEADER + length
+            end = HEADER + length
             if len(buffer) < end:
                 return
-            frame = bytes(memoryview(buffer)[_HEADER:end])
+            frame = bytes(memoryview(buffer)[HEADER:end])
             del buffer[:end]
             yield self._decode(frame)
 

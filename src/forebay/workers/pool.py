@@ -32,12 +32,16 @@ class PoolStatistics(msgspec.Struct, frozen=True):
         idle: Slots that could take a batch now.
         restarts: Workers replaced since the start.
         alive: Workers that are up.
+        joined: Workers that ever came, where they come by themselves.
+        left: Those of them that are gone.
     """
 
     slots: int
     idle: int
     restarts: int = 0
     alive: int = 0
+    joined: int = 0
+    left: int = 0
 
 
 class Pool(Protocol):

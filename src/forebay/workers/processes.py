@@ -62,11 +62,13 @@ class ProcessPool(SlotPool[Slot]):
         *,
         workers: int = 1,
         threads: int = 1,
+        python: str | None = None,
         env: Mapping[str, str] | None = None,
         path: Sequence[str] = (),
         cwd: str | None = None,
         stagger: bool = False,
         stuck_s: float | None = 30.0,
+        isolates: bool = False,
         on_death: Callable[[int], None] | None = None,
     ) -> None:
         """Describe the workers; `start` brings them up.
@@ -75,18 +77,21 @@ class ProcessPool(SlotPool[Slot]):
             spec: What each worker runs.
             workers: Processes.
             threads: Slots in each.
+            python: Their interpreter, which must have forebay; None takes this process's own.
             env: Environment of the workers, all of it; None hands on this process's own.
             path: Folders appended to the workers' `sys.path`.
             cwd: Their working folder.
             stagger: Open one runner after the other instead of all at once.
             stuck_s: A worker that goes on with a batch nobody waits for is replaced after this time; None lets it.
+            isolates: Run a batch that lost two workers once more, each of its entries alone.
             on_death: Called with the exit status when a worker dies; None replaces it.
         """
-        super().__init__()
+        super().__init__(isolates=isolates)
         spec.require_portable()
         self.restarts = 0
         self._spec = spec
         self._threads = threads
+        self._python = python or sys.executable
         self._env = env
         self._path = list(path)
         self._cwd = cwd
@@ -259,7 +264,7 @@ class ProcessPool(SlotPool[Slot]):
         arguments = ["-P", "-m", "forebay.workers.child", "--connect", address, "--worker", str(worker.index)]
         env = dict(os.environ if self._env is None else self._env)
         worker.process = await asyncio.create_subprocess_exec(
-            sys.executable, *arguments, env=env, cwd=self._cwd, stdin=asyncio.subprocess.DEVNULL
+            self._python, *arguments, env=env, cwd=self._cwd, stdin=asyncio.subprocess.DEVNULL
         )
 
     def _ended(self, worker: Worker, status: int, lived_s: float) -> None:

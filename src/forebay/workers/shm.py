@@ -9,6 +9,7 @@ grows with the largest batch; reusing it costs one copy, a new one each time wou
 from __future__ import annotations
 
 import fcntl
+import itertools
 import mmap
 import os
 import shutil
@@ -65,6 +66,28 @@ def _remove_if_dead(folder: Path) -> None:
         return
     shutil.rmtree(folder, ignore_errors=True)
     os.close(descriptor)
+
+
+class ArenaFolder:
+    """Names for arenas in a private folder, which is made when the first one is asked for."""
+
+    def __init__(self) -> None:
+        self._made: tuple[Path, int, bool] | None = None
+        self._names = itertools.count()
+
+    def path(self) -> str | None:
+        """Return a new name for the two arenas of a slot, or None where files do not lie in memory."""
+        self._made = self._made or private_folder()
+        folder, _, in_memory = self._made
+        return f"{folder}/{next(self._names)}" if in_memory else None
+
+    def close(self) -> None:
+        """Remove the folder; arenas that are open stay usable."""
+        if self._made is not None:
+            folder, lock, _ = self._made
+            self._made = None
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
 
 
 class ArenaWriter:

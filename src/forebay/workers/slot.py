@@ -7,6 +7,8 @@ A slot's state is one of
                                             (busy --result with work--> finishing --ready--> idle)
 
 and every state ends in *gone* when the connection closes, which the kernel tells at once however the process died.
+A worker is only half trusted, for somebody else may have started it: what does not fit the state or the types of the
+protocol ends the connection before anything of it is acted on, and the batch is handed on like that of a dead worker.
 """
 
 from __future__ import annotations
@@ -15,12 +17,17 @@ import asyncio
 import functools
 import itertools
 import logging
+import math
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import msgspec
 
 from forebay.errors import InternalError, InvalidRequest, revive
 from forebay.types.call import Failure
 from forebay.workers import frames, shm
+from forebay.workers.pool import CREDIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +53,10 @@ class Dialled(Protocol):
         """The slot asks for work; `before` hands over its last answers."""
         ...
 
+    def retire(self, slot: Slot) -> None:
+        """The slot takes no more work."""
+        ...
+
     def failed(self, slot: Slot, kind: str, message: str, detail: Any, trace: str) -> None:
         """The worker could not open its runner."""
         ...
@@ -66,14 +77,33 @@ class Dialled(Protocol):
 class Slot(asyncio.Protocol):
     """The server's end of one connection of a worker."""
 
-    def __init__(self, pool: Dialled) -> None:
+    def __init__(
+        self,
+        pool: Dialled,
+        max_frame_bytes: int = frames.MAX_FRAME_BYTES,
+        check: Callable[[Batch, Sequence[Any]], None] | None = None,
+    ) -> None:
+        """Make a slot.
+
+        Args:
+            pool: What it belongs to.
+            max_frame_bytes: Longest frame that is read.
+            check: Given a batch and its outcomes, or the parts of one step, raises `InvalidRequest` if they are not of
+                the types the endpoint answers with; None where the worker is forebay's own.
+        """
         self._pool = pool
+        self._check = check
         self._transport: asyncio.Transport | None = None
-        self._reader = frames.FrameReader(self._view)
+        self._reader = frames.FrameReader(self._view, max_frame_bytes)
         self._outgoing: shm.ArenaWriter | None = None
         self._incoming: shm.ArenaReader | None = None
         self._arena: str | None = None
         self._credit = 0
+        self._room = 0
+        self._heard = 0.0
+        self._has_greeted = False
+        self._may_ask = False
+        self._is_leaving = False
         self.streamed = False
         self.worker: Any = None
         self.batch: Batch | None = None
@@ -89,9 +119,8 @@ class Slot(asyncio.Protocol):
         try:
             for message in self._reader.feed(data):
                 self._act(message)
-        except (InvalidRequest, LookupError, TypeError, ValueError, OSError) as error:
-            log.warning("a worker does not speak the protocol and is hung up on: %s", error)
-            self.hang_up()
+        except (InvalidRequest, LookupError, TypeError, ValueError, OSError, MemoryError) as error:
+            self.drop(f"it does not speak the protocol: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the pool, which hands the batch on."""
@@ -99,10 +128,18 @@ class Slot(asyncio.Protocol):
             self._outgoing.close()
         if self._incoming is not None:
             self._incoming.close()
+        if self._arena is not None:
+            Path(self._arena + ".out").unlink(missing_ok=True)
         self._pool.gone(self)
+
+    @property
+    def owes_since(self) -> float | None:
+        """Since when the worker owes the next sign of life; None while it is idle or waits for slow clients."""
+        return None if self.batch is None or self._room <= 0 else self._heard
 
     def open(self, options: Mapping[str, Any]) -> None:
         """Answer a hello."""
+        self._may_ask = True
         self._arena = self._pool.arena_path()
         if self._arena is not None:
             self._outgoing = shm.ArenaWriter(Path(self._arena + ".in"))
@@ -130,6 +167,8 @@ class Slot(asyncio.Protocol):
         self.batch, self.done, self.batch_id = batch, done, batch_id
         self.streamed = False
         self._credit = 0
+        self._room = int(CREDIT)
+        self._heard = time.monotonic()
         batch.attempts += 1
         batch.on_cancel = self._cancel
         if self._transport is not None:
@@ -149,54 +188,120 @@ class Slot(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _act(self, message: list[Any]) -> None:
+    def drop(self, reason: str) -> None:
+        """Close the connection, with the reason in the log."""
+        log.warning("a worker is hung up on: %s", reason)
+        self.hang_up()
+
+    def _act(self, message: Any) -> None:
         kind = message[0]
         if kind == "result":
             _, batch_id, outcomes, failures, seconds, ready = message
-            if batch_id == self.batch_id and self.batch is not None:
-                self._finish(outcomes, failures, seconds, ready=ready)
+            self._require_running(batch_id)
+            self._finish(outcomes, failures, seconds, ready=ready)
         elif kind == "part":
             _, batch_id, parts, failures = message
-            if batch_id == self.batch_id and self.batch is not None and self.batch.on_parts is not None:
-                self.streamed = True
-                self.batch.on_parts(_with_failures(parts, failures), functools.partial(self._grant, batch_id))
+            self._require_running(batch_id)
+            self._hand_part(parts, failures)
         elif kind == "ready":
+            if not self._may_ask:
+                msg = "it asks for work out of turn"
+                raise InvalidRequest(msg)
+            self._may_ask = False
             if self._incoming is None and self._arena is not None:
-                self._incoming = shm.ArenaReader(self._arena + ".out")
-                for suffix in (".in", ".out"):  # both sides have it open: nothing is left behind whatever happens now
-                    Path(self._arena + suffix).unlink(missing_ok=True)
-            self._pool.ready(self)
+                self._share(is_possible=len(message) == 1)
+            if self._is_leaving:
+                self.stop()
+            else:
+                self._pool.ready(self)
         elif kind == "hello":
             _, version, about = message
             if version != frames.VERSION:
                 msg = f"it speaks version {version} of the protocol, this server version {frames.VERSION}"
                 raise InvalidRequest(msg)
+            if self._has_greeted:
+                msg = "it says hello twice"
+                raise InvalidRequest(msg)
+            self._has_greeted = True
             self._pool.greeted(self, about)
-        elif kind == "failed":
-            self._pool.failed(self, *message[1:])
+        elif kind == "leaving" and not self._is_leaving:
+            self._is_leaving = True
+            if self.batch is None:
+                self._pool.retire(self)
+                self.stop()
+        elif kind == "failed" and self._may_ask:
+            _, name, text, detail, trace = message
+            self._pool.failed(self, str(name), str(text), detail, str(trace))
         else:
-            msg = f"{kind!r} is not a message of the protocol"
+            msg = f"{str(kind)[:40]!r} is not a message of the protocol here"
             raise InvalidRequest(msg)
 
-    def _finish(self, outcomes: list[Any], failures: dict[int, Any] | None, seconds: float, *, ready: bool) -> None:
+    def _require_running(self, batch_id: Any) -> None:
+        if self.batch is None or batch_id != self.batch_id:
+            msg = f"it answers batch {str(batch_id)[:40]}, which it was not given"
+            raise InvalidRequest(msg)
+
+    def _share(self, *, is_possible: bool) -> None:
+        """Open what the worker writes; both sides then have both files open, so that nothing is left behind."""
+        assert self._arena is not None
+        try:
+            if is_possible:
+                self._incoming = shm.ArenaReader(self._arena + ".out")
+            elif self._outgoing is not None:
+                self._outgoing.close()
+                self._outgoing = None
+        finally:
+            for suffix in (".in", ".out"):
+                Path(self._arena + suffix).unlink(missing_ok=True)
+            self._arena = None
+
+    def _hand_part(self, parts: Any, failures: Any) -> None:
+        batch = self.batch
+        if batch is None or batch.on_parts is None:
+            msg = "it sends parts of an answer that is not streamed"
+            raise InvalidRequest(msg)
+        found = self._checked(batch, parts, failures)
+        self.streamed = True
+        self._room -= 1
+        self._heard = time.monotonic()
+        batch.on_parts(found, functools.partial(self._grant, self.batch_id))
+
+    def _finish(self, outcomes: Any, failures: Any, seconds: Any, *, ready: Any) -> None:
         batch, done = self.batch, self.done
         assert batch is not None
         assert done is not None
-        if len(outcomes) != len(batch.entries):
-            msg = f"it answered {len(outcomes)} of {len(batch.entries)} items"
+        if type(seconds) not in {int, float} or not 0.0 <= seconds < math.inf:
+            msg = f"it says that a batch took {str(seconds)[:40]} seconds"
             raise InvalidRequest(msg)
-        # What lies in the arena is copied out before the worker may write the next answers over it.
-        found = outcomes
-        if memoryview in set(map(type, outcomes)):
-            found = [bytes(outcome) if type(outcome) is memoryview else outcome for outcome in outcomes]
+        found = self._checked(batch, outcomes, failures)
         self.batch = self.done = None
         batch.on_cancel = None
         batch.model_s = seconds
+        if ready and not self._is_leaving:
+            self._pool.ready(self, before=lambda: done(batch, found))
+            return
+        done(batch, found)
         if ready:
-            self._pool.ready(self, before=lambda: done(batch, _with_failures(found, failures)))
+            self.stop()
         else:
-            done(batch, _with_failures(found, failures))
+            self._may_ask = True
             self.send(["written", self.batch_id])
+
+    def _checked(self, batch: Batch, outcomes: Any, failures: Any) -> list[Any]:
+        """Return the outcomes as the pool hands them on, or raise before anything has changed."""
+        if type(outcomes) is not list or len(cast("list[Any]", outcomes)) != len(batch.entries):
+            found = len(cast("list[Any]", outcomes)) if isinstance(outcomes, list) else type(outcomes).__name__
+            msg = f"it answered {found} of {len(batch.entries)} items"
+            raise InvalidRequest(msg)
+        found = cast("list[Any]", outcomes)
+        # What lies in the arena is copied out before the worker may write the next answers over it.
+        if memoryview in set(map(type, found)):
+            found = [bytes(outcome) if type(outcome) is memoryview else outcome for outcome in found]
+        for index, failure in cast("dict[int, Sequence[Any]]", failures or {}).items():
+            found[index] = _failure(*failure)
+        if self._check is not None:
+            self._check(batch, found)
+        return found
 
     def _grant(self, batch_id: int) -> None:
         if batch_id != self.batch_id:
@@ -205,6 +310,8 @@ class Slot(asyncio.Protocol):
         if self._credit == CREDIT_STEP:
             self.send(["credit", CREDIT_STEP])
             self._credit = 0
+            self._room += CREDIT_STEP
+            self._heard = time.monotonic()
 
     def _cancel(self) -> None:
         self.send(["cancel", self.batch_id])
@@ -217,8 +324,10 @@ class Slot(asyncio.Protocol):
         return self._incoming.view(offset, length)
 
 
-def _with_failures(found: list[Any], failures: dict[int, Any] | None) -> list[Any]:
-    if failures:
-        for index, (kind, message, detail, trace) in failures.items():
-            found[index] = Failure(revive(kind, message, detail, trace))
-    return found
+def _failure(kind: Any, message: Any, detail: Any, trace: Any) -> Failure:
+    if not isinstance(kind, str) or not isinstance(message, str) or not isinstance(trace, str):
+        msg = "a failure is not described in words"
+        raise InvalidRequest(msg)
+    if detail is not None:
+        msgspec.json.encode(detail, enc_hook=str)  # it will stand in an answer: raises now if it cannot
+    return Failure(revive(kind, message, detail, trace))

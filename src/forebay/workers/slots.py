@@ -2,8 +2,8 @@
 """What pools whose workers dial in have in common: idle slots, and batches that lost their worker.
 
 Theory of operation. A connection is a slot. What a slot was running when its connection closed is handed to the next
-idle slot, once; if that one is lost too, every sample of the batch gets its own error. A batch is therefore answered
-exactly once, on the loop, however its workers end.
+idle slot, once; if that one is lost too, every sample of the batch gets its own error, or, where the pool isolates, is
+run alone to find the one at fault. A batch is therefore answered exactly once, on the loop, however its workers end.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from forebay.errors import Unavailable
+from forebay.types.batch import Batch
 from forebay.types.call import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from forebay.types.batch import Batch, Done
+    from forebay.types.batch import Done
 
 
 class Slot(Protocol):
@@ -27,11 +28,18 @@ class Slot(Protocol):
         batch: What it is running; None while it is idle.
         done: Whom to tell.
         streamed: Whether parts of the running batch's answer have left already, so that it cannot be run again.
+        worker: Whose it is: slots of one worker have equal ones.
     """
 
     batch: Batch | None
     done: Done | None
     streamed: bool
+    worker: Any
+
+    @property
+    def owes_since(self) -> float | None:
+        """Since when, in the loop's clock, the worker owes the next sign of life; None if it is not its turn."""
+        ...
 
     def run(self, batch: Batch, done: Done) -> None:
         """Give the worker a batch."""
@@ -39,6 +47,10 @@ class Slot(Protocol):
 
     def stop(self) -> None:
         """Tell the worker to end once it has answered."""
+        ...
+
+    def drop(self, reason: str) -> None:
+        """Close the connection, with the reason in the log."""
         ...
 
 
@@ -51,8 +63,14 @@ class SlotPool(Generic[S]):
     idle: int
     """Slots that could take a batch now."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, isolates: bool = False) -> None:
+        """Begin without slots.
+
+        Args:
+            isolates: Whether a batch that lost two workers is run once more, each of its entries alone.
+        """
         self.idle = 0
+        self._isolates = isolates
         self._on_idle: Callable[[], None] = lambda: None
         self._idle_slots: deque[S] = deque()
         self._orphans: deque[tuple[Batch, Done]] = deque()
@@ -100,22 +118,27 @@ class SlotPool(Generic[S]):
         else:
             self._on_idle()
 
-    def gone(self, slot: S) -> None:
-        """A connection closed: what it was running is handed on, once."""
+    def retire(self, slot: S) -> None:
+        """A slot takes no more work; it may still be busy."""
         if slot in self._idle_slots:
             self._idle_slots.remove(slot)
             self.idle -= 1
+
+    def gone(self, slot: S) -> None:
+        """A connection closed: what it was running is handed on, once."""
+        self.retire(slot)
         batch, done = slot.batch, slot.done
         slot.batch = slot.done = None
         if batch is None or done is None:
             return
         batch.on_cancel = None
-        if batch.attempts > 1 or slot.streamed or batch.cancelled or self._stopping:
+        isolates = self._isolates and len(batch.entries) > 1
+        if slot.streamed or batch.cancelled or self._stopping or (batch.attempts > 1 and not isolates):
             done(batch, lost(batch))
-        elif self._idle_slots:
-            self.submit(batch, done)
-        else:
-            self._orphans.append((batch, done))
+            return
+        self._orphans.extend(apart(batch, done) if batch.attempts > 1 else [(batch, done)])
+        while self._orphans and self._idle_slots:
+            self.submit(*self._orphans.popleft())
 
     def _stop_slots(self) -> None:
         """Take no more work."""
@@ -128,6 +151,31 @@ class SlotPool(Generic[S]):
         while self._orphans:
             batch, done = self._orphans.popleft()
             done(batch, lost(batch))
+
+
+def apart(batch: Batch, done: Done) -> list[tuple[Batch, Done]]:
+    """Make a batch into batches of one entry each, so that one that ends its worker ends it for itself only.
+
+    What comes of them is handed over together. None of them is handed on once more: one entry costs one more worker.
+    """
+    singles = [Batch([entry], batch.key, entry.size, attempts=1) for entry in batch.entries]
+    outcomes: dict[Batch, Any] = {}
+
+    def one_done(single: Batch, found: Sequence[Any]) -> None:
+        outcomes[single] = found[0]
+        batch.model_s += single.model_s
+        if len(outcomes) == len(singles):
+            batch.on_cancel = None
+            done(batch, [outcomes[single] for single in singles])
+
+    def call_off() -> None:
+        for single in singles:
+            single.cancelled = True
+            if single.on_cancel is not None:
+                single.on_cancel()
+
+    batch.on_cancel = call_off
+    return [(single, one_done) for single in singles]
 
 
 def lost(batch: Batch) -> list[Any]:

@@ -225,7 +225,7 @@ def test_the_document_is_the_callers_own():
 def test_requests_made_from_the_document_can_be_read():
     endpoint = one()
     schema = schemathesis.openapi.from_dict(document("t", "1", [endpoint]))
-    decode = endpoint.input.decoder("json")
+    decode = WireType(In).decoder("json")
 
     @settings(max_examples=15, deadline=None, derandomize=True, database=None)
     @given(case=schema["/models/fish"]["post"].as_strategy())

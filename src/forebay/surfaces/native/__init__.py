@@ -16,10 +16,15 @@ from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described
 from forebay.server.app import App, Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
+from forebay.serving.keys import SampleKeys
 from forebay.serving.model import load_module, models_in, settings_of
 from forebay.serving.model_runner import ModelRunner
 from forebay.serving.schema import io_types
 from forebay.surfaces.contract import Project
+from forebay.surfaces.native.attached import Lobby
+from forebay.surfaces.native.config import Entry, Plan, find_config, read_config
+from forebay.surfaces.native.describe import describe_in
+from forebay.surfaces.native.servings import serve_serving, serving_in
 from forebay.workers.inline import InlinePool
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
 
     from forebay.server.config import Overrides
     from forebay.serving.model import Model, ModelSettings
+    from forebay.serving.schema import WireType
     from forebay.surfaces.contract import Options
     from forebay.workers.pool import Pool
 
@@ -40,27 +46,64 @@ class NativeSurface:
     name = "native"
 
     def detect(self, target: str) -> bool:
-        """Tell whether the target is a Python file, with or without a class name."""
-        return split_target(target)[0].suffix == ".py"
+        """Tell whether the target is a Python file, with or without a class name, or names a forebay.yaml."""
+        return split_target(target)[0].suffix == ".py" or find_config(target) is not None
 
-    def build(self, target: str, options: Options) -> Project:
-        """Import the file and build an endpoint for each model.
+    def build(self, target: str | None, options: Options) -> Project:
+        """Build an endpoint for each model of the target, and a door where others may attach.
+
+        Args:
+            target: A Python file or a configuration; None serves only what attaches.
+            options: What the person says.
 
         Raises:
-            ConfigError: If the file cannot be imported or a model is not well-formed.
+            ConfigError: If a file cannot be read or imported or a model is not well-formed.
         """
         from forebay.transports.http.asgi import asgi_app, routes_of
 
-        path, name = split_target(target)
-        models = models_in(_import(path), name)
-        app = App([serve_model(model, options.overrides) for model in models])
+        plan = _plan(target, options)
+        app = App([served for entry in plan.entries for served in serve_target(*entry)])
+        if plan.attach.address is not None:
+            Lobby(app, plan.attach, lambda told, pool: endpoint_of(told.name, told.settings, pool, options.overrides))
         return Project(
             app=app,
-            http=options.http,
-            asgi=asgi_app(app, options.http),
-            routes=routes_of(app, options.http),
+            http=plan.http,
+            asgi=asgi_app(app, plan.http),
+            routes=routes_of(app, plan.http),
             summary=[_summary(app, served) for served in app.served],
         )
+
+
+def _plan(target: str | None, options: Options) -> Plan:
+    config = find_config(target) if target is not None else None
+    if config is not None:
+        return read_config(config, options)
+    entries = [] if target is None else [Entry(target, options.overrides)]
+    return Plan(entries, options.http, options.attach)
+
+
+def serve_target(target: str, overrides: Overrides) -> list[Served]:
+    """Build the endpoints of a Python file, in this interpreter or described by another one.
+
+    Raises:
+        ConfigError: If the file cannot be imported or a model is not well-formed.
+    """
+    path, name = split_target(target)
+    if overrides.python is None:
+        module = import_file(path)
+        serving = serving_in(module, name)
+        if serving is not None and name is not None:
+            return [serve_serving(serving, path, name, overrides)]
+        return [serve_model(model, overrides) for model in models_in(module, name)]
+    if overrides.worker_kind != "process":
+        msg = f"an interpreter of its own needs worker kind process, found {overrides.worker_kind}"
+        raise ConfigError(msg)
+    served: list[Served] = []
+    for class_name, told in describe_in(overrides.python, target):
+        pool = _process_pool(path, class_name, told.settings, overrides)
+        endpoint = endpoint_of(class_name, told.settings, pool, overrides)
+        served.append(Served(endpoint, told.contract, told.described))
+    return served
 
 
 def serve_model(model: type[Model], overrides: Overrides) -> Served:
@@ -71,18 +114,11 @@ def serve_model(model: type[Model], overrides: Overrides) -> Served:
     """
     settings = settings_of(model)
     given, answer = io_types(model)
-    batching = _batching(settings, overrides)
-    endpoint = Endpoint(
-        EndpointConfig(
-            name=settings.name,
-            version=settings.version,
-            timeout_s=(overrides.timeout_ms or settings.timeout_ms) / 1000,
-            split=settings.split,
-            streams=settings.streams,
-        ),
-        batching,
-        _pool(model, settings, overrides),
-    )
+    where = model.__qualname__
+    if settings.pad is not None and not hasattr(model, "preprocess"):
+        settings.pad.require_fields(f"{where}.pad", given.annotation)
+    keys = _keys_of(where, settings, given)
+    endpoint = endpoint_of(where, settings, _pool(model, settings, overrides), overrides, keys)
     contract = Contract(
         raw_input=given.raw,
         raw_output=answer.raw,
@@ -101,6 +137,31 @@ def serve_model(model: type[Model], overrides: Overrides) -> Served:
     return Served(endpoint, contract, described)
 
 
+def endpoint_of(
+    where: str, settings: ModelSettings, pool: Pool, overrides: Overrides, keys: SampleKeys | None = None
+) -> Endpoint:
+    """Put a pool behind the queue that a model asks for.
+
+    Args:
+        where: The model, as messages name it.
+        settings: What it says about itself.
+        pool: Who runs it.
+        overrides: What the person says.
+        keys: Gives the batch keys of its samples.
+
+    Raises:
+        ConfigError: If model and person want what does not go together.
+    """
+    config = EndpointConfig(
+        name=settings.name,
+        version=settings.version,
+        timeout_s=(overrides.timeout_ms or settings.timeout_ms) / 1000,
+        split=settings.split,
+        streams=settings.streams,
+    )
+    return Endpoint(config, _batching(where, settings, overrides), pool, keys)
+
+
 def split_target(target: str) -> tuple[Path, str | None]:
     """Split `file.py:Name` into the file and the name."""
     file, colon, name = target.rpartition(":")
@@ -109,35 +170,86 @@ def split_target(target: str) -> tuple[Path, str | None]:
     return Path(target), None
 
 
-def _batching(settings: ModelSettings, overrides: Overrides) -> BatchConfig:
-    wait_ms = settings.max_wait_ms if overrides.max_wait_ms is None else overrides.max_wait_ms
+def _batching(where: str, settings: ModelSettings, overrides: Overrides) -> BatchConfig:
+    policy = overrides.policy or settings.policy
+    objective_ms = overrides.latency_objective_ms or settings.latency_objective_ms
+    wait_ms = overrides.max_wait_ms
+    if wait_ms is None and overrides.policy is None:
+        wait_ms = settings.max_wait_ms
+    if policy is None and objective_ms is not None:
+        msg = f"{where} has a latency objective that nothing keeps to; set policy to 'auto', or leave the objective out"
+        raise ConfigError(msg)
+    if policy is not None and objective_ms is None:
+        msg = f"{where} has the policy '{policy}' and no objective; set latency_objective_ms, in milliseconds"
+        raise ConfigError(msg)
+    if policy is not None and wait_ms is not None:
+        msg = f"{where} has the policy '{policy}', which learns how long to wait; leave out max_wait_ms"
+        raise ConfigError(msg)
     return BatchConfig(
         max_size=overrides.max_batch_size or settings.max_batch_size,
         max_wait_s=(wait_ms or 0.0) / 1000,
         capacity=overrides.max_queue or settings.max_queue,
         idle=overrides.idle or ("gather" if wait_ms is None else "wait"),
+        objective_s=None if objective_ms is None else objective_ms / 1000,
     )
+
+
+def _keys_of(where: str, settings: ModelSettings, given: WireType) -> SampleKeys | None:
+    if settings.batch_key is None:
+        return None
+    return SampleKeys(settings.batch_key, f"{where}.batch_key", given, batchable=settings.batchable)
 
 
 def _pool(model: type[Model], settings: ModelSettings, overrides: Overrides) -> Pool:
-    module = sys.modules[model.__module__]
-    spec = RunnerSpec(
-        factory="forebay.serving.model_runner:from_file",
-        kwargs={"path": str(module.__file__), "name": model.__name__},
-        local=lambda: ModelRunner(model),
-    )
+    file = Path(str(sys.modules[model.__module__].__file__))
+    if overrides.worker_kind == "process":
+        return _process_pool(file, model.__name__, settings, overrides)
+    isolates = _isolates(model.__qualname__, settings, overrides)
+    spec = _spec(file, model.__name__, isolates=isolates)
+    spec = msgspec.structs.replace(spec, local=lambda: ModelRunner(model, isolate_errors=isolates))
     if overrides.worker_kind == "inline":
+        if overrides.threads > 1:
+            msg = f"worker kind inline has no threads, found {overrides.threads}; use thread or process"
+            raise ConfigError(msg)
         return InlinePool(spec, slots=overrides.workers if settings.is_async else 1)
-    if overrides.worker_kind == "thread":
-        return ThreadPool(spec, workers=overrides.workers)
-    return ProcessPool(msgspec.structs.replace(spec, local=None), workers=overrides.workers)
+    return ThreadPool(spec, workers=overrides.workers, threads=overrides.threads)
 
 
-def _import(path: Path) -> ModuleType:
+def _process_pool(file: Path, name: str, settings: ModelSettings, overrides: Overrides) -> ProcessPool:
+    isolates = _isolates(name, settings, overrides)
+    return ProcessPool(
+        _spec(file, name, isolates=isolates),
+        workers=overrides.workers,
+        threads=overrides.threads,
+        python=overrides.python,
+        isolates=isolates,
+    )
+
+
+def _spec(file: Path, name: str, *, isolates: bool) -> RunnerSpec:
+    kwargs = {"path": str(file.absolute()), "name": name, "isolate_errors": isolates}
+    return RunnerSpec(factory="forebay.serving.model_runner:from_file", kwargs=kwargs)
+
+
+def _isolates(where: str, settings: ModelSettings, overrides: Overrides) -> bool:
+    isolates = settings.isolate_errors or overrides.isolate_errors
+    if isolates and settings.streams:
+        msg = f"{where} streams, and a stream that has begun cannot run again; leave out --isolate-errors"
+        raise ConfigError(msg)
+    return isolates
+
+
+def import_file(path: Path) -> ModuleType:
+    """Import a file of the user's.
+
+    Raises:
+        ConfigError: With the place, whatever goes wrong.
+    """
     try:
         return load_module(path)
-    except ForebayError:
-        raise
+    except ForebayError as error:
+        line = _line(error, path)
+        raise ConfigError(f"{path}{line}: {error.message}") if line else error from None
     except SyntaxError as error:
         msg = f"{path}:{error.lineno}: {error.msg}"
         raise ConfigError(msg) from error
@@ -160,6 +272,8 @@ def _summary(app: App, name: str) -> str:
     about = app.describe(name)
     batching = about["batching"]
     waits = f"waits {batching['max_wait_ms']:g} ms" if batching["idle"] == "wait" else batching["idle"]
+    if batching["auto"] is not None:
+        waits = f"learns what holds {batching['auto']['latency_objective_ms']:g} ms"
     return (
         f"POST /models/{name}  version {about['version']}, batches of up to {batching['max_batch_size']} ({waits}), "
         f"{about['workers']['slots']} worker slots, timeout {about['timeout_ms']} ms"

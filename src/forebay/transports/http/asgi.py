@@ -10,7 +10,7 @@ import asyncio
 import gzip
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote
 
 import msgspec
@@ -25,14 +25,17 @@ from starlette.routing import Route as PathRoute
 import forebay
 from forebay.errors import Cancelled, ForebayError, NotFound, nearest
 from forebay.observe.exposition import Exposition, Reading
+from forebay.observe.serving_metrics import ServingCollector
 from forebay.protocols import native, openapi
+from forebay.serving import registry
 from forebay.serving.endpoint import next_id
 from forebay.transports.http.exchange import MethodNotAllowed, Route, Unauthorized, error_answer, key_is_known
 from forebay.types.call import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
+    from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from forebay.server.app import App
@@ -48,41 +51,40 @@ _ASSETS: Final = {
 
 
 def routes_of(app: App, config: HttpConfig) -> dict[bytes, Route]:
-    """Return the models by the target of their POST requests, as both lanes know them."""
+    """Return the models by the target of their POST requests, as both lanes know them; kept as the app changes."""
     routes: dict[bytes, Route] = {}
-    for name, served in app.served.items():
-        route = Route(served, config.max_body_bytes, config.api_keys)
-        routes[f"/models/{quote(name, safe='')}".encode()] = route
-        if app.only is served:
-            routes[b"/"] = route
+
+    def fill() -> None:
+        routes.clear()
+        for name, served in app.served.items():
+            route = Route(served, config.max_body_bytes, config.api_keys)
+            routes[f"/models/{quote(name, safe='')}".encode()] = route
+            if app.only is served:
+                routes[b"/"] = route
+
+    fill()
+    app.watch(fill)
     return routes
 
 
 def asgi_app(app: App, config: HttpConfig) -> ASGIApp:
     """Return an ASGI application that answers for `app`; whoever runs it starts and drains the app."""
     pages = Pages(app, config)
-    predictions = {target.decode(): Predict(route) for target, route in routes_of(app, config).items()}
-    routes = [PathRoute(path, _Methods(post=predict, get=pages.model)) for path, predict in predictions.items()]
-    if app.only is None:
-        routes.append(PathRoute("/", _Methods(get=pages.index)))
-    routes += [
-        PathRoute("/models", _Methods(get=pages.models)),
-        PathRoute("/models/{name:path}", _Methods(get=pages.model, post=pages.model)),
-        PathRoute("/healthz", _Methods(get=pages.healthz)),
-        PathRoute("/readyz", _Methods(get=pages.readyz)),
-        PathRoute("/metrics", _Methods(get=pages.metrics)),
-        PathRoute("/openapi.json", _Methods(get=pages.openapi)),
-        PathRoute("/docs", _Methods(get=pages.docs)),
-        PathRoute("/docs/{asset}", _Methods(get=pages.asset)),
-    ]
-    paths = [route.path for route in routes if "{" not in route.path]
+    by_target = routes_of(app, config)
+    routes: list[PathRoute] = []
+
+    def fill() -> None:
+        routes[:] = _paths(app, pages, by_target)
+
+    fill()
+    app.watch(fill)
 
     async def unknown(request: HttpRequest, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         if status != 404:
             return Response(str(error), status)
         path = request.url.path
-        hint = nearest(path, paths)
+        hint = nearest(path, [route.path for route in routes if "{" not in route.path])
         msg = f"nothing is served at {path[:100]}" + (f"; did you mean {hint}?" if hint else "")
         return _error(request, NotFound(msg))
 
@@ -104,7 +106,27 @@ def asgi_app(app: App, config: HttpConfig) -> ASGIApp:
     if config.api_keys:
         middleware.append(Middleware(_KeyCheck, keys=[key.encode() for key in config.api_keys]))
     handlers: Any = {ForebayError: failed, HTTPException: unknown}
-    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    answering = Starlette(middleware=middleware, exception_handlers=handlers)
+    answering.router.routes = cast("list[BaseRoute]", routes)  # the same list, so that it changes with the app
+    return answering
+
+
+def _paths(app: App, pages: Pages, by_target: Mapping[bytes, Route]) -> list[PathRoute]:
+    predictions = {target.decode(): Predict(route) for target, route in by_target.items()}
+    routes = [PathRoute(path, _Methods(post=predict, get=pages.model)) for path, predict in predictions.items()]
+    if app.only is None:
+        routes.append(PathRoute("/", _Methods(get=pages.index)))
+    return [
+        *routes,
+        PathRoute("/models", _Methods(get=pages.models)),
+        PathRoute("/models/{name:path}", _Methods(get=pages.model, post=pages.model)),
+        PathRoute("/healthz", _Methods(get=pages.healthz)),
+        PathRoute("/readyz", _Methods(get=pages.readyz)),
+        PathRoute("/metrics", _Methods(get=pages.metrics)),
+        PathRoute("/openapi.json", _Methods(get=pages.openapi)),
+        PathRoute("/docs", _Methods(get=pages.docs)),
+        PathRoute("/docs/{asset}", _Methods(get=pages.asset)),
+    ]
 
 
 class Predict:
@@ -115,7 +137,7 @@ class Predict:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, submit, and write the answer or the parts of it as they come."""
-        head = self._route.read_head(scope["headers"])
+        head = self._route.read_head(scope["headers"], scope["query_string"])
         answer = Answer(self._route, head, send)
         try:
             if head.problem is not None:
@@ -255,7 +277,8 @@ class Pages:
     def __init__(self, app: App, config: HttpConfig) -> None:
         self._app = app
         self._config = config
-        self._exposition = Exposition(self._readings)
+        servings = ServingCollector(lambda: [process.reading() for process in registry.running()])
+        self._exposition = Exposition(self._readings, servings)
 
     async def index(self, _request: HttpRequest) -> Response:
         """Say where to go when several models are served."""
@@ -263,7 +286,8 @@ class Pages:
 
     async def models(self, _request: HttpRequest) -> Response:
         """List the models."""
-        return _json({"models": [self._app.describe(name) for name in self._app.served]})
+        models = [self._app.describe(name) for name in self._app.served]
+        return _json({"models": models + [process.describe() for process in registry.running()]})
 
     async def model(self, request: HttpRequest) -> Response:
         """Describe one model."""
@@ -328,6 +352,7 @@ class Pages:
                 endpoint.waiting,
                 pool.alive,
                 pool.restarts,
+                None if endpoint.auto is None else endpoint.auto.objective_held,
             )
 
 

@@ -109,6 +109,12 @@ class Lane:
             self.heads.clear()
         self.heads[raw] = head
 
+    def forget(self) -> None:
+        """Read every head anew: the routes have changed."""
+        self.heads.clear()
+        for connection in self.connections:
+            connection.forget()
+
     def write_prefix(self, head: Head) -> bytes:
         """Write the constant part of a successful answer's head; it holds for this second."""
         assert head.route is not None
@@ -231,6 +237,10 @@ class Connection(HttpToolsProtocol):
             active.route.endpoint.cancel(request)
         self._let_go()
 
+    def forget(self) -> None:
+        """Read the next head anew."""
+        self._usual, self._usual_raw, self._usual_head_bytes, self._usual_bytes = Head(), b"", 0, 0
+
     def abort(self) -> None:
         """End the connection now."""
         self._abandon()
@@ -321,7 +331,8 @@ class Connection(HttpToolsProtocol):
             self._refuse(self._head_too_large())
             return
         parser = self._parser
-        route = self._lane.routes.get(self.url.partition(b"?")[0])
+        target, _, query = self.url.partition(b"?")
+        route = self._lane.routes.get(target)
         if (
             route is None
             or parser.get_method() != b"POST"
@@ -330,7 +341,7 @@ class Connection(HttpToolsProtocol):
         ):
             self._take_slow_lane()
             return
-        head = self._reading = route.read_head(headers)
+        head = self._reading = route.read_head(headers, query)
         head.keep_alive = parser.should_keep_alive()
         head.is_simple = head.is_simple and head.keep_alive
         head.chunked = parser.get_http_version() == "1.1"
@@ -613,6 +624,10 @@ class Connection(HttpToolsProtocol):
         """Close the connection once nothing is being answered on it."""
         if not self._is_busy and not self._in_message:
             self.transport.close()
+            return
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        if cycle is not None:
+            cycle.keep_alive = False
 
     def pause_writing(self) -> None:
         """The client does not take its answer as fast as it comes."""

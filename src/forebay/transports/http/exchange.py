@@ -124,7 +124,7 @@ class Route:
         self.max_body_bytes = max_body_bytes
         self._api_keys = [key.encode() for key in api_keys]
 
-    def read_head(self, headers: Iterable[tuple[bytes, bytes]]) -> Head:
+    def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"") -> Head:
         """Read the headers of a request; names are in lower case. What is wrong with them becomes its `problem`."""
         head = Head(self, submit=self.endpoint.submit)
         content_type = accept = b""
@@ -153,6 +153,8 @@ class Route:
             head.problem = Unauthorized("an API key is needed, as X-API-Key or as Authorization: Bearer")
         try:
             head.params = native.params_of(self.contract, content_type.decode("latin-1"), accept.decode("latin-1"))
+            if self.contract.query:
+                head.params = native.params_with_query(self.contract, head.params, query)
         except ForebayError as error:
             head.problem = head.problem or error
         head.is_simple = self.is_simple and head.timeout_s == NEVER and head.is_usual and head.problem is None

@@ -94,6 +94,10 @@ class HttpListener:
         host, port = self._server.sockets[0].getsockname()[:2]
         return host, port
 
+    def routes_changed(self) -> None:
+        """Look every request up anew."""
+        self._lane.forget()
+
     async def stop(self, grace_s: float) -> None:
         """Accept nothing more, answer what was sent, close every connection within `grace_s` seconds."""
         lane = self._lane
@@ -138,9 +142,9 @@ def _quiet(app: ASGIApp) -> ASGIApp:
 def _why_not(config: HttpConfig, error: OSError) -> str:
     where = f"{config.host}:{config.port}"
     if error.errno == errno.EADDRINUSE:
-        return f"{where} is in use by another program; choose another port with --http-port, 0 takes a free one"
+        return f"{where} is in use by another program; choose another port, 0 takes a free one"
     if error.errno == errno.EACCES:
-        return f"{where} needs privileges this user does not have; choose a port above 1023 with --http-port"
+        return f"{where} needs privileges this user does not have; choose a port above 1023"
     if error.errno == errno.EADDRNOTAVAIL:
         return f"{config.host} is no address of this machine; choose one with --host, 0.0.0.0 takes all"
     return f"{where} cannot be bound: {error.strerror or error}"

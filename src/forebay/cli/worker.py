@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`forebay worker TARGET --connect ADDRESS`: run a model here for a server that runs elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+DESCRIPTION = """\
+Run a model in this environment for a server that was started with --attach. The server needs neither the file nor what
+it imports. Workers of one model may come and go; the server hands on what one that dies was running.
+
+SIGTERM and Ctrl+C leave: what runs is answered, then the exit status is 0. A second one ends at once.
+"""
+
+EPILOG = """\
+examples:
+  forebay serve --attach unix:workers.socket                  the server, in one environment
+  forebay worker model.py --connect unix:workers.socket       a worker, in another one
+  forebay worker model.py:Iris --connect tcp:10.0.0.5:9100 --secret @secret.txt
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    from forebay.cli.serve import at_least
+
+    parser = commands.add_parser(
+        "worker",
+        help="run a model for a server in another environment",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("target", metavar="TARGET", help="a Python file with one forebay.Model, or file.py:Name")
+    parser.add_argument(
+        "--connect",
+        required=True,
+        metavar="ADDRESS",
+        help="where the server lets workers attach, unix:PATH or tcp:HOST:PORT",
+    )
+    parser.add_argument("--secret", metavar="SECRET", help="what the server asks for, or @FILE, or in FOREBAY_SECRET")
+    parser.add_argument(
+        "--threads", type=at_least(1), default=1, metavar="N", help="batches to run at a time, in as many threads (1)"
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="end when the server goes away or is not there, instead of waiting for it"
+    )
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Serve until told to leave."""
+    from forebay.errors import ConfigError
+    from forebay.serving.model import models_in
+    from forebay.serving.model_runner import ModelRunner
+    from forebay.surfaces.native import import_file, split_target
+    from forebay.surfaces.native.describe import describe
+    from forebay.workers.address import parse_address
+    from forebay.workers.joining import JoiningWorker
+    from forebay.workers.proof import read_secret
+    from forebay.workers.runner import RunnerSpec
+
+    address = parse_address(parsed.connect)
+    secret = read_secret(parsed.secret, "--secret")
+    path, name = split_target(parsed.target)
+    models = models_in(import_file(path), name)
+    if len(models) > 1:
+        names = ", ".join(model.__name__ for model in models)
+        msg = f"{path} has {len(models)} models ({names}) and a worker runs one: {path}:{models[0].__name__}"
+        raise ConfigError(msg)
+    (model,) = models
+    told = describe(model)
+    spec = RunnerSpec("", local=lambda: ModelRunner(model, isolate_errors=told.isolate_errors))
+
+    def tell(line: str) -> None:
+        sys.stderr.write(f"forebay: worker of '{told.name}': {line}\n")
+        sys.stderr.flush()
+
+    worker = JoiningWorker(address, told, secret=secret, threads=parsed.threads, once=parsed.once, tell=tell)
+    return worker.run(spec)

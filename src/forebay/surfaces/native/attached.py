@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Endpoints of workers that attach: each appears when the first worker of its name is ready.
+
+A name belongs to one description at a time. Workers that describe their model alike share its endpoint; one that
+describes it otherwise is refused as long as any of the others is here, and takes the name over once they have left.
+Workers that speak the batching protocol cannot say what they serve: they share the endpoint `batching`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import msgspec
+
+from forebay.errors import ConfigError, InvalidRequest
+from forebay.server.app import Served
+from forebay.surfaces.native.describe import Description, WireSchema, check
+from forebay.types.call import Failure
+from forebay.workers.address import parse_address
+from forebay.workers.attached import AttachedPool
+from forebay.workers.door import Door, Limits
+from forebay.workers.job_slot import JobSlot
+from forebay.workers.slot import Slot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+    from forebay.protocols.native import Contract
+    from forebay.server.app import App
+    from forebay.server.config import AttachConfig
+    from forebay.serving.endpoint import Endpoint
+    from forebay.types.batch import Batch
+    from forebay.workers.pool import Pool
+
+log = logging.getLogger("forebay.workers")
+
+_BYTES = WireSchema(raw=True, schema={"type": "string", "format": "binary"}, parts={})
+JOBS = Description(
+    name="batching",
+    version="1",
+    description="Jobs for workers that speak the batching protocol: the body is theirs, whatever it is.",
+    max_batch_size=32,
+    max_wait_ms=None,
+    policy=None,
+    latency_objective_ms=None,
+    timeout_ms=30_000,
+    max_queue=4096,
+    batchable=False,
+    split=False,
+    isolate_errors=False,
+    streams=False,
+    is_async=False,
+    input=_BYTES,
+    output=_BYTES,
+)
+"""What workers of the batching protocol serve."""
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker says about itself.
+
+    Attributes:
+        worker: Its name: equal in all of its connections, and nobody else's.
+        model: A `Description`, not yet checked.
+    """
+
+    worker: Annotated[str, msgspec.Meta(min_length=16, max_length=128)]
+    model: Any
+
+
+class Guest(msgspec.Struct, frozen=True):
+    """A name that belongs to workers that attach."""
+
+    description: Description
+    pool: AttachedPool[Any]
+
+
+class Lobby:
+    """Lets workers in and makes endpoints of them."""
+
+    def __init__(
+        self,
+        app: App,
+        config: AttachConfig,
+        endpoint_of: Callable[[Description, Pool], Endpoint],
+    ) -> None:
+        """Give the app a door.
+
+        Args:
+            app: What endpoints join.
+            config: Where the door is and what holds for workers.
+            endpoint_of: Makes the endpoint of a description.
+
+        Raises:
+            ConfigError: If the address is none, or lets other machines in without a secret.
+        """
+        self._app = app
+        self._config = config
+        self._endpoint_of = endpoint_of
+        self._own = frozenset(app.served)
+        self._guests: dict[str, Guest] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        limits = Limits(hello_s=config.hello_s, connections=config.max_connections, frame_bytes=config.max_frame_bytes)
+        address = parse_address(config.address or "")
+        door = Door(address, native=self._receive, jobs=self._receive_jobs, secret=config.secret, limits=limits)
+        self._door = app.door = door
+
+    def _receive(self, about: Mapping[str, Any]) -> Slot:
+        try:
+            hello = msgspec.convert(about, Hello)
+        except msgspec.ValidationError as error:
+            msg = f"its hello cannot be used: {error}"
+            raise ConfigError(msg) from error
+        guest = self._guest(check(hello.model))
+        return Slot(guest.pool, self._config.max_frame_bytes, fitting(guest.description.contract))
+
+    def _receive_jobs(self) -> JobSlot:
+        return JobSlot(self._guest(JOBS).pool, self._config.max_frame_bytes)
+
+    def _guest(self, description: Description) -> Guest:
+        """Return whose workers share an endpoint with this one.
+
+        Raises:
+            ConfigError: If the name is taken.
+        """
+        name = description.name
+        guest = self._guests.get(name)
+        if name in self._own:
+            msg = f"the name '{name}' is taken by a model of the server's own; give the worker's another `name`"
+            raise ConfigError(msg)
+        if guest is not None and guest.description != description:
+            if not guest.pool.is_deserted:
+                msg = (
+                    f"the name '{name}' is taken by workers that describe their model otherwise "
+                    f"({guest.description.differences(description)}); give it another `name`, or stop them first"
+                )
+                raise ConfigError(msg)
+            guest = None
+        if guest is None:
+            self._forget_who_never_came()
+            guest = self._guests[name] = self._invite(description)
+        return guest
+
+    def _invite(self, description: Description) -> Guest:
+        pool: AttachedPool[Any] = AttachedPool(
+            description.name,
+            grace_s=self._config.grace_s,
+            on_first=lambda: self._run(self._open(served)),
+            arena_path=self._door.arena_path,
+            isolates=description.isolate_errors,
+        )
+        served = Served(self._endpoint_of(description, pool), description.contract, description.described)
+        timeout_s = served.endpoint.config.timeout_s
+        pool.hang_s = timeout_s / 2 if self._config.hang_s is None else self._config.hang_s
+        return Guest(description, pool)
+
+    def _forget_who_never_came(self) -> None:
+        """Names whose workers left before they were ready belong to nobody."""
+        self._guests = {
+            name: guest for name, guest in self._guests.items() if guest.pool.joined or not guest.pool.is_deserted
+        }
+
+    async def _open(self, served: Served) -> None:
+        if self._app.is_draining:
+            return
+        await served.endpoint.start()
+        replaced = self._app.put(served)
+        log.info("model '%s' is served, by workers that attached", served.endpoint.name)
+        if replaced is not None:
+            await replaced.endpoint.drain(0.0)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def fitting(contract: Contract) -> Callable[[Batch, Sequence[Any]], None]:
+    """Return what checks that a worker's outcomes can be answers of an endpoint; it raises `InvalidRequest`."""
+    allowed = {bytes, Failure}
+    if contract.batchable:
+        allowed = {list, Failure}
+    elif contract.streams:
+        allowed = {bytes, Failure, type(None)}
+
+    def check_outcomes(batch: Batch, outcomes: Sequence[Any]) -> None:
+        odd: set[type] = set(map(type, outcomes)) - allowed
+        if not odd and contract.batchable:
+            pairs = zip(batch.entries, cast("Sequence[list[Any]]", outcomes), strict=True)
+            answered = [(entry, rows) for entry, rows in pairs if type(rows) is list]
+            odd = {kind for _, rows in answered for kind in map(type, rows)} - {bytes}
+            if any(len(rows) != entry.size for entry, rows in answered):
+                msg = "it answered another number of samples than it was asked"
+                raise InvalidRequest(msg)
+        if odd:
+            msg = f"it answered {', '.join(sorted(kind.__name__ for kind in odd))} where encoded results belong"
+            raise InvalidRequest(msg)
+
+    return check_outcomes

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server must know of a model whose file it does not import, as plain data.
+
+It comes from another interpreter: from a worker that attaches, in its hello, or from one that was only started to
+describe a file. Either way it is checked on arrival; of what a worker says nothing else is believed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+
+from forebay.errors import ConfigError, ForebayError, revive
+from forebay.protocols.native import Contract
+from forebay.protocols.openapi import Described
+from forebay.protocols.openapi import document as openapi_document
+from forebay.serving.model import ModelSettings, models_in, settings_of
+from forebay.serving.schema import io_types
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.serving.model import Model
+    from forebay.serving.schema import WireType
+
+_REF = "#/components/schemas/{name}"
+
+Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
+Words = Annotated[str, msgspec.Meta(max_length=16_384)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
+
+
+class WireSchema(msgspec.Struct, frozen=True):
+    """A wire type without its codec: all that is needed to document it.
+
+    Attributes:
+        raw: Whether it is bytes.
+        schema: JSON Schema; references are those of an OpenAPI document.
+        parts: The schemas it refers to, by name.
+    """
+
+    raw: bool
+    schema: dict[str, Any]
+    parts: dict[str, Any]
+
+    def json_schema(self, ref_template: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the schema and its parts, as `WireType.json_schema`."""
+        return self.schema, self.parts
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True):
+    """A model, described."""
+
+    name: Name
+    version: Annotated[str, msgspec.Meta(max_length=128)]
+    description: Words
+    max_batch_size: Count
+    max_wait_ms: Milliseconds | None
+    policy: Literal["auto"] | None
+    latency_objective_ms: Milliseconds | None
+    timeout_ms: Count
+    max_queue: Count
+    batchable: bool
+    split: bool
+    isolate_errors: bool
+    streams: bool
+    is_async: bool
+    input: WireSchema
+    output: WireSchema
+
+    @property
+    def settings(self) -> ModelSettings:
+        """The model's settings, without what only its own interpreter can use."""
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        return ModelSettings(batch_key=None, pad=None, **plain)
+
+    @property
+    def contract(self) -> Contract:
+        """How its bytes are moved."""
+        return Contract(
+            raw_input=self.input.raw, raw_output=self.output.raw, batchable=self.batchable, streams=self.streams
+        )
+
+    @property
+    def described(self) -> Described:
+        """How it is documented."""
+        return Described(
+            name=self.name,
+            version=self.version,
+            description=self.description,
+            input=self.input,
+            output=self.output,
+            streams=self.streams,
+            batchable=self.batchable,
+        )
+
+    def differences(self, other: Description) -> str:
+        """Say in what another description of the same name differs."""
+        found: list[str] = []
+        for field in self.__struct_fields__:
+            ours, theirs = getattr(self, field), getattr(other, field)
+            if ours != theirs:
+                long = field in {"input", "output", "description"}
+                found.append(f"its {field}" if long else f"its {field}: {theirs!r} and not {ours!r}")
+        return ", ".join(found)
+
+
+_PLAIN = tuple(field for field in Description.__struct_fields__ if field not in {"input", "output"})
+
+
+def describe(model: type[Model]) -> Description:
+    """Describe a model class.
+
+    Raises:
+        ConfigError: If the class is not well-formed, or needs code of its own in the server.
+    """
+    settings = settings_of(model)
+    if model.batch_key is not None:
+        msg = (
+            f"{model.__qualname__}.batch_key runs in the server, which does not import the file of a model in another "
+            "interpreter; leave it out, or serve the model in the server's own"
+        )
+        raise ConfigError(msg)
+    given, answer = io_types(model)
+    plain = {name: getattr(settings, name) for name in _PLAIN}
+    return Description(input=_schema(given), output=_schema(answer), **plain)
+
+
+def check(given: Any) -> Description:
+    """Read a description that came from somewhere else.
+
+    Raises:
+        ConfigError: Naming what is wrong with it.
+    """
+    try:
+        description = msgspec.convert(given, Description)
+        openapi_document("check", "1", [description.described])
+    except (msgspec.ValidationError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        msg = f"the description of the model cannot be used: {error}"
+        raise ConfigError(msg) from error
+    return description
+
+
+def describe_in(python: str, target: str) -> list[tuple[str, Description]]:
+    """Describe the models of a file in another interpreter.
+
+    Args:
+        python: The interpreter; it must have forebay.
+        target: `file.py` or `file.py:Name`.
+
+    Returns:
+        The name of each class, and its description.
+
+    Raises:
+        ConfigError: If the interpreter cannot be used or the file is wrong.
+    """
+    import subprocess
+
+    command = [python, "-P", "-c", f"from {__name__} import main; main()", target]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    except OSError as error:
+        hint = ""
+        inside = os.path.join(python, "bin", "python")  # noqa: PTH118 - a Path would drop the ./ of a relative one
+        if os.path.isfile(inside):  # noqa: PTH113
+            hint = f"; did you mean {inside}?"
+        msg = f"the interpreter {python} cannot be run: {error.strerror}{hint}"
+        raise ConfigError(msg) from error
+    said = done.stderr.decode(errors="replace").strip()
+    if done.returncode == 0:
+        sys.stderr.write(said + "\n" if said else "")
+        found = msgspec.msgpack.decode(done.stdout)
+        if "error" in found:
+            raise revive(*found["error"])
+        return [(name, check(description)) for name, description in found["models"]]
+    last = said.rpartition("\n")[2]
+    if "No module named 'forebay" in last or "No module named 'msgspec'" in last:
+        msg = f"{python} has no forebay, which a worker needs; install it there: {python} -m pip install forebay"
+    elif "-P" in said and "option" in said:
+        msg = f"{python} is too old: a worker needs Python 3.11 or newer"
+    else:
+        msg = f"{python} could not describe {target}: {last or f'it ended with status {done.returncode}'}"
+    raise ConfigError(msg)
+
+
+def main() -> None:
+    """Describe the target in `sys.argv[1]` to the standard output; what the file prints goes to the other one."""
+    from forebay.surfaces.native import import_file, split_target
+
+    answer = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    try:
+        path, name = split_target(sys.argv[1])
+        models = models_in(import_file(path), name)
+        found: dict[str, Any] = {"models": [(model.__name__, describe(model)) for model in models]}
+    except ForebayError as error:
+        found = {"error": [error.kind, error.message]}
+    answer.write(msgspec.msgpack.encode(found))
+    answer.close()
+
+
+def _schema(wire_type: WireType) -> WireSchema:
+    schema, parts = wire_type.json_schema(_REF)
+    # Through JSON, so that it is equal to what arrives on the other side: keys are strings, and tuples lists.
+    plain: Sequence[Any] = msgspec.json.decode(msgspec.json.encode([schema, parts], enc_hook=str))
+    return WireSchema(wire_type.raw, *plain)

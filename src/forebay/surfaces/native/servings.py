@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`file.py:serving`: a `forebay.Serving` object over HTTP."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from forebay.batching.queue import BatchConfig
+from forebay.errors import ConfigError
+from forebay.protocols.native import Contract
+from forebay.protocols.openapi import Described
+from forebay.server.app import Served
+from forebay.serving.endpoint import Endpoint, EndpointConfig
+from forebay.serving.model import kebab
+from forebay.serving.request_runner import RequestRunner, query_key
+from forebay.serving.schema import WireType
+from forebay.serving.serving import Serving
+from forebay.serving.settings import options_of, partitions_of
+from forebay.workers.inline import InlinePool
+from forebay.workers.processes import ProcessPool
+from forebay.workers.runner import RunnerSpec
+from forebay.workers.threads import ThreadPool
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+    from pathlib import Path
+    from types import ModuleType
+
+    from forebay.server.config import Overrides
+    from forebay.serving.settings import ProcessOptions
+    from forebay.types.call import Request
+    from forebay.workers.pool import Pool
+
+TIMEOUT_MS = 30_000
+"""Time a request has if neither it nor the person names one."""
+
+
+def serving_in(module: ModuleType, name: str | None) -> Serving[Any, Any] | None:
+    """Return the serving of that name, if the name is one's."""
+    found = None if name is None else getattr(module, name, None)
+    return cast("Serving[Any, Any]", found) if isinstance(found, Serving) else None
+
+
+def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: Overrides) -> Served:
+    """Build the endpoint of a serving.
+
+    Args:
+        serving: What is served.
+        path: Its file.
+        name: Its name there, and, in kebab-case, that of the endpoint.
+        overrides: What the person says.
+
+    Raises:
+        ConfigError: If person and serving want what does not go together.
+    """
+    options = options_of(serving.settings, {})
+    endpoint_name = kebab(name)
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,127}", endpoint_name):
+        msg = f"{path} calls its serving {name!r}, which is no name for an endpoint; begin it with a letter"
+        raise ConfigError(msg)
+    if overrides.policy is not None or overrides.isolate_errors:
+        msg = f"{path}:{name} is a Serving, which knows no --policy and no --isolate-errors; a forebay.Model does"
+        raise ConfigError(msg)
+    streams = serving.settings.streaming is not None
+    has_keys = options.batch_keys != ("default",)
+    config = EndpointConfig(
+        name=endpoint_name, timeout_s=(overrides.timeout_ms or TIMEOUT_MS) / 1000, split=False, streams=streams
+    )
+    keys = _Keys(options.batch_keys) if has_keys else None
+    endpoint = Endpoint(
+        config, _batching(options, overrides, streams=streams), _pool(serving, path, name, options, overrides), keys
+    )
+    described = Described(
+        name=endpoint_name,
+        version="1",
+        description=_description(serving, options),
+        input=WireType(Any),
+        output=WireType(Any, "output"),
+        streams=streams,
+    )
+    return Served(endpoint, Contract(streams=streams, query=("key",) if has_keys else ()), described)
+
+
+class _Keys:
+    """Reads the batch key of a request off its query."""
+
+    def __init__(self, batch_keys: Sequence[Hashable]) -> None:
+        self._batch_keys = batch_keys
+
+    def __call__(self, request: Request) -> Sequence[Hashable]:
+        # Without one, the client preprocessing may give the batch its key; it runs in the worker.
+        return [query_key(request.params, self._batch_keys) if "key" in request.params else None]
+
+
+def _batching(options: ProcessOptions, overrides: Overrides, *, streams: bool) -> BatchConfig:
+    wait_ms = options.batch_timeout_ms if overrides.max_wait_ms is None else overrides.max_wait_ms
+    return BatchConfig(
+        max_size=1 if streams else overrides.max_batch_size or options.batch_size,
+        max_wait_s=wait_ms / 1000,
+        capacity=overrides.max_queue or options.capacity,
+        idle=overrides.idle or "wait",
+    )
+
+
+def _pool(serving: Serving[Any, Any], path: Path, name: str, options: ProcessOptions, overrides: Overrides) -> Pool:
+    workers = overrides.workers
+    if options.partitions is not False:
+        workers = max(workers, len(partitions_of(serving.settings, options)))
+    spec = RunnerSpec(
+        factory="forebay.serving.request_runner:from_file",
+        kwargs={"path": str(path.absolute()), "name": name, "workers": workers},
+    )
+    if overrides.worker_kind == "process":
+        return ProcessPool(spec, workers=workers, threads=overrides.threads)
+    spec = msgspec.structs.replace(spec, local=lambda: RequestRunner(serving, workers))
+    if overrides.worker_kind == "inline":
+        return InlinePool(spec, slots=1)
+    return ThreadPool(spec, workers=workers, threads=overrides.threads)
+
+
+def _description(serving: Serving[Any, Any], options: ProcessOptions) -> str:
+    text = repr(serving)
+    if options.batch_keys != ("default",):
+        text += f". The batch key is named in the query as ?key=, one of {', '.join(map(str, options.batch_keys))}."
+    return text

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where workers dial in: `unix:PATH` or `tcp:HOST:PORT`."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from forebay.errors import ConfigError
+
+MAX_PATH_BYTES = 107
+"""What the kernel takes as the path of a socket."""
+
+
+class UnixAddress(msgspec.Struct, frozen=True):
+    """A socket in the file system; only its owner may connect."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}"
+
+
+class TcpAddress(msgspec.Struct, frozen=True):
+    """A TCP port; 0 takes a free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"tcp:{host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only programs on this machine can connect."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+Address: TypeAlias = UnixAddress | TcpAddress
+
+
+def parse_address(text: str) -> Address:
+    """Read an address.
+
+    Raises:
+        ConfigError: Naming what was found and how it is written.
+    """
+    kind, colon, rest = text.partition(":")
+    if kind == "unix" and rest:
+        size = len(os.fsencode(rest))
+        if size > MAX_PATH_BYTES:
+            msg = (
+                f"the path of the socket has {size} bytes, the kernel takes at most {MAX_PATH_BYTES}; "
+                f"choose a shorter one, such as unix:/run/forebay.socket: {rest}"
+            )
+            raise ConfigError(msg)
+        return UnixAddress(rest)
+    host, _, port = rest.rpartition(":")
+    if kind == "tcp" and host and port.isascii() and port.isdigit() and int(port) < 1 << 16:
+        return TcpAddress(host.removeprefix("[").removesuffix("]"), int(port))
+    hint = ""
+    if not colon or kind not in {"unix", "tcp"}:
+        hint = f"; did you mean unix:{text}?" if "/" in text or not colon else f"; did you mean tcp:{text}?"
+    msg = f"{text!r} is no address: unix:PATH or tcp:HOST:PORT is needed{hint}"
+    raise ConfigError(msg)
+
+
+def dial(address: Address, timeout_s: float) -> socket.socket:
+    """Connect, waiting at most `timeout_s`; the socket blocks without a limit afterwards.
+
+    Raises:
+        OSError: If nobody listens there.
+    """
+    if isinstance(address, UnixAddress):
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(timeout_s)
+            connection.connect(address.path)
+        except BaseException:
+            connection.close()
+            raise
+    else:
+        connection = socket.create_connection((address.host, address.port), timeout_s)
+        tune(connection)
+    connection.settimeout(None)
+    return connection
+
+
+def tune(connection: socket.socket) -> None:
+    """Let a TCP connection send at once, and end when the other machine has been silent for half a minute."""
+    if connection.family not in {socket.AF_INET, socket.AF_INET6}:
+        return
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        with contextlib.suppress(AttributeError, OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def bind_unix(address: UnixAddress) -> socket.socket:
+    """Make a socket that only this user may connect to; what a server that was killed left there is removed.
+
+    Raises:
+        ConfigError: If the path is too long, taken by something else or in a folder that cannot be used.
+    """
+    path = Path(address.path)
+    if path.is_symlink() or path.exists():
+        _remove_stale(path)
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)  # the socket is born with mode 0600: there is no moment in which others may connect
+    try:
+        server.bind(address.path)
+    except OSError as error:
+        server.close()
+        why = error.strerror or str(error)
+        if not path.parent.is_dir():
+            why = f"there is no folder {path.parent}"
+        msg = f"the socket {path} cannot be made: {why}; choose a path in a folder that you may write to"
+        raise ConfigError(msg) from error
+    finally:
+        os.umask(before)
+    server.setblocking(False)
+    return server
+
+
+def _remove_stale(path: Path) -> None:
+    found = path.lstat()
+    if not stat.S_ISSOCK(found.st_mode):
+        msg = f"{path} exists and is no socket; choose another path or remove it"
+        raise ConfigError(msg)
+    if found.st_uid != os.geteuid():
+        msg = f"the socket {path} belongs to another user; choose another path"
+        raise ConfigError(msg)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except OSError:
+            pass  # a backlog that is full, for example: somebody is there
+    msg = f"another server listens on {path}; stop it or choose another path"
+    raise ConfigError(msg)

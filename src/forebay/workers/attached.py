@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run batches in workers that somebody else started and that come and go as they like.
+
+Theory of operation. The pool has no processes; `door.py` brings it connections. What becomes of the batch of a worker
+that leaves stands in `slots.py`. Two clocks belong to the pool. A worker that owes an answer for too long is dropped:
+one timer looks at all that are busy. And when the last worker has left, requests wait for another one for a grace
+period; then the pool takes every batch itself and answers that there is no worker, until one joins again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from forebay.errors import Unavailable
+from forebay.types.call import Failure
+from forebay.workers.pool import PoolStatistics
+from forebay.workers.slots import Slot, SlotPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping
+
+    from forebay.types.batch import Batch, Done
+    from forebay.workers import slot
+
+log = logging.getLogger("forebay.workers")
+
+S = TypeVar("S", bound=Slot)
+
+
+class AttachedPool(SlotPool[S]):
+    """Slots of workers that dialled in, in any dialect.
+
+    Attributes:
+        joined: Workers that ever asked for work.
+        left: Those of them that are gone.
+        hang_s: A worker that owes an answer for this time is dropped and its batch handed on; None waits.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        grace_s: float | None = 5.0,
+        hang_s: float | None = None,
+        on_first: Callable[[], None] = lambda: None,
+        arena_path: Callable[[], str | None] = lambda: None,
+        isolates: bool = False,
+    ) -> None:
+        """Describe the pool.
+
+        Args:
+            name: The endpoint's, for the log.
+            grace_s: How long requests wait for a worker when there is none before they are answered; None lets their
+                own deadlines decide.
+            hang_s: See the attribute.
+            on_first: Called once, when the first worker asks for work.
+            arena_path: Returns a new name for two arenas each time, or None where memory cannot be shared.
+            isolates: Run a batch that lost two workers once more, each of its entries alone.
+        """
+        super().__init__(isolates=isolates)
+        self.name = name
+        self.joined = 0
+        self.left = 0
+        self._grace_s = grace_s
+        self.hang_s = hang_s
+        self._on_first = on_first
+        self.arena_path = arena_path
+        self._slots: dict[S, Hashable] = {}
+        self._greeted: set[slot.Slot] = set()
+        self._is_vacant = False
+        self._vacancy: asyncio.TimerHandle | None = None
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._left_all: asyncio.Event | None = None
+
+    @property
+    def alive(self) -> int:
+        """Workers that are here."""
+        return len(set(self._slots.values()))
+
+    @property
+    def is_deserted(self) -> bool:
+        """Whether nobody is here, nor on the way: loading its model."""
+        return not self._slots and not self._greeted
+
+    async def start(self) -> None:
+        """Wait for workers; there may be none for the grace period."""
+        if not self._slots:
+            self._begin_vacancy()
+
+    def submit(self, batch: Batch, done: Done) -> None:
+        """Give the batch to the slot that has been idle longest, or answer it if nobody is here."""
+        if self._is_vacant:
+            outcomes = [Failure(self._nobody())] * len(batch.entries)
+            asyncio.get_running_loop().call_soon(done, batch, outcomes)
+            return
+        super().submit(batch, done)
+        self._watch_over()
+
+    def ready(self, slot: S, before: Callable[[], None] | None = None) -> None:
+        """A slot asks for work; its worker is here."""
+        if slot not in self._slots and not self._stopping:
+            self._admit(slot)
+        super().ready(slot, before)
+        self._watch_over()
+
+    def gone(self, slot: S) -> None:
+        """A connection closed."""
+        self._greeted.discard(slot)  # pyright: ignore[reportArgumentType] - in another dialect it is not there
+        worker = self._slots.pop(slot, None)
+        super().gone(slot)
+        if worker is not None and worker not in self._slots.values():
+            self.left += 1
+            log.info("a worker has left '%s'; %d are here", self.name, self.alive)
+        if self._slots:
+            return
+        if self._left_all is not None:
+            self._left_all.set()
+        elif worker is not None and not self._stopping:
+            self._begin_vacancy()
+
+    async def stop(self, grace_s: float) -> None:
+        """Send idle workers away now, busy ones when they have answered or `grace_s` is over."""
+        self._is_vacant = False
+        self._stop_slots()
+        for timer in (self._vacancy, self._watchdog):
+            if timer is not None:
+                timer.cancel()
+        for slot in list(self._slots):
+            slot.stop()
+        if self._slots:
+            self._left_all = asyncio.Event()
+            try:
+                await asyncio.wait_for(self._left_all.wait(), grace_s)
+            except TimeoutError:
+                for slot in list(self._slots):
+                    slot.drop("the server stops")
+                    self.gone(slot)
+        self._fail_orphans()
+
+    def greeted(self, slot: slot.Slot, about: Mapping[str, Any]) -> None:
+        """A worker that speaks the worker protocol said hello; it knows by itself what to run."""
+        slot.worker = str(about["worker"])
+        self._greeted.add(slot)
+        slot.open({})
+
+    def failed(self, slot: slot.Slot, kind: str, message: str, detail: Any, trace: str) -> None:
+        """A worker could not open its runner; it says so itself to whoever started it."""
+        log.warning("a worker of '%s' could not load its model: %s", self.name, message)
+
+    def called_off(self, slot: slot.Slot, batch_id: int) -> None:
+        """Nobody waits for what a slot is running; if it hangs, it is dropped like any other."""
+
+    def statistics(self) -> PoolStatistics:
+        """Return a snapshot."""
+        idle = 0 if self._is_vacant else self.idle
+        return PoolStatistics(slots=len(self._slots), idle=idle, alive=self.alive, joined=self.joined, left=self.left)
+
+    def _admit(self, slot: S) -> None:
+        if self._vacancy is not None:
+            self._vacancy.cancel()
+            self._vacancy = None
+        if self._is_vacant:
+            self._is_vacant = False
+            self.idle = 0
+        is_new = slot.worker not in self._slots.values()
+        self._slots[slot] = slot.worker
+        if is_new:
+            self.joined += 1
+            log.info("a worker has joined '%s'; %d are here", self.name, self.alive)
+            if self.joined == 1:
+                self._on_first()
+
+    def _begin_vacancy(self) -> None:
+        if self._grace_s is not None and self._vacancy is None:
+            self._vacancy = asyncio.get_running_loop().call_later(self._grace_s, self._give_up)
+
+    def _give_up(self) -> None:
+        """Nobody came: answer what waits, and from now on whatever comes."""
+        self._vacancy = None
+        if self._slots or self._stopping:
+            return
+        log.warning("no worker has come for '%s' in %g s; its requests are refused", self.name, self._grace_s)
+        self._is_vacant = True
+        self.idle = 1
+        self._fail_orphans()
+        self._on_idle()
+
+    def _nobody(self) -> Unavailable:
+        return Unavailable(f"no worker of '{self.name}' is attached; try again when one has joined")
+
+    def _watch_over(self) -> None:
+        if self.hang_s is not None and self._watchdog is None and len(self._slots) > self.idle:
+            self._watchdog = asyncio.get_running_loop().call_later(self.hang_s, self._look)
+
+    def _look(self) -> None:
+        """Drop who owes an answer for too long; look again when the next one may."""
+        self._watchdog = None
+        assert self.hang_s is not None
+        now = time.monotonic()
+        busy = [(slot, slot.owes_since) for slot in self._slots if slot.owes_since is not None]
+        for slot, since in busy:
+            if now - since >= self.hang_s:
+                self._drop_hanging(slot)
+        later = [since for slot, since in busy if slot in self._slots]
+        if later:
+            loop = asyncio.get_running_loop()
+            self._watchdog = loop.call_later(max(min(later) + self.hang_s - now, 0.0), self._look)
+
+    def _drop_hanging(self, hanging: S) -> None:
+        """Drop a slot, and with it those of its worker that are idle: they would only collect more batches."""
+        mates = [slot for slot, worker in self._slots.items() if worker == self._slots[hanging] and slot.batch is None]
+        for slot in mates:  # before the batch of the one that hangs is handed on
+            slot.drop("another slot of its worker hangs")
+            self.gone(slot)
+        hanging.drop(f"it owes an answer for {self.hang_s:g} s")
+        self.gone(hanging)

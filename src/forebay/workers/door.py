@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The door: where workers that nobody here has started dial in.
+
+Theory of operation. Whoever connects is a `Visitor` until its first bytes say what it speaks: four zero bytes are the
+batching protocol, anything else must be a whole hello of the worker protocol, followed by a proof if there is a secret.
+Then the connection, with all bytes read so far, is handed to the class that speaks that dialect, and the door has
+nothing more to do with it. Until then a visitor has little time and little room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from forebay.errors import ConfigError, ForebayError, InvalidRequest
+from forebay.workers import frames, proof, shm
+from forebay.workers.address import TcpAddress, UnixAddress, bind_unix, tune
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from forebay.workers.address import Address
+
+log = logging.getLogger("forebay.workers")
+
+JOBS = b"\0\0\0\0"
+"""What a worker that speaks the batching protocol says first."""
+HELLO_BYTES = 1 << 20
+"""Longest hello."""
+BACKLOG = 128
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody who dials in may take.
+
+    Attributes:
+        hello_s: Time in which a connection must have said what it is.
+        connections: Connections at a time.
+        frame_bytes: Longest frame that is read.
+    """
+
+    hello_s: float = 5.0
+    connections: int = 256
+    frame_bytes: int = 256 * 1024 * 1024
+
+
+class Door:
+    """Listens for workers and hands each to the dialect it speaks."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        native: Callable[[Mapping[str, Any]], asyncio.Protocol] | None = None,
+        jobs: Callable[[], asyncio.Protocol] | None = None,
+        secret: bytes | None = None,
+        limits: Limits = Limits(),  # noqa: B008 - immutable
+    ) -> None:
+        """Describe the door; `start` opens it.
+
+        Args:
+            address: Where to listen.
+            native: Given what a worker says about itself, makes what talks to it, which then reads its hello again;
+                raises a `ForebayError` with a sentence to refuse it. None where the worker protocol is not spoken.
+            jobs: Makes what talks to a worker that speaks the batching protocol. None where that is not spoken.
+            secret: What workers must know.
+            limits: What they may take.
+
+        Raises:
+            ConfigError: If other machines could connect without a secret.
+        """
+        if isinstance(address, TcpAddress) and not address.is_loopback and secret is None and native is not None:
+            msg = (
+                f"{address} lets other machines attach workers, so a secret is needed: --attach-secret @FILE; "
+                "or listen on tcp:127.0.0.1:PORT"
+            )
+            raise ConfigError(msg)
+        self.address = address
+        self.native = native
+        self.jobs = jobs
+        self.secret = secret
+        self.limits = limits
+        self._server: asyncio.Server | None = None
+        self._inode: tuple[int, int] | None = None
+        self._connections: set[asyncio.Transport] = set()
+        self._arenas = shm.ArenaFolder()
+
+    async def start(self) -> None:
+        """Begin to listen.
+
+        Raises:
+            ConfigError: If the address cannot be used, with the reason and the cure.
+        """
+        loop = asyncio.get_running_loop()
+        address = self.address
+        if isinstance(address, UnixAddress):
+            listening = bind_unix(address)
+            self._inode = _inode(address.path)
+            self._server = await loop.create_unix_server(lambda: Visitor(self), sock=listening, backlog=BACKLOG)
+        else:
+            try:
+                self._server = await loop.create_server(
+                    lambda: Visitor(self), address.host, address.port, backlog=BACKLOG
+                )
+            except OSError as error:
+                msg = f"{address} cannot be bound: {error.strerror or error}; choose another address or port"
+                raise ConfigError(msg) from error
+            self.address = TcpAddress(address.host, self._server.sockets[0].getsockname()[1])
+        log.info("workers may attach at %s", self.shown)
+
+    @property
+    def shown(self) -> str:
+        """The address as a person needs it, the path of a socket in full."""
+        if isinstance(self.address, UnixAddress):
+            return f"unix:{Path(self.address.path).absolute()}"
+        return str(self.address)
+
+    def close(self) -> None:
+        """Let nobody in any more; who is inside stays."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if isinstance(self.address, UnixAddress) and self._inode is not None:
+            with contextlib.suppress(OSError):
+                if _inode(self.address.path) == self._inode:  # else somebody has put another one there
+                    Path(self.address.path).unlink()
+            self._inode = None
+
+    def stop(self) -> None:
+        """Close the door and every connection."""
+        self.close()
+        for transport in self._connections:
+            transport.abort()
+        self._connections.clear()
+        self._arenas.close()
+
+    def arena_path(self) -> str | None:
+        """Return a new name for a slot's two arenas, or None where the other side may be on another machine."""
+        return self._arenas.path() if isinstance(self.address, UnixAddress) else None
+
+    def enter(self, transport: asyncio.Transport) -> bool:
+        """Count a connection; tells whether there is room for it."""
+        self._connections = {other for other in self._connections if not other.is_closing()}
+        if len(self._connections) >= self.limits.connections:
+            return False
+        self._connections.add(transport)
+        return True
+
+
+class Visitor(asyncio.Protocol):
+    """Somebody who has connected and not yet said what they are."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._raw = bytearray()
+        self._hello: dict[str, Any] | None = None
+        self._hello_bytes = b""
+        self._nonce = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, if there is room."""
+        self._transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("socket")
+        if peer is not None:
+            tune(peer)
+        if not self._door.enter(self._transport):
+            self._refuse(f"all {self._door.limits.connections} connections for workers are taken")
+            return
+        hello_s = self._door.limits.hello_s
+        self._timer = asyncio.get_running_loop().call_later(
+            hello_s, self._refuse, f"it did not say what it is within {hello_s:g} s"
+        )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """Read on until the dialect is known."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._raw += data
+        if len(self._raw) < len(JOBS):
+            return
+        try:
+            if self._raw.startswith(JOBS):
+                self._speak_jobs()
+            else:
+                self._speak_native()
+        except ForebayError as error:
+            self._refuse(error.message)
+        except (LookupError, TypeError, ValueError) as error:
+            self._refuse(f"it does not speak the worker protocol: {error}")
+
+    def _speak_jobs(self) -> None:
+        door = self._door
+        if door.jobs is None:
+            msg = "it speaks the batching protocol, which is not spoken here"
+            raise InvalidRequest(msg)
+        if door.secret is not None:
+            msg = "it speaks the batching protocol, which cannot prove that it knows the secret"
+            raise InvalidRequest(msg)
+        self._hand_over(door.jobs(), bytes(self._raw))
+
+    def _speak_native(self) -> None:
+        door = self._door
+        if door.native is None:
+            msg = "it does not speak the batching protocol, and nothing else is spoken here"
+            raise InvalidRequest(msg)
+        while (message := self._next_message()) is not None:
+            kind = message[0]
+            if kind == "hello" and self._hello is None:
+                self._greet(message)
+            elif kind == "proof" and self._nonce:
+                self._check(message[1])
+            else:
+                msg = f"{str(kind)[:40]!r} is not what a worker says here"
+                raise InvalidRequest(msg)
+            if self._hello is not None and not self._nonce:
+                self._hand_over(door.native(self._hello), self._hello_bytes + self._raw)
+                return
+
+    def _next_message(self) -> Any:
+        """Take one whole frame off what was read, or None."""
+        length = int.from_bytes(self._raw[: frames.HEADER], "big")
+        if length > HELLO_BYTES:
+            msg = f"a frame of {length} bytes was announced where a hello of at most {HELLO_BYTES} is expected"
+            raise InvalidRequest(msg)
+        end = frames.HEADER + length
+        if len(self._raw) < max(end, frames.HEADER):
+            return None
+        frame = bytes(self._raw[:end])
+        del self._raw[:end]
+        (message,) = frames.FrameReader(max_bytes=HELLO_BYTES).feed(frame)
+        if not isinstance(message, list) or not message:
+            msg = "a frame is no message"
+            raise InvalidRequest(msg)
+        if self._hello is None:
+            self._hello_bytes = frame
+        return cast("list[Any]", message)
+
+    def _greet(self, message: list[Any]) -> None:
+        _, version, about = message
+        if version != frames.VERSION:
+            msg = f"it speaks version {version!r} of the worker protocol, this server version {frames.VERSION}"
+            raise InvalidRequest(msg)
+        if not isinstance(about, dict):
+            msg = "its hello says nothing about it"
+            raise InvalidRequest(msg)
+        self._hello = cast("dict[str, Any]", about)
+        if self._door.secret is not None:
+            if not isinstance(self._hello.get("nonce"), bytes):
+                msg = "this server asks for a secret; give the worker the same one: --secret @FILE"
+                raise InvalidRequest(msg)
+            self._nonce = proof.nonce()
+            self._send(["challenge", self._nonce])
+
+    def _check(self, given: Any) -> None:
+        secret = self._door.secret
+        assert secret is not None
+        assert self._hello is not None
+        theirs = self._hello["nonce"]
+        if not proof.is_proof(given, secret, "worker", self._nonce, theirs):
+            msg = "its secret is not this server's"
+            raise InvalidRequest(msg)
+        self._send(["welcome", proof.proof(secret, "server", self._nonce, theirs)])
+        self._nonce = b""
+
+    def _hand_over(self, dialect: asyncio.Protocol, data: bytes) -> None:
+        assert self._transport is not None
+        assert self._timer is not None
+        self._timer.cancel()
+        self._transport.set_protocol(dialect)
+        dialect.connection_made(self._transport)
+        dialect.data_received(data)
+
+    def _send(self, message: Sequence[Any]) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frames.encode(message))
+
+    def _refuse(self, reason: str) -> None:
+        log.warning("a worker that dialled in is refused: %s", reason)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._door.native is not None and not self._raw.startswith(JOBS):
+            self._send(["refused", reason])
+        if self._transport is not None:
+            self._transport.close()
+
+
+def _inode(path: str) -> tuple[int, int]:
+    found = Path(path).lstat()
+    return found.st_dev, found.st_ino

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's end of one connection of a worker that speaks the original batching protocol (`job_frames.py`).
+
+Such a worker asks for jobs, gets them as opaque bytes, and asks for the next ones by answering. It says neither who it
+is nor that it leaves, and nothing can be called off. Ids on this wire are made here, anew for each time a job is sent,
+and are known to no other connection: whatever a worker says about a job it does not hold is of no consequence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from forebay.errors import BadOutcome, DeadlineExceeded, InvalidRequest, TooLarge, ValidationError
+from forebay.types.call import Failure
+from forebay.workers.job_frames import MAX_FRAME_BYTES, FrameReader, decode_answer, encode_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from forebay.types.batch import Batch, Done
+
+log = logging.getLogger("forebay.workers")
+
+_SHOWN_CHARACTERS = 1000
+
+
+class JobRefused(ValidationError):
+    """The worker says that a job is not valid.
+
+    Attributes:
+        body: What it says, for the client, byte for byte.
+    """
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__("the worker refused the job", detail=body[:_SHOWN_CHARACTERS].decode("utf-8", "replace"))
+        self.body = body
+
+
+class Crew(Protocol):
+    """The pool a slot belongs to."""
+
+    def ready(self, slot: JobSlot, before: Callable[[], None] | None = None) -> None:
+        """The slot asks for work; `before` hands over its last answers."""
+        ...
+
+    def gone(self, slot: JobSlot) -> None:
+        """The connection closed."""
+        ...
+
+
+class JobSlot(asyncio.Protocol):
+    """The server's end of one connection of a worker.
+
+    Args:
+        pool: Whom it works for.
+        max_bytes: Longest answer that is read from it.
+    """
+
+    def __init__(self, pool: Crew, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._pool = pool
+        self._transport: asyncio.Transport | None = None
+        self._reader = FrameReader(max_bytes)
+        self._asked = False
+        self._ids: list[str | None] = []
+        """The id of each entry of the batch; None for one that was not sent."""
+        self._sent = 0.0
+        self.streamed = False
+        self.worker: object = object()
+        self.batch: Batch | None = None
+        self.done: Done | None = None
+
+    @property
+    def owes_since(self) -> float | None:
+        """Since when the worker owes an answer; None if it owes none."""
+        return None if self.batch is None else self._sent
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for the worker to ask."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Act on each frame; a worker that does not keep to the protocol is hung up on."""
+        try:
+            for payload in self._reader.feed(data):
+                self._act(payload)
+        except InvalidRequest as error:
+            self.drop(error.message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the pool, which hands the batch on."""
+        self._pool.gone(self)
+
+    def run(self, batch: Batch, done: Done) -> None:
+        """Send those jobs of a batch that somebody waits for; if there is none, the slot is idle again at once."""
+        now = time.monotonic()
+        self._ids = [None if entry.done or entry.deadline <= now else str(uuid.uuid4()) for entry in batch.entries]
+        jobs: dict[str, bytes] = {
+            job: entry.body for job, entry in zip(self._ids, batch.entries, strict=True) if job is not None
+        }
+        try:
+            frame = encode_jobs(jobs)
+        except TooLarge as error:
+            failure = Failure(error)
+            self._pool.ready(self, before=lambda: done(batch, [failure] * len(batch.entries)))
+            return
+        if not jobs:
+            self._pool.ready(self, before=lambda: done(batch, [_late] * len(batch.entries)))
+            return
+        self.batch, self.done, self._sent = batch, done, now
+        assert self._transport is not None
+        if self._transport.is_closing():
+            return  # `connection_lost` is on its way and hands the batch on; it was not tried here
+        batch.attempts += 1
+        self._transport.write(frame)
+        log.debug("sent a batch", extra={"jobs": len(jobs), "bytes": len(frame)})
+
+    def stop(self) -> None:
+        """Close the connection, which is all the protocol has for a goodbye, once the worker has answered."""
+        if self.batch is None and self._transport is not None:
+            self._transport.close()
+
+    def drop(self, reason: str) -> None:
+        """Close the connection now; `connection_lost` follows."""
+        log.warning("a worker that speaks the batching protocol is hung up on: %s", reason)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _act(self, payload: bytes) -> None:
+        results, refused = decode_answer(payload)
+        batch, done = self.batch, self.done
+        if batch is None or done is None:
+            self._note_strays(results)
+            if not self._asked:
+                self._asked = True
+                self._pool.ready(self)
+            return
+        outcomes = self._outcomes(batch, results, frozenset(refused))
+        self._note_strays(results)
+        self.batch = self.done = None
+        batch.model_s = time.monotonic() - self._sent
+        self._pool.ready(self, before=lambda: done(batch, outcomes))
+
+    def _outcomes(self, batch: Batch, results: dict[str, bytes], refused: frozenset[str]) -> Sequence[Any]:
+        """Take the outcome of each job out of what the worker answered."""
+        missing: Failure | None = None
+        outcomes: list[Any] = []
+        for job in self._ids:
+            if job is None:
+                outcomes.append(_late)
+                continue
+            body = results.pop(job, None)
+            if job in refused:
+                outcomes.append(Failure(JobRefused(body or b"")))
+            elif body is not None:
+                outcomes.append(body)
+            else:
+                missing = missing or Failure(BadOutcome("the worker gave no answer to this job"))
+                outcomes.append(missing)
+        return outcomes
+
+    def _note_strays(self, results: dict[str, bytes]) -> None:
+        if results:
+            log.warning("a worker answered %d jobs that it does not hold; the answers are ignored", len(results))
+
+
+_late = Failure(DeadlineExceeded("nobody waited any more when a worker was free"))

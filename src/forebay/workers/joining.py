@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker that somebody started: it joins a server, stays while there is one, and leaves without losing a batch.
+
+The main thread dials first, so that a worker that is not let in says so before it loads anything, then opens the runner
+and waits for signals. Each slot is a thread with a connection of its own that dials again when the server goes away.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import secrets
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from forebay.errors import InvalidRequest, ModelError
+from forebay.workers.child import Connection, Refused, serve, wire_error
+from forebay.workers.memory import keep_freed_memory
+from forebay.workers.pool import failure_of
+from forebay.workers.runner import WorkerContext
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay.workers.address import Address
+    from forebay.workers.runner import Runner, RunnerSpec
+
+log = logging.getLogger("forebay.workers")
+
+FIRST_PAUSE_S = 0.05
+MAX_PAUSE_S = 1.0
+"""Longest pause between two attempts to reach the server."""
+_LOST = (EOFError, OSError, InvalidRequest)
+
+
+class ToldToEnd(SystemExit):
+    """A signal came before there was anything to finish; unlike a `sys.exit` of the model's it is no failure."""
+
+
+class JoiningWorker:
+    """One runner and the threads that serve with it."""
+
+    def __init__(
+        self,
+        address: Address,
+        model: Any,
+        *,
+        secret: bytes | None = None,
+        threads: int = 1,
+        once: bool = False,
+        tell: Callable[[str], None] = lambda _line: None,
+    ) -> None:
+        """Describe the worker; `run` is its life.
+
+        Args:
+            address: Where the server lets workers attach.
+            model: What it serves, described as plain data for the server.
+            secret: What the server must know, and asks for.
+            threads: Slots.
+            once: End when the server goes away, or is not there, instead of dialling again.
+            tell: Takes sentences for whoever started it.
+        """
+        self._address = address
+        self._about = {"pid": os.getpid(), "worker": secrets.token_hex(16), "model": model}
+        self._secret = secret
+        self._threads = threads
+        self._once = once
+        self._tell = tell
+        self._leaving = threading.Event()
+        self._connections: set[Connection] = set()
+        self._refused: Refused | None = None
+        self._says_waiting = True
+
+    def run(self, spec: RunnerSpec) -> int:
+        """Join, serve and leave; returns the exit status. Signals end it: once gently, twice at once.
+
+        Raises:
+            Refused: If the server does not let it in.
+            ModelError: If the runner cannot be opened, or with `once` if there is no server.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _exit)
+        keep_freed_memory()
+        connection = self._dial()
+        assert connection is not None
+        runner = self._open(spec, connection)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._leave)
+        self._tell(f"ready; attached to {self._address}")
+        threads = [
+            threading.Thread(target=self._work, args=(runner, first), daemon=True)
+            for first in (connection, *[None] * (self._threads - 1))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        runner.close()
+        if self._refused is not None:
+            raise self._refused
+        return 0
+
+    def _open(self, spec: RunnerSpec, connection: Connection) -> Runner:
+        try:
+            runner = spec.build()
+            runner.open(WorkerContext(threads=self._threads))
+        except ToldToEnd:
+            raise
+        except BaseException as error:
+            failed = failure_of(error).error
+            try:
+                connection.send(["failed", *wire_error(failed)])
+            except OSError:
+                pass  # the server went away meanwhile; whoever started the worker is told all the same
+            connection.close()
+            raise ModelError(failed.message, trace=getattr(failed, "trace", "")) from error
+        gc.collect()
+        gc.freeze()  # what is loaded now stays: the collector need not walk over it again and again
+        return runner
+
+    def _work(self, runner: Runner, connection: Connection | None) -> None:
+        pause_s = FIRST_PAUSE_S
+        while not self._leaving.is_set():
+            try:
+                connection = connection or self._dial()
+            except (Refused, ModelError) as error:
+                self._give_up(error)
+                return
+            if connection is None:
+                return
+            joined = time.monotonic()
+            self._connections.add(connection)
+            try:
+                if not self._leaving.is_set():
+                    serve(connection, runner)
+            except _LOST:
+                pass  # the server hands on what this slot was running
+            except Exception:
+                log.exception("a connection to the server is given up")  # a defect must not cost the slot
+            finally:
+                self._connections.discard(connection)
+                connection.close()
+                connection = None
+            if self._once:
+                return
+            pause_s = FIRST_PAUSE_S if time.monotonic() - joined > MAX_PAUSE_S else min(pause_s * 2, MAX_PAUSE_S)
+            self._leaving.wait(pause_s)
+
+    def _dial(self) -> Connection | None:
+        """Connect, however long it takes; None once the worker leaves."""
+        pause_s = FIRST_PAUSE_S
+        while not self._leaving.is_set():
+            try:
+                connection = Connection(self._address, self._about, self._secret)
+            except _LOST as error:
+                if self._once:
+                    why = getattr(error, "strerror", None) or "the connection was closed"
+                    msg = f"there is no server at {self._address}: {why}; start it with: forebay serve --attach ADDRESS"
+                    raise ModelError(msg) from error
+                if self._says_waiting:
+                    self._says_waiting = False
+                    self._tell(f"waiting for a server at {self._address}")
+                self._leaving.wait(pause_s)
+                pause_s = min(pause_s * 2, MAX_PAUSE_S)
+            else:
+                self._says_waiting = True
+                return connection
+        return None
+
+    def _give_up(self, error: Refused | ModelError) -> None:
+        if isinstance(error, Refused):
+            self._refused = error
+        self._leave(0, None)
+
+    def _leave(self, number: int, _frame: object) -> None:
+        """End once what runs is answered; a second signal ends at once."""
+        if number and self._leaving.is_set():
+            os._exit(1)
+        self._leaving.set()
+        for connection in list(self._connections):
+            connection.leave()
+
+
+def _exit(_number: int, _frame: object) -> NoReturn:
+    """Nothing is running yet that could be lost."""
+    raise ToldToEnd

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a worker and a server show each other that both know a secret, without ever sending it.
+
+Each side makes up a nonce; what is sent is an HMAC over both nonces and the name of the side that sends it, so that a
+proof is good for one connection and in one direction only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from pathlib import Path
+
+from forebay.errors import ConfigError
+
+NONCE_BYTES = 32
+MIN_SECRET_BYTES = 16
+VARIABLE = "FOREBAY_SECRET"
+"""Environment variable that holds the secret if no option does."""
+
+
+def nonce() -> bytes:
+    """Return bytes nobody can foresee."""
+    return os.urandom(NONCE_BYTES)
+
+
+def proof(secret: bytes, side: str, server_nonce: bytes, worker_nonce: bytes) -> bytes:
+    """Return what `side` ("server" or "worker") sends."""
+    return hmac.digest(secret, side.encode() + b"\0" + server_nonce + worker_nonce, hashlib.sha256)
+
+
+def is_proof(given: object, secret: bytes, side: str, server_nonce: bytes, worker_nonce: bytes) -> bool:
+    """Check what the other side sent, in a time that tells nothing about the secret."""
+    expected = proof(secret, side, server_nonce, worker_nonce)
+    return isinstance(given, bytes) and hmac.compare_digest(given, expected)
+
+
+def read_secret(given: str | None, option: str) -> bytes | None:
+    """Return the secret an option names: its value, the first line of @FILE, or that of the environment.
+
+    Raises:
+        ConfigError: If the file cannot be read or the secret is too short to be one.
+    """
+    where = option
+    if given is None:
+        given, where = os.environ.get(VARIABLE), VARIABLE
+        if not given:
+            return None
+    if given.startswith("@"):
+        try:
+            given = Path(given[1:]).read_text(encoding="utf-8").strip().partition("\n")[0]
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            msg = f"the secret in {given[1:]} cannot be read: {why}"
+            raise ConfigError(msg) from error
+    secret = given.encode()
+    if len(secret) < MIN_SECRET_BYTES:
+        msg = (
+            f"the secret of {where} has {len(secret)} bytes, at least {MIN_SECRET_BYTES} are needed; "
+            "make one with: openssl rand -hex 16"
+        )
+        raise ConfigError(msg)
+    return secret

@@ -1,0 +1,744 @@
+# SPDX-License-Identifier: Apache-2.0
+# pyright: reportArgumentType=false, reportOptionalMemberAccess=false
+"""Workers that dial in: they hang, leave, talk nonsense or say nothing, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.pools.guests import AttachedByThreads
+from tests.pools.test_pool_contract import HERE, PATIENCE_S, Rig, Sink, codes, eventually, run
+
+from forebay.errors import Code, ConfigError, InvalidRequest
+from forebay.types.batch import Batch
+from forebay.types.call import Request
+from forebay.workers import frames, proof
+from forebay.workers.address import TcpAddress, UnixAddress, bind_unix, parse_address
+from forebay.workers.attached import AttachedPool
+from forebay.workers.child import Connection, Refused
+from forebay.workers.door import Door, Limits, Visitor
+from forebay.workers.runner import RunnerSpec
+from forebay.workers.slot import Slot
+
+ECHO = RunnerSpec(f"{HERE}:Told")
+TOKEN = {"worker": "somebody"}
+
+
+class Peer:
+    """A worker played by the test, message by message."""
+
+    def __init__(self, door, reader, writer):
+        self.door, self.reader, self.writer = door, reader, writer
+        self.inbox = frames.FrameReader()
+
+    def say(self, *messages):
+        for message in messages:
+            self.writer.write(message if isinstance(message, bytes) else frames.encode(message))
+
+    async def hear(self):
+        header = await asyncio.wait_for(self.reader.readexactly(4), PATIENCE_S)
+        payload = await asyncio.wait_for(self.reader.readexactly(int.from_bytes(header, "big")), PATIENCE_S)
+        (message,) = self.inbox.feed(header + payload)
+        return message
+
+    async def is_hung_up_on(self, within_s=PATIENCE_S):
+        try:
+            async with asyncio.timeout(within_s):
+                while await self.reader.read(65536):
+                    pass
+        except ConnectionError:
+            pass
+        return True
+
+
+class Scene:
+    """A pool behind a door, its honest workers, and peers."""
+
+    def __init__(self, tmp_path, *, workers=0, secret=None, limits=Limits(), address=None, check=None, **options):  # noqa: B008
+        self.pool = AttachedByThreads(ECHO, workers=workers, **options)
+        self.pool.door = Door(
+            address or UnixAddress(str(tmp_path / "s")),
+            native=lambda about: Slot(self.pool, limits.frame_bytes, check),
+            secret=secret,
+            limits=limits,
+        )
+        self.pool.arena_path = self.pool.door.arena_path
+        self.rig = Rig(self.pool)
+        self.peers = []
+
+    async def __aenter__(self):
+        await self.rig.__aenter__()
+        return self
+
+    async def __aexit__(self, *error):
+        for peer in self.peers:
+            peer.writer.close()
+        await asyncio.sleep(0.01)
+        self.rig.grace_s = 0.05
+        await self.rig.__aexit__(*error)
+
+    async def dial(self):
+        address = self.pool.door.address
+        if isinstance(address, TcpAddress):
+            ends = await asyncio.open_connection(address.host, address.port)
+        else:
+            ends = await asyncio.open_unix_connection(address.path)
+        self.peers.append(Peer(self.pool.door, *ends))
+        return self.peers[-1]
+
+    async def join(self, worker="somebody"):
+        """A peer that is idle."""
+        peer = await self.dial()
+        before = self.pool.statistics().slots
+        peer.say(["hello", frames.VERSION, {"worker": worker}])
+        assert (await peer.hear())[0] == "open"
+        peer.say(["ready", False])
+        await eventually(lambda: self.pool.statistics().slots == before + 1)
+        return peer
+
+    async def busy(self, body="x", **fields):
+        """A batch and the peer that was given it."""
+        peer = await self.join()
+        batch = self.rig.submit(body, **fields)
+        return batch, peer, (await peer.hear())[1]
+
+
+@pytest.fixture
+def said(caplog):
+    caplog.set_level(logging.INFO, "forebay.workers")
+    return lambda: " | ".join(record.getMessage() for record in caplog.records)
+
+
+# Who speaks nonsense
+
+
+@pytest.mark.parametrize(
+    "words, reason",
+    [
+        ([b"GET / HTTP/1.1\r\n\r\n"], "bytes was announced"),
+        ([b"\xff\xff\xff\xff"], "bytes was announced"),
+        ([b"\0\0\0\0"], "batching protocol, which is not spoken here"),
+        ([b"\0\0\0\x05\xdd\xff\xff\xff\xff"], "not msgpack"),
+        ([b"\0\0\0\x02\x92\xc1"], "not msgpack"),
+        ([b"\0\0\x27\x10" + b"\x91" * 10_000], "not msgpack"),
+        ([["hello", 99, {}]], "speaks version 99"),
+        ([["hello", frames.VERSION, {}]], "does not speak"),
+        ([["hello", frames.VERSION, 7]], "says nothing about it"),
+        ([["hello"]], "does not speak"),
+        ([["ready"]], "is not what a worker says here"),
+        ([7], "is no message"),
+        ([{"__reduce__": 1}], "is no message"),
+    ],
+)
+def test_who_does_not_say_hello_is_hung_up_on(tmp_path, said, words, reason):
+    """G9."""
+
+    async def main():
+        async with Scene(tmp_path, workers=1) as scene:
+            stranger = await scene.dial()
+            stranger.say(*words)
+            assert await stranger.is_hung_up_on()
+            assert await scene.rig.run("next") == ["next"]
+
+    run(main())
+    assert reason in said()
+
+
+@pytest.mark.parametrize(
+    "words, reason",
+    [
+        ([["ready"]], "out of turn"),
+        ([["hello", frames.VERSION, TOKEN]], "hello twice"),
+        ([["result", 1, ["x"], None, 0.0, True]], "which it was not given"),
+        ([["part", 1, ["x"], None]], "which it was not given"),
+        ([["failed", "ModelError", "late", None, ""]], "not a message"),
+        ([["nonsense"]], "not a message"),
+        ([[]], "does not speak"),
+        ([b"\x7f\xff\xff\xff"], "was announced"),
+    ],
+)
+def test_an_idle_worker_that_speaks_out_of_turn_is_hung_up_on(tmp_path, said, words, reason):
+    async def main():
+        async with Scene(tmp_path) as scene:
+            peer = await scene.join()
+            peer.say(*words)
+            assert await peer.is_hung_up_on()
+            await eventually(lambda: scene.pool.idle == 0)
+            assert scene.pool.statistics().left == 1
+
+    run(main())
+    assert reason in said()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda number: ["result", number, [], None, 0.0, True],
+        lambda number: ["result", number, "x", None, 0.0, True],
+        lambda number: ["result", number, ["x"], None, "long", True],
+        lambda number: ["result", number, ["x"], None, float("nan"), True],
+        lambda number: ["result", number, ["x"], {5: ["ModelError", "m", None, ""]}, 0.0, True],
+        lambda number: ["result", number, ["x"], {"0": ["ModelError", "m", None, ""]}, 0.0, True],
+        lambda number: ["result", number, ["x"], {0: ["ModelError"]}, 0.0, True],
+        lambda number: ["result", number, ["x"], {0: [["k"], "m", None, ""]}, 0.0, True],
+        lambda number: ["result", number, ["x"], [1], 0.0, True],
+        lambda number: ["result", number, [frames.shared(0, 100)], None, 0.0, True],
+        lambda number: ["result", number, ["refuse me"], None, 0.0, True],
+        lambda number: ["result", number + 1, ["x"], None, 0.0, True],
+        lambda number: ["result", number],
+        lambda number: ["part", number, ["x"], None],
+        lambda number: ["ready"],
+        lambda number: ["nonsense"],
+    ],
+)
+def test_the_batch_of_a_worker_that_answers_nonsense_is_handed_on_once(tmp_path, answer):
+    """G2: its jobs are handed on once and then answered 503; nobody else notices."""
+
+    def check(batch, outcomes):
+        if "refuse me" in outcomes:
+            raise InvalidRequest("not of the right type")
+
+    async def main():
+        async with Scene(tmp_path, check=check) as scene:
+            batch, rogue, number = await scene.busy("theirs")
+            rogue.say(answer(number))
+            assert await rogue.is_hung_up_on()
+            second = await scene.join("another rogue")
+            number = (await second.hear())[1]  # handed on
+            second.say(answer(number))
+            assert codes(await scene.rig.outcomes(batch)) == [Code.UNAVAILABLE]
+            assert batch.attempts == 2
+
+    run(main())
+
+
+def test_a_flood_is_cut_off_and_its_batch_handed_on(tmp_path, said):
+    async def main():
+        async with Scene(tmp_path, limits=Limits(frame_bytes=100_000)) as scene:
+            batch, rogue, _ = await scene.busy("theirs")
+            rogue.say((100_001).to_bytes(4, "big"), bytes(50_000))
+            assert await rogue.is_hung_up_on()
+            honest = await scene.join()
+            number = (await honest.hear())[1]
+            honest.say(["result", number, ["done"], None, 0.0, True])
+            assert await scene.rig.outcomes(batch) == ["done"]
+
+    run(main())
+    assert "100001 bytes was announced, at most 100000" in said()
+
+
+def test_bytes_without_end_where_a_hello_belongs_are_cut_off(tmp_path, said):
+    async def main():
+        async with Scene(tmp_path, limits=Limits(hello_s=0.1)) as scene:
+            stranger = await scene.dial()
+            stranger.say((1 << 20).to_bytes(4, "big"))
+            with contextlib.suppress(ConnectionError):
+                for _ in range(200):
+                    stranger.say(bytes(1000))
+                    await asyncio.sleep(0.005)
+            assert await stranger.is_hung_up_on()
+
+    run(main())
+    assert "did not say what it is within 0.1 s" in said()
+
+
+@pytest.mark.parametrize("words", [[], [b"\0"], [frames.encode(["hello", 1, TOKEN])[:-1]]])
+def test_silence_is_cut_off(tmp_path, said, words):
+    async def main():
+        async with Scene(tmp_path, limits=Limits(hello_s=0.05)) as scene:
+            silent = await scene.dial()
+            silent.say(*words)
+            assert await silent.is_hung_up_on()
+            peer = await scene.join()  # one that has said hello may take its time
+            await asyncio.sleep(0.1)
+            assert scene.pool.idle == 1
+            assert not peer.reader.at_eof()
+
+    run(main())
+    assert "did not say what it is" in said()
+
+
+def test_a_hello_may_come_byte_by_byte(tmp_path):
+    async def main():
+        async with Scene(tmp_path) as scene:
+            peer = await scene.dial()
+            for byte in frames.encode(["hello", frames.VERSION, TOKEN]) + frames.encode(["ready", False]):
+                peer.say(bytes([byte]))
+                await asyncio.sleep(0)
+            assert (await peer.hear())[0] == "open"
+            await eventually(lambda: scene.pool.idle == 1)
+
+    run(main())
+
+
+def test_connections_are_limited_and_room_is_made_by_who_leaves(tmp_path, said):
+    async def main():
+        async with Scene(tmp_path, limits=Limits(connections=1)) as scene:
+            first = await scene.join()
+            second = await scene.dial()
+            assert await second.is_hung_up_on()
+            first.writer.close()
+            await eventually(lambda: scene.pool.idle == 0)
+            await scene.join()
+
+    run(main())
+    assert "all 1 connections for workers are taken" in said()
+
+
+# Who hangs
+
+
+def test_a_worker_that_hangs_is_dropped_and_its_batch_handed_on(tmp_path, said):
+    """G2, G5."""
+
+    async def main():
+        async with Scene(tmp_path, hang_s=0.1) as scene:
+            batch, hanging, _ = await scene.busy("theirs")
+            assert await hanging.is_hung_up_on()
+            honest = await scene.join("another")
+            number = (await honest.hear())[1]
+            honest.say(["result", number, ["done"], None, 0.0, True])
+            assert await scene.rig.outcomes(batch) == ["done"]
+            await asyncio.sleep(0.15)
+            assert scene.pool.idle == 1  # who has nothing to do does not hang
+
+    run(main())
+    assert "it owes an answer for 0.1 s" in said()
+
+
+def test_the_idle_slots_of_a_worker_that_hangs_are_given_nothing_more(tmp_path):
+    async def main():
+        async with Scene(tmp_path, hang_s=0.1) as scene:
+            idle = await scene.join("two slots")
+            busy = await scene.join("two slots")
+            other = await scene.join("another")
+            batch = scene.rig.submit("x")
+            number = (await idle.hear())[1]
+            assert await idle.is_hung_up_on()
+            assert await busy.is_hung_up_on()
+            number = (await other.hear())[1]
+            other.say(["result", number, ["done"], None, 0.0, True])
+            assert await scene.rig.outcomes(batch) == ["done"]
+            assert (scene.pool.statistics().alive, scene.pool.statistics().left) == (1, 1)
+
+    run(main())
+
+
+def test_a_stream_that_comes_slowly_does_not_hang_and_one_that_ends_coming_does(tmp_path):
+    async def main():
+        sink = Sink(is_open=True)
+        async with Scene(tmp_path, hang_s=0.2) as scene:
+            batch, peer, number = await scene.busy("x", on_parts=sink)
+            for _ in range(5):
+                await asyncio.sleep(0.1)
+                peer.say(["part", number, [b"p"], None])
+            await eventually(lambda: len(sink.parts) == 5)
+            assert codes(await scene.rig.outcomes(batch)) == [Code.UNAVAILABLE]  # begun streams are not begun again
+
+    run(main())
+
+
+def test_a_worker_that_waits_for_slow_clients_does_not_hang(tmp_path):
+    async def main():
+        sink = Sink()
+        async with Scene(tmp_path, hang_s=0.1) as scene:
+            batch, peer, number = await scene.busy("x", on_parts=sink)
+            peer.say(*[["part", number, [b"p"], None]] * 16)
+            await eventually(lambda: len(sink.held) == 16)
+            await asyncio.sleep(0.3)
+            sink.let_go()
+            assert await peer.hear() == ["credit", 8]
+            assert await peer.hear() == ["credit", 8]
+            peer.say(["result", number, [None], None, 0.0, True])
+            assert await scene.rig.outcomes(batch) == [None]
+
+    run(main())
+
+
+# Who leaves, and when nobody is left
+
+
+def test_who_says_that_it_leaves_is_given_nothing_more_and_finishes_what_it_has(tmp_path):
+    async def main():
+        async with Scene(tmp_path) as scene:
+            idle = await scene.join("first")
+            idle.say(["leaving"])
+            assert await idle.hear() == ["stop"]
+            assert scene.pool.idle == 0
+            batch, busy, number = await scene.busy("x")
+            busy.say(["leaving"])
+            await asyncio.sleep(0.01)
+            busy.say(["result", number, ["done"], None, 0.0, True])
+            assert await scene.rig.outcomes(batch) == ["done"]
+            assert await busy.hear() == ["stop"]
+            assert scene.pool.idle == 0
+
+    run(main())
+
+
+def test_a_batch_that_crosses_with_a_farewell_is_run(tmp_path):
+    async def main():
+        async with Scene(tmp_path) as scene:
+            peer = await scene.join()
+            peer.say(["leaving"])
+            batch = scene.rig.submit("x")  # in the same turn: the farewell was not read yet
+            number = (await peer.hear())[1]
+            peer.say(["result", number, ["done"], None, 0.0, True])
+            assert await scene.rig.outcomes(batch) == ["done"]
+            assert await peer.hear() == ["stop"]
+
+    run(main())
+
+
+def test_after_the_grace_period_the_pool_says_that_nobody_is_there(tmp_path, said):
+    async def main():
+        async with Scene(tmp_path, grace_s=0.05) as scene:
+            woken = []
+            scene.pool.watch(lambda: woken.append(scene.pool.idle))
+            batch, peer, _ = await scene.busy("x")
+            peer.writer.close()
+            assert codes(await scene.rig.outcomes(batch)) == [Code.UNAVAILABLE]
+            await eventually(lambda: woken)
+            assert scene.pool.statistics().alive == 0
+            later = scene.rig.submit("y")
+            (failure,) = await scene.rig.outcomes(later)
+            assert "no worker of 'told' is attached" in failure.error.message
+            again = await scene.join()
+            assert scene.pool.idle == 1
+            batch = scene.rig.submit("z")
+            number = (await again.hear())[1]
+            again.say(["result", number, ["done"], None, 0.0, True])
+            assert await scene.rig.outcomes(batch) == ["done"]
+
+    run(main())
+    assert "no worker has come for 'told' in 0.05 s" in said()
+
+
+def test_joining_and_leaving_is_counted(tmp_path):
+    async def main():
+        async with Scene(tmp_path) as scene:
+            first, second = await scene.join("a"), await scene.join("a")
+            third = await scene.join("b")
+            found = scene.pool.statistics()
+            assert (found.alive, found.slots, found.joined, found.left) == (2, 3, 2, 0)
+            first.writer.close()
+            await eventually(lambda: scene.pool.statistics().slots == 2)
+            assert scene.pool.statistics().left == 0
+            second.writer.close()
+            third.writer.close()
+            await eventually(lambda: scene.pool.statistics().left == 2)
+            assert scene.pool.statistics().alive == 0
+
+    run(main())
+
+
+# Secrets
+
+SECRET = b"a secret of the tests"
+
+
+def greet(door, secret):
+    """Dials as a worker does, in a thread."""
+    return asyncio.to_thread(lambda: Connection(door.address, TOKEN, secret).close())
+
+
+def test_who_knows_the_secret_is_let_in_and_who_does_not_is_told_why(tmp_path, said):
+    async def main():
+        async with Scene(tmp_path, secret=SECRET, address=TcpAddress("127.0.0.1", 0)) as scene:
+            await greet(scene.pool.door, SECRET)
+            with pytest.raises(Refused, match="its secret is not this server's"):
+                await greet(scene.pool.door, b"another secret of theirs")
+            with pytest.raises(Refused, match="this server asks for a secret"):
+                await greet(scene.pool.door, None)
+            peer = await scene.dial()
+            peer.say(["hello", frames.VERSION, {**TOKEN, "nonce": proof.nonce()}])
+            assert (await peer.hear())[0] == "challenge"
+            peer.say(["ready"])  # goes on as if it had been let in
+            assert (await peer.hear())[0] == "refused"
+            assert scene.pool.statistics().joined == 0
+
+    run(main())
+    assert "refused: its secret is not this server's" in said()
+
+
+def test_no_byte_of_the_secret_travels_and_no_proof_is_good_twice(tmp_path):
+    async def main():
+        heard, answer = b"", []
+        async with Scene(tmp_path, secret=SECRET) as scene:
+            mine = proof.nonce()
+            given = None
+            for _ in range(2):
+                peer = await scene.dial()
+                peer.say(["hello", frames.VERSION, {**TOKEN, "nonce": mine}])
+                _, theirs = await peer.hear()
+                given = given or proof.proof(SECRET, "worker", theirs, mine)
+                peer.say(["proof", given])
+                answer = await peer.hear()
+                heard += frames.encode(answer) + given
+                if answer[0] == "welcome":
+                    assert proof.is_proof(answer[1], SECRET, "server", theirs, mine)
+                    assert answer[1] != given
+            assert answer[0] == "refused"
+        assert SECRET not in heard
+
+    run(main())
+
+
+@pytest.mark.parametrize("knows", [False, True])
+def test_a_worker_with_a_secret_serves_no_server_that_does_not_prove_it(tmp_path, knows):
+    """What answers the challenge with rubbish, or does not ask at all, is given nothing."""
+
+    async def main():
+        async with Scene(tmp_path) as scene:
+            with pytest.raises(Refused, match="does not prove that it knows the secret"):
+                await greet(scene.pool.door, SECRET)
+            assert scene.pool.statistics().joined == 0
+
+    async def impostor():
+        async def pretend(reader, writer):
+            await reader.read(1000)
+            writer.write(frames.encode(["challenge", b"n" * 32]))
+            await reader.read(1000)
+            writer.write(frames.encode(["welcome", b"p" * 32]) + frames.encode(["open", {}]))
+            await reader.read(1000)
+            writer.close()
+
+        path = str(tmp_path / "impostor")
+        server = await asyncio.start_unix_server(pretend, path)
+        with pytest.raises(Refused, match="does not prove"):
+            await asyncio.to_thread(Connection, UnixAddress(path), TOKEN, SECRET)
+        server.close()
+
+    run(impostor() if knows else main())
+
+
+def test_a_port_that_others_can_reach_needs_a_secret():
+    with pytest.raises(ConfigError, match="so a secret is needed"):
+        Door(TcpAddress("0.0.0.0", 0), native=lambda about: Slot(AttachedPool("x")))
+    for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
+        Door(TcpAddress(host, 0), native=lambda about: Slot(AttachedPool("x")))
+
+
+def test_secrets_are_read_from_values_files_and_the_environment(tmp_path, monkeypatch):
+    monkeypatch.delenv(proof.VARIABLE, raising=False)
+    assert proof.read_secret(None, "--secret") is None
+    assert proof.read_secret(SECRET.decode(), "--secret") == SECRET
+    (tmp_path / "secret").write_bytes(SECRET + b"\n")
+    assert proof.read_secret(f"@{tmp_path}/secret", "--secret") == SECRET
+    monkeypatch.setenv(proof.VARIABLE, f"@{tmp_path}/secret")
+    assert proof.read_secret(None, "--secret") == SECRET
+    for wrong, message in [("short", "has 5 bytes, at least 16"), ("@/nowhere/secret", "cannot be read")]:
+        with pytest.raises(ConfigError, match=message):
+            proof.read_secret(wrong, "--secret")
+
+
+# Memory that is shared, or not
+
+
+def test_large_bodies_go_through_the_socket_where_memory_is_not_shared():
+    async def main():
+        pool = AttachedByThreads(ECHO, workers=1)
+        pool.door.address = TcpAddress("127.0.0.1", 0)
+        async with Rig(pool) as rig:
+            assert pool.arena_path() is None
+            bodies = [bytes([number]) * (600 * 1024) for number in range(4)]
+            assert await rig.run(*bodies, "small") == [*bodies, "small"]
+
+    run(main())
+
+
+def test_a_worker_that_cannot_open_the_shared_memory_says_so_and_is_sent_bytes(tmp_path):
+    async def main():
+        async with Scene(tmp_path) as scene:
+            peer = await scene.dial()
+            peer.say(["hello", frames.VERSION, TOKEN])
+            kind, options = await peer.hear()
+            assert (kind, bool(options["arena"])) == ("open", True)
+            peer.say(["ready", False])
+            await eventually(lambda: scene.pool.idle == 1)
+            body = b"b" * 600_000
+            batch = scene.rig.submit(body)
+            _, number, bodies, _, _ = await peer.hear()
+            assert bodies == [body]
+            peer.say(["result", number, [body], None, 0.0, True])
+            assert await scene.rig.outcomes(batch) == [body]
+
+    run(main())
+
+
+def test_a_worker_that_lies_about_shared_memory_is_hung_up_on(tmp_path):
+    async def main():
+        async with Scene(tmp_path) as scene:
+            peer = await scene.dial()
+            peer.say(["hello", frames.VERSION, TOKEN])
+            await peer.hear()
+            peer.say(["ready"])  # it made no file
+            assert await peer.is_hung_up_on()
+            assert scene.pool.idle == 0
+
+    run(main())
+
+
+# Addresses
+
+
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        ("unix:a.socket", UnixAddress("a.socket")),
+        ("unix:/run/a:b", UnixAddress("/run/a:b")),
+        ("tcp:127.0.0.1:9000", TcpAddress("127.0.0.1", 9000)),
+        ("tcp:[::1]:0", TcpAddress("::1", 0)),
+    ],
+)
+def test_addresses_are_read_and_written(text, found):
+    assert parse_address(text) == found
+    assert str(found) == text
+
+
+@pytest.mark.parametrize(
+    "text, hint",
+    [
+        ("/run/a.socket", "did you mean unix:/run/a.socket"),
+        ("localhost:9000", "did you mean tcp:localhost:9000"),
+        ("http:localhost:9000", "unix:PATH or tcp:HOST:PORT"),
+        ("unix:", "unix:PATH or tcp:HOST:PORT"),
+        ("tcp:9000", "unix:PATH or tcp:HOST:PORT"),
+        ("tcp:host:", "unix:PATH or tcp:HOST:PORT"),
+        ("tcp:host:99999", "unix:PATH or tcp:HOST:PORT"),
+        ("tcp:host:٣", "unix:PATH or tcp:HOST:PORT"),
+        ("unix:/" + "x" * 120, "121 bytes, the kernel takes at most 107"),
+    ],
+)
+def test_what_is_no_address_is_explained(text, hint):
+    with pytest.raises(ConfigError) as caught:
+        parse_address(text)
+    assert hint in caught.value.message
+
+
+def test_a_socket_is_private_and_what_a_killed_server_left_is_replaced(tmp_path):
+    address = UnixAddress(str(tmp_path / "s"))
+    bind_unix(address).close()  # never listened on: nobody answers there
+    with bind_unix(address) as again:
+        assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
+        again.listen()
+        with pytest.raises(ConfigError, match="another server listens on"):
+            bind_unix(address)
+
+
+def test_what_is_in_the_way_of_a_socket_is_left_alone(tmp_path):
+    (tmp_path / "file").write_text("precious")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    for name in ("file", "link"):
+        with pytest.raises(ConfigError, match="is no socket"):
+            bind_unix(UnixAddress(str(tmp_path / name)))
+    assert (tmp_path / "file").read_text() == "precious"
+    with pytest.raises(ConfigError, match="there is no folder"):
+        bind_unix(UnixAddress(str(tmp_path / "nowhere" / "s")))
+
+
+def test_a_socket_of_another_user_is_left_alone(tmp_path, monkeypatch):
+    with socket.socket(socket.AF_UNIX) as theirs:
+        theirs.bind(str(tmp_path / "s"))
+        monkeypatch.setattr("os.geteuid", lambda: 12345)
+        with pytest.raises(ConfigError, match="belongs to another user"):
+            bind_unix(UnixAddress(str(tmp_path / "s")))
+
+
+def test_a_door_removes_its_own_socket_only(tmp_path):
+    async def main():
+        door = Door(UnixAddress(str(tmp_path / "s")), native=lambda about: Slot(AttachedPool("x")))
+        await door.start()
+        door.stop()
+        assert not (tmp_path / "s").exists()
+        await door.start()
+        (tmp_path / "s").unlink()
+        (tmp_path / "s").touch()
+        door.stop()
+        assert (tmp_path / "s").exists()
+
+    run(main())
+
+
+# Whatever is said
+
+
+class Line:
+    """A transport that remembers."""
+
+    def __init__(self):
+        self.written, self.closed, self.protocol = b"", False, None
+
+    def write(self, data):
+        self.written += data
+
+    def close(self):
+        self.closed = True
+
+    abort = close
+
+    def is_closing(self):
+        return self.closed
+
+    def set_protocol(self, protocol):
+        self.protocol = protocol
+
+    def get_extra_info(self, name):
+        return None
+
+
+words = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3) | st.integers(0, 3), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+kinds = st.sampled_from(["hello", "proof", "ready", "result", "part", "failed", "leaving", "batch", "stop", ""])
+spoken = st.tuples(kinds, st.lists(words | st.integers(0, 3) | st.just("mine"), max_size=5)).map(
+    lambda said: [said[0], *said[1]]
+)
+utterances = st.lists(spoken | words | st.binary(max_size=20), max_size=6)
+
+
+@settings(max_examples=150, deadline=None)
+@given(has_greeted=st.booleans(), is_busy=st.booleans(), said=utterances, cut=st.integers(1, 40))
+def test_nothing_that_is_said_raises_and_every_batch_is_answered_once(has_greeted, is_busy, said, cut):
+    """G2, G8, G9."""
+
+    async def main():
+        pool = AttachedPool("told", grace_s=None)
+        door = Door(UnixAddress("unused"), native=lambda about: Slot(pool))
+        line, visitor, answers = Line(), Visitor(door), []
+        visitor.connection_made(line)
+        if has_greeted:
+            visitor.data_received(frames.encode(["hello", frames.VERSION, TOKEN]))
+            line.protocol.data_received(frames.encode(["ready"]))
+        if has_greeted and is_busy:
+            entries = [Request(body=b"x", reply=print), Request(body=b"y", reply=print)]
+            pool.submit(Batch(entries=entries, key=None, rows=2), lambda _batch, outcomes: answers.append(outcomes))
+        data = b""
+        for message in said:
+            if isinstance(message, list) and line.protocol is not None:
+                data += frames.encode([line.protocol.batch_id if word == "mine" else word for word in message])
+            else:
+                data += message if isinstance(message, bytes) else frames.encode(message)
+        for start in range(0, len(data), cut):
+            if not line.closed:
+                (line.protocol or visitor).data_received(data[start : start + cut])
+        (line.protocol or visitor).connection_lost(None)
+        await pool.stop(0.0)
+        assert len(answers) == (has_greeted and is_busy)
+
+    asyncio.run(main())
