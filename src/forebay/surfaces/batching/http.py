@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP face of the batching service: every path and every method is the same, a body is a job.
+
+Bodies are opaque. A request without one is answered 200 at once, which is the original's health check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, QueueFull, TooLarge, Unavailable
+from forebay.transports.http.exchange import TooSlow, error_headers
+from forebay.types.call import Failure, Request
+from forebay.workers.job_slot import JobRefused
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from forebay.serving.endpoint import Endpoint
+
+log = logging.getLogger("forebay.requests")
+
+TEXT: Final = b"text/plain; charset=utf-8"
+_KEPT: Final = {kind: kind for kind in (b"application/json", b"application/msgpack")}
+
+LINGER_S: Final = 1.0
+"""How long a refused client may go on sending before it is cut off; without it the refusal could be lost."""
+
+
+class BatchingHttp:
+    """The ASGI application."""
+
+    def __init__(self, endpoint: Endpoint, *, max_body_bytes: int) -> None:
+        """Describe the face.
+
+        Args:
+            endpoint: What answers; its time limit is also that for sending a body.
+            max_body_bytes: Longest body.
+        """
+        self._endpoint = endpoint
+        self._max_body_bytes = max_body_bytes
+        self._read_s = endpoint.config.timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        length, media = _read_headers(scope)
+        try:
+            body = await self._read(length, receive)
+        except (TooLarge, TooSlow) as error:
+            self._endpoint.reject(error)
+            await self._refuse(error, receive, send)
+            return
+        if not body:
+            if body is not None:
+                await self._write(send, 200, [(b"content-type", TEXT)], b"")
+            return
+        outcome = await self._job(body, receive)
+        if type(outcome) is not Failure:
+            await self._write(send, 200, [(b"content-type", media)], outcome)
+        elif type(outcome.error) is JobRefused:
+            await self._write(send, 422, [(b"content-type", media)], outcome.error.body)
+        elif type(outcome.error) is not Cancelled:
+            await self._write(send, *self._answer_of(outcome.error))
+
+    async def _read(self, length: int, receive: Receive) -> bytes | None:
+        """Read the body; None if the client went away before its end.
+
+        Raises:
+            TooLarge: If it is over the limit, before it was read if its length was announced.
+            TooSlow: If it does not come in time.
+        """
+        pieces: list[bytes] = []
+        received = 0
+        try:
+            async with asyncio.timeout(self._read_s):
+                while max(received, length) <= self._max_body_bytes:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    piece: bytes = message.get("body", b"")
+                    received += len(piece)
+                    pieces.append(piece)
+                    if not message.get("more_body", False) and received <= self._max_body_bytes:
+                        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        except TimeoutError:
+            msg = f"the body did not come within {self._read_s:g} seconds"
+            raise TooSlow(msg) from None
+        found = f"has {length} bytes" if length else "is too long"
+        msg = f"the body {found}, at most {self._max_body_bytes} are taken"
+        raise TooLarge(msg)
+
+    async def _job(self, body: bytes, receive: Receive) -> Any:
+        """Have a worker do the job; a client that goes away meanwhile takes it along."""
+        endpoint = self._endpoint
+        outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def reply(_request: Request, result: Any) -> None:
+            if not outcome.done():
+                outcome.set_result(result)
+
+        request = Request(body, reply)
+        endpoint.submit(request)
+        log.debug("a job was added", extra={"bytes": len(body), "waiting": endpoint.waiting})
+        watching = asyncio.ensure_future(_cancel_when_gone(endpoint, request, receive))
+        try:
+            return await outcome
+        finally:
+            watching.cancel()
+            endpoint.cancel(request)
+            log.debug("a job has ended", extra={"bytes": len(body), "ms": _milliseconds_since(request.arrived)})
+
+    async def _refuse(self, error: ForebayError, receive: Receive, send: Send) -> None:
+        """Answer before the body was read, and close, but not while the client may still be sending."""
+        status, headers, body = self._answer_of(error)
+        length = (b"content-length", str(len(body)).encode())
+        headers = [*headers, length, (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        try:
+            async with asyncio.timeout(LINGER_S):
+                more = True
+                while more:
+                    more = (await receive()).get("more_body", False)
+        except TimeoutError:
+            pass
+        await send({"type": "http.response.body", "body": b""})
+
+    def _answer_of(self, error: ForebayError) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """Return status, headers and body of an error of ours."""
+        status, text = 500, error.message
+        if isinstance(error, DeadlineExceeded | TooSlow):
+            status, text = 408, "Timeout!"
+        elif isinstance(error, QueueFull):
+            status = 429
+        elif isinstance(error, TooLarge):
+            status = 413
+        elif isinstance(error, Unavailable) and not self._endpoint.accepting:
+            status = 503
+        return status, [(b"content-type", TEXT), *error_headers(error)], text.encode()
+
+    async def _write(self, send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        headers.append((b"content-length", str(len(body)).encode()))
+        if not self._endpoint.accepting:
+            headers.append((b"connection", b"close"))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def _read_headers(scope: Scope) -> tuple[int, bytes]:
+    """Return the announced length of the body, 0 if there is none, and the media type its answer has."""
+    length, media = 0, TEXT
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            length = int(value)
+        elif name == b"content-type":
+            media = _KEPT.get(value.partition(b";")[0].strip().lower(), TEXT)
+    return length, media
+
+
+async def _cancel_when_gone(endpoint: Endpoint, request: Request, receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    endpoint.cancel(request)
+
+
+def _milliseconds_since(moment: float) -> float:
+    return round((time.monotonic() - moment) * 1000, 3)
