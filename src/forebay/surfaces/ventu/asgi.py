@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP service in front of an endpoint: for `run_http`, and for `forebay serve` with batches in worker processes.
+
+A worker answers an inference with `[status, media type, body]`, so nothing of pydantic is needed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.errors import DeadlineExceeded, ForebayError, QueueFull, Unavailable
+from forebay.surfaces.ventu.pages import Action, Reply, broken, problem, too_large
+from forebay.transports.http.exchange import key_is_known
+from forebay.types.call import ALONE, EMPTY
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from starlette.types import Receive, Scope, Send
+
+    from forebay.serving.endpoint import Endpoint
+    from forebay.surfaces.ventu.pages import Pages
+
+log = logging.getLogger("forebay.requests")
+
+HEALTH: Final[Mapping[str, Any]] = {"verb": "health"}
+"""Params of the request that has the worker check its example."""
+
+_TEXT: Final = "text/plain; charset=utf-8"
+_CAPACITY: Final[dict[type[ForebayError], tuple[int, bytes]]] = {
+    DeadlineExceeded: (408, b"Timeout!"),
+    QueueFull: (429, b"Too many requests are waiting; try again later."),
+    Unavailable: (503, b"The model cannot answer now; try again later."),
+}
+
+
+class VentuHttp:
+    """The ASGI application."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        metrics: Callable[[], Awaitable[tuple[bytes, str]]],
+        *,
+        max_body_bytes: int,
+        api_keys: Sequence[str] = (),
+        more: Mapping[str, Callable[[], Awaitable[Reply]]] | None = None,
+    ) -> None:
+        """Describe the face; it answers 503 until it is given the service's pages.
+
+        Args:
+            endpoint: What runs inferences and health checks.
+            metrics: Makes the page for Prometheus, and tells its media type.
+            max_body_bytes: Longest body.
+            api_keys: If any, a request needs one of them.
+            more: Further pages, which need no key.
+        """
+        self.pages: Pages | None = None
+        self._endpoint = endpoint
+        self._metrics = metrics
+        self._max_body_bytes = max_body_bytes
+        self._api_keys = [key.encode() for key in api_keys]
+        self._more = more or {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        reply = await self._reply(scope, receive)
+        if reply is None:
+            return
+        headers = [(name.encode(), value.encode()) for name, value in reply.headers]
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": reply.body})
+
+    async def _reply(self, scope: Scope, receive: Receive) -> Reply | None:
+        """Return the answer, None if the client went away before there was one."""
+        method, path = scope["method"], scope["path"]
+        if path in self._more and method in {"GET", "HEAD"}:
+            return await self._more[path]()
+        if not self._is_allowed(scope):
+            return problem(401, "Unauthorized", "An API key is needed, as X-API-Key or as Authorization: Bearer.")
+        if self.pages is None:
+            return problem(503, "Service Unavailable", "The model is loading; try again later.")
+        wanted = self.pages.find(method, path)
+        if isinstance(wanted, Reply):
+            return wanted
+        if wanted is Action.METRICS:
+            body, media = await self._metrics()
+            return Reply(200, media, body)
+        if wanted is Action.HEALTH:
+            return self.pages.health(await self._is_well())
+        return await self._infer(scope, receive, self.pages)
+
+    async def _infer(self, scope: Scope, receive: Receive, pages: Pages) -> Reply | None:
+        given = dict(scope["headers"])
+        length: bytes = given.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._max_body_bytes:
+            return too_large(self._max_body_bytes)
+        body = await _read(receive, self._max_body_bytes)
+        if body is None:
+            return None
+        if len(body) > self._max_body_bytes:
+            return too_large(self._max_body_bytes)
+        if body:
+            refused = pages.unsupported(given.get(b"content-type", b"").decode("latin-1"))
+            if refused is not None:
+                return refused
+        asked = asyncio.ensure_future(self._endpoint.call(body, params=EMPTY))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait([asked, gone], return_when=asyncio.FIRST_COMPLETED)
+            return Reply(*asked.result()) if asked.done() else None
+        except ForebayError as error:
+            return _failure(error)
+        finally:
+            asked.cancel()
+            gone.cancel()
+
+    async def _is_well(self) -> bool:
+        try:
+            return await self._endpoint.call(b"", params=HEALTH, key=ALONE)
+        except ForebayError as error:
+            log.warning("the health check failed: %s", error.message)
+            return False
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        if not self._api_keys:
+            return True
+        given = [value for name, value in scope["headers"] if name in {b"x-api-key", b"authorization"}]
+        return any(key_is_known(self._api_keys, value) for value in given)
+
+
+def _failure(error: ForebayError) -> Reply:
+    known = _CAPACITY.get(type(error))
+    return broken() if known is None else Reply(known[0], _TEXT, known[1])
+
+
+async def _read(receive: Receive, limit: int) -> bytes | None:
+    """Read the body, or a little more than the limit if it is longer; None if the client went away."""
+    pieces: list[bytes] = []
+    length = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        pieces.append(message.get("body", b""))
+        length += len(pieces[-1])
+        if length > limit or not message.get("more_body", False):
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

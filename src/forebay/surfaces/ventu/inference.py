@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the bytes of requests to the bytes of answers: parse, validate, run the hooks, validate, write.
+
+No socket and no HTTP: the HTTP faces ask for one answer at a time, the socket worker and the worker processes of
+`forebay serve` for a batch of them. Whatever is wrong with one request or its result is its own outcome.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+
+import msgspec
+
+from forebay.errors import BadOutcome
+from forebay.surfaces.ventu.media import Unreadable
+from forebay.surfaces.ventu.schema import Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from prometheus_client import Summary
+
+    from forebay.surfaces.ventu.media import Media
+    from forebay.surfaces.ventu.metrics import Metrics
+    from forebay.surfaces.ventu.schema import Schema
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """A result, written in the service's serialisation."""
+
+    body: bytes | str
+
+
+class Garbled(msgspec.Struct, frozen=True):
+    """The body could not be parsed."""
+
+    reason: str
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The body does not fit the request schema."""
+
+    errors: list[dict[str, Any]]
+
+
+class Unfit(msgspec.Struct, frozen=True):
+    """The model's result does not fit the response schema."""
+
+    errors: list[dict[str, Any]]
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """The user's code failed."""
+
+    error: BaseException
+
+
+Outcome: TypeAlias = Answered | Garbled | Refused | Unfit | Failed
+
+
+class Hooks(Protocol):
+    """What a model brings."""
+
+    def preprocess(self, data: Any) -> Any:
+        """Prepare one request."""
+        ...
+
+    def inference(self, data: Any) -> Any:
+        """Run one prepared request."""
+        ...
+
+    def batch_inference(self, batch: list[Any]) -> Any:
+        """Run several prepared requests; one result for each."""
+        ...
+
+    def postprocess(self, data: Any) -> Any:
+        """Finish one result."""
+        ...
+
+
+class Steps:
+    """Runs the hooks in their order and takes the time of each."""
+
+    def __init__(self, hooks: Hooks, metrics: Metrics) -> None:
+        self._hooks = hooks
+        self._metrics = metrics
+
+    def one(self, item: Any) -> Any:
+        """Return the result of one item.
+
+        Raises:
+            Exception: What a hook raised.
+        """
+        hooks, times = self._hooks, self._metrics.single
+        for name, step in (
+            ("preprocess", hooks.preprocess),
+            ("inference", hooks.inference),
+            ("postprocess", hooks.postprocess),
+        ):
+            with times.labels(process=name).time():
+                item = step(item)
+        return item
+
+    def many(self, items: Sequence[Any]) -> list[Any]:
+        """Return the result of each item, or how it failed; `batch_inference` sees only what could be prepared."""
+        hooks, times = self._hooks, self._metrics.batch
+        found = _each(hooks.preprocess, items, "preprocess", times)
+        ready = [value for value in found if type(value) is not Failed]
+        if not ready:
+            return found
+        try:
+            with times.labels(process="inference").time():
+                results = _checked(hooks.batch_inference(ready), len(ready))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
+            failed = Failed(error)
+            return [value if type(value) is Failed else failed for value in found]
+        finished = iter(_each(hooks.postprocess, results, "postprocess", times))
+        return [value if type(value) is Failed else next(finished) for value in found]
+
+
+class Inference:
+    """A service without a transport."""
+
+    def __init__(self, steps: Steps, request: Schema, response: Schema, media: Media, metrics: Metrics) -> None:
+        self.media = media
+        self._steps = steps
+        self._request = request
+        self._response = response
+        self._invalid = metrics.invalid
+
+    def one(self, body: bytes) -> Outcome:
+        """Answer one request with `inference`."""
+        item = self._read(body)
+        if isinstance(item, Outcome):
+            return item
+        try:
+            result = self._steps.one(item)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
+            return Failed(error)
+        return self._written(result)
+
+    def many(self, bodies: Sequence[bytes]) -> list[Outcome]:
+        """Answer a batch with `batch_inference`, which sees only the requests that are valid."""
+        read = [self._read(body) for body in bodies]
+        valid = [item for item in read if not isinstance(item, Outcome)]
+        results = iter(self._steps.many(valid)) if valid else iter(())
+        return [item if isinstance(item, Outcome) else self._written(next(results)) for item in read]
+
+    def _read(self, body: bytes) -> Any:
+        """Return the request's object, or the outcome that a wrong one has."""
+        try:
+            return self._request.parse(self.media.loads(body))
+        except Unreadable as error:
+            return Garbled(str(error))
+        except Invalid as error:
+            self._invalid.inc()
+            return Refused(error.errors)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a validator of the user's
+            return Failed(error)
+
+    def _written(self, result: Any) -> Outcome:
+        if type(result) is Failed:
+            return result
+        try:
+            value = self.media.plain(result)
+            if not isinstance(result, self._response.model):
+                self._response.parse(value)
+            return Answered(self.media.dumps(value))
+        except Invalid as error:
+            return Unfit(error.errors)
+        except Exception as error:  # noqa: BLE001 - the user's result or validator may do anything
+            return Failed(error)
+
+
+def _each(step: Callable[[Any], Any], items: Sequence[Any], name: str, times: Summary) -> list[Any]:
+    """Do one step for each item that has not failed before."""
+    made: list[Any] = []
+    with times.labels(process=name).time():
+        for item in items:
+            try:
+                made.append(step(item))
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
+                made.append(Failed(error))
+    return made
+
+
+def _checked(results: Any, count: int) -> list[Any]:
+    """Return the results of a batch as a list.
+
+    Raises:
+        BadOutcome: If there is not exactly one for each item.
+    """
+    if isinstance(results, str | bytes | dict) or not hasattr(results, "__iter__"):
+        found = type(cast("object", results)).__name__
+        msg = f"batch_inference returned a {found}; a list with one result for each of {count} requests is needed"
+        raise BadOutcome(msg)
+    made = list(results)
+    if len(made) != count:
+        msg = f"batch_inference returned {len(made)} results for {count} requests"
+        raise BadOutcome(msg)
+    return made

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two serialisations a service may speak. It speaks one of them, in requests and in answers."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from forebay.surfaces.ventu.schema import dump, is_model_object
+
+JSON: Final = "application/json"
+MSGPACK: Final = "application/msgpack"
+
+
+class Unreadable(ValueError):
+    """Bytes are not of the serialisation the service speaks."""
+
+
+class Media(ABC):
+    """A serialisation.
+
+    Attributes:
+        name: Its media type.
+        names: Media types that are read as it.
+        label: What error messages call it.
+        nothing: An object without fields; what an empty body stands for.
+        is_json: Whether it can hold no bytes and no dates.
+    """
+
+    name: ClassVar[str]
+    names: ClassVar[frozenset[str]]
+    label: ClassVar[str]
+    nothing: ClassVar[bytes]
+    is_json: ClassVar[bool]
+
+    @abstractmethod
+    def loads(self, body: bytes) -> Any:
+        """Return the data in a body.
+
+        Raises:
+            Unreadable: With the place of the problem.
+        """
+
+    @abstractmethod
+    def dumps(self, value: Any) -> bytes | str:
+        """Return data as it is sent; in a job's answer text stays text.
+
+        Raises:
+            TypeError, ValueError: If it holds something that cannot be sent.
+        """
+
+    def plain(self, value: Any) -> Any:
+        """Return what is sent for a result: the data of a model's object, everything else as it is."""
+        return dump(value, for_json=self.is_json) if is_model_object(value) else value
+
+    def convert(self, value: Any) -> Any:
+        """Return something that can be sent in place of a value inside a result that cannot.
+
+        Raises:
+            TypeError: If there is nothing.
+        """
+        if is_model_object(value):
+            return dump(value, for_json=self.is_json)
+        return value.tolist() if hasattr(value, "tolist") else msgspec.to_builtins(value)
+
+
+class Json(Media):
+    """JSON as the standard library writes it: its texts and its spelling of numbers are what clients know."""
+
+    name = JSON
+    names = frozenset({JSON})
+    label = "JSON"
+    nothing = b"{}"
+    is_json = True
+
+    def loads(self, body: bytes) -> Any:
+        """Return the data in a body; see `Media.loads`."""
+        try:
+            return msgspec.json.decode(body)
+        except (ValueError, RecursionError):
+            pass  # the standard library takes a little more, and its sentences are the ones to answer with
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise Unreadable(str(error)) from None
+
+    def dumps(self, value: Any) -> str:
+        """Return data as text; see `Media.dumps`."""
+        return json.dumps(value, default=self.convert)
+
+
+class MsgPack(Media):
+    """msgpack."""
+
+    name = MSGPACK
+    names = frozenset({MSGPACK, "application/x-msgpack"})
+    label = "MessagePack"
+    nothing = b"\x80"
+    is_json = False
+
+    def __init__(self) -> None:
+        self._encode = msgspec.msgpack.Encoder(enc_hook=self.convert).encode
+
+    def loads(self, body: bytes) -> Any:
+        """Return the data in a body; see `Media.loads`."""
+        try:
+            return msgspec.msgpack.decode(body)
+        except (ValueError, TypeError, RecursionError) as error:  # TypeError: a map or a list as a key
+            raise Unreadable(str(error)) from None
+
+    def dumps(self, value: Any) -> bytes:
+        """Return data as bytes; see `Media.dumps`."""
+        return self._encode(value)

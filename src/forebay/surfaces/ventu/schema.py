@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The user's schemas, whichever pydantic they were written for: classes of pydantic 2 and of `pydantic.v1`."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+
+ROOT = "__root__"
+"""Location of an error that belongs to the whole body."""
+
+_NOT_AN_OBJECT = frozenset({"model_type", "model_attributes_type", "dataclass_type"})
+
+
+class Invalid(ValueError):
+    """Data does not fit a schema.
+
+    Args:
+        errors: For each problem `loc`, `msg`, `type` and perhaps `ctx`, in plain data.
+    """
+
+    def __init__(self, errors: list[dict[str, Any]]) -> None:
+        super().__init__("; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in errors))
+        self.errors = errors
+
+
+class Schema:
+    """A pydantic model class, with what its `Config` says about examples.
+
+    Attributes:
+        model: The class.
+        example: Data for warm-up and health checks, None if there is none.
+        batch_size: Copies of the example in a warm-up batch.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """Read the class.
+
+        Raises:
+            TypeError: If it is no pydantic model.
+        """
+        self.model = model
+        self._is_v1 = not hasattr(model, "model_validate")
+        parse = getattr(model, "parse_obj" if self._is_v1 else "model_validate", None)
+        if parse is None:
+            msg = f"a schema has to be a pydantic model class, not {model!r}"
+            raise TypeError(msg)
+        self._parse = parse
+        extra = self._extra()
+        examples = extra.get("examples")
+        first = cast("list[Any]", examples)[0] if isinstance(examples, list) and examples else None
+        self.example = extra.get("example", first)
+        self.batch_size: int = extra.get("batch_size", 1)
+
+    def parse(self, data: Any) -> Any:
+        """Return the object that plain data stands for.
+
+        Raises:
+            Invalid: If the data does not fit.
+        """
+        try:
+            return self._parse(data)
+        except ValueError as error:
+            read = getattr(error, "errors", None)
+            if not callable(read):  # a validator of the user's broke off
+                raise
+            found = cast(
+                "list[dict[str, Any]]", read() if self._is_v1 else read(include_url=False, include_input=False)
+            )
+            raise Invalid([_plain(problem) for problem in found]) from None
+
+    def document(self, refs: str) -> dict[str, Any]:
+        """Return the JSON schema, with `refs` in front of the names of the definitions it refers to."""
+        template = refs + "{model}"
+        if self._is_v1:
+            return dict(self.model.schema(ref_template=template))  # pydantic keeps the one it returns
+        return self.model.model_json_schema(ref_template=template)
+
+    def _extra(self) -> dict[str, Any]:
+        config: Any = self.model.__config__ if self._is_v1 else self.model.model_config
+        for name in ("json_schema_extra", "schema_extra"):
+            extra: Any = getattr(config, name, None) if self._is_v1 else config.get(name)
+            if isinstance(extra, dict) and extra:
+                return cast("dict[str, Any]", extra)
+        return {}
+
+
+def is_model_object(value: Any) -> bool:
+    """Tell whether a value is an object of a pydantic model class of either kind."""
+    return hasattr(value, "model_dump") or (hasattr(value, "parse_obj") and hasattr(value, "json"))
+
+
+def dump(value: Any, *, for_json: bool) -> Any:
+    """Return the data of a model's object: for JSON only what JSON can hold, else bytes and dates as they are."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json" if for_json else "python", by_alias=True)
+    return msgspec.json.decode(value.json(by_alias=True)) if for_json else value.dict(by_alias=True)
+
+
+def _plain(problem: dict[str, Any]) -> dict[str, Any]:
+    """Write one problem the way clients know it: a place, the whole body included, and values that can be sent."""
+    loc = list(problem["loc"]) or [ROOT]
+    is_no_object = problem["type"] in _NOT_AN_OBJECT and loc == [ROOT]
+    plain = {"loc": loc, "msg": problem["msg"], "type": "type_error" if is_no_object else problem["type"]}
+    if problem.get("ctx"):
+        plain["ctx"] = msgspec.to_builtins(problem["ctx"], enc_hook=str, builtin_types=(), str_keys=True)
+    return plain

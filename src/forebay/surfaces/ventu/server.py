@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`run_http`: a Ventu object of this process behind forebay's own listener, its hooks in a few threads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.batching.queue import BatchConfig
+from forebay.protocols.native import Contract
+from forebay.server.app import App, Served
+from forebay.server.config import HttpConfig
+from forebay.serving.endpoint import Endpoint, EndpointConfig
+from forebay.surfaces.ventu.asgi import HEALTH, VentuHttp
+from forebay.surfaces.ventu.pages import Pages
+from forebay.transports.http.listener import HttpListener
+from forebay.transports.server import Server
+from forebay.workers.runner import RunnerSpec
+from forebay.workers.threads import ThreadPool
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.surfaces.ventu.model import Ventu
+    from forebay.surfaces.ventu.service import Service
+    from forebay.types.call import Item, Outcome
+    from forebay.workers.runner import WorkerContext
+
+log = logging.getLogger("ventu.service")
+
+OPAQUE: Final = Contract(raw_input=True, raw_output=True, batchable=False, streams=False)
+NEVER_S: Final = 24 * 3600.0
+"""Time a request has: the original sets none, and nothing may wait for ever."""
+CAPACITY: Final = 65_536
+"""Requests that may wait; the original takes any number."""
+DRAIN_S: Final = 30.0
+
+
+def serve(model: Ventu, host: str, port: int, threads: int) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigError: If the address cannot be bound.
+    """
+    service = model.ventu_service
+    spec = RunnerSpec(factory=f"{__name__}:SingleRunner", local=lambda: SingleRunner(service))
+    endpoint = Endpoint(
+        EndpointConfig(name="ventu", timeout_s=NEVER_S, max_timeout_s=NEVER_S),
+        BatchConfig(max_size=1, capacity=CAPACITY, idle="go"),
+        ThreadPool(spec, threads=threads),
+    )
+    app = App([Served(endpoint, OPAQUE)])
+
+    async def metrics() -> tuple[bytes, str]:
+        return await asyncio.to_thread(service.metrics.page)
+
+    face = VentuHttp(endpoint, metrics, max_body_bytes=model.max_body_bytes)
+    face.pages = Pages(service.media, service.document())
+    listener = HttpListener(HttpConfig(host=host, port=port, max_body_bytes=model.max_body_bytes), {}, face)
+
+    def ready(host: str, port: int) -> None:
+        log.info("Run HTTP service on %s:%d", host, port)
+
+    Server(app, listener, drain_s=DRAIN_S, ready=ready).run()
+
+
+class SingleRunner:
+    """Runs each request by itself, with `inference`."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def open(self, ctx: WorkerContext) -> None:
+        """Do nothing: the model is there."""
+
+    def run(self, items: Sequence[Item]) -> Sequence[Outcome]:
+        """Answer each item; see `Runner.run`."""
+        return [self._answer(item) for item in items]
+
+    def close(self) -> None:
+        """Do nothing: the model is somebody else's."""
+
+    def _answer(self, item: Item) -> Any:
+        return self._service.is_well() if item.params == HEALTH else self._service.answer(item.body)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a Ventu object is made of, in one attribute: every other name belongs to the classes that inherit it."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.surfaces.ventu.inference import Failed, Inference, Steps
+from forebay.surfaces.ventu.media import Json, MsgPack
+from forebay.surfaces.ventu.metrics import Metrics
+from forebay.surfaces.ventu.openapi import document
+from forebay.surfaces.ventu.pages import reply_to
+
+if TYPE_CHECKING:
+    from forebay.surfaces.ventu.media import Media
+    from forebay.surfaces.ventu.model import Ventu
+    from forebay.surfaces.ventu.pages import Reply
+    from forebay.surfaces.ventu.schema import Schema
+
+log = logging.getLogger("ventu.service")
+
+SUMMARY: Final = "Deep learning model inference"
+
+
+class Service:
+    """A Ventu object as the faces see it.
+
+    Attributes:
+        media: What it speaks.
+        request: The schema of requests.
+        response: The schema of answers.
+        metrics: Its numbers.
+        steps: Its hooks, in order and timed.
+        inference: From the bytes of requests to those of answers.
+    """
+
+    def __init__(self, model: Ventu, request: Schema, response: Schema) -> None:
+        self._model = model
+        self.media: Media = MsgPack() if model.use_msgpack else Json()
+        self.request = request
+        self.response = response
+        self.metrics = Metrics()
+        self.steps = Steps(model, self.metrics)
+        self.inference = Inference(self.steps, request, response, self.media, self.metrics)
+
+    def answer(self, body: bytes) -> Reply:
+        """Answer one body with `inference`; an empty one is an object without fields."""
+        outcome = self.inference.one(body or self.media.nothing)
+        if isinstance(outcome, Failed):
+            log.error("Inference failed", exc_info=outcome.error)
+        return reply_to(outcome, self.media)
+
+    def is_well(self) -> bool:
+        """Tell whether the example, if there is one, still has its result."""
+        try:
+            self._model.health_check()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
+            log.warning("Service health check error: %s", error)
+            return False
+        return True
+
+    def document(self) -> dict[str, Any]:
+        """Return the OpenAPI document."""
+        model = self._model
+        about = inspect.cleandoc(type(model).__doc__ or "")
+        return document(
+            title=model.config.name,
+            version=model.config.version,
+            summary=about.partition("\n")[0] or SUMMARY,
+            media=self.media.name,
+            request=self.request,
+            response=self.response,
+        )

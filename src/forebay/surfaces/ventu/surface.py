@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`forebay serve file.py` for files written for ventu: its HTTP service, with batches in worker processes."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.batching.queue import BatchConfig
+from forebay.server.app import App, Served
+from forebay.serving.endpoint import Endpoint, EndpointConfig
+from forebay.surfaces.contract import Project
+from forebay.surfaces.ventu.asgi import VentuHttp
+from forebay.surfaces.ventu.media import Json, MsgPack
+from forebay.surfaces.ventu.metrics import FOLDER, merged, shared_folder, write
+from forebay.surfaces.ventu.pages import Pages, Reply
+from forebay.surfaces.ventu.server import OPAQUE
+from forebay.types.call import ALONE
+from forebay.workers import shm
+from forebay.workers.processes import ProcessPool
+from forebay.workers.runner import RunnerSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, MutableMapping
+
+    from starlette.types import ASGIApp
+
+    from forebay.server.config import HttpConfig
+    from forebay.surfaces.contract import Options
+
+MODULES: Final = frozenset({"ventu", "forebay.surfaces.ventu"})
+"""A file that imports one of these is a project of this kind."""
+
+BATCH: Final = 32
+CAPACITY: Final = 1024
+TIMEOUT_S: Final = 5.0
+"""As the original's batching service has them."""
+
+ABOUT_S: Final = 60.0
+"""Time a worker has to say what it serves, however little time requests have."""
+
+
+class VentuSurface:
+    """Serves ventu projects."""
+
+    name = "ventu"
+
+    def detect(self, target: str) -> bool:
+        """Tell whether the target is a Python file, with or without a name in it, that imports ventu."""
+        path, _ = _split(target)
+        if path.suffix != ".py" or not path.is_file():
+            return False
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (OSError, ValueError, SyntaxError, RecursionError):
+            return False
+        return any(_imports_ventu(node) for node in ast.walk(tree))
+
+    def build(self, target: str, options: Options) -> Project:
+        """Build the project's one endpoint; none of its code is run here."""
+        from forebay.transports.http.asgi import Pages as NativePages
+
+        path, name = _split(target)
+        environment = dict(os.environ)
+        pool = ProcessPool(
+            RunnerSpec(
+                factory="forebay.surfaces.ventu.runner:build", kwargs={"path": str(path.resolve()), "name": name}
+            ),
+            workers=options.overrides.workers,
+            threads=options.overrides.threads,
+            env=environment,
+        )
+        endpoint = _endpoint(path.stem, options, pool)
+        app = _App(endpoint, pool, environment)
+        native = NativePages(app, options.http)
+        app.face = VentuHttp(
+            endpoint,
+            lambda: _metrics(app, native if options.extra_routes else None),
+            max_body_bytes=options.http.max_body_bytes,
+            api_keys=options.http.api_keys,
+            more=_probes(native) if options.extra_routes else None,
+        )
+        return Project(
+            app=app,
+            http=options.http,
+            asgi=_with_cors(app.face, options.http),
+            summary=_summary(path, name, endpoint),
+            warnings=_warnings(options),
+        )
+
+
+class _App(App):
+    """An app that asks its object, once it is up, what it is, and that shares a folder with its workers' metrics."""
+
+    def __init__(self, endpoint: Endpoint, pool: ProcessPool, environment: MutableMapping[str, str]) -> None:
+        """Describe it.
+
+        Args:
+            endpoint: Its one endpoint.
+            pool: The workers of the endpoint.
+            environment: That of the workers, to be completed before they start.
+        """
+        super().__init__([Served(endpoint, OPAQUE)])
+        self.face: VentuHttp | None = None
+        self._endpoint = endpoint
+        self._pool = pool
+        self._environment = environment
+        self._folder: Path | None = None
+        self._lock: int | None = None
+
+    async def start(self) -> None:
+        """Bring up the workers and learn what they serve."""
+        self._folder, self._lock, _ = shm.private_folder()
+        self._environment.setdefault(FOLDER, shared_folder(self._environment) or str(self._folder))
+        await super().start()
+        about: dict[str, Any] = await self._endpoint.call(b"", params={"verb": "about"}, key=ALONE, timeout_s=ABOUT_S)
+        assert self.face is not None
+        self.face.pages = Pages(MsgPack() if about["use_msgpack"] else Json(), about["document"])
+
+    async def drain(self, grace_s: float) -> None:
+        """Stop, and remove the folder."""
+        await super().drain(grace_s)
+        if self._folder is not None and self._lock is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
+
+    def scrape(self) -> bytes:
+        """Return what all workers have counted."""
+        folder = self._environment[FOLDER]
+        is_ours = folder == str(self._folder)  # in another one there may be processes of somebody else's
+        page, _ = write(merged(folder, self._pool.pids() if is_ours else None))
+        return page
+
+
+def _split(target: str) -> tuple[Path, str | None]:
+    """Split `file.py:name` into the file and the name."""
+    file, colon, name = target.rpartition(":")
+    return (Path(file), name) if colon and file.endswith(".py") else (Path(target), None)
+
+
+def _imports_ventu(node: ast.AST) -> bool:
+    if isinstance(node, ast.Import):
+        return any(alias.name in MODULES or alias.name.startswith("ventu.") for alias in node.names)
+    if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+        inside = node.module == "forebay.surfaces" and any(alias.name == "ventu" for alias in node.names)
+        return inside or node.module in MODULES or node.module.startswith("ventu.")
+    return False
+
+
+def _endpoint(name: str, options: Options, pool: ProcessPool) -> Endpoint:
+    overrides = options.overrides
+    timeout_s = TIMEOUT_S if overrides.timeout_ms is None else overrides.timeout_ms / 1000
+    wait_ms = overrides.max_wait_ms
+    return Endpoint(
+        EndpointConfig(name=name, timeout_s=timeout_s),
+        BatchConfig(
+            max_size=overrides.max_batch_size or BATCH,
+            max_wait_s=(wait_ms or 0.0) / 1000,
+            capacity=overrides.max_queue or CAPACITY,
+            idle=overrides.idle or ("gather" if wait_ms is None else "wait"),
+        ),
+        pool,
+    )
+
+
+async def _metrics(app: _App, native: Any) -> tuple[bytes, str]:
+    """Return the workers' numbers and, if they are wanted, those of the server before them."""
+    from starlette.requests import Request as HttpRequest
+
+    page = await asyncio.to_thread(app.scrape)
+    media = "text/plain; version=0.0.4; charset=utf-8"
+    if native is None:
+        return page, media
+    response = await native.metrics(HttpRequest({"type": "http", "method": "GET", "headers": []}))
+    return page + response.body, media
+
+
+def _probes(native: Any) -> dict[str, Callable[[], Awaitable[Reply]]]:
+    """Return forebay's own probes; they need no key."""
+
+    def probe(page: Callable[[Any], Awaitable[Any]]) -> Callable[[], Awaitable[Reply]]:
+        async def answer() -> Reply:
+            response = await page(None)
+            return Reply(response.status_code, response.media_type, response.body)
+
+        return answer
+
+    return {"/healthz": probe(native.healthz), "/readyz": probe(native.readyz)}
+
+
+def _with_cors(face: VentuHttp, http: HttpConfig) -> ASGIApp:
+    if not http.cors_origins:
+        return face
+    from starlette.middleware.cors import CORSMiddleware
+
+    return CORSMiddleware(face, allow_origins=http.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+
+
+def _warnings(options: Options) -> list[str]:
+    """Say which of the given options do nothing here."""
+    found: list[str] = []
+    if "worker_kind" in options.given and options.overrides.worker_kind != "process":
+        found.append("--worker-kind: a ventu project always runs in processes of its own")
+    found += [
+        f"--{name.replace('_', '-')} holds for models of forebay's own, a ventu project ignores it"
+        for name in ("policy", "latency_objective_ms", "isolate_errors")
+        if name in options.given
+    ]
+    return found
+
+
+def _summary(path: Path, name: str | None, endpoint: Endpoint) -> list[str]:
+    batching = endpoint.batching
+    waits = f"waits {batching.max_wait_s * 1000:g} ms" if batching.idle == "wait" else batching.idle
+    where = f"{path}:{name}" if name else str(path)
+    return [
+        (
+            f"POST /inference  {where}, batches of up to {batching.max_size} ({waits}), "
+            f"{endpoint.pool.statistics().slots} worker slots, timeout {round(endpoint.config.timeout_s * 1000)} ms"
+        )
+    ]
