@@ -18,6 +18,15 @@ SHOWN = {
         "words.py": ("words", "the name of a rose", 2),
         "count.py": ("count", 3, None),
     },
+    "docs/how-to/buckets-and-padding.md": {
+        "tagger.py": ("tagger", {"ids": [8, 9, 10], "types": [0, 0, 1]}, {"tags": [1, 2, 3]}),
+        "translate.py": (
+            "translate",
+            [{"text": "hello", "to": "de"}, {"text": "hello", "to": "fr"}],
+            ["hello (de, 1 of 1)", "hello (fr, 1 of 1)"],
+        ),
+        "reciprocal.py": ("reciprocal", 4, 0.25),
+    },
 }
 BLOCK = re.compile(r"```python\n# (\w+\.py)\n(.*?)```", re.DOTALL)
 

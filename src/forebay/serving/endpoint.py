@@ -27,6 +27,7 @@ from forebay.types.call import EMPTY, Failure, Request, Slice
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
+    from forebay.batching.auto import AutoState
     from forebay.batching.queue import BatchConfig
     from forebay.types.batch import Batch
     from forebay.types.call import Outcome
@@ -71,7 +72,22 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
 class Endpoint:
     """Answers requests with one pool behind one queue."""
 
-    def __init__(self, config: EndpointConfig, batching: BatchConfig, pool: Pool) -> None:
+    def __init__(
+        self,
+        config: EndpointConfig,
+        batching: BatchConfig,
+        pool: Pool,
+        keys_of: Callable[[Request], Sequence[Hashable]] | None = None,
+    ) -> None:
+        """Put a pool behind a queue.
+
+        Args:
+            config: What belongs to the endpoint.
+            batching: How requests are batched.
+            pool: Who runs the batches.
+            keys_of: Gives the batch key of each sample of a request before it is queued, on the loop; raises a
+                `ForebayError` to refuse the request. None where requests come with their keys.
+        """
         self.config = config
         self.batching = batching
         self.pool = pool
@@ -82,6 +98,7 @@ class Endpoint:
         self._timeout_s = config.timeout_s
         self._max_size = batching.max_size
         self._offer = self._queue.offer
+        self._keys_of = keys_of
         self._loop: asyncio.AbstractEventLoop | None = None
         self._batcher: Batcher | None = None
         self._sweep: asyncio.TimerHandle | None = None
@@ -105,6 +122,12 @@ class Endpoint:
         """Samples in the queue."""
         return self._queue.waiting
 
+    @property
+    def auto(self) -> AutoState | None:
+        """What was learned and chosen for the latency objective; None without one."""
+        auto = self._queue.auto
+        return None if auto is None else auto.state()
+
     async def start(self) -> None:
         """Bring up the workers and begin to accept.
 
@@ -113,7 +136,7 @@ class Endpoint:
         """
         self._loop = asyncio.get_running_loop()
         parts = self._parts if self.config.streams else None
-        self._batcher = Batcher(self._queue, self.pool, self._answer, self._loop, parts)
+        self._batcher = Batcher(self._queue, self.pool, self._answer, self._loop, parts, self.config.name)
         await self.pool.start()
         self.accepting = True
 
@@ -150,14 +173,19 @@ class Endpoint:
         if deadline < self._sweep_due:
             self._arm(deadline, now)
         try:
-            if request.size > self._max_size:
-                self._split(request, batcher, now)
+            if self._keys_of is not None:
+                self._submit_by_key(request, self._keys_of(request), batcher, now)
+            elif request.size > self._max_size:
+                self._split(request, {request.key: range(request.size)}, batcher, now)
             else:
                 self._offer(request, now)
                 if not batcher.is_awake and self.pool.idle:
                     batcher.wake()
         except ForebayError as error:
             del self._open[request]
+            request.arrived = now
+            if isinstance(error, UserCodeError):
+                self._log_failure(error, [request])
             self._refuse(request, error)
 
     async def call(
@@ -207,41 +235,64 @@ class Endpoint:
         """Count a request that a protocol refused before it could be submitted."""
         self.metrics.failed(error.code)
 
-    def _split(self, request: Request, batcher: Batcher, now: float) -> None:
-        """Queue a large request in slices; the first failure is its answer, else their results are joined in order."""
-        limit = self.batching.max_size
-        if not self.config.split or self.config.streams:
+    def _submit_by_key(self, request: Request, keys: Sequence[Hashable], batcher: Batcher, now: float) -> None:
+        """Queue a request under the keys of its samples, in slices if they differ or are too many."""
+        rows: dict[Hashable, list[int]] = {}
+        for row, key in enumerate(keys):
+            rows.setdefault(key, []).append(row)
+        if len(rows) == 1 and request.size <= self._max_size:
+            request.key = keys[0]
+            batcher.submit(request, now)
+        else:
+            self._split(request, rows, batcher, now)
+
+    def _split(self, request: Request, rows_of: Mapping[Hashable, Sequence[int]], batcher: Batcher, now: float) -> None:
+        """Queue a request in slices; the first failure is its answer, else their results are joined in order.
+
+        Args:
+            request: What is cut.
+            rows_of: The places of its samples by their keys; a slice has one key, and a batch full of samples at most.
+            batcher: Where the slices go.
+            now: Seconds.
+        """
+        limit = self._max_size
+        longest = max(map(len, rows_of.values()))
+        if longest > limit and (not self.config.split or self.config.streams):
             msg = f"the request has {request.size} samples, endpoint '{self.config.name}' takes {limit} at a time"
             raise TooLarge(msg)
         if self._queue.waiting + request.size > self.batching.capacity:
             msg = f"the request has {request.size} samples and the queue of '{self.config.name}' has no room for them"
             raise QueueFull(msg)
-        outcomes: list[Any] = []
+        joined: list[Any] = [None] * request.size
+        places: dict[Slice, Sequence[int]] = {}
 
         def reply(piece: Slice, outcome: Outcome) -> None:
-            outcomes[pieces.index(piece)] = outcome
+            rows = places.pop(piece)
             if request.done:
                 return
             if type(outcome) is Failure:
                 self._settle(request, outcome)
-            elif all(rows is not None for rows in outcomes):
-                self._settle(request, [row for rows in outcomes for row in rows])
+                return
+            for row, result in zip(rows, outcome, strict=True):
+                joined[row] = result
+            if not places:
+                self._settle(request, joined)
 
-        pieces = [
-            Slice(
-                body=request.body[start : start + limit],
-                reply=reply,
-                deadline=request.deadline,
-                params=request.params,
-                size=min(limit, request.size - start),
-                key=request.key,
-                origin=request.origin if start == 0 else None,
-            )
-            for start in range(0, request.size, limit)
-        ]
-        outcomes += [None] * len(pieces)
+        for key, rows in rows_of.items():
+            for start in range(0, len(rows), limit):
+                cut = rows[start : start + limit]
+                piece = Slice(
+                    body=[request.body[row] for row in cut],
+                    reply=reply,
+                    deadline=request.deadline,
+                    params=request.params,
+                    size=len(cut),
+                    key=key,
+                    origin=None if places else request.origin,
+                )
+                places[piece] = cut
         request.arrived = now
-        self._slices[request] = pieces
+        pieces = self._slices[request] = list(places)
         for piece in pieces:
             batcher.submit(piece, now)
 
@@ -249,14 +300,14 @@ class Endpoint:
         opened = self._open
         answered: list[Any] = batch.entries
         special: set[Any] = set()
-        logged: Any = None
+        logged = False
         for entry, outcome in zip(batch.entries, outcomes, strict=True):
             if type(outcome) is Failure:
                 special.add(entry)
                 error = outcome.error
-                if isinstance(error, UserCodeError) and error is not logged:
-                    logged = error
-                    self._log_failure(error, batch)
+                if not logged and isinstance(error, UserCodeError):
+                    logged = True
+                    self._log_failures(batch, outcomes)
                 if not entry.done:
                     self._settle_entry(entry, outcome)
                 continue
@@ -369,11 +420,25 @@ class Endpoint:
         except Exception:
             log.exception("an answer could not be handed over")
 
-    def _log_failure(self, error: UserCodeError, batch: Batch) -> None:
-        waiting = [entry for entry in batch.entries if type(entry) is Request and not entry.done]
-        for entry in waiting:
-            entry.id = entry.id or next_id()
-        ids = [entry.id for entry in waiting]
+    def _log_failures(self, batch: Batch, outcomes: Sequence[Outcome]) -> None:
+        """Log what the user's code raised, each failure once with the requests that it concerns."""
+        concerned: dict[tuple[str, str], tuple[UserCodeError, list[Request]]] = {}
+        for entry, outcome in zip(batch.entries, outcomes, strict=True):
+            if type(outcome) is Failure and isinstance(outcome.error, UserCodeError):
+                error = outcome.error
+                _, requests = concerned.setdefault((error.message, error.trace), (error, []))
+                if not entry.done:
+                    requests += [entry] if type(entry) is Request else self._cut_into(entry)
+        for error, requests in concerned.values():
+            self._log_failure(error, requests)
+
+    def _cut_into(self, piece: Slice) -> list[Request]:
+        return [request for request, pieces in self._slices.items() if piece in pieces]
+
+    def _log_failure(self, error: UserCodeError, requests: Sequence[Request]) -> None:
+        for request in requests:
+            request.id = request.id or next_id()
+        ids = [request.id for request in requests]
         extra = {"endpoint": self.config.name, "request_ids": ids, "trace": error.trace}
         log.error("%s: %s", error.kind, error.message, extra=extra)
 

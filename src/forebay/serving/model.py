@@ -8,12 +8,14 @@ import importlib.util
 import inspect
 import re
 import sys
+from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import msgspec
 
 from forebay.errors import ConfigError, nearest
+from forebay.serving.padding import Pad
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -43,10 +45,19 @@ class Model:
         max_batch_size: Samples in a batch at most.
         max_wait_ms: Wait this long for a batch to fill while a worker is free. None, the default, needs no number: a
             free worker takes what is there and waits only for clients it has just answered, while that pays.
+        policy: "auto" learns the sizes of batches and the waits for them that hold `latency_objective_ms` and make the
+            most of the workers within it. None leaves both to the settings above.
+        latency_objective_ms: The time that 95 of 100 requests are to be answered in.
         timeout_ms: Time a request has if it names none itself (`X-Request-Timeout-Ms`).
         max_queue: Samples that may wait; one more is refused with 429.
         batchable: Whether a request's body is an array of samples, and its answer the array of their results.
         split: Whether a request of more samples than a batch takes is cut and joined again; otherwise it is refused.
+        batch_key: A function of one decoded sample, as a rule a `staticmethod`; only samples with equal keys share a
+            batch. It runs in the server, before the sample is queued and without the model: keep it quick.
+        pad: A `forebay.Pad`: samples of unlike length get an equal shape before `predict`, which is then given a
+            `forebay.Padded` list.
+        isolate_errors: Whether a batch that fails as a whole is halved and run again until the sample that fails it
+            stands alone. For models that may run a sample more than once.
     """
 
     name: ClassVar[str | None] = None
@@ -57,6 +68,10 @@ class Model:
     max_queue: ClassVar[int] = 4096
     batchable: ClassVar[bool] = False
     split: ClassVar[bool] = True
+    policy: ClassVar[Literal["auto"] | None] = None
+    latency_objective_ms: ClassVar[float | None] = None
+    pad: ClassVar[Pad | None] = None
+    isolate_errors: ClassVar[bool] = False
 
     def load(self) -> Any:
         """Load what `predict` needs; called once in each worker, before any request."""
@@ -64,6 +79,9 @@ class Model:
     if TYPE_CHECKING:
         # Only for type checkers: a subclass may declare any sample type, and `preprocess` is absent unless written.
         predict: Any
+        batch_key: Any
+    else:
+        batch_key = None
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +95,11 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_queue: int
     batchable: bool
     split: bool
+    policy: Literal["auto"] | None
+    latency_objective_ms: float | None
+    batch_key: Callable[[Any], Hashable] | None
+    pad: Pad | None
+    isolate_errors: bool
     streams: bool
     is_async: bool
     description: str
@@ -116,6 +139,14 @@ def settings_of(model: type[Model]) -> ModelSettings:
     if streams and model.batchable:
         msg = f"{where} is batchable and its predict is a generator; an answer is an array or a stream, not both"
         raise ConfigError(msg)
+    _check_objective(model)
+    _check_key_and_pad(model, streams=streams)
+    if type(model.isolate_errors) is not bool:
+        msg = f"{where}.isolate_errors is {model.isolate_errors!r}; True or False is needed"
+        raise ConfigError(msg)
+    if streams and model.isolate_errors:
+        msg = f"{where}.isolate_errors is set and its predict is a generator; a stream that has begun cannot run again"
+        raise ConfigError(msg)
     return ModelSettings(
         name=name,
         version=str(model.version),
@@ -125,6 +156,11 @@ def settings_of(model: type[Model]) -> ModelSettings:
         max_queue=model.max_queue,
         batchable=bool(model.batchable),
         split=bool(model.split),
+        policy=model.policy,
+        latency_objective_ms=model.latency_objective_ms,
+        batch_key=model.batch_key if model.batch_key is not None or model.pad is None else _bucket_key(model.pad),
+        pad=model.pad,
+        isolate_errors=model.isolate_errors,
         streams=streams,
         is_async=inspect.iscoroutinefunction(predict) or inspect.isasyncgenfunction(predict),
         description=inspect.cleandoc(model.__doc__ or "") if model.__doc__ != Model.__doc__ else "",
@@ -194,6 +230,64 @@ def models_in(module: ModuleType, name: str | None = None) -> list[type[Model]]:
         msg = f"{where} has no forebay.Model named {name}{did_you_mean}"
         raise ConfigError(msg)
     return [value]
+
+
+def _check_objective(model: type[Model]) -> None:
+    where = model.__qualname__
+    objective, policy = model.latency_objective_ms, model.policy
+    if objective is not None and (type(objective) not in {int, float} or not 0 < objective < float("inf")):
+        msg = f"{where}.latency_objective_ms is {objective!r}; milliseconds above 0 or None are needed"
+        raise ConfigError(msg)
+    if policy not in {None, "auto"}:
+        hint = nearest(str(policy), ["auto"])
+        msg = f"{where}.policy is {policy!r}; 'auto' or None is needed" + (f"; did you mean '{hint}'?" if hint else "")
+        raise ConfigError(msg)
+
+
+def _check_key_and_pad(model: type[Model], *, streams: bool) -> None:
+    where = model.__qualname__
+    key_of, pad = model.batch_key, model.pad
+    if key_of is not None:
+        if not callable(key_of):
+            msg = f"{where}.batch_key is {key_of!r}; a function of one sample is needed"
+            raise ConfigError(msg)
+        if inspect.iscoroutinefunction(key_of):
+            msg = f"{where}.batch_key is a coroutine function; it runs before a request is queued and must not wait"
+            raise ConfigError(msg)
+        _check_key_parameters(model, key_of)
+    if pad is None:
+        return
+    if not isinstance(cast("Any", pad), Pad):
+        msg = f"{where}.pad is {pad!r}; a forebay.Pad or None is needed"
+        raise ConfigError(msg)
+    if streams:
+        msg = f"{where} has pad and its predict is a generator; streams are not padded: pad in predict, and yield"
+        raise ConfigError(msg)
+    if pad.buckets and key_of is None and hasattr(model, "preprocess"):
+        msg = (
+            f"{where}.pad has buckets and the class has `preprocess`, which runs too late to tell the bucket of a "
+            "sample; write a batch_key, a function of the sample before it (one that returns None lets all mix)"
+        )
+        raise ConfigError(msg)
+
+
+def _bucket_key(pad: Pad) -> Callable[[Any], Hashable] | None:
+    return pad.key_of if pad.buckets else None
+
+
+def _check_key_parameters(model: type[Model], key_of: Callable[[Any], Hashable]) -> None:
+    try:
+        signature = inspect.signature(key_of)
+    except (TypeError, ValueError):
+        return  # a callable without a signature: found out when it is called
+    try:
+        signature.bind(None)
+    except TypeError:
+        msg = (
+            f"{model.__qualname__}.batch_key{signature} cannot be called with one sample; it runs where there is no "
+            "model: write `@staticmethod` and `def batch_key(sample)`"
+        )
+        raise ConfigError(msg) from None
 
 
 def _check_parameters(model: type[Model], method: str, takes: str) -> None:

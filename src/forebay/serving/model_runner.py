@@ -8,14 +8,18 @@ comprehension each way is the common case; only a batch in which something fails
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.errors import BadOutcome, ForebayError, InvalidRequest, ValidationError
+from forebay.errors import BadOutcome
+from forebay.serving import isolation
 from forebay.serving.model import load_module, models_in, settings_of
-from forebay.serving.schema import explain, io_types
+from forebay.serving.padding import Padded, require_numpy
+from forebay.serving.reading import refusal
+from forebay.serving.schema import io_types
 from forebay.types.call import Failure
 from forebay.workers.pool import failure_of
 
@@ -27,15 +31,21 @@ if TYPE_CHECKING:
     from forebay.workers.runner import WorkerContext
 
 
-def from_file(path: str, name: str) -> ModelRunner:
+def from_file(path: str, name: str, *, isolate_errors: bool = False) -> ModelRunner:
     """Build the runner of a model class in a file; the reference that worker processes are given."""
-    return ModelRunner(models_in(load_module(Path(path)), name)[0])
+    return ModelRunner(models_in(load_module(Path(path)), name)[0], isolate_errors=isolate_errors)
 
 
 class ModelRunner:
     """A `Runner` for one model class. Bodies and results are bytes in the formats that `params` names."""
 
-    def __init__(self, model_class: type[Model]) -> None:
+    def __init__(self, model_class: type[Model], *, isolate_errors: bool = False) -> None:
+        """Read the class; `open` makes the model.
+
+        Args:
+            model_class: What runs.
+            isolate_errors: Halve batches that fail as a whole, also if the class does not ask for it.
+        """
         self._class = model_class
         self._settings = settings_of(model_class)
         self._input, self._output = io_types(model_class)
@@ -46,6 +56,9 @@ class ModelRunner:
         self._predict: Callable[[list[Any]], Any] = _not_open
         self._preprocess: Callable[[Any], Any] | None = None
         self._postprocess: Callable[[Any], Any] | None = None
+        self._pad = self._settings.pad
+        self._isolates = self._settings.isolate_errors or isolate_errors
+        self._in_parts = self._pad is not None or self._isolates
         self._loops = threading.local()
         self._all_loops: list[asyncio.Runner] = []
         hooks = (getattr(model_class, name, None) for name in ("preprocess", "postprocess"))
@@ -55,6 +68,8 @@ class ModelRunner:
 
     def open(self, ctx: WorkerContext) -> None:
         """Make the model and load it."""
+        if self._pad is not None:
+            require_numpy(f"{self._class.__qualname__}.pad")
         model = self._model = self._class()
         loaded = model.load()
         if inspect.iscoroutine(loaded):
@@ -79,7 +94,10 @@ class ModelRunner:
             batch.each(self._preprocess)
         if self._settings.streams:
             return self._stream(batch, self._predict(batch.samples))
-        results: Any = self._predict(batch.samples) if batch.samples else []
+        if self._in_parts:
+            results: Any = isolation.run(self._plan(batch), self._run_part)
+        else:
+            results = self._predict(batch.samples) if batch.samples else []
         batch.take_results(results)
         if self._postprocess is not None:
             batch.each(self._postprocess)
@@ -91,9 +109,12 @@ class ModelRunner:
             await batch.each_async(self._preprocess)
         if self._settings.streams:
             return self._stream_async(batch, self._predict(batch.samples))
-        results: Any = self._predict(batch.samples) if batch.samples else []
-        if inspect.isawaitable(results):
-            results = await results
+        if self._in_parts:
+            results: Any = await isolation.run_async(self._plan(batch), self._run_part_async)
+        else:
+            results = self._predict(batch.samples) if batch.samples else []
+            if inspect.isawaitable(results):
+                results = await results
         batch.take_results(results)
         if self._postprocess is not None:
             await batch.each_async(self._postprocess)
@@ -105,10 +126,34 @@ class ModelRunner:
         if loop is None:
             loop = self._loops.runner = asyncio.Runner()
             self._all_loops.append(loop)
-        result = loop.run(self._run_async(items))
+        context = contextvars.copy_context()  # a loop of its own would not know whether this batch is called off
+        result = loop.run(self._run_async(items), context=context)
         if hasattr(result, "__anext__"):
-            return _blocking(loop, result)  # pyright: ignore[reportArgumentType]
+            return _blocking(loop, context, result)  # pyright: ignore[reportArgumentType]
         return result  # pyright: ignore[reportReturnType]
+
+    def _plan(self, batch: _Batch) -> isolation.Plan:
+        """Measure the samples if they are padded, and say which of them run together."""
+        if self._pad is not None:
+            batch.each(self._pad.measure)
+        groups = [range(len(batch.samples))] if self._pad is None else self._pad.alike(batch.samples)
+        return isolation.plan(batch.samples, groups if batch.samples else [], isolate=self._isolates)
+
+    def _run_part(self, samples: list[Any]) -> Sequence[Any]:
+        given = self._padded(samples)
+        return self._unpadded(given, self._predict(given))
+
+    async def _run_part_async(self, samples: list[Any]) -> Sequence[Any]:
+        given = self._padded(samples)
+        results = self._predict(given)
+        return self._unpadded(given, await results if inspect.isawaitable(results) else results)
+
+    def _padded(self, samples: list[Any]) -> list[Any]:
+        return samples if self._pad is None else self._pad.together(samples)
+
+    def _unpadded(self, given: list[Any], results: Any) -> Sequence[Any]:
+        results = _one_each(results, len(given))
+        return self._pad.undo(given, results) if self._pad is not None and isinstance(given, Padded) else results
 
     def _decoded(self, items: Sequence[Item]) -> _Batch:
         if not self._batchable:
@@ -131,7 +176,7 @@ class ModelRunner:
                 try:
                     found.append(decode(row))
                 except Exception as error:  # noqa: BLE001 - msgspec, pydantic or a hook of the user's
-                    failures[owner] = _refusal(error, row, number if self._batchable else None)
+                    failures[owner] = Failure(refusal(error, row, number if self._batchable else None))
                     break
             else:
                 samples += found
@@ -258,15 +303,7 @@ class _Batch:
         Raises:
             BadOutcome: Naming both numbers.
         """
-        count = len(self.samples)
-        if type(results) in {str, bytes, dict} or not hasattr(results, "__getitem__"):
-            found = type(results).__name__
-            msg = f"predict returned a {found}; a list with one result for each of {count} samples is needed"
-            raise BadOutcome(msg)
-        if len(results) != count:
-            msg = f"predict returned {len(results)} results for {count} samples"
-            raise BadOutcome(msg)
-        self.samples = list(results)
+        self.samples = list(_one_each(results, len(self.samples)))
         if not any(issubclass(kind, Exception | Failure) for kind in set(map(type, self.samples))):
             return
         for owner, result in zip(self.owners, self.samples, strict=True):
@@ -289,6 +326,22 @@ class _Batch:
         self.samples = [sample for _, sample in pairs]
 
 
+def _one_each(results: Any, count: int) -> Sequence[Any]:
+    """Return what predict returned if it is one result for each sample.
+
+    Raises:
+        BadOutcome: Naming both numbers otherwise.
+    """
+    if type(results) in {str, bytes, dict} or not hasattr(results, "__getitem__"):
+        found = type(results).__name__
+        msg = f"predict returned a {found}; a list with one result for each of {count} samples is needed"
+        raise BadOutcome(msg)
+    if len(results) != count:
+        msg = f"predict returned {len(results)} results for {count} samples"
+        raise BadOutcome(msg)
+    return results
+
+
 def _common_params(items: Sequence[Item]) -> Mapping[str, Any] | None:
     """Return the params of all items if they are the same object, as those of equal formats are."""
     first = items[0].params
@@ -305,33 +358,16 @@ async def _caught(part: Awaitable[Any]) -> Any:
         return failure_of(error)
 
 
-def _blocking(loop: asyncio.Runner, steps: AsyncIterator[Any]) -> Iterator[Any]:
+def _blocking(loop: asyncio.Runner, context: contextvars.Context, steps: AsyncIterator[Any]) -> Iterator[Any]:
     async def step() -> Any:
         return await anext(steps)
 
     while True:
         try:
-            part = loop.run(step())
+            part = loop.run(step(), context=context)
         except StopAsyncIteration:
             return
         yield part
-
-
-def _refusal(error: Exception, body: Any, number: int | None) -> Failure:
-    if isinstance(error, ForebayError):
-        return Failure(error)
-    why = explain(error, body)
-    if why.kind == "internal":
-        return failure_of(error)
-    message, path, detail = why.message, why.path, dict[str, Any]()
-    if number is not None:
-        message = f"sample {number}: {message}"
-        path = f"$[{number}]" + (path or "$").removeprefix("$")
-    if why.kind == "invalid":
-        return Failure(ValidationError(message, detail={"path": path}))
-    if why.position is not None:
-        detail["position"] = why.position
-    return Failure(InvalidRequest(message, detail=detail or None))
 
 
 def _unsendable(error: Exception, model: type) -> BadOutcome:

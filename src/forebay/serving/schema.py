@@ -523,7 +523,7 @@ class _Method:
             return Any
         if origin is tuple and (not arguments or arguments[-1] is Ellipsis):
             return arguments[0] if arguments else Any
-        if origin in _BATCHES:
+        if origin in _BATCHES or _is_list(origin):
             return arguments[0] if arguments else Any
         if direction == "output" and hasattr(origin, "tolist"):
             return Any  # an array of results says nothing about one row
@@ -554,6 +554,10 @@ def _method(model_class: type, name: str) -> _Method | None:
             return None
         return _Method(model_class, owner, function, bound=bound)
     return None
+
+
+def _is_list(origin: Any) -> bool:
+    return isinstance(origin, type) and issubclass(origin, list)
 
 
 def _unwrap(annotation: Any) -> Any:

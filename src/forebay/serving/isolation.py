@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a batch in parts: those of unlike shape apart, and a part that fails in halves until the bad sample stands alone.
+
+The plan is a generator that knows nothing of models: it yields which samples to run and is sent what became of them,
+so that one plan serves plain functions and coroutines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import Any, TypeAlias
+
+from forebay.errors import Cancelled, CapacityError
+from forebay.types.call import Failure
+from forebay.workers.cancel import is_cancelled
+from forebay.workers.pool import failure_of
+
+Plan: TypeAlias = Generator[list[Any], Sequence[Any] | Failure, list[Any]]
+"""Yields samples that run together, is sent their results or the failure of all of them, returns a result for each."""
+
+
+def plan(samples: Sequence[Any], groups: Sequence[Sequence[int]], *, isolate: bool) -> Plan:
+    """Plan the runs of a batch.
+
+    Args:
+        samples: All of them.
+        groups: Which of them, by their places, can run together; each place once.
+        isolate: Whether a group that fails is halved and run again: 2 n - 1 runs for n samples at most, and none once
+            nobody waits. A failure that says nothing of the samples, such as a queue that is full, ends its group.
+
+    Returns:
+        By the generator, one result for each sample: what was sent for it, or a `Failure`.
+    """
+    results: list[Any] = [None] * len(samples)
+    todo = list(reversed(groups))
+    halved = False
+    while todo and not (halved and is_cancelled()):
+        group = todo.pop()
+        outcome = yield [samples[place] for place in group]
+        if not isinstance(outcome, Failure):
+            for place, result in zip(group, outcome, strict=True):
+                results[place] = result
+        elif isolate and len(group) > 1 and not isinstance(outcome.error, CapacityError):
+            halved = True
+            middle = (len(group) + 1) // 2
+            todo += [group[middle:], group[:middle]]
+        else:
+            for place in group:
+                results[place] = outcome
+    for group in todo:
+        for place in group:
+            results[place] = Failure(Cancelled("nobody waits for the batch any more"))
+    return results
+
+
+def run(runs: Plan, predict: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
+    """Follow a plan."""
+    try:
+        samples = next(runs)
+        while True:
+            try:
+                outcome = predict(samples)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
+                outcome = failure_of(error)
+            samples = runs.send(outcome)
+    except StopIteration as end:
+        return end.value
+
+
+async def run_async(runs: Plan, predict: Callable[[list[Any]], Awaitable[Sequence[Any]]]) -> list[Any]:
+    """Follow a plan with a coroutine function."""
+    try:
+        samples = next(runs)
+        while True:
+            try:
+                outcome = await predict(samples)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
+                outcome = failure_of(error)
+            samples = runs.send(outcome)
+    except StopIteration as end:
+        return end.value

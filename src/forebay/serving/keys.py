@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batch keys: the front asks the user's function, before it queues a sample, with which others it may run.
+
+The function runs on the event loop, the one piece of user code that does beside the inline pool. It gets what it
+needs decoded for it, and whatever it raises is the error of that request alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import ForebayError, RunnerFailed
+from forebay.serving.reading import refusal
+from forebay.workers.pool import failure_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from forebay.serving.schema import WireType
+    from forebay.types.call import Item
+
+
+class SampleKeys:
+    """Reads the batch key of each sample of a request."""
+
+    def __init__(self, key_of: Callable[[Any], Hashable], name: str, given: WireType, *, batchable: bool) -> None:
+        """Prepare to read.
+
+        Args:
+            key_of: The user's function of one decoded sample.
+            name: What the function is called in errors.
+            given: The type of a sample.
+            batchable: Whether a body is a list of samples.
+        """
+        self._key_of = key_of
+        self._name = name
+        self._decode = {name: given.decoder(name) for name in ("json", "msgpack")}
+        self._batchable = batchable
+
+    def __call__(self, item: Item) -> list[Hashable]:
+        """Return one key for each sample of a request.
+
+        Raises:
+            InvalidRequest: If a sample cannot be decoded; ValidationError if it has the wrong type.
+            RunnerFailed: If the function raised, or returned what cannot be a key.
+        """
+        decode = self._decode[item.params["in"]]
+        if not self._batchable:
+            return [self._read(decode, item.body, None)]
+        return [self._read(decode, row, number) for number, row in enumerate(item.body)]
+
+    def _read(self, decode: Callable[[Any], Any], row: Any, number: int | None) -> Hashable:
+        try:
+            sample = decode(row)
+        except Exception as error:  # noqa: BLE001 - msgspec, pydantic or a hook of the user's
+            raise refusal(error, row, number) from None
+        try:
+            key = self._key_of(sample)
+        except ForebayError as error:
+            raise refusal(error, row, number) from None
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
+            raise failure_of(error).error from None
+        try:
+            hash(key)
+        except Exception:  # noqa: BLE001 - the key's own method
+            found = type(key).__name__
+            msg = f"{self._name} returned a {found}, which cannot be hashed; return a number, a string or a tuple"
+            raise RunnerFailed(msg) from None
+        return key

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model may say about keys, padding, isolation and objectives, and what is said of one that is wrong."""
+
+from __future__ import annotations
+
+import operator
+
+import msgspec
+import pytest
+
+from forebay import Pad
+from forebay.errors import ConfigError
+from forebay.server.config import Overrides
+from forebay.serving.model import Model, settings_of
+from forebay.surfaces.native import serve_model
+from forebay.workers.processes import ProcessPool
+
+
+def model(**attributes):
+    return type("MyModel", (Model,), {"predict": lambda self, batch: batch, **attributes})
+
+
+class Sample(msgspec.Struct):
+    ids: list[int]
+
+
+class Tokens(Model):
+    pad = Pad({"ids": ("length",)}, buckets={"length": [4, 8]})
+
+    def predict(self, batch: list[Sample]) -> list[int]:
+        return [0 for _ in batch]
+
+
+async def coroutine(sample):
+    return sample
+
+
+def generator(self, batch):
+    yield batch
+
+
+@pytest.mark.parametrize(
+    "key_of",
+    [len, operator.itemgetter("length"), staticmethod(lambda sample: 1), classmethod(lambda cls, sample: 1)],
+)
+def test_a_key_is_any_function_of_one_sample(key_of):
+    made = settings_of(model(batch_key=key_of)).batch_key
+    assert made is not None
+    assert made({"length": 1}) == 1
+
+
+def test_a_plain_function_in_the_class_is_taken_as_well():
+    class Plain(Model):
+        def batch_key(sample):  # pyright: ignore[reportSelfClsParameterName]
+            return sample
+
+        def predict(self, batch):
+            return batch
+
+    made = settings_of(Plain).batch_key
+    assert made is not None
+    assert made(3) == 3
+
+
+def test_the_bucket_is_the_key_where_there_is_no_other():
+    made = settings_of(Tokens).batch_key
+    assert made is not None
+    assert made(Sample(ids=[1, 2, 3, 4, 5])) == (8,)
+    assert settings_of(model(pad=Pad(("length",)))).batch_key is None
+
+
+@pytest.mark.parametrize(
+    "attributes, told",
+    [
+        ({"batch_key": 5}, r"MyModel\.batch_key is 5; a function of one sample is needed"),
+        ({"batch_key": coroutine}, r"MyModel\.batch_key is a coroutine function"),
+        (
+            {"batch_key": lambda self, sample: 1},
+            r"MyModel\.batch_key\(self, sample\) cannot be called with one sample.*`@staticmethod`",
+        ),
+        ({"pad": {"ids": ("length",)}}, r"MyModel\.pad is .*; a forebay\.Pad or None is needed"),
+        ({"pad": Pad(("length",)), "predict": generator}, "MyModel has pad and its predict is a generator"),
+        (
+            {"pad": Pad(("length",), buckets={"length": [1]}), "preprocess": lambda self, sample: sample},
+            r"MyModel\.pad has buckets and the class has `preprocess`.*write a batch_key",
+        ),
+        ({"isolate_errors": "yes"}, r"MyModel\.isolate_errors is 'yes'; True or False is needed"),
+        (
+            {"isolate_errors": True, "predict": generator},
+            r"MyModel\.isolate_errors is set and its predict is a generator",
+        ),
+        ({"policy": "atuo"}, r"MyModel\.policy is 'atuo'; 'auto' or None is needed; did you mean 'auto'\?"),
+        ({"policy": True}, r"MyModel\.policy is True; 'auto' or None is needed"),
+        ({"latency_objective_ms": 0}, r"MyModel\.latency_objective_ms is 0; milliseconds above 0 or None are needed"),
+        ({"latency_objective_ms": "50"}, r"MyModel\.latency_objective_ms is '50'"),
+        ({"latency_objective_ms": True}, r"MyModel\.latency_objective_ms is True"),
+        ({"latency_objective_ms": float("inf")}, r"MyModel\.latency_objective_ms is inf"),
+        ({"policy": "auto"}, "MyModel has the policy 'auto' and no objective; set latency_objective_ms"),
+        ({"latency_objective_ms": 50}, "MyModel has a latency objective that nothing keeps to; set policy to 'auto'"),
+        (
+            {"policy": "auto", "latency_objective_ms": 50, "max_wait_ms": 5},
+            "MyModel has the policy 'auto', which learns how long to wait; leave out max_wait_ms",
+        ),
+    ],
+)
+def test_a_wrong_setting_says_what_is_allowed(attributes, told):
+    with pytest.raises(ConfigError, match=told):
+        serve_model(model(**attributes), Overrides())
+
+
+def test_a_field_to_pad_that_samples_do_not_have_is_told():
+    wrong = type("Wrong", (Tokens,), {"pad": Pad({"idz": ("length",)})})
+    with pytest.raises(
+        ConfigError, match=r"Wrong\.pad pads the field 'idz', samples of the type `Sample`.*mean 'ids'\?"
+    ):
+        serve_model(wrong, Overrides())
+
+
+def test_an_objective_reaches_the_queue():
+    auto = model(policy="auto", latency_objective_ms=50)
+    assert serve_model(auto, Overrides()).endpoint.batching.objective_s == 0.05
+    assert serve_model(model(), Overrides()).endpoint.batching.objective_s is None
+
+
+def test_the_command_line_goes_before_the_class():
+    waits = model(max_wait_ms=5, latency_objective_ms=50)
+    batching = serve_model(waits, Overrides(policy="auto", latency_objective_ms=20)).endpoint.batching
+    assert (batching.objective_s, batching.max_wait_s, batching.idle) == (0.02, 0.0, "gather")
+    with pytest.raises(ConfigError, match="leave out max_wait_ms"):
+        serve_model(waits, Overrides(policy="auto", max_wait_ms=5))
+
+
+def test_isolation_reaches_the_pool():
+    def isolates(made, overrides=Overrides()):  # noqa: B008 - a value
+        pool = serve_model(made, overrides).endpoint.pool
+        assert isinstance(pool, ProcessPool)
+        return pool._isolates
+
+    assert not isolates(model())
+    assert isolates(model(isolate_errors=True))
+    assert isolates(model(), Overrides(isolate_errors=True))
+    with pytest.raises(ConfigError, match=r"MyModel streams.*leave out --isolate-errors"):
+        isolates(model(predict=generator), Overrides(isolate_errors=True))

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sample that ends its worker: the batch loses two, then each sample is run alone and only the one at fault fails."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.types.batch import Batch, Done
+from forebay.types.call import Failure, Request
+from forebay.workers.slots import SlotPool
+
+
+class Slot:
+    """A worker that dies of some samples and runs the others when it is told to."""
+
+    worker = None
+    owes_since = None
+    streamed = False
+
+    def __init__(self, pool, killers):
+        self.pool = pool
+        self.killers = killers
+        self.batch: Batch | None = None
+        self.done: Done | None = None
+        self.cancelled = 0
+
+    def run(self, batch, done):
+        self.batch, self.done = batch, done
+        batch.attempts += 1
+        batch.on_cancel = self.cancel
+
+    def cancel(self):
+        self.cancelled += 1
+
+    def stop(self):
+        pass
+
+    def drop(self, reason):
+        pass
+
+    def work(self):
+        """Runs what it was given; returns whether it survived."""
+        batch, done = self.batch, self.done
+        assert batch is not None
+        assert done is not None
+        bodies = [entry.body for entry in batch.entries]
+        if self.killers & set(bodies):
+            self.pool.gone(self)
+            return False
+        self.batch = self.done = None
+        self.pool.ready(self, lambda: done(batch, bodies))
+        return True
+
+
+class Story:
+    """A pool of slots that are replaced when they die, and what became of one batch."""
+
+    def __init__(self, killers, count, slots, *, isolates=True):
+        self.pool = SlotPool(isolates=isolates)
+        self.killers = killers
+        self.slots = [self.join() for _ in range(slots)]
+        self.deaths = 0
+        self.answers = []
+        self.batch = Batch([Request(body=body, reply=print) for body in range(count)], None, count)
+        self.pool.submit(self.batch, lambda _batch, outcomes: self.answers.append(outcomes))
+
+    def join(self):
+        slot = Slot(self.pool, self.killers)
+        self.pool.ready(slot)
+        return slot
+
+    def turn(self):
+        """The first slot that has something to do does it."""
+        busy = next(slot for slot in self.slots if slot.batch is not None)
+        if not busy.work():
+            self.deaths += 1
+            self.slots.remove(busy)
+            self.slots.append(self.join())
+
+    def play(self):
+        while not self.answers:
+            self.turn()
+        (outcomes,) = self.answers
+        assert self.pool.idle == len(self.slots)
+        return [type(outcome) is Failure for outcome in outcomes]
+
+
+@given(st.integers(2, 8), st.sets(st.integers(0, 7), min_size=1), st.integers(1, 3))
+@settings(max_examples=60)
+def test_each_sample_at_fault_costs_one_more_worker_and_nobody_else_an_answer(count, killers, slots):
+    killers = {killer % count for killer in killers}
+    story = Story(killers, count, slots)
+    assert story.play() == [body in killers for body in range(count)]
+    assert story.deaths == 2 + len(killers)
+
+
+def test_workers_that_die_of_something_else_cost_no_answer():
+    story = Story({0}, 3, 1)
+    story.turn()
+    story.turn()
+    story.killers.clear()
+    assert story.play() == [False, False, False]
+
+
+def test_without_it_the_batch_fails_after_two():
+    story = Story({1}, 3, 2, isolates=False)
+    assert story.play() == [True, True, True]
+    assert story.deaths == 2
+
+
+def test_a_sample_that_was_alone_is_not_run_again():
+    story = Story({0}, 1, 1)
+    assert story.play() == [True]
+    assert story.deaths == 2
+
+
+def test_samples_nobody_waits_for_are_not_run():
+    story = Story({0}, 4, 1)
+    story.turn()
+    story.turn()
+    (slot,) = story.slots
+    assert slot.batch is not None
+    assert [entry.body for entry in slot.batch.entries] == [0]
+    story.batch.cancelled = True
+    assert story.batch.on_cancel is not None
+    story.batch.on_cancel()
+    assert slot.cancelled == 1
+    assert story.play() == [True, True, True, True]
+    assert story.deaths == 3
