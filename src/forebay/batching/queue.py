@@ -20,6 +20,8 @@ Sans-I/O: no clock, no loop, no payload. `batcher.py` drives it.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal
@@ -107,11 +109,15 @@ class BatchQueue:
         self._max_size = config.max_size
         self._capacity = config.capacity
         self._lines: dict[Hashable, Line] = {}
+        self._full = 0
+        self._order: list[tuple[float, int, Line]] = []
+        self._numbers = itertools.count()
         self._alone: deque[Entry] = deque()
         self._running: dict[Hashable, int] = {}
         self.gather = Gather(config.max_size) if config.idle == "gather" else None
         self.auto = None if config.objective_s is None else Auto(config.objective_s, config.max_size)
         self._waits = config.idle == "wait" or self.auto is not None
+        self._is_ordered = self.auto is None and config.max_running is None
 
     def offer(self, entry: Entry, now: float) -> None:
         """Add an entry.
@@ -134,6 +140,7 @@ class BatchQueue:
             self._alone.append(entry)
             return
         line = self._lines.get(key)
+        is_new = line is None
         if line is None:
             line = self._lines[key] = Line(key)
         line.entries.append(entry)
@@ -141,6 +148,10 @@ class BatchQueue:
         line.rows = rows + size
         if rows < self._max_size <= rows + size:
             line.full_since = now
+            self._full += 1
+            self._note(line)
+        elif is_new:
+            self._note(line)
 
     def cancel(self, entry: Entry) -> None:
         """Forget an entry that still waits; does nothing for one that has left. The caller marks it `done`."""
@@ -152,6 +163,8 @@ class BatchQueue:
             self._alone.remove(entry)
             return
         line = self._lines[entry.key]
+        if line.rows >= self._max_size > line.rows - entry.size:
+            self._full -= 1
         line.rows -= entry.size
         line.dead += 1
         if line.rows == 0:
@@ -209,7 +222,7 @@ class BatchQueue:
         """Tell whether a whole batch waits, so that waiting any longer gains nothing."""
         if self.auto is not None:
             return any(line.rows >= self.auto.size(line.key) for line in self._lines.values())
-        return self.waiting >= self._max_size and any(line.rows >= self._max_size for line in self._lines.values())
+        return self._full > 0
 
     def next_due(self) -> float | None:
         """Return when `take` should be asked again if nothing arrives before; None if only an arrival can help."""
@@ -218,6 +231,8 @@ class BatchQueue:
                 return min(self.gather.until, self._oldest() + self.auto.patience_s)
             return self.gather.until
         if self._waits and self._lines:
+            if self._is_ordered:
+                return self._first()[0]
             # A line that may not run now becomes due when one of its batches is answered, which wakes the driver.
             return min((self._since(line) for line in self._lines.values() if self._may_run(line)), default=None)
         return None
@@ -234,11 +249,45 @@ class BatchQueue:
             return None
         if len(self._lines) == 1 and not self._waits and self.config.max_running is None:
             return next(iter(self._lines.values()))
+        if self._is_ordered:
+            since, line = self._first()
+            return line if since <= now else None
         candidates = [line for line in self._lines.values() if self._since(line) <= now and self._may_run(line)]
         if not candidates and self.auto is not None:
             for line in self._lines.values():
                 self.auto.holds(line.key, line.rows, now)
         return min(candidates, key=self._since, default=None)
+
+    def _note(self, line: Line) -> None:
+        """Put a line in order: it is new, or it is eligible sooner than before. A single line needs no order."""
+        if not self._is_ordered or len(self._lines) == 1:
+            return
+        if len(self._lines) == 2:
+            for other in self._lines.values():
+                heapq.heappush(self._order, (self._since(other), next(self._numbers), other))
+        else:
+            heapq.heappush(self._order, (self._since(line), next(self._numbers), line))
+
+    def _first(self) -> tuple[float, Line]:
+        """Return the line that is eligible first, and since or from when; there must be one.
+
+        What `_order` says of a line may be too early, when its first entries have left, or about a line that is gone;
+        it is put right when it comes to the top.
+        """
+        order = self._order
+        if len(self._lines) == 1:
+            order.clear()
+            (line,) = self._lines.values()
+            return self._since(line), line
+        while True:
+            noted, number, line = order[0]
+            if self._lines.get(line.key) is not line:
+                heapq.heappop(order)
+                continue
+            since = self._since(line)
+            if since <= noted:
+                return since, line
+            heapq.heapreplace(order, (since, number, line))
 
     def _oldest(self) -> float:
         """Return when the first of the entries arrived that wait in lines; there must be one."""
@@ -289,6 +338,7 @@ class BatchQueue:
                 if entry.deadline <= now:
                     expired = True
             self.waiting -= rows
+            self._full -= rows >= self._max_size
             del self._lines[line.key]
             if not expired:
                 return Batch(taken, line.key, rows)
@@ -306,6 +356,7 @@ class BatchQueue:
     def _cut(self, line: Line, room: int, now: float) -> list[Entry]:
         """Take as many entries off the front of a line as fit."""
         taken: list[Entry] = []
+        self._full -= line.rows >= self._max_size
         queued = line.entries
         while queued:
             entry = queued[0]
@@ -331,4 +382,6 @@ class BatchQueue:
             del self._lines[line.key]
         elif line.rows >= self._max_size:
             line.full_since = now
+            self._full += 1
+            self._note(line)
         return taken

@@ -362,3 +362,23 @@ def test_is_full_needs_one_full_key():
     one = offered(queue(max_size=2), entry(key=1), entry(key=2), entry(key=3))
     assert not one.is_full()
     assert offered(one, entry(key=3)).is_full()
+
+
+@pytest.mark.parametrize("idle", ["go", "wait"])
+def test_many_keys_are_served_in_order_without_looking_at_all_of_them_each_time(idle, monkeypatch):
+    looks = 0
+    since = BatchQueue._since
+
+    def counted(self, line):
+        nonlocal looks
+        looks += 1
+        return since(self, line)
+
+    monkeypatch.setattr(BatchQueue, "_since", counted)
+    queue = BatchQueue(BatchConfig(max_size=4, capacity=2000, idle=idle))
+    for number in range(2000):
+        queue.offer(Request(body=number, reply=print, key=number), now=1.0 + number)
+    served = [queue.take(now=5000.0).entries[0].body for _ in range(2000)]
+    assert served == list(range(2000))
+    assert looks < 20 * 2000
+    assert queue.take(now=5000.0) is None
