@@ -10,7 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from forebay.arrays.batch import Batch
+    from forebay.arrays.compilers import jit
+    from forebay.arrays.hooks import hook, print_value
+    from forebay.arrays.lazy import Lazy
     from forebay.errors import (
+        BatchMismatch,
+        BatchResultMismatch,
         ConfigError,
         DeadlineExceeded,
         ForebayError,
@@ -18,43 +24,82 @@ if TYPE_CHECKING:
         NotFound,
         QueueFull,
         RequestError,
+        ServingCrashed,
+        ServingNotFound,
+        ServingStopped,
         Unavailable,
         ValidationError,
     )
     from forebay.serving.model import Model
+    from forebay.serving.module import ServingModule
+    from forebay.serving.padding import Pad, Padded
+    from forebay.serving.registry import batched_run, batched_run_async
+    from forebay.serving.serving import Serving
     from forebay.types.call import Failure
     from forebay.workers.cancel import is_cancelled
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Batch": "forebay.arrays.batch",
+    "BatchMismatch": "forebay.errors",
+    "BatchResultMismatch": "forebay.errors",
     "ConfigError": "forebay.errors",
     "DeadlineExceeded": "forebay.errors",
     "Failure": "forebay.types.call",
     "ForebayError": "forebay.errors",
     "InvalidRequest": "forebay.errors",
+    "Lazy": "forebay.arrays.lazy",
     "Model": "forebay.serving.model",
     "NotFound": "forebay.errors",
+    "Pad": "forebay.serving.padding",
+    "Padded": "forebay.serving.padding",
     "QueueFull": "forebay.errors",
     "RequestError": "forebay.errors",
+    "Serving": "forebay.serving.serving",
+    "ServingCrashed": "forebay.errors",
+    "ServingModule": "forebay.serving.module",
+    "ServingNotFound": "forebay.errors",
+    "ServingStopped": "forebay.errors",
     "Unavailable": "forebay.errors",
     "ValidationError": "forebay.errors",
+    "batched_run": "forebay.serving.registry",
+    "batched_run_async": "forebay.serving.registry",
+    "hook": "forebay.arrays.hooks",
     "is_cancelled": "forebay.workers.cancel",
+    "jit": "forebay.arrays.compilers",
+    "print_value": "forebay.arrays.hooks",
 }
 
 __all__ = [
+    "Batch",
+    "BatchMismatch",
+    "BatchResultMismatch",
     "ConfigError",
     "DeadlineExceeded",
     "Failure",
     "ForebayError",
     "InvalidRequest",
+    "Lazy",
     "Model",
     "NotFound",
+    "Pad",
+    "Padded",
     "QueueFull",
     "RequestError",
+    "Serving",
+    "ServingCrashed",
+    "ServingModule",
+    "ServingNotFound",
+    "ServingStopped",
     "Unavailable",
     "ValidationError",
+    "batched_run",
+    "batched_run_async",
+    "hook",
     "is_cancelled",
+    "jit",
+    "print_value",
 ]
 
 

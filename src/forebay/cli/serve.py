@@ -21,9 +21,9 @@ DESCRIPTION = """\
 Serve a model or a project. TARGET is one of
 
   model.py           a Python file: every forebay.Model class in it is served at /models/NAME
-  model.py:Name      one class of it
+  model.py:Name      one class of it, or one forebay.Serving
   forebay.yaml       several of these with settings of their own, or the folder of this file
-  FOLDER or FILE     a project of another server: a folder with a nucleus.yaml, or that file
+  FOLDER or FILE     a project of another server: a folder with a nucleus.yaml, or that file; a file with a Ventu
 
 SIGTERM and Ctrl+C drain: the port closes, what was accepted is answered, then the exit status is 0.
 """

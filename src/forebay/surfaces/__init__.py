@@ -45,7 +45,7 @@ def build(target: str | None, options: Options) -> Project:
     if not path.exists():
         found = "does not exist"
     msg = (
-        f"{target} {found}; give a Python file with a forebay.Model, file.py:Name, "
+        f"{target} {found}; give a Python file with a forebay.Model or a Ventu, file.py:Name, "
         "or a folder with a forebay.yaml or a nucleus.yaml"
     )
     raise ConfigError(msg)

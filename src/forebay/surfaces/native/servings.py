@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from forebay.batching.queue import BatchConfig
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, nearest
 from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described
 from forebay.server.app import Served
@@ -39,9 +39,21 @@ TIMEOUT_MS = 30_000
 
 
 def serving_in(module: ModuleType, name: str | None) -> Serving[Any, Any] | None:
-    """Return the serving of that name, if the name is one's."""
-    found = None if name is None else getattr(module, name, None)
-    return cast("Serving[Any, Any]", found) if isinstance(found, Serving) else None
+    """Return the serving of that name, if the name is one's.
+
+    Raises:
+        ConfigError: If nothing has that name, and a serving has one much like it.
+    """
+    if name is None:
+        return None
+    found = getattr(module, name, None)
+    if isinstance(found, Serving):
+        return cast("Serving[Any, Any]", found)
+    hint = nearest(name, [other for other, value in vars(module).items() if isinstance(value, Serving)])
+    if found is None and hint is not None:
+        msg = f"{module.__file__} has no forebay.Serving named {name}; did you mean {hint}?"
+        raise ConfigError(msg)
+    return None
 
 
 def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: Overrides) -> Served:
@@ -63,6 +75,11 @@ def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: 
         raise ConfigError(msg)
     if overrides.policy is not None or overrides.isolate_errors:
         msg = f"{path}:{name} is a Serving, which knows no --policy and no --isolate-errors; a forebay.Model does"
+        raise ConfigError(msg)
+    if overrides.threads > 1:
+        msg = (
+            f"{path}:{name} is a Serving, whose workers run one batch at a time; give it more --workers, not --threads"
+        )
         raise ConfigError(msg)
     streams = serving.settings.streaming is not None
     has_keys = options.batch_keys != ("default",)
@@ -109,16 +126,17 @@ def _pool(serving: Serving[Any, Any], path: Path, name: str, options: ProcessOpt
     workers = overrides.workers
     if options.partitions is not False:
         workers = max(workers, len(partitions_of(serving.settings, options)))
+    batch_size = overrides.max_batch_size or options.batch_size
     spec = RunnerSpec(
         factory="forebay.serving.request_runner:from_file",
-        kwargs={"path": str(path.absolute()), "name": name, "workers": workers},
+        kwargs={"path": str(path.absolute()), "name": name, "workers": workers, "batch_size": batch_size},
     )
     if overrides.worker_kind == "process":
-        return ProcessPool(spec, workers=workers, threads=overrides.threads)
-    spec = msgspec.structs.replace(spec, local=lambda: RequestRunner(serving, workers))
+        return ProcessPool(spec, workers=workers)
+    spec = msgspec.structs.replace(spec, local=lambda: RequestRunner(serving, workers, batch_size))
     if overrides.worker_kind == "inline":
         return InlinePool(spec, slots=1)
-    return ThreadPool(spec, workers=workers, threads=overrides.threads)
+    return ThreadPool(spec, workers=workers)
 
 
 def _description(serving: Serving[Any, Any], options: ProcessOptions) -> str:

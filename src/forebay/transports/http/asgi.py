@@ -295,7 +295,8 @@ class Pages:
         name = request.path_params.get("name") or request.url.path.removeprefix("/models/")
         if request.url.path == "/" and only is not None:
             name = only.endpoint.name
-        return _json(self._app.describe(name))
+        started = None if name in self._app.served else registry.find(name)
+        return _json(self._app.describe(name) if started is None else started.describe())
 
     async def healthz(self, _request: HttpRequest) -> Response:
         """Tell that the process answers."""

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens in the caller, before its rows are handed in and after they came back."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from forebay.arrays.batch import Batch
+from forebay.errors import ConfigError, InvalidRequest
+from forebay.observe.spans import span
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from forebay.serving.settings import Settings
+
+Prepared = Batch | Iterable[Batch] | AsyncIterable[Batch]
+"""What a caller hands in: one batch, or several one after another."""
+
+
+def prepare(settings: Settings, given: Any) -> tuple[Batch | Iterable[Batch], Any]:
+    """Run the client preprocessing.
+
+    Returns:
+        What is to be executed, and the info for the postprocessing.
+
+    Raises:
+        InvalidRequest: Without a preprocessing, `given` is no batch.
+        ConfigError: The preprocessing returned something else, or is a coroutine function.
+    """
+    with span("serving.preprocessing", input=given) as attributes:
+        fn = settings.client_preprocessing
+        prepared, info = _default(given) if fn is None else _checked(fn, _here(fn, fn(given)))
+        if isinstance(prepared, AsyncIterable):
+            msg = "an async iterator can be given to batched_run_async only"
+            raise InvalidRequest(msg)
+        attributes["info"] = info
+        return prepared, info
+
+
+async def prepare_async(settings: Settings, given: Any) -> tuple[Prepared, Any]:
+    """Run the client preprocessing, which may be a coroutine function; see `prepare`."""
+    with span("serving.preprocessing", input=given) as attributes:
+        fn = settings.client_preprocessing
+        if fn is None:
+            prepared, info = _default(given)
+        else:
+            returned = fn(given)
+            prepared, info = _checked(fn, await returned if inspect.isawaitable(returned) else returned)
+        attributes["info"] = info
+        return prepared, info
+
+
+def finish(settings: Settings, executed: tuple[Any, Any], info: Any) -> Any:
+    """Run the client postprocessing on `(output, metadata)`; without one, return the output.
+
+    Raises:
+        ConfigError: The postprocessing is a coroutine function.
+    """
+    with span("serving.postprocessing", info=info, metadata=executed[1]):
+        fn = settings.client_postprocessing
+        return executed[0] if fn is None else _here(fn, fn(executed, info))
+
+
+async def finish_async(settings: Settings, executed: tuple[Any, Any], info: Any) -> Any:
+    """Run the client postprocessing, which may be a coroutine function; see `finish`."""
+    with span("serving.postprocessing", info=info, metadata=executed[1]):
+        fn = settings.client_postprocessing
+        if fn is None:
+            return executed[0]
+        returned = fn(executed, info)
+        return await returned if inspect.isawaitable(returned) else returned
+
+
+def finish_stream(settings: Settings, stream: Any, info: Any) -> Any:
+    """Run the client postprocessing on a stream; without one, return the stream."""
+    fn = settings.client_postprocessing
+    return stream if fn is None else fn(stream, info)
+
+
+def whole(settings: Settings, batch: Batch, limit: int | None) -> Batch:
+    """Check a batch that was handed in by itself.
+
+    Raises:
+        InvalidRequest: It is empty, or too large for a serving that streams hooks.
+    """
+    if batch.size == 0:
+        msg = "cannot run with empty Batch"
+        raise InvalidRequest(msg)
+    if settings.streaming and limit is not None and batch.size > limit:
+        msg = (
+            f"batch size ({batch.size}) cannot exceed the serving's batch size of {limit} when streaming hooks, "
+            "because their values belong to whole batches"
+        )
+        raise InvalidRequest(msg)
+    return batch
+
+
+def each(settings: Settings, batches: Iterable[Batch], limit: int | None) -> Iterator[Batch]:
+    """Yield the batches of an iterable, checked.
+
+    Raises:
+        InvalidRequest: An item is no batch, empty or too large, there is none, or the serving streams hooks.
+    """
+    _refuse_hooks(settings)
+    item: Batch | None = None
+    for item in batches:
+        yield _one(item, limit)
+    if item is None:
+        raise InvalidRequest(_NOTHING)
+
+
+async def each_async(settings: Settings, batches: Any, limit: int | None) -> AsyncIterator[Batch]:
+    """Yield the batches of an iterable or an async iterable, checked; see `each`."""
+    if not isinstance(batches, AsyncIterable):
+        for item in each(settings, batches, limit):
+            yield item
+        return
+    _refuse_hooks(settings)
+    item: Batch | None = None
+    async for item in cast("AsyncIterable[Batch]", batches):
+        yield _one(item, limit)
+    if item is None:
+        raise InvalidRequest(_NOTHING)
+
+
+def cut(batch: Batch, limit: int | None) -> Iterator[Batch]:
+    """Yield the rows of a batch in pieces that fit."""
+    while limit is not None and batch.size > limit:
+        piece, batch = batch.split(limit)
+        yield piece
+    yield batch
+
+
+_NOTHING = "cannot run with empty Batch: the iterable gave none at all"
+
+
+def _refuse_hooks(settings: Settings) -> None:
+    if settings.streaming:
+        msg = "streaming hooks do not support input streaming, input must be a Batch"
+        raise InvalidRequest(msg)
+
+
+def _one(item: Any, limit: int | None) -> Batch:
+    if not isinstance(item, Batch) or (limit is not None and item.size > limit):
+        size = "" if limit is None else f" of maximum size {limit}"
+        msg = f"client_preprocessing must return a stream of Batch{size}, got: {item!r}"
+        raise InvalidRequest(msg)
+    if item.size == 0:
+        msg = "cannot run with empty Batch"
+        raise InvalidRequest(msg)
+    return item
+
+
+def _default(given: Any) -> tuple[Prepared, Any]:
+    if not _can_run(given):
+        msg = (
+            f"without a client_preprocessing a serving takes a Batch or an iterable of Batch, got {_shown(given)}; "
+            "give Batch.stack([row, ...]) or Batch.concatenate([rows, ...]), or set a client_preprocessing"
+        )
+        raise InvalidRequest(msg)
+    return given, "client_info"
+
+
+def _checked(fn: Callable[..., Any], returned: Any) -> tuple[Prepared, Any]:
+    if type(returned) is not tuple or len(cast("tuple[Any, ...]", returned)) != 2 or not _can_run(returned[0]):
+        msg = (
+            f"client_preprocessing function {_name(fn)} must return a two-element tuple: a Batch or an iterable of "
+            f"Batch, and the client info. Got: {_shown(returned)}"
+        )
+        raise ConfigError(msg)
+    return cast("tuple[Prepared, Any]", returned)
+
+
+def _can_run(given: Any) -> bool:
+    if isinstance(given, Batch | AsyncIterable):
+        return True
+    # Arrays, texts and mappings are iterable as well, and never meant as an iterable of batches.
+    return isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping) and not hasattr(given, "shape")  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _here(fn: Callable[..., Any], returned: Any) -> Any:
+    if inspect.isawaitable(returned):
+        if inspect.iscoroutine(returned):
+            returned.close()
+        msg = f"{_name(fn)} is a coroutine function; await batched_run_async, or write it with `def`"
+        raise ConfigError(msg)
+    return returned
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__qualname__", None) or repr(fn)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who shares a batch with whom in a started serving, and what each caller gets of it.
+
+Theory of operation. Every batch that a caller hands in is one `Call` and one entry of the `BatchQueue`. Where a call
+does not fit into the rest of a batch, the queue has it divided: its first rows leave as a `Part`, the others keep
+their place at the head of their line. A call is over when all of its rows were answered, or at once when one of its
+batches failed, when its caller went away, or when the serving was stopped.
+
+Who shares a batch is noted in that batch's `Work` and nowhere else, so outcomes cannot reach the wrong caller however
+many batches run at a time.
+
+Sans-I/O: no clock, no thread, no loop. `started.py` drives it.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.arrays.batch import Batch
+from forebay.arrays.trees import concatenate, slice_rows
+from forebay.batching.queue import BatchQueue
+from forebay.types.call import EMPTY
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
+
+    from forebay.arrays.template import Template
+    from forebay.batching.queue import BatchConfig
+    from forebay.errors import ForebayError
+    from forebay.serving.execution import Executed
+    from forebay.types.batch import Entry
+    from forebay.types.call import Origin
+
+NEVER: Final = float("inf")
+
+
+class Slice:
+    """Some rows of what a batch returned."""
+
+    __slots__ = ("executed", "start", "stop")
+
+    def __init__(self, executed: Executed, start: int, stop: int) -> None:
+        self.executed = executed
+        self.start = start
+        self.stop = stop
+
+    def output(self) -> Any:
+        """Return these rows: the output itself if that is all of it, else views."""
+        executed = self.executed
+        if self.start == 0 and self.stop == executed.rows:
+            return executed.output
+        return slice_rows(executed.output, self.start, self.stop)
+
+
+class Call:
+    """One batch of one caller, from the moment it is handed in until it is over.
+
+    Attributes:
+        batch: The rows that no batch has taken yet.
+        size: How many those are.
+        key: Its batch key.
+        waiter: Whatever the driver wakes when the call is over; nothing here looks at it.
+        streamed: Whether it is woken for each slice as well.
+        divisible: Whether its rows may be spread over several batches.
+        deadline: Seconds; past it no row is taken any more.
+        arrived: Seconds.
+        taken: When the last of its rows were taken; 0 before that.
+        slices: What came back for its rows, in their order; None for what still runs.
+        unanswered: Rows without an answer.
+        error: What the call failed with.
+        done: Whether it is over.
+    """
+
+    __slots__ = (
+        "arrived",
+        "batch",
+        "deadline",
+        "divisible",
+        "done",
+        "error",
+        "key",
+        "size",
+        "slices",
+        "streamed",
+        "taken",
+        "unanswered",
+        "waiter",
+    )
+
+    body: Any = None
+    params: Mapping[str, Any] = EMPTY
+    origin: Origin | None = None
+
+    def __init__(
+        self,
+        batch: Batch,
+        waiter: Any,
+        *,
+        deadline: float = NEVER,
+        divisible: bool = True,
+        streamed: bool = False,
+    ) -> None:
+        self.batch = batch
+        self.size = self.unanswered = batch.size
+        self.key: Hashable = batch.batch_key
+        self.waiter = waiter
+        self.streamed = streamed
+        self.divisible = divisible
+        self.deadline = deadline
+        self.arrived = self.taken = 0.0
+        self.slices: list[Slice | None] = []
+        self.error: ForebayError | None = None
+        self.done = False
+
+    @property
+    def call(self) -> Call:
+        """The call the rows belong to, as `Part.call`."""
+        return self
+
+    def divide(self, rows: int) -> Part:
+        """Cut off the first `rows` rows."""
+        head, self.batch = self.batch.split(rows)
+        self.size -= rows
+        self.slices.append(None)
+        return Part(self, head, len(self.slices) - 1)
+
+    def keep(self, piece: Slice) -> None:
+        """Note what came back for the last of its rows."""
+        self.slices.append(piece)
+
+    def own_error(self) -> ForebayError:
+        """Return the error for this caller to raise: callers of one batch must not share the traceback of one."""
+        assert self.error is not None
+        return copy.copy(self.error)
+
+    def result(self) -> tuple[Any, Any]:
+        """Return all rows of the output in order, and the metadata of the last batch.
+
+        Raises:
+            ForebayError: What the call failed with.
+        """
+        if self.error is not None:
+            raise self.own_error() from self.error.__cause__
+        slices = [piece for piece in self.slices if piece is not None]
+        output = slices[0].output() if len(slices) == 1 else concatenate([piece.output() for piece in slices])
+        return output, slices[-1].executed.metadata
+
+
+class Part:
+    """The first rows of a call, taken before the others."""
+
+    __slots__ = ("_index", "arrived", "batch", "call", "deadline", "done", "key", "size", "taken")
+
+    body: Any = None
+    params: Mapping[str, Any] = EMPTY
+    origin: Origin | None = None
+
+    def __init__(self, call: Call, batch: Batch, index: int) -> None:
+        self.call = call
+        self.batch = batch
+        self.size = batch.size
+        self.key = call.key
+        self.deadline = call.deadline
+        self.arrived = call.arrived
+        self.taken = 0.0
+        self.done = False
+        self._index = index
+
+    def keep(self, piece: Slice) -> None:
+        """Note what came back for these rows."""
+        self.call.slices[self._index] = piece
+
+
+class Work:
+    """A batch on its way through a partition: the rows of one or more callers.
+
+    Attributes:
+        entries: Whose rows, in order.
+        key: Their batch key.
+        rows: How many.
+        taken: When they left the queue, in seconds.
+    """
+
+    __slots__ = ("entries", "key", "rows", "taken")
+
+    def __init__(self, entries: Sequence[Call | Part], key: Hashable, rows: int) -> None:
+        self.entries = entries
+        self.key = key
+        self.rows = rows
+        self.taken = entries[0].taken
+
+    def batch(self) -> Batch:
+        """Return the rows of all callers as one batch; nothing is copied before it is realised.
+
+        Raises:
+            BatchMismatch: They differ in structure, row shape, dtype, kind or device.
+        """
+        entries = self.entries
+        return entries[0].batch if len(entries) == 1 else Batch.merge([entry.batch for entry in entries])
+
+    def alike(self) -> list[Work]:
+        """Return the same rows as one batch for each template."""
+        groups: dict[Template | None, list[Call | Part]] = {}
+        for entry in self.entries:
+            groups.setdefault(entry.batch.template, []).append(entry)
+        return [Work(group, self.key, sum(entry.size for entry in group)) for group in groups.values()]
+
+    def wanted(self) -> bool:
+        """Return whether anybody still waits for any of the rows."""
+        return any(not entry.call.done for entry in self.entries)
+
+    def shares(self) -> Iterator[tuple[Call, int, int]]:
+        """Yield each caller that still waits, with the range of its rows."""
+        start = 0
+        for entry in self.entries:
+            stop = start + entry.size
+            if not entry.call.done:
+                yield entry.call, start, stop
+            start = stop
+
+
+class Dispatch:
+    """The calls of one started serving."""
+
+    def __init__(self, config: BatchConfig) -> None:
+        self._queue = BatchQueue(config, _divide)
+        self._open: dict[Call, None] = {}
+        self._is_due_at_once = config.max_wait_s <= 0.0
+
+    @property
+    def waiting(self) -> int:
+        """Rows that no batch has taken yet."""
+        return self._queue.waiting
+
+    @property
+    def open(self) -> int:
+        """Calls that are not over."""
+        return len(self._open)
+
+    def offer(self, call: Call, now: float) -> None:
+        """Queue a call.
+
+        Raises:
+            QueueFull: There is no room for its rows; nothing was queued.
+        """
+        self._queue.offer(call, now)
+        self._open[call] = None
+
+    def cancel(self, call: Call) -> bool:
+        """Forget a call whose caller has gone: no further row of it is taken.
+
+        Returns:
+            Whether it was still open; if not, its outcome is there.
+        """
+        if call not in self._open:  # over, or refused when it was offered
+            return False
+        self._end(call)
+        return True
+
+    def is_pressing(self) -> bool:
+        """Return whether a free partition should look at once: a batch is full, or nothing is waited for."""
+        return self._queue.waiting > 0 and (self._is_due_at_once or self._queue.is_full())
+
+    def next_due(self) -> float | None:
+        """Return when an open batch leaves although it is not full."""
+        return self._queue.next_due()
+
+    def take(self, now: float) -> Work | None:
+        """Hand the next batch to a free partition."""
+        taken = self._queue.take(now)
+        return None if taken is None else Work(taken.entries, taken.key, taken.rows)
+
+    def finish(self, work: Work, executed: Executed) -> list[Call]:
+        """Give every caller its rows.
+
+        Returns:
+            The calls to wake: those that are over, and streamed ones that a slice came for.
+        """
+        reached: list[Call] = []
+        start = 0
+        for entry in work.entries:
+            stop = start + entry.size
+            call = entry.call
+            if not call.done:
+                entry.keep(Slice(executed, start, stop))
+                call.unanswered -= stop - start
+                if call.unanswered == 0:
+                    call.done = True
+                    del self._open[call]
+                if call.done or call.streamed:
+                    reached.append(call)
+            start = stop
+        return reached
+
+    def fail(self, work: Work, error: ForebayError) -> list[Call]:
+        """End every call that has rows in this batch; what else they wait for is cancelled.
+
+        Returns:
+            Those calls.
+        """
+        return self._fail([entry.call for entry in work.entries if not entry.call.done], error)
+
+    def close(self, error: ForebayError, *, running: bool) -> list[Call]:
+        """End the calls that have rows in the queue, and with `running` all others too.
+
+        Returns:
+            Those calls.
+        """
+        return self._fail([call for call in self._open if running or not call.taken], error)
+
+    def _fail(self, calls: list[Call], error: ForebayError) -> list[Call]:
+        for call in calls:
+            call.error = error
+            self._end(call)
+        return calls
+
+    def _end(self, call: Call) -> None:
+        call.done = True
+        del self._open[call]
+        self._queue.cancel(call)
+
+
+def _divide(entry: Entry, rows: int) -> Part | None:
+    assert type(entry) is Call
+    return entry.divide(rows) if entry.divisible else None

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A module that was initialised, and how it runs one batch."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, cast
+
+from forebay.arrays.hooks import collecting
+from forebay.arrays.trees import rows
+from forebay.errors import BadOutcome, BatchMismatch, BatchResultMismatch, InvalidRequest
+from forebay.observe.spans import span
+from forebay.serving.module import instance_of, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from forebay.arrays.batch import Batch
+    from forebay.serving.module import Kind
+
+    Sink = Callable[[str, Any], None]
+
+
+class Executed:
+    """What one batch returned.
+
+    Attributes:
+        output: A tree of arrays, at least as many rows as the batch.
+        metadata: Whatever the module says beside it.
+        rows: Rows of the output, padding included.
+    """
+
+    __slots__ = ("metadata", "output", "rows")
+
+    def __init__(self, output: Any, metadata: Any, rows: int) -> None:
+        self.output = output
+        self.metadata = metadata
+        self.rows = rows
+
+
+class Execution:
+    """One state of one module, shared by its partitions."""
+
+    def __init__(
+        self,
+        module: Any,
+        kind: Kind,
+        arg: Any,
+        partitions: Sequence[Mapping[str, Any]],
+        *,
+        hooks: Sequence[str] = (),
+        pad_to: int | None = None,
+    ) -> None:
+        """Initialise the module.
+
+        Args:
+            module: A module, a class of modules, or a `Function`.
+            kind: Passed on to `init`.
+            arg: Passed on to `init`.
+            partitions: Passed on to `init`.
+            hooks: Names of the hooks whose values are handed to the sink.
+            pad_to: Rows that every batch is padded to; None leaves padding to the module.
+
+        Raises:
+            Exception: What `init` raises.
+        """
+        self._module = instance_of(module)
+        self._name = name_of(module)
+        self._hooks = tuple(hooks)
+        self._pad_to = pad_to
+        self._lock = threading.Lock()
+        self._state = self._module.init(kind, arg, partitions)
+
+    def run(self, batch: Batch, partition: int, sink: Sink | None = None) -> Executed:
+        """Run one batch.
+
+        Args:
+            batch: Its rows.
+            partition: Number of the partition.
+            sink: Called with the name and the value of each listed hook that is reached.
+
+        Raises:
+            Exception: What the module raises.
+            BadOutcome: It returned something other than its protocol says.
+            BatchResultMismatch: It returned fewer rows than it was given.
+        """
+        if self._pad_to is not None and batch.size < self._pad_to:
+            batch = batch.pad(self._pad_to - batch.size)
+        with self._lock:
+            run = self._handle(batch, partition)
+        with span("serving.execute", module=self._name, batch_size=batch.size, batch_key=batch.batch_key) as attributes:
+            if sink is None:
+                returned = run()
+            else:
+                with collecting(self._hooks, sink):
+                    returned = run()
+            output, metadata = self._checked(returned)
+            attributes["metadata"] = metadata
+        return Executed(output, metadata, self._count(output, batch.size))
+
+    def _handle(self, batch: Batch, partition: int) -> Callable[[], Any]:
+        handled: Any = self._module.handle_batch(batch, partition, self._state)
+        if type(handled) is not tuple or len(cast("tuple[Any, ...]", handled)) != 2 or not callable(handled[0]):
+            msg = (
+                f"{self._name}.handle_batch must return (function, state), where the function takes no arguments, "
+                f"got {handled!r}"
+            )
+            raise BadOutcome(msg)
+        run, self._state = cast("tuple[Callable[[], Any], Any]", handled)
+        return run
+
+    def _checked(self, returned: Any) -> tuple[Any, Any]:
+        if type(returned) is not tuple or len(cast("tuple[Any, ...]", returned)) != 2:
+            msg = f"the function of {self._name} must return (output, metadata), got {returned!r}"
+            raise BadOutcome(msg)
+        return cast("tuple[Any, Any]", returned)
+
+    def _count(self, output: Any, wanted: int) -> int:
+        try:
+            found = rows(output)
+        except (BatchMismatch, InvalidRequest) as error:
+            msg = f"{self._name} must return a tree of arrays with the batch as their first axis: {error}"
+            raise BadOutcome(msg) from error
+        if found < wanted:
+            msg = f"{self._name} returned {found} rows for a batch of {wanted}; one row is needed for each"
+            raise BatchResultMismatch(msg)
+        return found

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The threads of a started serving: the second driver of the batch queue, for callers that are threads or tasks.
+
+Theory of operation. Callers hand in calls under one lock, and each partition is a thread that takes batches under the
+same lock whenever it is free, runs them, and wakes the callers. There is no loop and no thread in between, so a call
+costs two switches: caller to partition, partition to caller.
+
+A partition that finds nothing to take parks on a lock of its own. One of those that are parked watches: it wakes by
+itself when the queue's next moment is due. A caller rouses a partition only if that could take something now, or if
+nobody watches yet; a partition that takes a batch rouses the next one if there is more to do. So a thread is woken for
+a reason or not at all, and nobody polls.
+
+Callers never run batches themselves, though that would save switches: a caller would then hold up its own deadline for
+the rows of others, and code that is bound to one thread (a device context, an open file of a library) would be called
+from many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from forebay.arrays.trees import slice_rows
+from forebay.errors import BadOutcome, BatchMismatch, InternalError, ServingCrashed, ServingNotFound, ServingStopped
+from forebay.observe.serving_metrics import KeyMetrics
+from forebay.serving.dispatch import Dispatch
+from forebay.workers.cancel import probe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Sequence
+
+    from forebay.arrays.batch import Batch
+    from forebay.batching.queue import BatchConfig
+    from forebay.errors import ForebayError
+    from forebay.serving.dispatch import Call, Work
+    from forebay.serving.execution import Executed, Sink
+
+
+log = logging.getLogger("forebay.workers")
+
+
+class Runner(Protocol):
+    """What a partition runs batches with; used by one thread."""
+
+    def ready(self) -> bool:
+        """Make sure that a batch can be run now, however long that takes; False if the runner was closed meanwhile."""
+        ...
+
+    def run(self, batch: Batch, sink: Sink | None) -> Executed:
+        """Run a batch."""
+        ...
+
+    def close(self) -> None:
+        """Release everything, from any thread; what runs may fail."""
+        ...
+
+
+class _Seat:
+    """Where one partition waits."""
+
+    __slots__ = ("is_roused", "lock")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.lock.acquire()
+        self.is_roused = False
+
+
+class Partitions:
+    """Runs the calls of one started serving."""
+
+    def __init__(self, name: str, config: BatchConfig, runners: Sequence[Runner], *, has_hooks: bool = False) -> None:
+        """Describe the partitions; `start` starts their threads.
+
+        Args:
+            name: Of the serving, for messages and threads.
+            config: How rows are batched.
+            runners: One for each partition.
+            has_hooks: Whether the waiters of all calls take the values of hooks, with `put((name, rows))`.
+        """
+        self._has_hooks = has_hooks
+        self.metrics: dict[Hashable, KeyMetrics] = defaultdict(KeyMetrics)
+        self.runners = runners
+        self._name = name
+        self._dispatch = Dispatch(config)
+        self._lock = threading.Lock()
+        self._parked: list[_Seat] = []
+        self._watcher: _Seat | None = None
+        self._roused = 0
+        self._is_stopping = False
+        self._threads = [
+            threading.Thread(target=self._serve, args=(runner,), name=f"{name}-{index}", daemon=True)
+            for index, runner in enumerate(runners)
+        ]
+
+    def start(self) -> None:
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def idle(self) -> int:
+        """Partitions that wait for work."""
+        return len(self._parked)
+
+    @property
+    def waiting(self) -> int:
+        """Rows that no batch has taken yet."""
+        return self._dispatch.waiting
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that are not over."""
+        return self._dispatch.open
+
+    def submit(self, call: Call) -> None:
+        """Hand in a call; its waiter is woken when it is over.
+
+        A waiter is a future of a running loop, or anything with a `release()`.
+
+        Raises:
+            QueueFull: There is no room for its rows.
+            ServingNotFound: The serving was stopped.
+        """
+        with self._lock:
+            if self._is_stopping:
+                raise missing(self._name)
+            self._dispatch.offer(call, time.monotonic())
+            if self._parked and not self._roused and (self._watcher is None or self._dispatch.is_pressing()):
+                self._rouse()
+
+    def cancel(self, call: Call) -> bool:
+        """Forget a call; returns False if it is over already and its waiter was or will be woken."""
+        with self._lock:
+            return self._dispatch.cancel(call)
+
+    def stop(self, grace_s: float) -> None:
+        """Fail what waits, let running batches end within `grace_s` seconds, then fail those too."""
+        stopped = ServingStopped(f"the serving {self._name!r} was stopped")
+        with self._lock:
+            self._is_stopping = True
+            calls = self._dispatch.close(stopped, running=False)
+            while self._parked:
+                self._rouse()
+        _wake(calls)
+        patience = time.monotonic() + grace_s
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(patience - time.monotonic(), 0.0))
+        with self._lock:
+            calls = self._dispatch.close(stopped, running=True)
+        _wake(calls)
+        for runner in self.runners:
+            runner.close()
+
+    def _rouse(self) -> None:
+        seat = self._parked.pop()
+        seat.is_roused = True
+        self._roused += 1
+        if seat is self._watcher:
+            self._watcher = None
+        seat.lock.release()
+
+    def _serve(self, runner: Runner) -> None:
+        seat = _Seat()
+        while runner.ready():
+            timeout_s = -1.0
+            with self._lock:
+                work = self._dispatch.take(time.monotonic())
+                if work is not None:
+                    if self._parked and not self._roused and self._is_watch_needed():
+                        self._rouse()
+                elif self._is_stopping:
+                    return
+                else:
+                    timeout_s = self._park(seat)
+            if work is None:
+                self._wait(seat, timeout_s)
+                continue
+            try:
+                self._run(runner, work)
+            except Exception as error:
+                log.exception("a partition of %r failed to run a batch", self._name)
+                with self._lock:
+                    calls = self._dispatch.fail(work, InternalError(f"the batch could not be run: {error}"))
+                _wake(calls)
+            work = None  # or its rows would stay in memory until the next batch
+
+    def _is_watch_needed(self) -> bool:
+        return self._dispatch.is_pressing() or (self._watcher is None and self._dispatch.next_due() is not None)
+
+    def _park(self, seat: _Seat) -> float:
+        """Note that a partition waits; returns for how many seconds, or -1 until it is roused."""
+        self._parked.append(seat)
+        if self._watcher is not None:
+            return -1.0
+        due = self._dispatch.next_due()
+        if due is None:
+            return -1.0
+        self._watcher = seat
+        return min(max(due - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
+
+    def _wait(self, seat: _Seat, timeout_s: float) -> None:
+        woken = seat.lock.acquire(timeout=timeout_s)
+        with self._lock:
+            if seat.is_roused:
+                seat.is_roused = False
+                self._roused -= 1
+                if not woken:  # both at the same moment
+                    seat.lock.acquire()
+            else:
+                self._parked.remove(seat)
+                self._watcher = None
+
+    def _run(self, runner: Runner, work: Work) -> None:
+        try:
+            batch = work.batch()
+        except BatchMismatch:
+            # Callers whose rows do not fit together get batches of their own instead of each other's error.
+            for alike in work.alike():
+                self._run(runner, alike)
+            return
+        probe.set(lambda: not work.wanted())
+        started = time.perf_counter()
+        error: ForebayError | None = None
+        executed: Executed | None = None
+        try:
+            executed = runner.run(batch, self._sink(work) if self._has_hooks else None)
+        except BadOutcome as wrong:
+            error = wrong
+        except BaseException as raised:  # noqa: BLE001 - the boundary to user code; SystemExit must not end the thread
+            error = ServingCrashed(f"the serving {self._name!r} crashed: {type(raised).__name__}: {raised}")
+            error.__cause__ = raised
+        seconds = time.perf_counter() - started
+        probe.set(None)  # or the rows would stay in memory until the next batch
+        with self._lock:
+            metrics = self.metrics[work.key]
+            metrics.took(work.rows, work.taken, [entry.arrived for entry in work.entries], seconds)
+            if executed is not None:
+                metrics.padding_rows += executed.rows - work.rows
+                calls = self._dispatch.finish(work, executed)
+            else:
+                assert error is not None
+                metrics.crashes += 1
+                calls = self._dispatch.fail(work, error)
+        _wake(calls)
+
+    @staticmethod
+    def _sink(work: Work) -> Callable[[str, Any], None]:
+        def sink(name: str, value: Any) -> None:
+            for call, start, stop in work.shares():
+                call.waiter.put((name, slice_rows(value, start, stop)))
+
+        return sink
+
+
+def _wake(calls: Iterable[Call]) -> None:
+    """Wake whoever waits for these calls: each thread by its lock, each loop once for all of its tasks."""
+    loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] | None = None
+    for call in calls:
+        waiter = call.waiter
+        if isinstance(waiter, asyncio.Future):
+            future = cast("asyncio.Future[None]", waiter)
+            if loops is None:
+                loops = defaultdict(list)
+            loops[future.get_loop()].append(future)
+        else:
+            waiter.release()
+    if loops is not None:
+        for loop, futures in loops.items():
+            try:
+                loop.call_soon_threadsafe(_resolve, futures)
+            except RuntimeError:  # the loop is closed: its tasks are gone
+                pass
+
+
+def _resolve(futures: list[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
+
+
+def missing(name: str) -> ServingNotFound:
+    """Return the error for a name under which nothing runs."""
+    return ServingNotFound(
+        f"could not find a serving named {name!r}. Make sure it is started, with serving.start(name={name!r}), "
+        "and was not stopped"
+    )

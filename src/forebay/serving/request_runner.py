@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A serving behind an endpoint: bodies in, encoded answers out.
+
+A sample is an array, as nested lists, or a dict of arrays; in msgpack also a tensor, a map of `dtype`, `shape` and the
+bytes of its `data`. Without a client preprocessing a sample is one row, and so is its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from forebay.arrays.batch import Batch
+from forebay.arrays.kinds import find_kind
+from forebay.arrays.structure import map_leaves
+from forebay.arrays.trees import concatenate, to_host
+from forebay.batching.queue import BatchConfig
+from forebay.errors import BadOutcome, BatchMismatch, ForebayError, InvalidRequest, ServingCrashed
+from forebay.serving import client
+from forebay.serving.dispatch import Call, Dispatch
+from forebay.serving.model import load_module
+from forebay.serving.settings import options_of, partitions_of
+from forebay.types.call import Failure
+from forebay.workers.pool import failure_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from forebay.serving.dispatch import Work
+    from forebay.serving.execution import Execution
+    from forebay.serving.serving import Serving
+    from forebay.types.call import Item, Outcome
+    from forebay.workers.runner import WorkerContext
+
+
+class RequestRunner:
+    """Runs requests on one partition of a serving."""
+
+    def __init__(self, serving: Serving[Any, Any], workers: int, batch_size: int) -> None:
+        """Prepare to serve; `open` initialises the module.
+
+        Args:
+            serving: What to run.
+            workers: How many of these runners there are, each a partition.
+            batch_size: Rows of a batch at most.
+        """
+        self._serving = serving
+        self._settings = serving.settings
+        self._options = options_of(serving.settings, {})
+        self._workers = workers
+        self._batch_size = batch_size
+        self._partition = 0
+        self._execution: Execution | None = None
+
+    def open(self, ctx: WorkerContext) -> None:
+        """Initialise the module.
+
+        Raises:
+            ConfigError, ModelError: See `Serving.initialise`.
+        """
+        options = self._options
+        partitions = partitions_of(self._settings, options)
+        if len(partitions) < self._workers:
+            partitions = [partitions[0]] * self._workers
+        self._partition = ctx.index
+        pad_to = self._batch_size if options.pad_to_batch_size else None
+        self._execution = self._serving.initialise("process", partitions, pad_to)
+
+    def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]]:
+        """Run the requests in as few batches as their rows need."""
+        if self._settings.streaming is not None:
+            return self._stream(items)
+        dispatch = Dispatch(BatchConfig(max_size=self._batch_size, capacity=1 << 62, idle="wait"))
+        asked = [self._ask(dispatch, item) for item in items]
+        while (work := dispatch.take(1.0)) is not None:
+            self._execute(dispatch, work)
+        return [
+            one if isinstance(one, Failure) else self._answer(item, *one)
+            for item, one in zip(items, asked, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Let go of the module."""
+        self._execution = None
+
+    def _ask(self, dispatch: Dispatch, item: Item) -> tuple[list[Call], Any] | Failure:
+        """Prepare one request and hand in its batches."""
+        try:
+            batches, info = self._prepared(item)
+            calls = [Call(batch, None) for batch in batches]
+        except Exception as error:  # noqa: BLE001 - the boundary to user code
+            return failure_of(error)
+        for call in calls:
+            dispatch.offer(call, 0.5)
+        return calls, info
+
+    def _prepared(self, item: Item) -> tuple[list[Batch], Any]:
+        settings = self._settings
+        value = _decode(item.body, item.params["in"])
+        if settings.client_preprocessing is None:
+            given, info = Batch.stack([value]), "client_info"
+        else:
+            given, info = client.prepare(settings, value)
+        limit = self._batch_size
+        if isinstance(given, Batch):
+            batches = [client.whole(settings, given, limit)]
+        else:
+            batches = list(client.each(settings, given, limit))
+        known = self._options.batch_keys
+        if "key" in item.params:
+            key = query_key(item.params, known)
+            batches = [batch.key(key) for batch in batches]
+        for batch in batches:
+            if batch.batch_key not in known:
+                msg = f"unknown batch key: {batch.batch_key!r} (expected one of {list(known)!r}); name one as ?key="
+                raise InvalidRequest(msg)
+        return batches, info
+
+    def _execute(self, dispatch: Dispatch, work: Work) -> None:
+        assert self._execution is not None
+        try:
+            batch = work.batch()
+        except BatchMismatch:
+            for alike in work.alike():
+                self._execute(dispatch, alike)
+            return
+        try:
+            dispatch.finish(work, self._execution.run(batch, self._partition))
+        except BadOutcome as error:
+            dispatch.fail(work, error)
+        except Exception as error:  # noqa: BLE001 - the boundary to user code
+            failed = failure_of(error).error
+            dispatch.fail(work, ServingCrashed(failed.message, trace=getattr(failed, "trace", "")))
+
+    def _answer(self, item: Item, calls: list[Call], info: Any) -> Outcome:
+        try:
+            results = [call.result() for call in calls]
+            executed = concatenate([output for output, _ in results]), results[-1][1]
+            answer = client.finish(self._settings, executed, info)
+            if self._settings.client_preprocessing is None and self._settings.client_postprocessing is None:
+                answer = map_leaves(lambda leaf: leaf[0], to_host(answer))
+            return _encode(answer, item.params["out"])
+        except Exception as error:  # noqa: BLE001 - the boundary to user code
+            return failure_of(error)
+
+    def _stream(self, items: Sequence[Item]) -> Iterator[Sequence[Any]]:
+        """Yield the events of one request; streams do not share batches, for each is consumed at its own pace."""
+        (item,) = items
+        assert self._execution is not None
+        batches, info = self._prepared(item)
+        pieces = (piece for batch in batches for piece in client.cut(batch, self._batch_size))
+        events = self._serving.events(pieces, self._execution, self._partition)
+        for event in client.finish_stream(self._settings, events, info):
+            yield [_encode(event, "json")]
+
+
+def from_file(path: str, name: str, workers: int, batch_size: int) -> RequestRunner:
+    """Build the runner of a serving in a file."""
+    return RequestRunner(getattr(load_module(Path(path)), name), workers, batch_size)
+
+
+def _decode(body: Any, format: str) -> Any:
+    """Read a body.
+
+    Raises:
+        InvalidRequest: It is malformed, or its arrays are.
+    """
+    try:
+        value = msgspec.json.decode(body) if format == "json" else msgspec.msgpack.decode(body)
+        return _arrays(value)
+    except ForebayError:
+        raise
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError, TypeError) as error:
+        msg = f"the body is no array and no object of arrays: {error}"
+        raise InvalidRequest(msg) from error
+
+
+def _arrays(value: Any) -> Any:
+    import numpy as np
+
+    if isinstance(value, dict):
+        fields = cast("dict[str, Any]", value)
+        if fields.keys() == {"dtype", "shape", "data"} and isinstance(fields["data"], bytes):
+            dtype = np.dtype(fields["dtype"])
+            if dtype.hasobject:
+                msg = f"a tensor of {dtype} is not taken; numbers are"
+                raise InvalidRequest(msg)
+            return np.frombuffer(fields["data"], dtype).reshape(fields["shape"])
+        return {name: _arrays(field) for name, field in fields.items()}
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        array: np.ndarray[Any, Any] = np.asarray(items)
+        return items if array.dtype.hasobject else array  # lists of objects are for a preprocessing to read
+    return value
+
+
+def _encode(answer: Any, format: str) -> bytes:
+    if format == "json":
+        return msgspec.json.encode(answer, enc_hook=_listed)
+    return msgspec.msgpack.encode(answer, enc_hook=_tensor)
+
+
+def _listed(value: Any) -> Any:
+    return _on_host(value).tolist()
+
+
+def _tensor(value: Any) -> Any:
+    array = _on_host(value)
+    if array.ndim == 0:
+        return array.item()
+    return {"dtype": array.dtype.str, "shape": list(array.shape), "data": array.tobytes()}
+
+
+def _on_host(value: Any) -> Any:
+    kind = find_kind(value)
+    if kind is None:
+        msg = f"the answer holds a {type(value).__name__}, which cannot be encoded; return arrays, numbers and texts"
+        raise BadOutcome(msg)
+    return kind.host(value)
+
+
+def query_key(params: Mapping[str, Any], batch_keys: Sequence[Any]) -> Any:
+    """Return the batch key that a request names in its query, in the type it was declared with.
+
+    Raises:
+        InvalidRequest: There is no such key.
+    """
+    named = params["key"]
+    for key in batch_keys:
+        if str(key) == named:
+            return key
+    msg = f"unknown batch key: {named[:100]!r} (expected one of {list(batch_keys)!r})"
+    raise InvalidRequest(msg)

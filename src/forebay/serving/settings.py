@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a serving consists of, and the options under which it is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict, cast
+
+import msgspec
+
+from forebay.errors import ConfigError, nearest
+
+
+class StartOptions(TypedDict, total=False):
+    """The options of `Serving.start` and `Serving.process_options`; see `ProcessOptions`."""
+
+    batch_keys: Sequence[Hashable]
+    batch_size: int
+    batch_timeout_ms: float
+    partitions: bool | int | Sequence[Any]
+    distribution_weight: int
+    shutdown_ms: float
+    max_queue_rows: int
+    pad_to_batch_size: bool
+    worker_kind: Literal["thread", "process"]
+
+
+class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a started serving runs.
+
+    Attributes:
+        batch_keys: The batch keys that are taken.
+        batch_size: Rows of a batch at most.
+        batch_timeout_ms: Time from the first row of a batch until it leaves although it is not full.
+        partitions: How many batches may run at a time: False is one, True asks the compiler (one for each device), a
+            number is that many, a list is one for each of these devices.
+        distribution_weight: Share of the calls that this process gets where several run under one name.
+        shutdown_ms: Time that running batches have to end when it is stopped.
+        max_queue_rows: Rows that may wait; a call beyond that is refused at once. None is 64 times the batch size.
+        pad_to_batch_size: Whether every batch is padded with zeros to the batch size; callers never see the padding.
+        worker_kind: Where partitions live: threads of this program, or operating system processes of their own.
+    """
+
+    batch_keys: tuple[Hashable, ...] = ("default",)
+    batch_size: int = 1
+    batch_timeout_ms: float = 100
+    partitions: bool | int | tuple[Any, ...] = False
+    distribution_weight: int = 1
+    shutdown_ms: float = 30_000
+    max_queue_rows: int | None = None
+    pad_to_batch_size: bool = False
+    worker_kind: str = "thread"
+
+    @property
+    def capacity(self) -> int:
+        """Rows that may wait."""
+        return 64 * self.batch_size if self.max_queue_rows is None else self.max_queue_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The parts of a `Serving`; see its methods of the same names.
+
+    Attributes:
+        streaming: Names of the hooks that are streamed; empty to stream batches only, None not to stream.
+    """
+
+    module: Any
+    arg: Any = None
+    compile_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    process_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    batch_size: int | None = None
+    client_preprocessing: Callable[[Any], Any] | None = None
+    client_postprocessing: Callable[[Any, Any], Any] | None = None
+    distributed_postprocessing: Callable[[Any], Any] | None = None
+    streaming: tuple[str, ...] | None = None
+
+    def pad_to(self, batch_size: int | None) -> int | None:
+        """Return how many rows batches are padded to, if they are."""
+        return batch_size if self.process_options.get("pad_to_batch_size") else None
+
+
+def check_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options as `ProcessOptions` takes them.
+
+    Raises:
+        ConfigError: One is unknown or has a value that is not possible.
+    """
+    checked: dict[str, Any] = {}
+    for name, value in given.items():
+        check = _CHECKS.get(name)
+        if check is None:
+            hint = nearest(name, _CHECKS)
+            msg = f"{name!r} is no option of a started serving; " + (
+                f"did you mean {hint!r}?" if hint else f"there are {', '.join(_CHECKS)}"
+            )
+            raise ConfigError(msg)
+        checked[name] = check(name, value)
+    return checked
+
+
+def options_of(settings: Settings, given: Mapping[str, Any]) -> ProcessOptions:
+    """Return the options under which a serving is started; `given` stands above what the serving says itself.
+
+    Raises:
+        ConfigError: See `check_options`; or two batch sizes were given.
+    """
+    options = {**settings.process_options, **check_options(given)}
+    own = settings.batch_size
+    if own is not None and options.setdefault("batch_size", own) != own:
+        msg = (
+            f"the batch size set via batch_size ({own}) does not match the batch size given to the serving process "
+            f"({options['batch_size']})"
+        )
+        raise ConfigError(msg)
+    return ProcessOptions(**options)
+
+
+def partitions_of(settings: Settings, options: ProcessOptions) -> list[dict[str, Any]]:
+    """Return the compile options of each partition.
+
+    Raises:
+        ConfigError: `partitions=True` and the compiler does not know how many there are.
+    """
+    compile_options = dict(settings.compile_options)
+    wanted = options.partitions
+    if wanted is True:
+        made = _ask_compiler(compile_options)
+    elif isinstance(wanted, tuple):
+        made = [{**compile_options, "device": device} for device in wanted]
+    else:
+        made = [compile_options] * max(int(wanted), 1)
+    return [{**one, "batch_keys": list(options.batch_keys)} for one in made]
+
+
+def _ask_compiler(compile_options: dict[str, Any]) -> list[dict[str, Any]]:
+    from forebay.arrays.compilers import find_compiler
+
+    compiler = find_compiler(compile_options.get("compiler", "python"))
+    if not callable(getattr(compiler, "partitions", None)):
+        msg = (
+            f"partitions=True asks the compiler how many there are, and {type(compiler).__name__} has no method "
+            "partitions(options); give a number or a list of devices"
+        )
+        raise ConfigError(msg)
+    options = {name: value for name, value in compile_options.items() if name != "compiler"}
+    return [{**compile_options, **one} for one in compiler.partitions(options)]
+
+
+def _whole(name: str, value: Any) -> int:
+    if type(value) is not int or value < 1:
+        msg = f"{name} is {value!r}; a whole number of at least 1 is needed"
+        raise ConfigError(msg)
+    return value
+
+
+def _milliseconds(name: str, value: Any) -> float:
+    if type(value) not in {int, float} or not 0 <= value < float("inf"):
+        msg = f"{name} is {value!r}; milliseconds of at least 0 are needed"
+        raise ConfigError(msg)
+    return value
+
+
+def _flag(name: str, value: Any) -> bool:
+    if type(value) is not bool:
+        msg = f"{name} is {value!r}; True or False is needed"
+        raise ConfigError(msg)
+    return value
+
+
+def _keys(name: str, value: Any) -> tuple[Hashable, ...]:
+    if not isinstance(value, list | tuple) or not value:
+        msg = f"{name} is {value!r}; a list with at least one batch key is needed"
+        raise ConfigError(msg)
+    keys = tuple(cast("Sequence[Hashable]", value))
+    for key in keys:
+        try:
+            hash(key)
+        except TypeError:
+            msg = f"{name} has {key!r}, which is not hashable; names or numbers are"
+            raise ConfigError(msg) from None
+    if len(set(keys)) < len(keys):
+        msg = f"{name} is {value!r}; a batch key stands there twice"
+        raise ConfigError(msg)
+    return keys
+
+
+def _partitions(name: str, value: Any) -> bool | int | tuple[Any, ...]:
+    if type(value) is bool or (type(value) is int and value >= 1):
+        return value
+    if type(value) in {list, tuple} and value:
+        return tuple(cast("Sequence[Any]", value))
+    msg = f"{name} is {value!r}; True (one for each device), a number of at least 1 or a list of devices is needed"
+    raise ConfigError(msg)
+
+
+def _worker_kind(name: str, value: Any) -> str:
+    if value not in {"thread", "process"}:
+        hint = nearest(str(value), ["thread", "process"])
+        msg = f"{name} is {value!r}; 'thread' and 'process' are possible" + (
+            f", did you mean {hint!r}?" if hint else ""
+        )
+        raise ConfigError(msg)
+    return value
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "batch_keys": _keys,
+    "batch_size": _whole,
+    "batch_timeout_ms": _milliseconds,
+    "partitions": _partitions,
+    "distribution_weight": _whole,
+    "shutdown_ms": _milliseconds,
+    "max_queue_rows": _whole,
+    "pad_to_batch_size": _flag,
+    "worker_kind": _worker_kind,
+}

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of servings share."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from forebay import Batch, Serving
+
+PATIENCE_S = 20.0
+
+
+class Gate:
+    """A serving's function that runs when the test says so; upstream's ExecuteSync."""
+
+    def __init__(self):
+        self.entered = threading.Semaphore(0)
+        self.go = threading.Semaphore(0)
+        self.batches = []
+
+    def init(self, kind, arg, partitions):
+        return None
+
+    def handle_batch(self, batch, partition, state):
+        def run():
+            rows = batch.realize()
+            self.batches.append((partition, batch.batch_key, np.asarray(rows).tolist()))
+            self.entered.release()
+            assert self.go.acquire(timeout=PATIENCE_S)
+            if np.any(np.asarray(rows) == 13):
+                raise ValueError("thirteen")
+            return rows * 2, "metadata"
+
+        return run, state
+
+    def enter(self, count=1):
+        """Wait until so many batches have begun."""
+        for _ in range(count):
+            assert self.entered.acquire(timeout=PATIENCE_S)
+
+    def open(self, count=1):
+        """Let so many batches end."""
+        for _ in range(count):
+            self.go.release()
+
+    @property
+    def rows(self):
+        return [rows for _, _, rows in self.batches]
+
+
+@pytest.fixture
+def gate():
+    gate = Gate()
+    yield gate
+    gate.open(1000)
+
+
+@pytest.fixture
+def gated(gate):
+    return Serving.new(gate)
+
+
+@pytest.fixture
+def pool():
+    """Threads that call."""
+    with ThreadPoolExecutor(80) as pool:
+        yield pool
+
+
+def cat(*rows):
+    return Batch.concatenate([np.array(rows)])
+
+
+def wait_until(condition):
+    """Wait for what another thread will have done soon; for states that have no event."""
+    pause = threading.Event()
+    for _ in range(int(PATIENCE_S / 0.002)):
+        if condition():
+            return
+        pause.wait(0.002)
+    pytest.fail("it did not happen")

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servings over HTTP."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+
+FILE = """
+import numpy as np
+from forebay import Batch, Serving, hook
+
+
+def fn(options):
+    def run(batch):
+        rows = batch.realize()
+        if isinstance(rows, dict):
+            return {"sum": rows["a"] + rows["b"]}
+        if np.any(rows == 13):
+            raise ValueError("thirteen")
+        return rows * 2
+    return run
+
+
+double = Serving.new(fn).batch_size(4).process_options(batch_timeout_ms=20)
+texts = (
+    Serving.new(fn)
+    .client_preprocessing(lambda text: (Batch.stack([np.array([len(text)])]), text))
+    .client_postprocessing(lambda executed, text: {"text": text, "out": executed[0], "metadata": executed[1]})
+)
+keyed = Serving.new(
+    lambda key, options: lambda batch: batch.realize() * {"double": 2, "half": 0.5}[key]
+).process_options(batch_keys=["double", "half"])
+parts = (
+    Serving.new(fn).client_preprocessing(lambda rows: (Batch.concatenate([rows]), None)).streaming().batch_size(2)
+)
+hooked = Serving.jit(lambda x: hook("double", x * 2) + 1).streaming(hooks=["double"])
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "servings.py"
+    path.write_text(FILE)
+    return path
+
+
+def tensor(array):
+    return {"dtype": array.dtype.str, "shape": list(array.shape), "data": array.tobytes()}
+
+
+def post(url, value, **options):
+    return httpx.post(url, json=value, **options)
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_rows_in_and_rows_out(file, serve, kind):
+    # S73
+    server = serve(f"{file}:double", "--worker-kind", kind)
+    url = f"{server.url}/models/double"
+    assert post(url, [1, 2, 3]).json() == [2, 4, 6]
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda n: post(url, [n, n + 0.5]).json(), range(8)))
+    assert answers == [[2 * n, 2 * n + 1] for n in range(8)]
+    assert post(url, {"a": [1, 2], "b": [3, 4]}).json() == {"sum": [4, 6]}
+    packed = httpx.post(
+        url,
+        content=msgspec.msgpack.encode(tensor(np.array([1, 2], dtype=np.float32))),
+        headers={"content-type": "application/msgpack", "accept": "application/msgpack"},
+    )
+    answer = msgspec.msgpack.decode(packed.content)
+    assert (answer["dtype"], answer["shape"]) == ("<f4", [2])
+    assert np.frombuffer(answer["data"], "<f4").tolist() == [2.0, 4.0]
+    about = httpx.get(url).json()
+    assert about["batching"]["max_batch_size"] == 4
+    assert about["batching"]["mean_batch_size"] >= 1
+
+
+def test_what_is_wrong_is_the_requests_own_error(file, serve):
+    # S73
+    server = serve(f"{file}:double", "--worker-kind", "thread")
+    url = f"{server.url}/models/double"
+    assert httpx.post(url, content=b"[1,").status_code == 400
+    assert post(url, [[1, 2], [3]]).status_code == 400
+    assert post(url, None).status_code == 400
+    failed = post(url, [13])
+    assert failed.status_code == 500
+    assert "thirteen" not in failed.text
+    assert post(url, [1]).json() == [2]
+
+
+def test_pre_and_postprocessing_make_the_body(file, serve):
+    # S73
+    server = serve(f"{file}:texts", "--worker-kind", "thread")
+    assert post(server.url, "four").json() == {"text": "four", "out": [[8]], "metadata": "server_info"}
+    assert post(server.url, 4).status_code == 500
+
+
+def test_batch_keys_stand_in_the_query(file, serve):
+    # S73
+    server = serve(f"{file}:keyed", "--worker-kind", "thread")
+    url = f"{server.url}/models/keyed"
+    for _ in range(2):  # the second one has a head that is known
+        assert post(f"{url}?key=double", [2]).json() == [4]
+        assert post(f"{url}?key=half", [2]).json() == [1.0]
+    wrong = post(f"{url}?key=duble", [2])
+    assert wrong.status_code == 400
+    assert "unknown batch key: 'duble' (expected one of ['double', 'half'])" in wrong.json()["error"]["message"]
+    assert post(url, [2]).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "name,body,events",
+    [
+        ("parts", [1, 2, 3], [["batch", [2, 4], "server_info"], ["batch", [6], "server_info"]]),
+        ("hooked", [1], [["double", [[2]]], ["batch", [[3]], "server_info"]]),
+    ],
+)
+def test_streams_are_events(file, serve, name, body, events):
+    # S73
+    server = serve(f"{file}:{name}", "--worker-kind", "thread")
+    answer = post(f"{server.url}/models/{name}", body)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n\n") if line] == events
+
+
+def test_options_that_a_serving_does_not_know(file):
+    # S73
+    for options, message in (
+        (["--threads", "2"], "give it more --workers"),
+        (["--isolate-errors"], "no --isolate-errors"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "forebay", "check", f"{file}:double", *options],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert message in done.stderr
+
+
+def test_a_misspelt_serving_is_answered_with_the_nearest(file):
+    # S73
+    done = subprocess.run(
+        [sys.executable, "-m", "forebay", "check", f"{file}:duoble"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "has no forebay.Serving named duoble; did you mean double?" in done.stderr
+
+
+def test_check_says_what_would_be_served(file):
+    # S73
+    done = subprocess.run(
+        [sys.executable, "-m", "forebay", "check", f"{file}:double"], capture_output=True, text=True, check=True
+    )
+    assert "POST /models/double" in done.stdout
+    assert "batches of up to 4 (waits 20 ms)" in done.stdout

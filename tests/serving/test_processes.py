@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Partitions in operating system processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from tests.serving import zoo
+from tests.serving.conftest import PATIENCE_S, cat
+
+from forebay import Batch, ConfigError, Serving, ServingCrashed
+from forebay.errors import BadOutcome, ModelError, RunnerFailed
+from forebay.serving.packing import pack, unpack
+
+
+def test_partitions_are_processes_of_their_own():
+    # S55
+    with zoo.pids.start(worker_kind="process", partitions=2, batch_size=4, batch_timeout_ms=1) as process:
+        out = process.batched_run(cat(1, 2, 3))
+        assert out["rows"].tolist() == [2, 4, 6]
+        assert os.getpid() not in out["pid"]
+        large = process.batched_run(Batch.concatenate([np.arange(200_000.0).reshape(4, -1)]))  # by shared memory
+        assert (large["rows"] == np.arange(200_000.0).reshape(4, -1) * 2).all()
+        with pytest.raises(ServingCrashed) as caught:
+            process.batched_run(cat(13))
+        assert "ValueError: thirteen" in str(caught.value.__cause__)
+        assert isinstance(caught.value.__cause__, RunnerFailed)
+        assert 'raise ValueError("thirteen")' in caught.value.__cause__.trace
+
+
+def test_a_killed_process_is_replaced_and_initialised_again(tmp_path, monkeypatch):
+    # S43
+    inits = tmp_path / "inits"
+    monkeypatch.setenv("FOREBAY_TEST_INITS", str(inits))
+    with zoo.counting.start(worker_kind="process", batch_size=2, batch_timeout_ms=1) as process:
+        assert inits.read_text() == "process seven 1\n"
+        failed, answered = [], []
+
+        def caller(number):
+            for turn in range(10):
+                value = 666 if (number, turn) == (0, 5) else number
+                try:
+                    assert process.batched_run(cat(value), timeout_s=PATIENCE_S).tolist() == [value + 1]
+                    answered.append(number)
+                except ServingCrashed as error:
+                    failed.append(str(error.__cause__))
+
+        callers = [threading.Thread(target=caller, args=(number,)) for number in range(4)]
+        for one in callers:
+            one.start()
+        for one in callers:
+            one.join()
+        # One batch of one or two rows was lost.
+        assert failed in (["the process of partition 0 ended by signal 9"] * n for n in (1, 2))
+        assert len(answered) + len(failed) == 40
+        assert inits.read_text() == "process seven 1\n" * 2
+
+
+def test_hooks_come_out_of_processes():
+    # S55, S58
+    with zoo.hooked.start(worker_kind="process", batch_timeout_ms=1) as process:
+        for _ in range(3):
+            events = [(kind, out.tolist()) for kind, out, *_ in process.batched_run(cat(1, 2))]
+            assert events == [("double", [2, 4]), ("plus_ten", [12, 14]), ("batch", [12, 14])]
+
+
+def test_a_serving_that_cannot_be_imported_says_how():
+    # S55
+    with pytest.raises(ConfigError, match="not at the top of a module; write"):
+        Serving.jit(lambda x: x).start(worker_kind="process")
+    with pytest.raises(ConfigError, match=r"batch_keys is .* texts and numbers"):
+        zoo.pids.start(worker_kind="process", batch_keys=[("a", 1)])
+
+
+def test_a_module_that_does_not_start_says_why(tmp_path):
+    # S20, S55
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from forebay import Serving\n"
+        "class Broken:\n"
+        "    def init(self, kind, arg, partitions): raise ValueError('no weights')\n"
+        "    def handle_batch(self, batch, partition, state): ...\n"
+        "serving = Serving.new(Broken)\n"
+        "if __name__ == '__main__':\n"
+        "    serving.start(worker_kind='process')\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=50)
+    assert "ModelError: Broken could not be initialised: ValueError: no weights" in done.stderr
+
+
+def test_a_script_that_starts_when_it_is_imported_is_told_so(tmp_path):
+    # S55
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from forebay import Serving\n"
+        "serving = Serving.new(lambda options: len)\n"
+        "serving.start(worker_kind='process')\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=50)
+    assert 'put the start under `if __name__ == "__main__":`' in done.stderr
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        {"a": np.zeros((0, 4)), "b": [np.array(["x", "yz"]), (np.bool_(1), None)]},
+        {1: np.datetime64("2020-01-01"), 2: np.arange(4)[::2]},
+    ],
+)
+def test_trees_travel_as_bytes(tree):
+    # S55
+    packed = pack(tree, {"metadata": [1, "a"]})
+    found, about = unpack(bytes(packed))
+    assert about == {"metadata": [1, "a"]}
+    assert Serving.jit(lambda x: x) is not None
+    assert pack(found) == pack(tree)
+
+
+def test_torch_and_jax_arrays_stay_what_they_are():
+    # S14, S55
+    import jax
+
+    found, _ = unpack(pack(jax.numpy.arange(3)))
+    assert isinstance(found, jax.Array)
+    torch = pytest.importorskip("torch", reason="torch is an extra")
+    found, _ = unpack(pack(torch.arange(3)))
+    assert isinstance(found, torch.Tensor)
+    assert found.tolist() == [0, 1, 2]
+
+
+def test_what_cannot_travel_is_named():
+    with pytest.raises(BadOutcome, match=r"\$\.a is an array of object"):
+        pack({"a": np.array([{}])})
+    with pytest.raises(BadOutcome, match="the metadata cannot travel"):
+        pack(np.zeros(1), object())
+
+
+def test_four_devices_are_four_partitions():
+    # S53, S54
+    code = (
+        "import numpy as np, jax, threading\n"
+        "from forebay import Batch, Serving\n"
+        "from forebay.arrays.trees import to_host\n"
+        "barrier = threading.Barrier(4)\n"
+        "def meet(x): barrier.wait(30)\n"
+        "def fn(options):\n"
+        "    compiled = jax.jit(lambda x: x * 2)\n"
+        "    def run(batch):\n"
+        "        barrier.wait(30)\n"
+        "        return compiled(jax.device_put(batch.realize(), options['device']))\n"
+        "    return run\n"
+        "serving = Serving.new(fn, compiler='jax')\n"
+        "with serving.start(partitions=True, batch_timeout_ms=1) as process:\n"
+        "    assert process.statistics().partitions == 4\n"
+        "    found = []\n"
+        "    call = lambda n: found.append((n, process.batched_run(Batch.concatenate([np.array([n])]))))\n"
+        "    callers = [threading.Thread(target=call, args=(n,)) for n in range(4)]\n"
+        "    [one.start() for one in callers]; [one.join() for one in callers]\n"
+        "    assert {next(iter(out.devices())).id for _, out in found} == {0, 1, 2, 3}\n"
+        "    assert all(to_host(out).tolist() == [2 * n] for n, out in found)\n"
+    )
+    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env, timeout=55)
+
+
+def test_a_process_that_never_gets_ready_fails_the_start(monkeypatch):
+    # S43
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ModelError, match="the process of partition 0 ended with status 1"):
+        zoo.pids.start(worker_kind="process")

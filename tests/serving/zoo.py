@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servings that worker processes and servers of the tests can import."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+
+from forebay import Batch, Serving, hook
+
+
+def whoami(options):
+    def run(batch):
+        rows = batch.realize()
+        if rows.max() == 666:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rows.max() == 13:
+            raise ValueError("thirteen")
+        return {"rows": rows * 2, "pid": np.full(len(rows), os.getpid())}
+
+    return run
+
+
+class Counting:
+    """Writes a line to a file whenever it is initialised."""
+
+    def init(self, kind, arg, partitions):
+        if "FOREBAY_TEST_INITS" in os.environ:
+            with Path(os.environ["FOREBAY_TEST_INITS"]).open("a") as file:
+                file.write(f"{kind} {arg} {len(partitions)}\n")
+        return 0
+
+    def handle_batch(self, batch, partition, state):
+        rows = batch.realize()
+        if rows.max() == 666:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return (lambda: (rows + 1, {"partition": partition, "handled": state})), state + 1
+
+
+def round_about(x):
+    doubled = hook("double", x * 2)
+    return hook("plus_ten", doubled + 10)
+
+
+pids = Serving.new(whoami)
+counting = Serving.new(Counting, arg="seven")
+hooked = Serving.jit(round_about).streaming(hooks=["double", "plus_ten"]).batch_size(4)
+by_key = Serving.new(lambda key, options: lambda batch: batch.realize() * (2 if key == "double" else 0.5))
+texts = (
+    Serving.new(whoami)
+    .client_preprocessing(lambda text: (Batch.stack([np.array(len(text))]), text))
+    .client_postprocessing(lambda out, text: f"{text} has {out[0]['rows'][0] // 2}")
+    .batch_size(8)
+)
