@@ -30,11 +30,11 @@ if TYPE_CHECKING:
         Unavailable,
         ValidationError,
     )
-    from forebay.serving.model import Model
-    from forebay.serving.module import ServingModule
-    from forebay.serving.padding import Pad, Padded
-    from forebay.serving.registry import batched_run, batched_run_async
-    from forebay.serving.serving import Serving
+    from forebay.serving.models.model import Model
+    from forebay.serving.models.padding import Pad, Padded
+    from forebay.serving.servings.module import ServingModule
+    from forebay.serving.servings.registry import batched_run, batched_run_async
+    from forebay.serving.servings.serving import Serving
     from forebay.types.call import Failure
     from forebay.workers.cancel import is_cancelled
 
@@ -50,21 +50,21 @@ _HOMES = {
     "ForebayError": "forebay.errors",
     "InvalidRequest": "forebay.errors",
     "Lazy": "forebay.arrays.lazy",
-    "Model": "forebay.serving.model",
+    "Model": "forebay.serving.models.model",
     "NotFound": "forebay.errors",
-    "Pad": "forebay.serving.padding",
-    "Padded": "forebay.serving.padding",
+    "Pad": "forebay.serving.models.padding",
+    "Padded": "forebay.serving.models.padding",
     "QueueFull": "forebay.errors",
     "RequestError": "forebay.errors",
-    "Serving": "forebay.serving.serving",
+    "Serving": "forebay.serving.servings.serving",
     "ServingCrashed": "forebay.errors",
-    "ServingModule": "forebay.serving.module",
+    "ServingModule": "forebay.serving.servings.module",
     "ServingNotFound": "forebay.errors",
     "ServingStopped": "forebay.errors",
     "Unavailable": "forebay.errors",
     "ValidationError": "forebay.errors",
-    "batched_run": "forebay.serving.registry",
-    "batched_run_async": "forebay.serving.registry",
+    "batched_run": "forebay.serving.servings.registry",
+    "batched_run_async": "forebay.serving.servings.registry",
     "hook": "forebay.arrays.hooks",
     "is_cancelled": "forebay.workers.cancel",
     "jit": "forebay.arrays.compilers",

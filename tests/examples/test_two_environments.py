@@ -9,7 +9,9 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "two-environments"
 
 
 def test_both_versions_answer_and_nothing_is_lost():
-    ended = subprocess.run([sys.executable, str(EXAMPLE / "demo.py")], capture_output=True, text=True, timeout=55)
+    ended = subprocess.run(
+        [sys.executable, str(EXAMPLE / "demo.py")], check=False, capture_output=True, text=True, timeout=55
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "numpy 1.26.4" in ended.stdout
     assert "numpy 2.2.6" in ended.stdout

@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from forebay.arrays.batch import Batch
 from forebay.batching.queue import BatchConfig
 from forebay.errors import QueueFull, ServingCrashed, ServingStopped
-from forebay.serving.dispatch import Call, Dispatch
-from forebay.serving.execution import Executed
+from forebay.serving.servings.dispatch import Call, Dispatch
+from forebay.serving.servings.execution import Executed
 
 NEVER = float("inf")
 WAIT_S = 3.0

@@ -15,7 +15,7 @@ from tests.serving.conftest import PATIENCE_S, cat
 
 from forebay import Batch, ConfigError, Serving, ServingCrashed
 from forebay.errors import BadOutcome, ModelError, RunnerFailed
-from forebay.serving.packing import pack, unpack
+from forebay.serving.servings.packing import pack, unpack
 
 
 def test_partitions_are_processes_of_their_own():

@@ -12,7 +12,7 @@ import pytest
 from tests.serving.conftest import PATIENCE_S, cat, wait_until
 
 from forebay import Batch, ConfigError, DeadlineExceeded, InvalidRequest, Serving, ServingCrashed, hook
-from forebay.serving import stream as streams
+from forebay.serving.servings import stream as streams
 
 LONG_MS = 100_000
 

@@ -53,8 +53,8 @@ def add_parser(commands: Any) -> None:
 def run(parsed: argparse.Namespace) -> int:
     """Serve until told to leave."""
     from forebay.errors import ConfigError
-    from forebay.serving.model import models_in
-    from forebay.serving.model_runner import ModelRunner
+    from forebay.serving.models.model import models_in
+    from forebay.serving.models.model_runner import ModelRunner
     from forebay.surfaces.native import import_file, split_target
     from forebay.surfaces.native.describe import describe
     from forebay.workers.address import parse_address

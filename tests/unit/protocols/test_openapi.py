@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.protocols.openapi import PUBLIC_PATHS, Described, document
-from forebay.serving.schema import WireType
+from forebay.serving.models.schema import WireType
 
 JSON, MSGPACK, XMSGPACK = "application/json", "application/msgpack", "application/x-msgpack"
 ERRORS = {"400", "404", "406", "413", "415", "422", "429", "500", "503", "504"}

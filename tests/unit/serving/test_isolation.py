@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from forebay import Failure, Pad, Padded, QueueFull, ValidationError, is_cancelled
 from forebay.errors import BadOutcome, Cancelled, Code, InvalidRequest, RunnerFailed
-from forebay.serving import isolation
-from forebay.serving.model import Model
-from forebay.serving.model_runner import ModelRunner
+from forebay.serving.models import isolation
+from forebay.serving.models.model import Model
+from forebay.serving.models.model_runner import ModelRunner
 from forebay.types.call import Request
 from forebay.workers.cancel import probe
 from forebay.workers.runner import WorkerContext

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from forebay.errors import ConfigError
-from forebay.serving.model import Model, kebab, load_module, models_in, settings_of
+from forebay.serving.models.model import Model, kebab, load_module, models_in, settings_of
 
 
 def model(predict=lambda self, batch: batch, **attributes):

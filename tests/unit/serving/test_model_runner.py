@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from forebay.errors import BadOutcome, Code, InvalidRequest, NotFound, RunnerFailed, ValidationError
-from forebay.serving.model import Model
-from forebay.serving.model_runner import ModelRunner
+from forebay.serving.models.model import Model
+from forebay.serving.models.model_runner import ModelRunner
 from forebay.types.call import Failure, Request
 from forebay.workers.runner import WorkerContext
 

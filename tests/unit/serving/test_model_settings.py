@@ -11,7 +11,7 @@ import pytest
 from forebay import Pad
 from forebay.errors import ConfigError
 from forebay.server.config import Overrides
-from forebay.serving.model import Model, settings_of
+from forebay.serving.models.model import Model, settings_of
 from forebay.surfaces.native import serve_model
 from forebay.workers.processes import ProcessPool
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from forebay import Failure, NotFound, Pad, Padded
 from forebay.errors import BadOutcome, ConfigError, ValidationError
-from forebay.serving.model import Model
-from forebay.serving.model_runner import ModelRunner
+from forebay.serving.models.model import Model
+from forebay.serving.models.model_runner import ModelRunner
 from forebay.workers.runner import WorkerContext
 
 TOKENS = Pad({"ids": ("length",), "types": ("length",)}, buckets={"length": [64, 16, 32]}, outputs=("length",))

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
-from forebay.serving.schema import WireType, explain, io_types, plain
+from forebay.serving.models.schema import WireType, explain, io_types, plain
 
 FORMATS = ["json", "msgpack"]
 PACK = {"json": msgspec.json.encode, "msgpack": msgspec.msgpack.encode}
@@ -441,7 +441,7 @@ def test_identity_hooks_of_the_base_class_say_nothing():
     def preprocess(self, sample: Any) -> Any:
         return sample
 
-    preprocess.__module__ = "forebay.serving.model"
+    preprocess.__module__ = "forebay.serving.models.model"
     assert annotations(type("M", (taking(list[Point]),), {"preprocess": preprocess})) == (Point, Any)
 
 

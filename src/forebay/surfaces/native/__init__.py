@@ -16,10 +16,10 @@ from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described
 from forebay.server.app import App, Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
-from forebay.serving.keys import SampleKeys
-from forebay.serving.model import load_module, models_in, settings_of
-from forebay.serving.model_runner import ModelRunner
-from forebay.serving.schema import io_types
+from forebay.serving.models.keys import SampleKeys
+from forebay.serving.models.model import load_module, models_in, settings_of
+from forebay.serving.models.model_runner import ModelRunner
+from forebay.serving.models.schema import io_types
 from forebay.surfaces.contract import Project
 from forebay.surfaces.native.attached import Lobby
 from forebay.surfaces.native.config import Entry, Plan, find_config, read_config
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from forebay.server.config import Overrides
-    from forebay.serving.model import Model, ModelSettings
-    from forebay.serving.schema import WireType
+    from forebay.serving.models.model import Model, ModelSettings
+    from forebay.serving.models.schema import WireType
     from forebay.surfaces.contract import Options
     from forebay.workers.pool import Pool
 
@@ -228,7 +228,7 @@ def _process_pool(file: Path, name: str, settings: ModelSettings, overrides: Ove
 
 def _spec(file: Path, name: str, *, isolates: bool) -> RunnerSpec:
     kwargs = {"path": str(file.absolute()), "name": name, "isolate_errors": isolates}
-    return RunnerSpec(factory="forebay.serving.model_runner:from_file", kwargs=kwargs)
+    return RunnerSpec(factory="forebay.serving.models.model_runner:from_file", kwargs=kwargs)
 
 
 def _isolates(where: str, settings: ModelSettings, overrides: Overrides) -> bool:

@@ -17,14 +17,14 @@ from forebay.errors import ConfigError, ForebayError, revive
 from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described
 from forebay.protocols.openapi import document as openapi_document
-from forebay.serving.model import ModelSettings, models_in, settings_of
-from forebay.serving.schema import io_types
+from forebay.serving.models.model import ModelSettings, models_in, settings_of
+from forebay.serving.models.schema import io_types
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forebay.serving.model import Model
-    from forebay.serving.schema import WireType
+    from forebay.serving.models.model import Model
+    from forebay.serving.models.schema import WireType
 
 _REF = "#/components/schemas/{name}"
 

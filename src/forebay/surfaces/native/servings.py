@@ -14,11 +14,11 @@ from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described
 from forebay.server.app import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
-from forebay.serving.model import kebab
-from forebay.serving.request_runner import RequestRunner, query_key
-from forebay.serving.schema import WireType
-from forebay.serving.serving import Serving
-from forebay.serving.settings import options_of, partitions_of
+from forebay.serving.models.model import kebab
+from forebay.serving.models.schema import WireType
+from forebay.serving.servings.request_runner import RequestRunner, query_key
+from forebay.serving.servings.serving import Serving
+from forebay.serving.servings.settings import options_of, partitions_of
 from forebay.workers.inline import InlinePool
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from forebay.server.config import Overrides
-    from forebay.serving.settings import ProcessOptions
+    from forebay.serving.servings.settings import ProcessOptions
     from forebay.types.call import Request
     from forebay.workers.pool import Pool
 
@@ -128,7 +128,7 @@ def _pool(serving: Serving[Any, Any], path: Path, name: str, options: ProcessOpt
         workers = max(workers, len(partitions_of(serving.settings, options)))
     batch_size = overrides.max_batch_size or options.batch_size
     spec = RunnerSpec(
-        factory="forebay.serving.request_runner:from_file",
+        factory="forebay.serving.servings.request_runner:from_file",
         kwargs={"path": str(path.absolute()), "name": name, "workers": workers, "batch_size": batch_size},
     )
     if overrides.worker_kind == "process":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError, ForebayError, ModelError, nearest
-from forebay.serving.model import load_module
+from forebay.serving.models.model import load_module
 from forebay.surfaces.ventu import shim
 from forebay.surfaces.ventu.inference import Failed
 from forebay.surfaces.ventu.pages import reply_to

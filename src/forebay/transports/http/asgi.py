@@ -27,8 +27,8 @@ from forebay.errors import Cancelled, ForebayError, NotFound, nearest
 from forebay.observe.exposition import Exposition, Reading
 from forebay.observe.serving_metrics import ServingCollector
 from forebay.protocols import native, openapi
-from forebay.serving import registry
 from forebay.serving.endpoint import next_id
+from forebay.serving.servings import registry
 from forebay.transports.http.exchange import MethodNotAllowed, Route, Unauthorized, error_answer, key_is_known
 from forebay.types.call import Failure
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from forebay.errors import ForebayError, InvalidRequest, ValidationError
-from forebay.serving.schema import explain
+from forebay.serving.models.schema import explain
 from forebay.workers.pool import failure_of
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 import msgspec
 
 from forebay.errors import ConfigError, nearest
-from forebay.serving.padding import Pad
+from forebay.serving.models.padding import Pad
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from forebay.arrays.trees import slice_rows
 from forebay.errors import BadOutcome, BatchMismatch, InternalError, ServingCrashed, ServingNotFound, ServingStopped
 from forebay.observe.serving_metrics import KeyMetrics
-from forebay.serving.dispatch import Dispatch
+from forebay.serving.servings.dispatch import Dispatch
 from forebay.workers.cancel import probe
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from forebay.arrays.batch import Batch
     from forebay.batching.queue import BatchConfig
     from forebay.errors import ForebayError
-    from forebay.serving.dispatch import Call, Work
-    from forebay.serving.execution import Executed, Sink
+    from forebay.serving.servings.dispatch import Call, Work
+    from forebay.serving.servings.execution import Executed, Sink
 
 
 log = logging.getLogger("forebay.workers")

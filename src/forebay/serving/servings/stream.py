@@ -18,13 +18,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import DeadlineExceeded, QueueFull
-from forebay.serving.dispatch import NEVER, Call
+from forebay.serving.servings.dispatch import NEVER, Call
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from forebay.arrays.batch import Batch
-    from forebay.serving.partitions import Partitions
+    from forebay.serving.servings.partitions import Partitions
 
     Event = tuple[Any, ...]
 

@@ -10,13 +10,13 @@ from forebay.arrays.hooks import collecting
 from forebay.arrays.trees import rows
 from forebay.errors import BadOutcome, BatchMismatch, BatchResultMismatch, InvalidRequest
 from forebay.observe.spans import span
-from forebay.serving.module import instance_of, name_of
+from forebay.serving.servings.module import instance_of, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from forebay.arrays.batch import Batch
-    from forebay.serving.module import Kind
+    from forebay.serving.servings.module import Kind
 
     Sink = Callable[[str, Any], None]
 

@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, NoReturn, TypeAlias, TypeVar, cast
 import msgspec
 
 from forebay.errors import BadOutcome, ConfigError, ValidationError, nearest
-from forebay.serving.fields import BARE, field_of, fields_of_type, kind_of, listed, with_fields
+from forebay.serving.models.fields import BARE, field_of, fields_of_type, kind_of, listed, with_fields
 from forebay.types.call import Failure
 
 S = TypeVar("S")

@@ -19,19 +19,19 @@ from forebay.arrays.structure import map_leaves
 from forebay.arrays.trees import concatenate, to_host
 from forebay.batching.queue import BatchConfig
 from forebay.errors import BadOutcome, BatchMismatch, ForebayError, InvalidRequest, ServingCrashed
-from forebay.serving import client
-from forebay.serving.dispatch import Call, Dispatch
-from forebay.serving.model import load_module
-from forebay.serving.settings import options_of, partitions_of
+from forebay.serving.models.model import load_module
+from forebay.serving.servings import client
+from forebay.serving.servings.dispatch import Call, Dispatch
+from forebay.serving.servings.settings import options_of, partitions_of
 from forebay.types.call import Failure
 from forebay.workers.pool import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from forebay.serving.dispatch import Work
-    from forebay.serving.execution import Execution
-    from forebay.serving.serving import Serving
+    from forebay.serving.servings.dispatch import Work
+    from forebay.serving.servings.execution import Execution
+    from forebay.serving.servings.serving import Serving
     from forebay.types.call import Item, Outcome
     from forebay.workers.runner import WorkerContext
 

@@ -14,7 +14,7 @@ from forebay.observe.spans import span
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from forebay.serving.settings import Settings
+    from forebay.serving.servings.settings import Settings
 
 Prepared = Batch | Iterable[Batch] | AsyncIterable[Batch]
 """What a caller hands in: one batch, or several one after another."""

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, cast
 from forebay.arrays.batch import Batch
 from forebay.arrays.trees import slice_rows
 from forebay.errors import ConfigError
-from forebay.serving.model import load_module
-from forebay.serving.packing import pack, unpack
-from forebay.serving.serving import Serving
-from forebay.serving.settings import options_of, partitions_of
+from forebay.serving.models.model import load_module
+from forebay.serving.servings.packing import pack, unpack
+from forebay.serving.servings.serving import Serving
+from forebay.serving.servings.settings import options_of, partitions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
-    from forebay.serving.execution import Executed, Execution, Sink
+    from forebay.serving.servings.execution import Executed, Execution, Sink
     from forebay.types.call import Item
     from forebay.workers.runner import WorkerContext
 

@@ -26,18 +26,18 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError, InvalidRequest, ModelError, RunnerFailed, revive
-from forebay.serving.execution import Executed
-from forebay.serving.packing import pack, unpack
-from forebay.serving.serving_runner import place_of
+from forebay.serving.servings.execution import Executed
+from forebay.serving.servings.packing import pack, unpack
+from forebay.serving.servings.serving_runner import place_of
 from forebay.workers import frames, shm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from forebay.arrays.batch import Batch
-    from forebay.serving.execution import Sink
-    from forebay.serving.serving import Serving
-    from forebay.serving.settings import ProcessOptions
+    from forebay.serving.servings.execution import Sink
+    from forebay.serving.servings.serving import Serving
+    from forebay.serving.servings.settings import ProcessOptions
 
 log = logging.getLogger("forebay.workers")
 

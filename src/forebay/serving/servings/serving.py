@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, cas
 from forebay.arrays.batch import Batch
 from forebay.arrays.trees import concatenate, slice_rows
 from forebay.errors import ConfigError, ForebayError, ModelError
-from forebay.serving import client
-from forebay.serving.execution import Execution
-from forebay.serving.module import Jitted, module_of, name_of
-from forebay.serving.settings import Settings, check_options
+from forebay.serving.servings import client
+from forebay.serving.servings.execution import Execution
+from forebay.serving.servings.module import Jitted, module_of, name_of
+from forebay.serving.servings.settings import Settings, check_options
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     )
     from typing import Unpack
 
-    from forebay.serving.execution import Executed, Sink
-    from forebay.serving.module import Kind
-    from forebay.serving.settings import StartOptions
-    from forebay.serving.started import ServingProcess
+    from forebay.serving.servings.execution import Executed, Sink
+    from forebay.serving.servings.module import Kind
+    from forebay.serving.servings.settings import StartOptions
+    from forebay.serving.servings.started import ServingProcess
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -210,7 +210,7 @@ class Serving(Generic[In, Out]):
             ConfigError: The name is taken, or an option is wrong.
             ModelError: The module could not be initialised.
         """
-        from forebay.serving.started import ServingProcess
+        from forebay.serving.servings.started import ServingProcess
 
         return ServingProcess(self, name, options)
 

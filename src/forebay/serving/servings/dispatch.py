@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from forebay.arrays.template import Template
     from forebay.batching.queue import BatchConfig
     from forebay.errors import ForebayError
-    from forebay.serving.execution import Executed
+    from forebay.serving.servings.execution import Executed
     from forebay.types.batch import Entry
     from forebay.types.call import Origin
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ForebayError, RunnerFailed
-from forebay.serving.reading import refusal
+from forebay.serving.models.reading import refusal
 from forebay.workers.pool import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from forebay.serving.schema import WireType
+    from forebay.serving.models.schema import WireType
     from forebay.types.call import Item
 
 

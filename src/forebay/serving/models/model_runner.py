@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import BadOutcome
-from forebay.serving import isolation
-from forebay.serving.model import load_module, models_in, settings_of
-from forebay.serving.padding import Padded, require_numpy
-from forebay.serving.reading import refusal
-from forebay.serving.schema import io_types
+from forebay.serving.models import isolation
+from forebay.serving.models.model import load_module, models_in, settings_of
+from forebay.serving.models.padding import Padded, require_numpy
+from forebay.serving.models.reading import refusal
+from forebay.serving.models.schema import io_types
 from forebay.types.call import Failure
 from forebay.workers.pool import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
-    from forebay.serving.model import Model
+    from forebay.serving.models.model import Model
     from forebay.types.call import Item, Outcome
     from forebay.workers.runner import WorkerContext
 

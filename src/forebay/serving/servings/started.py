@@ -17,20 +17,20 @@ from forebay.arrays.trees import concatenate
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError, DeadlineExceeded, InvalidRequest
 from forebay.observe.serving_metrics import KeyMetrics, ServingReading
-from forebay.serving import client, registry
-from forebay.serving.dispatch import NEVER, Call
-from forebay.serving.partitions import Partitions
-from forebay.serving.settings import options_of, partitions_of
-from forebay.serving.stream import AHEAD, stream, stream_async
+from forebay.serving.servings import client, registry
+from forebay.serving.servings.dispatch import NEVER, Call
+from forebay.serving.servings.partitions import Partitions
+from forebay.serving.servings.settings import options_of, partitions_of
+from forebay.serving.servings.stream import AHEAD, stream, stream_async
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
-    from forebay.serving.execution import Executed, Execution, Sink
-    from forebay.serving.partitions import Runner
-    from forebay.serving.serving import Serving
+    from forebay.serving.servings.execution import Executed, Execution, Sink
+    from forebay.serving.servings.partitions import Runner
+    from forebay.serving.servings.serving import Serving
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -256,7 +256,7 @@ class ServingProcess(Generic[In, Out]):
         partitions = partitions_of(self._settings, options)
         pad_to = options.batch_size if options.pad_to_batch_size else None
         if options.worker_kind == "process":
-            from forebay.serving.process_partition import process_partitions
+            from forebay.serving.servings.process_partition import process_partitions
 
             return process_partitions(serving, options, len(partitions))
         execution = serving.initialise("process", partitions, pad_to)

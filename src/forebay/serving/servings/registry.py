@@ -7,10 +7,10 @@ import threading
 from typing import TYPE_CHECKING, Any, Literal
 
 from forebay.errors import ConfigError
-from forebay.serving.partitions import missing
+from forebay.serving.servings.partitions import missing
 
 if TYPE_CHECKING:
-    from forebay.serving.started import ServingProcess
+    from forebay.serving.servings.started import ServingProcess
 
     Where = Literal["any", "local", "distributed"]
 
