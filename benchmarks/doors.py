@@ -10,6 +10,7 @@ Rounds alternate; the table has medians.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import statistics
 import sys
@@ -99,7 +100,33 @@ def batched_run(seconds: float) -> float:
         return calls_per_s(lambda: process.batched_run(Batch.stack([ROW])), seconds)
 
 
-INSIDE = {"bare queue": bare_queue, "batched_run": batched_run}
+def batched_run_async(seconds: float) -> float:
+    """The same from as many tasks of one loop."""
+    serving = Serving.new(lambda _options: lambda batch: batch.realize())
+    count = 0
+
+    async def caller(process: Any) -> None:
+        nonlocal count
+        while True:
+            await process.batched_run_async(Batch.stack([ROW]))
+            count += 1
+
+    async def measure() -> float:
+        async with serving.start(batch_size=THREADS, batch_timeout_ms=0) as process:
+            tasks = [asyncio.create_task(caller(process)) for _ in range(THREADS)]
+            await asyncio.sleep(WARM_UP_S)
+            before, began = count, time.perf_counter()
+            await asyncio.sleep(seconds)
+            rate = (count - before) / (time.perf_counter() - began)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            return rate
+
+    return asyncio.run(measure())
+
+
+INSIDE = {"bare queue": bare_queue, "batched_run": batched_run, "from tasks": batched_run_async}
 
 
 def behind_http(name: str, seconds: int) -> float:

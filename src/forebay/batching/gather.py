@@ -8,8 +8,9 @@ usually returns, in slices of 0.3 a, where the time of a batch of n rows is T = 
 Waiting ends when the expected rows are there, or when a slice brought too few of them.
 
 `rho` follows the returning clients quickly downwards and slowly upwards: a plain average of what came
-back is censored by leaving early and locks itself at small batches. Only clients that the last release
-answered count as returning; counting any arrival makes open-loop traffic wait for nothing.
+back is censored by leaving early and locks itself at small batches. Where `rho` says that waiting does not pay, one
+batch in 64 waits all the same: after a storm of clients that went away nothing else would raise it again. Only clients
+that the last release answered count as returning; counting any arrival makes open-loop traffic wait for nothing.
 
 Sans-I/O: no clock, no loop. `queue.py` calls it, every step takes `now` in seconds.
 """
@@ -35,6 +36,9 @@ MIN_FIXED_S = 0.0002
 
 MIN_SPREAD = 0.05
 """Squared relative spread of the sizes from which on a slope is learned: about 22 % around their mean."""
+
+PROBE = 64
+"""Of so many batches that were not waited for, one is: else nothing would show that clients return again."""
 
 _releases = itertools.count(1)
 
@@ -86,6 +90,7 @@ class Gather:
         self.rho = 1.0
         self.until: float | None = None
         """End of the running slice; None while nothing is waited for."""
+        self._unwaited = 0
         self._release = 0
         self._target = 0.0
         self._answered = 0
@@ -114,7 +119,11 @@ class Gather:
                 rows += entry.size
         expected = self.rho * rows
         if expected < 0.5 or expected / SLICE < queued / 2:
-            return
+            self._unwaited += 1
+            if self._unwaited < PROBE or not rows or rows / SLICE < queued / 2:
+                return
+            expected = rows
+        self._unwaited = 0
         self._target = min(self.max_size, queued + expected) - 0.5
         self._answered = rows
         self._slice_queued = queued

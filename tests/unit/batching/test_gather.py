@@ -333,6 +333,18 @@ def test_a_closed_loop_fills_its_batches(clients, attainable):
     assert sum(batch.rows for batch in settled) / len(settled) >= 0.95 * attainable
 
 
+def test_a_closed_loop_fills_its_batches_again_after_a_storm_of_clients_that_went_away():
+    """Nobody came back for long, so it does not wait; two halves of a crowd then take turns, and nothing raises rho."""
+    simulation = Simulation()
+    simulation.queue.gather.rho = 0.0
+    for _ in range(64):
+        simulation.at(simulation.random.random() * 1e-3, MemoryOrigin())
+    batches = simulation.run(2.0, comes_back).batches
+    assert batches[10].rows < 60
+    settled = batches[len(batches) // 2 :]
+    assert sum(batch.rows for batch in settled) / len(settled) >= 0.95 * 64
+
+
 def test_a_lone_client_never_waits():
     simulation = Simulation()
     simulation.at(0.0, MemoryOrigin())
@@ -365,4 +377,4 @@ def test_new_clients_each_time_do_not_wait_for_nothing():
         now += simulation.random.expovariate(1_000)
         simulation.at(now, MemoryOrigin())
     simulation.run(now, forgets)
-    assert simulation.queue.gather.rho < 0.1
+    assert simulation.queue.gather.rho < 0.2
