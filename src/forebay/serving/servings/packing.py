@@ -7,8 +7,9 @@ multiple of 64 bytes. The header has the structure and, for each array, its dtyp
 
 from __future__ import annotations
 
+import importlib
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -108,13 +109,11 @@ def _written(header: bytes, arrays: Sequence[np.ndarray[Any, Any]]) -> bytearray
 
 def _restored(kind: str, array: np.ndarray[Any, Any]) -> Any:
     if kind == "torch":
-        import torch
-
-        return cast("Any", torch).from_numpy(array.copy())  # torch has no read-only tensors
+        torch: Any = importlib.import_module("torch")  # it need not be installed where this file is type-checked
+        return torch.from_numpy(array.copy())  # torch has no read-only tensors
     if kind == "jax":
-        import jax
-
-        return cast("Any", jax.numpy).array(array)
+        jax_numpy: Any = importlib.import_module("jax.numpy")
+        return jax_numpy.array(array)
     return array
 
 
