@@ -569,6 +569,8 @@ def mistake(capsys):
     "options, cure",
     [
         (["--attach", "/tmp/socket"], "did you mean unix:/tmp/socket?"),
+        (["--attach", "unixx:s"], "did you mean unix:s?"),
+        (["--attach", "tcp:localhost:99999"], "tcp:HOST:PORT is needed"),
         (["--attach", "tcp:0.0.0.0:9100"], "so a secret is needed: --attach-secret @FILE"),
         (["--attach", "unix:" + "x" * 200], "200 bytes, the kernel takes at most 107"),
         (["--attach", "unix:s", "--attach-secret", "short"], "at least 16 are needed; make one with"),

@@ -156,6 +156,16 @@ def test_a_misspelt_serving_is_answered_with_the_nearest(file):
     assert "has no forebay.Serving named duoble; did you mean double?" in done.stderr
 
 
+def test_a_file_of_servings_needs_the_name_of_one(file):
+    # S73
+    done = subprocess.run(
+        [sys.executable, "-m", "forebay", "check", str(file)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "defines no forebay.Model, but servings: " in done.stderr
+    assert f"{file.name}:double" in done.stderr
+
+
 def test_check_says_what_would_be_served(file):
     # S73
     done = subprocess.run(

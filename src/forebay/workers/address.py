@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, nearest
 
 MAX_PATH_BYTES = 107
 """What the kernel takes as the path of a socket."""
@@ -49,6 +49,8 @@ class TcpAddress(msgspec.Struct, frozen=True):
 
 Address: TypeAlias = UnixAddress | TcpAddress
 
+_KINDS = ("unix", "tcp")
+
 
 def parse_address(text: str) -> Address:
     """Read an address.
@@ -70,8 +72,12 @@ def parse_address(text: str) -> Address:
     if kind == "tcp" and host and port.isascii() and port.isdigit() and int(port) < 1 << 16:
         return TcpAddress(host.removeprefix("[").removesuffix("]"), int(port))
     hint = ""
-    if not colon or kind not in {"unix", "tcp"}:
-        hint = f"; did you mean unix:{text}?" if "/" in text or not colon else f"; did you mean tcp:{text}?"
+    if not colon or kind not in _KINDS:
+        meant = nearest(kind, _KINDS) if colon else None
+        if meant:
+            hint = f"; did you mean {meant}:{rest}?"
+        else:
+            hint = f"; did you mean unix:{text}?" if "/" in text or not colon else f"; did you mean tcp:{text}?"
     msg = f"{text!r} is no address: unix:PATH or tcp:HOST:PORT is needed{hint}"
     raise ConfigError(msg)
 

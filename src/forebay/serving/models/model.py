@@ -205,6 +205,15 @@ def load_module(path: Path) -> ModuleType:
     return module
 
 
+def defined_models(module: ModuleType) -> list[type[Model]]:
+    """Return the models a module defines; not those it imports."""
+    return [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, Model) and value.__module__ == module.__name__
+    ]
+
+
 def models_in(module: ModuleType, name: str | None = None) -> list[type[Model]]:
     """Return the models a module defines, or the one of that name.
 
@@ -212,11 +221,7 @@ def models_in(module: ModuleType, name: str | None = None) -> list[type[Model]]:
         ConfigError: If there is none; names the nearest.
     """
     where = module.__file__
-    found = [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, Model) and value.__module__ == module.__name__
-    ]
+    found = defined_models(module)
     if name is None:
         if not found:
             msg = f"{where} defines no forebay.Model; write `class MyModel(forebay.Model): ...` with a method `predict`"

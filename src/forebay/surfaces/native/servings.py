@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -14,7 +15,7 @@ from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described
 from forebay.server.app import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
-from forebay.serving.models.model import kebab
+from forebay.serving.models.model import defined_models, kebab
 from forebay.serving.models.schema import WireType
 from forebay.serving.servings.request_runner import RequestRunner, query_key
 from forebay.serving.servings.serving import Serving
@@ -26,7 +27,6 @@ from forebay.workers.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
-    from pathlib import Path
     from types import ModuleType
 
     from forebay.server.config import Overrides
@@ -42,14 +42,22 @@ def serving_in(module: ModuleType, name: str | None) -> Serving[Any, Any] | None
     """Return the serving of that name, if the name is one's.
 
     Raises:
-        ConfigError: If nothing has that name, and a serving has one much like it.
+        ConfigError: If nothing has that name, and a serving has one much like it; or there is no name, and there are
+            servings but no models.
     """
+    names = [other for other, value in vars(module).items() if isinstance(value, Serving)]
     if name is None:
+        if names and not defined_models(module):
+            msg = (
+                f"{module.__file__} defines no forebay.Model, but servings: {', '.join(names)}; "
+                f"say which one is served: {Path(str(module.__file__)).name}:{names[0]}"
+            )
+            raise ConfigError(msg)
         return None
     found = getattr(module, name, None)
     if isinstance(found, Serving):
         return cast("Serving[Any, Any]", found)
-    hint = nearest(name, [other for other, value in vars(module).items() if isinstance(value, Serving)])
+    hint = nearest(name, names)
     if found is None and hint is not None:
         msg = f"{module.__file__} has no forebay.Serving named {name}; did you mean {hint}?"
         raise ConfigError(msg)
