@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models and the endpoints that answer for them."""
+"""What answers: endpoints, the models behind them, and servings for callers in the same program."""
