@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from forebay.arrays.compilers import jit
     from forebay.arrays.hooks import hook, print_value
     from forebay.arrays.lazy import Lazy
+    from forebay.arrays.trees import to_host
     from forebay.errors import (
         BatchMismatch,
         BatchResultMismatch,
@@ -69,6 +70,7 @@ _HOMES = {
     "is_cancelled": "forebay.workers.cancel",
     "jit": "forebay.arrays.compilers",
     "print_value": "forebay.arrays.hooks",
+    "to_host": "forebay.arrays.trees",
 }
 
 __all__ = [
@@ -100,6 +102,7 @@ __all__ = [
     "is_cancelled",
     "jit",
     "print_value",
+    "to_host",
 ]
 
 

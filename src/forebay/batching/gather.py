@@ -120,7 +120,7 @@ class Gather:
         expected = self.rho * rows
         if expected < 0.5 or expected / SLICE < queued / 2:
             self._unwaited += 1
-            if self._unwaited < PROBE or not rows or rows / SLICE < queued / 2:
+            if self._unwaited < PROBE or not rows or rows + queued < 2 or rows / SLICE < queued / 2:
                 return
             expected = rows
         self._unwaited = 0
@@ -142,7 +142,7 @@ class Gather:
             return False
         if queued >= self._target:
             share = self._share_back(waiting)
-            if share >= self.rho - 0.5 / self._answered:
+            if share and share >= self.rho - 0.5 / self._answered:
                 self.rho += 0.1 * (1.0 - self.rho)
             else:
                 self.rho += 0.3 * (share - self.rho)
