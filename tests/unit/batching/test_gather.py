@@ -187,6 +187,13 @@ def test_rho_falls_quickly_when_strangers_met_the_target():
     assert hand.rho == 1.0 + 0.3 * (0.0 - 1.0)
 
 
+def test_rho_does_not_rise_when_nobody_came_back_however_few_were_answered():
+    hand = Hand(rho=0.25).answer(crowd(2))
+    hand.arrive(crowd(1), 10.1)
+    assert hand.takes(10.1) == 1
+    assert hand.rho == 0.25 + 0.3 * (0.0 - 0.25)
+
+
 def test_rho_falls_when_the_slice_ends_first():
     clients = crowd(10)
     hand = Hand().answer(clients, queued=3)
