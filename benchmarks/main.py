@@ -6,10 +6,14 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -20,6 +24,8 @@ from benchmarks.load import Load, run_wrk
 from benchmarks.records import CLOSED, FOREIGN_LIMIT, OPEN, Record, Records
 from benchmarks.servers import SERVERS, Server
 from benchmarks.work import JOBS
+
+T = TypeVar("T")
 
 WARM_UP_S = 1
 ATTEMPTS = 3
@@ -42,47 +48,66 @@ class Bench:
     def run(self) -> None:
         os.sched_setaffinity(0, self.load_cores)
         began, stolen = time.time(), proc.machine_times_s()[1]
-        for round_ in range(self.options.rounds):
-            self.records.curves.append(python_helper("calibrate", cores=self.server_cores))
-            for job in self.options.jobs:
-                for server in rotated(self.options.servers, round_):
-                    if server.closed_loop and (round_ == 0 or job in server.every_round):
-                        self.attempt(lambda server=server, job=job: self.closed_loop(server, job))
-            if self.options.open and OPEN_LOOP_JOB in self.options.jobs:
-                for server in rotated(self.options.servers, round_):
-                    if server.open_loop:
-                        self.attempt(lambda server=server, seed=round_: self.open_loop(server, seed))
-            steal = (proc.machine_times_s()[1] - stolen) / (time.time() - began)
-            self.write(round_ + 1, began, steal)  # after each round, so that an interrupted run leaves its results
 
-    def attempt(self, measure: Callable[[], None]) -> None:
+        def write() -> None:  # after each job, so that an interrupted run leaves its results
+            self.write(began, (proc.machine_times_s()[1] - stolen) / (time.time() - began))
+
+        self.records.curves.append(python_helper("calibrate", cores=self.server_cores))
+        for job in self.options.jobs:
+            closed = [server for server in self.options.servers if server.closed_loop]
+            with ExitStack() as stack:
+                compared = self.started([server for server in closed if job in server.every_round], job, stack)
+                self.closed_loop(compared, job, self.options.rounds)
+            for server in closed:  # once and alone: some of them poll, which would slow the others down
+                if job not in server.every_round:
+                    with ExitStack() as stack:
+                        self.closed_loop(self.started([server], job, stack), job, 1)
+            self.records.curves.append(python_helper("calibrate", cores=self.server_cores))
+            write()
+        if self.options.open and OPEN_LOOP_JOB in self.options.jobs:
+            with ExitStack() as stack:
+                self.open_loop(self.started([s for s in self.options.servers if s.open_loop], OPEN_LOOP_JOB, stack))
+            write()
+
+    def started(self, servers: Sequence[Server], job: str, stack: ExitStack) -> list[Running]:
+        """Start servers that stay up together: the machine's speed drifts, so they take turns of a few seconds."""
+        up: list[Running] = []
+        for server in servers:
+            self.attempt(partial(self.bring_up, server, job, stack, up))
+        return up
+
+    def bring_up(self, server: Server, job: str, stack: ExitStack, up: list[Running]) -> None:
+        up.append(stack.enter_context(start(server, job, self.server_cores)))
+
+    def attempt(self, measure: Callable[[], object]) -> None:
         try:
             measure()
-        except ServerFailed as error:
+        except (ServerFailed, OSError, subprocess.CalledProcessError) as error:
             say(f"FAILED {error}")
             self.records.failures.append(str(error))
 
-    def closed_loop(self, server: Server, job: str) -> None:
-        with start(server, job, self.server_cores) as running:
-            for connections in self.options.connections or CONNECTIONS[job]:
-                run_wrk(running, connections, WARM_UP_S, self.load_cores)
+    def closed_loop(self, up: Sequence[Running], job: str, rounds: int) -> None:
+        for connections in self.options.connections or CONNECTIONS[job]:
+            loads = [(running, partial(run_wrk, running, connections, cores=self.load_cores)) for running in up]
+            for _, load in loads:
+                self.attempt(partial(load, seconds=WARM_UP_S))
+            for round_ in range(rounds):
+                for running, load in rotated(loads, round_):
+                    timed = partial(load, seconds=self.options.seconds)
+                    self.attempt(partial(self.measure, running, CLOSED, connections, timed))
 
-                def load(connections: int = connections) -> Load:
-                    return run_wrk(running, connections, self.options.seconds, self.load_cores)
+    def open_loop(self, up: Sequence[Running]) -> None:
+        for rate in self.options.open:
+            for round_ in range(self.options.rounds):
+                for running in rotated(up, round_):
+                    load = partial(self.arrivals, running, rate, seed=round_)
+                    self.attempt(partial(self.measure, running, OPEN, rate, load))
 
-                self.measure(running, CLOSED, connections, load)
-
-    def open_loop(self, server: Server, seed: int) -> None:
-        with start(server, OPEN_LOOP_JOB, self.server_cores) as running:
-            for rate in self.options.open:
-                options = {"port": running.port, "path": server.path, "rate": rate, "seed": seed}
-                flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-                flags += ["--job", OPEN_LOOP_JOB, "--seconds", str(self.options.seconds)]
-
-                def load(flags: list[str] = flags) -> Load:
-                    return msgspec.convert(python_helper("openloop", *flags, cores=self.load_cores), Load)
-
-                self.measure(running, OPEN, rate, load)
+    def arrivals(self, running: Running, rate: int, seed: int) -> Load:
+        options = {"port": running.port, "path": running.server.path, "rate": rate, "seed": seed}
+        flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+        flags += ["--job", OPEN_LOOP_JOB, "--seconds", str(self.options.seconds)]
+        return msgspec.convert(python_helper("openloop", *flags, cores=self.load_cores), Load)
 
     def measure(self, running: Running, loop: str, load_size: int, load: Callable[[], Load]) -> None:
         """Record what a server does under a load; again if other processes disturbed it, keeping the calmest run."""
@@ -128,13 +153,14 @@ class Bench:
         )
         return record
 
-    def write(self, rounds: int, began: float, steal: float) -> None:
+    def write(self, began: float, steal: float) -> None:
         cores = "server on core 0, load on core 1" if self.pinned else "both cores for server and load"
         foreign = max((record.foreign for record in self.records.all), default=0.0)
         facts = {
             "date": time.strftime("%d %b %Y %H:%M", time.localtime(began)),
             **report.machine(),
-            "rounds": f"{rounds}, {self.options.seconds} s a run after {WARM_UP_S} s of warm-up, {cores}",
+            "rounds": f"{self.options.rounds}, {self.options.seconds} s a run after {WARM_UP_S} s of warm-up, {cores}; "
+            "all servers of a job are up together and take turns",
             "disturbance": f"steal {steal:.1%}; other processes took at most {foreign:.2f} of a core in a run "
             f"(~ marks figures with a run above {FOREIGN_LIMIT})",
         }
@@ -147,9 +173,9 @@ def others_cpu_s(pids: list[int]) -> float:
     return proc.machine_times_s()[0] - proc.cpu_s(pids) - ours.ru_utime - ours.ru_stime
 
 
-def rotated(servers: Sequence[Server], by: int) -> list[Server]:
-    by %= len(servers)
-    return [*servers[by:], *servers[:by]]
+def rotated(up: Sequence[T], by: int) -> list[T]:
+    by %= max(len(up), 1)
+    return [*up[by:], *up[:by]]
 
 
 def say(text: str) -> None:
@@ -164,8 +190,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--connections", type=integers, help="closed loop, for every job; default: those of the criteria"
     )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=int, default=3, help="a run")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=int, default=2, help="a run")
     parser.add_argument("--open", type=integers, help="open loop, requests a second; empty for none")
     parser.add_argument("--quick", action="store_true", help="1 round, 1 s, 64 connections, no open loop")
     parser.add_argument("--both-cores", action="store_true", help="pin nothing")

@@ -74,9 +74,17 @@ class Records:
         return {int(rows): median(curve[rows] for curve in self.curves) for rows in self.curves[0]}
 
     def limit(self, kind: str) -> float | None:
-        """Return the batchmodel rate one core can reach: full batches, and for each request forebay's echo cost."""
+        """Return the batchmodel rate one core can reach with forebay's serving: full batches and no waiting.
+
+        `raw:whole` knows that there are 64 clients and runs whole batches only. What it needs for a request, less
+        its serving (what `raw:inline` needs to echo), is the function where it is served, with a server's caches.
+        """
+        rate = self.median("rate", "raw:whole", "batchmodel", 64)
+        bare_us = self.median("cpu_us", "raw:inline", "echo", 64)
         serving_us = self.median("cpu_us", f"forebay:{kind}", "echo", 64)
-        return 1e6 / (1e3 * self.curve()[64] / 64 + serving_us) if serving_us is not None else None
+        if rate is None or bare_us is None or serving_us is None:
+            return None
+        return 1e6 / (1e6 / rate - bare_us + serving_us)
 
 
 def line(curve: dict[int, float]) -> tuple[float, float]:

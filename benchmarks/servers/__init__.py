@@ -57,11 +57,9 @@ def forebay(kind: str, *, open_loop: bool) -> Server:
     return Server(f"forebay:{kind}", forebay_command(kind), open_loop=open_loop)
 
 
-def raw(kind: str) -> Server:
+def raw(kind: str, *, every_round: frozenset[str] = frozenset({"echo"})) -> Server:
     return Server(
-        f"raw:{kind}",
-        lambda job, port: module("raw", job, kind, "--port", str(port)),
-        every_round=frozenset({"echo"}),
+        f"raw:{kind}", lambda job, port: module("raw", job, kind, "--port", str(port)), every_round=every_round
     )
 
 
@@ -78,7 +76,8 @@ SERVERS = (
     Server("forebay:thread-go", forebay_command("thread", "--idle", "go"), closed_loop=False, open_loop=True),
     raw("inline"),
     raw("thread"),
-    raw("process"),
+    raw("process", every_round=frozenset({"echo", "iris"})),
+    raw("whole", every_round=frozenset({"batchmodel"})),
     Server(
         "litserve",
         lambda job, port: module("litserve_app", job, str(port)),

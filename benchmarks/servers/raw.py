@@ -27,14 +27,18 @@ Bodies = list[bytes]
 Done = Callable[[Bodies], None]
 Start = Callable[[Bodies, Done], None]
 
+WHOLE_S = 0.05
+"""When the server that sends whole batches gives up waiting for the rest of one."""
+
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
 
 
 class Batcher:
-    """Send what is there at the end of a loop turn, whenever the worker is free."""
+    """Send what is there at the end of a loop turn, whenever the worker is free; or only whole batches."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: Start, *, whole: bool = False) -> None:
         self.start = start
+        self.whole = whole
         self.loop = asyncio.get_running_loop()
         self.waiting: list[tuple[asyncio.Transport, bytes]] = []
         self.batch: list[tuple[asyncio.Transport, bytes]] = []
@@ -44,7 +48,10 @@ class Batcher:
         self.waiting.append((transport, body))
         if not self.busy:
             self.busy = True
-            self.loop.call_soon(self.send)
+            self.later = self.loop.call_later(WHOLE_S, self.send) if self.whole else self.loop.call_soon(self.send)
+        elif self.whole and len(self.waiting) == MAX_BATCH and not self.batch:
+            self.later.cancel()
+            self.send()
 
     def send(self) -> None:
         self.batch, self.waiting = self.waiting[:MAX_BATCH], self.waiting[MAX_BATCH:]
@@ -54,10 +61,10 @@ class Batcher:
         for (transport, _), answer in zip(self.batch, answers, strict=True):
             if not transport.is_closing():
                 transport.write(HEAD % (len(answer), answer))
+        self.batch = []
+        self.busy = False
         if self.waiting:
-            self.loop.call_soon(self.send)
-        else:
-            self.busy = False
+            self.offer(*self.waiting.pop())
 
 
 class Http(asyncio.Protocol):
@@ -157,7 +164,7 @@ async def serve(job: str, kind: str, port: int) -> None:
         start = await start_process(job)
     else:
         start = start_thread(job) if kind == "thread" else start_inline(job)
-    batcher = Batcher(start)
+    batcher = Batcher(start, whole=kind == "whole")
     server = await asyncio.get_running_loop().create_server(lambda: Http(batcher), "127.0.0.1", port, backlog=1024)
     await server.serve_forever()
 
@@ -165,7 +172,7 @@ async def serve(job: str, kind: str, port: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("job", choices=JOBS)
-    parser.add_argument("kind", choices=["inline", "thread", "process", "child"])
+    parser.add_argument("kind", choices=["inline", "thread", "process", "whole", "child"])
     parser.add_argument("--port", type=int)
     parser.add_argument("--fd", type=int)
     options = parser.parse_args()
