@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from forebay.errors import InternalError
+from forebay.observe import timeline
 from forebay.types.call import Failure
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Batcher:
         if not entry.taken:
             self.queue.cancel(entry)
             return
-        for batch in self._running:
+        for batch in list(self._running):  # a pool may answer a batch while it is called off
             if all(mate.done for mate in batch.entries) and not batch.cancelled:
                 batch.cancelled = True
                 if batch.on_cancel is not None:
@@ -141,6 +142,8 @@ class Batcher:
         self._running.add(batch)
         if self._parts is not None:
             batch.on_parts = functools.partial(self._parts, batch)
+        if timeline.listeners:
+            timeline.begin(batch, now)
         try:
             self.pool.submit(batch, self._done)
         except Exception as error:

@@ -60,6 +60,7 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_running: Batches of one key that may run at a time; None leaves that to the slots.
         objective_s: The latency that 95 of 100 entries are to hold; the sizes and the waits are then learned, within
             `max_size`. None takes them as they are set.
+        ranked: Whether entries of one key leave by their rank, lower ones first, instead of in order of arrival.
     """
 
     max_size: int = 64
@@ -68,6 +69,7 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
     idle: Idle = "gather"
     max_running: int | None = None
     objective_s: float | None = None
+    ranked: bool = False
 
 
 class Line:
@@ -116,6 +118,7 @@ class BatchQueue:
         self._running: dict[Hashable, int] = {}
         self.gather = Gather(config.max_size) if config.idle == "gather" else None
         self.auto = None if config.objective_s is None else Auto(config.objective_s, config.max_size)
+        self._is_ranked = config.ranked
         self._waits = config.idle == "wait" or self.auto is not None
         self._is_ordered = self.auto is None and config.max_running is None
 
@@ -143,7 +146,10 @@ class BatchQueue:
         is_new = line is None
         if line is None:
             line = self._lines[key] = Line(key)
-        line.entries.append(entry)
+        if self._is_ranked and line.entries and entry.rank < line.entries[-1].rank:
+            _insert(line.entries, entry)
+        else:
+            line.entries.append(entry)
         rows = line.rows
         line.rows = rows + size
         if rows < self._max_size <= rows + size:
@@ -295,6 +301,8 @@ class BatchQueue:
 
     def _since(self, line: Line) -> float:
         due = self._head(line).arrived
+        if self._is_ranked:
+            due = min(entry.arrived for entry in line.entries if not entry.taken)
         if self.auto is not None:
             return self.auto.due(line.key, line.rows, due)
         if self.config.idle == "wait":
@@ -385,3 +393,11 @@ class BatchQueue:
             self._full += 1
             self._note(line)
         return taken
+
+
+def _insert(entries: deque[Entry], entry: Entry) -> None:
+    """Put an entry behind those of its rank and below; it belongs near the end, as late ranks come late."""
+    place = len(entries)
+    while place and entries[place - 1].rank > entry.rank:
+        place -= 1
+    entries.insert(place, entry)

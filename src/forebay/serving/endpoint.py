@@ -10,9 +10,7 @@ the earliest and looks at everything open when it fires, at most every five mill
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +19,8 @@ import msgspec
 from forebay.batching.batcher import Batcher
 from forebay.batching.queue import BatchQueue
 from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, QueueFull, TooLarge, Unavailable, UserCodeError
+from forebay.observe import timeline
+from forebay.observe.ids import next_id
 from forebay.observe.metrics import EndpointMetrics
 from forebay.types.call import EMPTY, Failure, Request, Slice
 
@@ -39,14 +39,6 @@ _NEVER = float("inf")
 
 SWEEP_S = 0.005
 """Shortest time between two looks at the deadlines."""
-
-_ids = itertools.count(1)
-_prefix = os.urandom(4).hex()
-
-
-def next_id() -> str:
-    """Return a request id that is unique to this process and, very probably, to all others."""
-    return f"{_prefix}-{next(_ids):x}"
 
 
 class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +113,11 @@ class Endpoint:
     def waiting(self) -> int:
         """Samples in the queue."""
         return self._queue.waiting
+
+    @property
+    def slots(self) -> int:
+        """Batches it can run at a time."""
+        return self.pool.statistics().slots
 
     @property
     def auto(self) -> AutoState | None:
@@ -265,6 +262,8 @@ class Endpoint:
             raise QueueFull(msg)
         joined: list[Any] = [None] * request.size
         places: dict[Slice, Sequence[int]] = {}
+        if timeline.listeners:
+            request.id = request.id or next_id()
 
         def reply(piece: Slice, outcome: Outcome) -> None:
             rows = places.pop(piece)
@@ -289,6 +288,8 @@ class Endpoint:
                     size=len(cut),
                     key=key,
                     origin=None if places else request.origin,
+                    rank=request.rank,
+                    id=request.id,
                 )
                 places[piece] = cut
         request.arrived = now
@@ -333,20 +334,24 @@ class Endpoint:
             self._drained.set()
 
     def _settle_entry(self, entry: Request | Slice, outcome: Outcome) -> None:
-        if type(entry) is Request:
-            self._settle(entry, outcome)
-        elif type(entry) is Slice:
+        if type(entry) is Slice:
             entry.done = True
             entry.reply(entry, outcome)
+        elif isinstance(entry, Request):
+            self._settle(entry, outcome)
 
     def _count(self, batch: Batch, answered: list[Request], now: float) -> None:
         """Count a batch and those of its requests that got an answer."""
         metrics = self.metrics
         metrics.batch_size.observe(batch.rows)
         metrics.model_s.observe(batch.model_s)
+        if batch.noted is not None:
+            timeline.end(self, batch, batch.noted, now)
         if answered:
             metrics.codes["ok"] += len(answered)
             arrivals = [request.arrived for request in answered]
+            if self.batching.ranked:
+                arrivals.sort()
             metrics.request_s.observe_since(now, arrivals)
             metrics.queue_s.observe_since(answered[0].taken, arrivals)
 
@@ -428,7 +433,7 @@ class Endpoint:
                 error = outcome.error
                 _, requests = concerned.setdefault((error.message, error.trace), (error, []))
                 if not entry.done:
-                    requests += [entry] if type(entry) is Request else self._cut_into(entry)
+                    requests += self._cut_into(entry) if type(entry) is Slice else [entry]
         for error, requests in concerned.values():
             self._log_failure(error, requests)
 

@@ -20,6 +20,30 @@ class Entry(Item, Protocol):
     arrived: float
     taken: float
     done: bool
+    rank: int
+
+
+Phase = tuple[str, str, float, float, int]
+"""A part of a batch's time in its worker: who says so (may be empty), the phase, its start and end in seconds of
+`time.monotonic`, and the number of the sample it was for, -1 for all of them."""
+
+
+class Noted(msgspec.Struct):
+    """Where and when a batch ran; its pool fills it in.
+
+    Attributes:
+        taken: When the batch left the queue, in seconds of `time.monotonic`, as all moments here.
+        started: When the runner began; 0 where nothing is known of that.
+        worker: Which worker of the pool ran it.
+        pid: The process of that worker.
+        phases: What the runner says of its time.
+    """
+
+    taken: float
+    started: float = 0.0
+    worker: str = ""
+    pid: int = 0
+    phases: list[Phase] = []
 
 
 class Batch(msgspec.Struct, eq=False):
@@ -31,6 +55,7 @@ class Batch(msgspec.Struct, eq=False):
         model_s: Seconds the runner took, as measured next to it.
         cancelled: True once nobody waits for any of its entries.
         on_cancel: Set by the pool that runs it: tells the worker that nobody waits any more.
+        noted: Filled in by the pool while somebody listens to the timeline; None while nobody does.
         on_parts: Called on the loop with each step of a streamed answer (a list as long as `entries`) and a function
             to call once every client has room for more.
     """
@@ -42,6 +67,7 @@ class Batch(msgspec.Struct, eq=False):
     model_s: float = 0.0
     cancelled: bool = False
     on_cancel: Callable[[], None] | None = None
+    noted: Noted | None = None
     on_parts: Callable[[Sequence[Any], Callable[[], object]], None] | None = None
 
 

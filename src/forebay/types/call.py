@@ -88,6 +88,7 @@ class Request(msgspec.Struct, eq=False, gc=False):
         taken: When its batch left the queue; 0 while it waits.
         done: True from the moment its outcome was decided.
         id: What the client and the log call it; empty until somebody needs it.
+        rank: Where batches are filled by rank, lower ones go first.
         on_part: For callers that take streamed answers: called on the loop with each part and a function to call
             once there is room for the next.
     """
@@ -103,6 +104,7 @@ class Request(msgspec.Struct, eq=False, gc=False):
     taken: float = 0.0
     done: bool = False
     id: str = ""
+    rank: int = 0
     on_part: Callable[[Any, Callable[[], object]], None] | None = None
 
 
@@ -119,3 +121,5 @@ class Slice(msgspec.Struct, eq=False):
     arrived: float = 0.0
     taken: float = 0.0
     done: bool = False
+    rank: int = 0
+    id: str = ""

@@ -33,20 +33,28 @@ _PREFIX = "forebay-"
 
 
 def private_folder() -> tuple[Path, int, bool]:
-    """Make a folder for a pool's socket and arenas that only this user can enter.
-
-    Folders of servers that were killed are removed: each holds a lock in its own, and a lock ends with the process.
+    """Make a folder for a pool's socket and arenas that only this user can enter, in memory if there is a place for it.
 
     Returns:
         The folder, the descriptor that holds its lock, and whether files in it lie in memory.
     """
     memory = Path("/dev/shm")  # noqa: S108 - the folder below it is private
     in_memory = memory.is_dir() and os.access(memory, os.W_OK)
-    parent = memory if in_memory else Path(tempfile.gettempdir())
+    return (*locked_folder(memory if in_memory else Path(tempfile.gettempdir())), in_memory)
+
+
+def locked_folder(parent: Path) -> tuple[Path, int]:
+    """Make a folder that only this user can enter.
+
+    Folders of servers that were killed are removed: each holds a lock in its own, and a lock ends with the process.
+
+    Returns:
+        The folder and the descriptor that holds its lock.
+    """
     for other in parent.glob(_PREFIX + "*"):
         _remove_if_dead(other)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    return folder, _lock(folder, os.O_CREAT), in_memory
+    return folder, _lock(folder, os.O_CREAT)
 
 
 def _lock(folder: Path, flags: int) -> int:
@@ -97,24 +105,38 @@ class ArenaWriter:
         self.path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         self._size = 0
+        self._used = 0
         self._map: mmap.mmap | None = None
 
     def place(self, bodies: list[Any]) -> list[Any]:
-        """Return the bodies with each large one replaced by its place in the arena."""
-        try:
-            if max(map(len, bodies)) < THRESHOLD_BYTES:
-                return bodies
-        except TypeError:
-            pass  # not all are buffers: looked at one by one
+        """Return the bodies with each large one replaced by its place in the arena.
+
+        Bodies may be lists of buffers, one a sample, and these lists of buffers again, the parts of one.
+        """
+        self._used = 0
+        if list not in set(map(type, bodies)):
+            try:
+                if max(map(len, bodies)) < THRESHOLD_BYTES:
+                    return bodies
+            except TypeError:
+                pass  # not all are buffers: looked at one by one
+        return self._placed(bodies, _DEPTH)
+
+    def _placed(self, bodies: list[Any], depth: int) -> list[Any]:
+        """Place what is large, also in lists up to `depth` levels below."""
+        kinds = set(map(type, bodies))
+        if kinds.isdisjoint(_BUFFERS) and (list not in kinds or not depth):
+            return bodies
         placed: list[Any] = []
-        offset = 0
         for body in bodies:
-            if type(body) in _BUFFERS and len(body) >= THRESHOLD_BYTES and self._reserve(offset + len(body)):
+            kind = body.__class__
+            if kind is list and depth:
+                placed.append(self._placed(body, depth - 1))
+            elif kind in _BUFFERS and len(body) >= THRESHOLD_BYTES and self._reserve(self._used + len(body)):
                 assert self._map is not None
-                end = offset + len(body)
-                self._map[offset:end] = body
-                placed.append(shared(offset, len(body)))
-                offset = end
+                start, self._used = self._used, self._used + len(body)
+                self._map[start : self._used] = body
+                placed.append(shared(start, len(body)))
             else:
                 placed.append(body)
         return placed
@@ -140,7 +162,26 @@ class ArenaWriter:
         return True
 
 
-_BUFFERS = (bytes, bytearray, memoryview)
+_BUFFERS = frozenset({bytes, bytearray, memoryview})
+
+
+_DEPTH = 2
+"""Levels of lists below the bodies: the samples of a body, and the parts of a sample."""
+
+
+def copied_out(bodies: Any, depth: int = _DEPTH) -> Any:
+    """Return the bodies with what lies in an arena copied out of it."""
+    kinds = set(map(type, bodies))
+    if memoryview not in kinds and (list not in kinds or not depth):
+        return bodies
+    copied: list[Any] = []
+    for body in bodies:
+        kind = body.__class__
+        if kind is memoryview:
+            copied.append(bytes(body))
+        else:
+            copied.append(copied_out(body, depth - 1) if kind is list and depth else body)
+    return copied
 
 
 class ArenaReader:

@@ -32,7 +32,7 @@ from forebay.workers.pool import CREDIT
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from forebay.types.batch import Batch, Done
+    from forebay.types.batch import Batch, Done, Noted
 
 log = logging.getLogger("forebay.workers")
 
@@ -101,6 +101,7 @@ class Slot(asyncio.Protocol):
         self._credit = 0
         self._room = 0
         self._heard = 0.0
+        self._told = _Told()
         self._has_greeted = False
         self._may_ask = False
         self._is_leaving = False
@@ -156,10 +157,11 @@ class Slot(asyncio.Protocol):
                 break
         sizes = None if batch.rows == len(entries) else [entry.size for entry in entries]
         batch_id = next(_batch_ids)
+        asks = [True] if batch.noted is not None and self._told.is_possible else []
         try:
             if self._outgoing is not None:
                 bodies = self._outgoing.place(bodies)
-            frame = frames.encode(["batch", batch_id, bodies, params, sizes])
+            frame = frames.encode(["batch", batch_id, bodies, params, sizes, *asks])
         except Exception as error:  # noqa: BLE001 - a body that is not plain data
             failure = Failure(InternalError(f"the batch cannot be sent to a worker: {error}"))
             self._pool.ready(self, before=lambda: done(batch, [failure] * len(entries)))
@@ -168,7 +170,7 @@ class Slot(asyncio.Protocol):
         self.streamed = False
         self._credit = 0
         self._room = int(CREDIT)
-        self._heard = time.monotonic()
+        self._heard = self._told.sent = time.monotonic()
         batch.attempts += 1
         batch.on_cancel = self._cancel
         if self._transport is not None:
@@ -196,9 +198,9 @@ class Slot(asyncio.Protocol):
     def _act(self, message: Any) -> None:
         kind = message[0]
         if kind == "result":
-            _, batch_id, outcomes, failures, seconds, ready = message
+            _, batch_id, outcomes, failures, seconds, ready, *told = message
             self._require_running(batch_id)
-            self._finish(outcomes, failures, seconds, ready=ready)
+            self._finish(outcomes, failures, seconds, told, ready=ready)
         elif kind == "part":
             _, batch_id, parts, failures = message
             self._require_running(batch_id)
@@ -223,6 +225,7 @@ class Slot(asyncio.Protocol):
                 msg = "it says hello twice"
                 raise InvalidRequest(msg)
             self._has_greeted = True
+            self._told.read_hello(about)
             self._pool.greeted(self, about)
         elif kind == "leaving" and not self._is_leaving:
             self._is_leaving = True
@@ -266,7 +269,7 @@ class Slot(asyncio.Protocol):
         self._heard = time.monotonic()
         batch.on_parts(found, functools.partial(self._grant, self.batch_id))
 
-    def _finish(self, outcomes: Any, failures: Any, seconds: Any, *, ready: Any) -> None:
+    def _finish(self, outcomes: Any, failures: Any, seconds: Any, told: list[Any], *, ready: Any) -> None:
         batch, done = self.batch, self.done
         assert batch is not None
         assert done is not None
@@ -274,6 +277,8 @@ class Slot(asyncio.Protocol):
             msg = f"it says that a batch took {str(seconds)[:40]} seconds"
             raise InvalidRequest(msg)
         found = self._checked(batch, outcomes, failures)
+        if told and batch.noted is not None:
+            self._told.note(batch.noted, told[0], seconds)
         self.batch = self.done = None
         batch.on_cancel = None
         batch.model_s = seconds
@@ -293,10 +298,8 @@ class Slot(asyncio.Protocol):
             found = len(cast("list[Any]", outcomes)) if isinstance(outcomes, list) else type(outcomes).__name__
             msg = f"it answered {found} of {len(batch.entries)} items"
             raise InvalidRequest(msg)
-        found = cast("list[Any]", outcomes)
         # What lies in the arena is copied out before the worker may write the next answers over it.
-        if memoryview in set(map(type, found)):
-            found = [bytes(outcome) if type(outcome) is memoryview else outcome for outcome in found]
+        found = cast("list[Any]", shm.copied_out(outcomes))
         for index, failure in cast("dict[int, Sequence[Any]]", failures or {}).items():
             found[index] = _failure(*failure)
         if self._check is not None:
@@ -322,6 +325,46 @@ class Slot(asyncio.Protocol):
             msg = "it placed bytes in shared memory that was never agreed on"
             raise InvalidRequest(msg)
         return self._incoming.view(offset, length)
+
+
+class _Told:
+    """What a worker tells of when and where it runs batches, for the timeline.
+
+    Attributes:
+        is_possible: Whether it can tell; workers of older versions cannot.
+        sent: When the running batch was sent to it.
+    """
+
+    def __init__(self) -> None:
+        self.is_possible = False
+        self.sent = 0.0
+        self._worker = ""
+        self._pid = 0
+
+    def read_hello(self, about: Mapping[str, Any]) -> None:
+        self.is_possible = about.get("phases") is True
+        self._worker = str(about.get("worker"))[:8]
+        self._pid = msgspec.convert(about.get("pid", 0), int)
+
+    def note(self, noted: Noted, told: Any, seconds: float) -> None:
+        """Read the optional end of a result.
+
+        Raises:
+            ValueError: If it is not of the types of the protocol.
+        """
+        started, phases = msgspec.convert(told, tuple[float, list[tuple[str, str, float, float, int]]])
+        now = time.monotonic()
+        late = 0.0
+        if not self.sent <= started <= now - seconds:
+            # Its clock is another machine's: assume that both ways took equally long.
+            late = (self.sent + now - seconds) / 2 - started
+        if not all(map(math.isfinite, [late, *(moment for phase in phases for moment in phase[2:4])])):
+            msg = "it says that a phase had no beginning or no end"
+            raise ValueError(msg)
+        noted.worker = self._worker
+        noted.pid = self._pid
+        noted.started = started + late
+        noted.phases = [(name, kind, since + late, until + late, row) for name, kind, since, until, row in phases]
 
 
 def _failure(kind: Any, message: Any, detail: Any, trace: Any) -> Failure:

@@ -91,6 +91,7 @@ class Call:
     body: Any = None
     params: Mapping[str, Any] = EMPTY
     origin: Origin | None = None
+    rank: int = 0
 
     def __init__(
         self,
@@ -155,6 +156,7 @@ class Part:
     body: Any = None
     params: Mapping[str, Any] = EMPTY
     origin: Origin | None = None
+    rank: int = 0
 
     def __init__(self, call: Call, batch: Batch, index: int) -> None:
         self.call = call

@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A graph as a pool: an endpoint whose worker is a graph is a graph's endpoint.
+
+Each slot is a request inside the graph; who finds none waits in the endpoint's queue, so that admission, deadlines,
+cancellation, metrics and draining are those of every endpoint. Each node is an endpoint of its own, with its queue and
+its workers, so that requests from all runs meet in its batches.
+
+    Endpoint (one for the graph)  ->  GraphPool  ->  GraphRun, one a request
+                                          |  a firing becomes a request to
+                                          v
+                                   Endpoint (one a node)  ->  thread, process or inline pool
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgspec
+
+from forebay.errors import BadOutcome, Cancelled, Code, ConfigError, ForebayError
+from forebay.graph.plan import Plan
+from forebay.graph.run import GraphRun
+from forebay.graph.values import Outputs, loaded
+from forebay.types.call import Failure, Request
+from forebay.workers.objects import Packed, open_outcome, pack
+from forebay.workers.pool import PoolStatistics, failure_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+    from forebay.graph.run import Emission, Firing
+    from forebay.graph.spec import GraphSpec
+    from forebay.serving.endpoint import Endpoint
+    from forebay.types.batch import Batch, Done
+    from forebay.types.call import Item, Outcome
+
+log = logging.getLogger("forebay.graph")
+
+NEVER: Final = float("inf")
+
+AGAIN: Final = frozenset({Code.DEADLINE_EXCEEDED, Code.UNAVAILABLE})
+"""Failures after which a node that has attempts left is tried again: a time-out, and a worker that was lost."""
+
+
+class Node(msgspec.Struct, kw_only=True, eq=False):
+    """How a node of a graph is run.
+
+    Attributes:
+        endpoint: Its queue and its workers; several nodes may share one.
+        timeout_s: Time of one attempt, the queue included; None leaves it to the request's deadline.
+        attempts: Tries in all; again only after a time-out or a lost worker.
+        key_of: Gives the batch key from the inputs; runs on the loop.
+        spread: Input port whose value is a list: each element is a sample of its own, and the result is the list of
+            theirs.
+        packs: Whether values travel to the workers in packed form, as they must where these are processes.
+    """
+
+    endpoint: Endpoint
+    timeout_s: float | None = None
+    attempts: int = 1
+    key_of: Callable[[Mapping[str, Any]], Hashable] | None = None
+    spread: str | None = None
+    packs: bool = False
+
+
+class _Hop(Request, gc=False, eq=False):
+    """What a node is asked for one firing; `reply` leads back to the run."""
+
+    run: _Run | None = None
+    firing: Firing | None = None
+    attempt: int = 1
+
+
+class _Run(msgspec.Struct, eq=False):
+    """A request inside the graph.
+
+    Attributes:
+        batch: What the endpoint's batcher handed over: the request alone.
+        done: Called once with its outcome.
+        state: Where it is.
+        results: What has left the graph, by output.
+        number: Rises with each request; nodes that go by rank serve the oldest first.
+        results: What has left the graph, by output.
+        hops: What nodes are working on.
+        is_entering: Whether `submit` has not returned yet.
+    """
+
+    batch: Batch
+    done: Done
+    state: GraphRun
+    number: int
+    results: dict[str, Any]
+    hops: set[_Hop]
+    is_entering: bool = True
+
+
+def _whole_body(item: Item) -> Mapping[str, Any]:
+    return item.body
+
+
+def _results(_item: Item, results: Mapping[str, Any]) -> Outcome:
+    return results
+
+
+class GraphPool:
+    """Runs requests through a graph. Lives on one event loop; nothing here is thread-safe."""
+
+    def __init__(
+        self,
+        spec: GraphSpec,
+        nodes: Mapping[str, Node],
+        *,
+        slots: int,
+        decode: Callable[[Item], Mapping[str, Any]] = _whole_body,
+        encode: Callable[[Item, Mapping[str, Any]], Outcome] = _results,
+    ) -> None:
+        """Describe the graph.
+
+        Args:
+            spec: Its nodes and streams.
+            nodes: How each node is run, by name.
+            slots: Requests that may be inside the graph at a time.
+            decode: Turns a request into a value for each input of the graph, an absent one carries nothing; runs on the
+                loop, and a `ForebayError` it raises is the answer.
+            encode: Turns the results by output, those that came, into the outcome; as `decode`.
+
+        Raises:
+            ConfigError: If the graph is not well-formed or a node has no endpoint.
+        """
+        self.plan = Plan(spec)
+        self.nodes = nodes
+        missing = [node.spec.name for node in self.plan.nodes if node.spec.name not in nodes]
+        if missing:
+            msg = f"graph '{spec.name}' does not say how node '{missing[0]}' is run"
+            raise ConfigError(msg)
+        self._by_plan = {node: nodes[node.spec.name] for node in self.plan.nodes}
+        self.idle = 0
+        self._slots = slots
+        self._decode = decode
+        self._encode = encode
+        self._on_idle: Callable[[], None] = lambda: None
+        self._runs: dict[Batch, _Run] = {}
+        self._count = 0
+        self._is_stopping = False
+        self._empty: asyncio.Event | None = None
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """The endpoints of the nodes, each once."""
+        return list(dict.fromkeys(node.endpoint for node in self.nodes.values()))
+
+    @property
+    def blocks(self) -> bool:
+        """A run goes on beside the loop."""
+        return False
+
+    @property
+    def in_flight(self) -> int:
+        """Requests inside the graph."""
+        return len(self._runs)
+
+    def watch(self, on_idle: Callable[[], None]) -> None:
+        """Call this on the loop whenever a slot became idle by itself."""
+        self._on_idle = on_idle
+
+    async def start(self) -> None:
+        """Bring up the workers of every node.
+
+        Raises:
+            ModelError: If one could not be loaded; those that came up are stopped again.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                for endpoint in self.endpoints:
+                    group.create_task(endpoint.start())
+        except BaseExceptionGroup as errors:
+            await self._drain_nodes(0.0)
+            raise errors.exceptions[0] from None
+        self.idle = self._slots
+        self._on_idle()
+
+    def submit(self, batch: Batch, done: Done) -> None:
+        """Let a request, the only entry of its batch, into the graph."""
+        self.idle -= 1
+        self._count += 1
+        state = GraphRun(self.plan, streams=not self.plan.has_one_moment)
+        run = _Run(batch, done, state, self._count, {}, set())
+        self._runs[batch] = run
+        batch.attempts += 1
+        batch.on_cancel = lambda: self._abandon(run)
+        entry = batch.entries[0]
+        try:
+            given = self._decode(entry)
+            for stream in given.keys() - self.plan.inputs.keys():
+                state.feed(stream, 0, None)  # raises: there is no such input
+            for stream in self.plan.inputs:
+                if stream in given:
+                    self._emit(run, state.feed(stream, 0, given[stream]))
+                else:
+                    state.skip(stream, 0)
+            if not self.plan.has_one_moment:
+                for stream in self.plan.inputs:
+                    state.close_input(stream)
+            self._launch(run)
+        except Exception as error:  # noqa: BLE001 - the decoder may be the user's
+            self._fail(run, failure_of(error).error)
+        run.is_entering = False
+
+    async def stop(self, grace_s: float) -> None:
+        """Let requests inside the graph end within `grace_s`, then end the workers of its nodes."""
+        self._is_stopping = True
+        started = time.monotonic()
+        if self._runs and grace_s > 0:
+            self._empty = asyncio.Event()
+            try:
+                await asyncio.wait_for(self._empty.wait(), grace_s)
+            except TimeoutError:
+                log.warning("%d requests were still inside the graph", len(self._runs))
+        await self._drain_nodes(max(grace_s - (time.monotonic() - started), 0.0))
+        self.idle = 0
+
+    def statistics(self) -> PoolStatistics:
+        """Return a snapshot: its slots, and the restarts and the liveness of all nodes' workers."""
+        pools = [endpoint.pool.statistics() for endpoint in self.endpoints]
+        is_alive = all(pool.alive for pool in pools)
+        return PoolStatistics(
+            slots=self._slots,
+            idle=self.idle,
+            restarts=sum(pool.restarts for pool in pools),
+            alive=sum(pool.alive for pool in pools) if is_alive else 0,
+        )
+
+    async def _drain_nodes(self, grace_s: float) -> None:
+        await asyncio.gather(*(endpoint.drain(grace_s) for endpoint in self.endpoints))
+
+    def _launch(self, run: _Run) -> None:
+        """Hand everything that is due to its nodes; ends the run when nothing is."""
+        state = run.state
+        while firings := state.ready():
+            for firing in firings:
+                self._ask(run, firing, 1)
+                if run.batch not in self._runs:
+                    return  # it was refused at once, and has ended
+        if state.is_finished and run.batch in self._runs:
+            self._finish(run)
+
+    def _ask(self, run: _Run, firing: Firing, attempt: int) -> None:
+        node = self._by_plan[firing.node]
+        entry = run.batch.entries[0]
+        body: Any = firing.inputs
+        size = 1
+        if node.spread is not None:
+            elements = _elements(firing, node.spread)
+            if not elements:
+                self._take(run, firing, [])
+                return
+            size = len(elements)
+            body = [{**firing.inputs, node.spread: element} for element in elements]
+        if node.packs:
+            body = pack(body) if node.spread is None else [pack(sample) for sample in body]
+        deadline = entry.deadline
+        if node.timeout_s is not None:
+            deadline = min(deadline, time.monotonic() + node.timeout_s)
+        hop = _Hop(
+            body=body,
+            reply=self._replied,
+            params=entry.params,
+            deadline=deadline,
+            size=size,
+            key=None if node.key_of is None else node.key_of(firing.inputs),
+            id=entry.id,
+            rank=run.number,
+            run=run,
+            firing=firing,
+            attempt=attempt,
+        )
+        run.hops.add(hop)
+        node.endpoint.submit(hop)
+
+    def _replied(self, hop: Request, outcome: Outcome) -> None:
+        """Take what became of a firing."""
+        assert isinstance(hop, _Hop)
+        run, firing = hop.run, hop.firing
+        assert run is not None
+        assert firing is not None
+        run.hops.discard(hop)
+        if run.batch not in self._runs:
+            return  # the run has ended; this was called off, or came too late to be
+        try:
+            if type(outcome) is Failure:
+                self._try_again(run, firing, hop.attempt, outcome.error)
+            else:
+                self._take(run, firing, outcome)
+                self._launch(run)
+        except Exception as error:  # noqa: BLE001 - a node's key is the user's code
+            self._fail(run, failure_of(error).error)
+
+    def _try_again(self, run: _Run, firing: Firing, attempt: int, error: ForebayError) -> None:
+        node = self._by_plan[firing.node]
+        has_time = time.monotonic() < run.batch.entries[0].deadline
+        if attempt < node.attempts and error.code in AGAIN and has_time and not self._is_stopping:
+            self._ask(run, firing, attempt + 1)
+        else:
+            self._fail(run, error)
+
+    def _take(self, run: _Run, firing: Firing, outcome: Outcome) -> None:
+        """Put a node's outcome on its streams."""
+        node = firing.node
+        if self._by_plan[node].packs and type(outcome) is not Packed and outcome != []:
+            outcome = open_outcome(outcome)
+        if type(outcome) is Outputs:
+            outputs = outcome.by_port
+        elif node.port is not None:
+            outputs = {node.port: outcome}
+        else:
+            ports = ", ".join(node.outputs) or "none"
+            msg = (
+                f"node '{node.spec.name}' returned {type(outcome).__name__}; it must say which of its outputs: {ports}"
+            )
+            raise BadOutcome(msg)
+        emissions = run.state.complete(firing, outputs)
+        if emissions:
+            self._emit(run, emissions)
+
+    @staticmethod
+    def _emit(run: _Run, emissions: list[Emission]) -> None:
+        for emission in emissions:
+            run.results[emission.output] = emission.value
+
+    def _finish(self, run: _Run) -> None:
+        try:
+            outcome = self._encode(run.batch.entries[0], loaded(run.results))
+        except Exception as error:  # noqa: BLE001 - the encoder may be the user's
+            outcome = failure_of(error)
+        self._end(run, outcome)
+
+    def _fail(self, run: _Run, error: ForebayError) -> None:
+        run.state.abort(error)
+        if run.batch in self._runs:
+            self._end(run, Failure(error))
+
+    def _abandon(self, run: _Run) -> None:
+        """Call a run off: nobody waits for it any more."""
+        self._fail(run, Cancelled("nobody waits for this request any more"))
+
+    def _end(self, run: _Run, outcome: Outcome) -> None:
+        """Free the slot, call off what still runs, answer."""
+        del self._runs[run.batch]
+        run.batch.on_cancel = None
+        for hop in list(run.hops):
+            assert hop.firing is not None
+            self._by_plan[hop.firing.node].endpoint.cancel(hop)
+        if not self._is_stopping:
+            self.idle += 1
+        if self._empty is not None and not self._runs:
+            self._empty.set()
+        if run.is_entering:  # `done` would come back here with the next request before `submit` has returned
+            asyncio.get_running_loop().call_soon(run.done, run.batch, [outcome])
+        else:
+            run.done(run.batch, [outcome])
+
+
+def _elements(firing: Firing, port: str) -> Sequence[Any]:
+    """Return the list that is spread over samples of its own."""
+    value = firing.inputs[port]
+    if isinstance(value, Packed):
+        value = value.load()
+    if not isinstance(value, list | tuple):
+        name, found = firing.node.spec.name, type(value).__name__
+        msg = f"node '{name}' runs for each element of '{port}'; a list is needed, found {found}"
+        raise BadOutcome(msg)
+    return cast("Sequence[Any]", value)

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of a graph: which node fires next, and what its results lead to.
+
+Theory of operation. Streams carry packets with rising timestamps; each stream has a *bound*, below which nothing more
+will come. A port is settled at a timestamp when its next packet is not earlier or its bound is higher. A node of the
+policy `sync` fires at the lowest timestamp of its waiting packets once all of its ports (or all of one sync set) are
+settled there; if one of its required ports carries nothing, it is passed over and its outputs are settled instead. That
+is how a branch which was not taken is known to be empty without anybody waiting for it.
+
+A run for a request sees one timestamp. A run for a stream of packets (`streams=True`) sees many: a node may work on
+several at a time, and its results are released in the order of their firings. A loop needs such a run too: a packet
+that comes over a back edge is one moment later than it was written.
+
+Sans-I/O: no clock, no loop, no payload. `pool.py` drives it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from forebay.errors import BadOutcome, InvalidRequest
+
+if TYPE_CHECKING:
+    from forebay.graph.plan import Plan, PlannedNode, PlannedStream
+
+DONE: Final = 1 << 62
+"""Bound of a stream on which nothing will come any more."""
+
+UNSEEN: Final = -(1 << 62)
+"""Bound of a stream on which anything may come."""
+
+
+class Firing(msgspec.Struct, eq=False):
+    """One execution of a node that is due.
+
+    Attributes:
+        node: Which node.
+        timestamp: When, in the order of its streams.
+        inputs: The packets, by port; optional ports that are empty are absent.
+    """
+
+    node: PlannedNode
+    timestamp: int
+    inputs: dict[str, Any]
+
+
+class Emission(msgspec.Struct, eq=False):
+    """A packet that left the graph."""
+
+    output: str
+    timestamp: int
+    value: Any
+
+
+class _NodeState:
+    """What a node has received and what it has not finished yet."""
+
+    __slots__ = ("fired", "flights", "held", "waiting")
+
+    def __init__(self, node: PlannedNode) -> None:
+        self.waiting: dict[str, deque[tuple[int, Any]]] = {port: deque() for port in node.ports}
+        self.fired = UNSEEN
+        self.flights: deque[Firing] = deque()
+        self.held: dict[Firing, list[_Result]] = {}
+
+
+class _Result(msgspec.Struct, eq=False):
+    """Results of a firing that wait for those of an earlier one."""
+
+    outputs: Mapping[str, Any]
+    at: int
+    more: bool
+
+
+class GraphRun:
+    """The state of one run.
+
+    Example:
+        >>> from forebay.graph.plan import Plan
+        >>> from forebay.graph.spec import GraphSpec, NodeSpec
+        >>> double = NodeSpec(name="double", inputs={"x": "x"}, outputs={"out": "twice"})
+        >>> run = GraphRun(Plan(GraphSpec(name="g", inputs=("x",), outputs={"y": "twice"}, nodes=(double,))))
+        >>> run.feed("x", 0, 21)
+        []
+        >>> [firing] = run.ready()
+        >>> [emission.value for emission in run.complete(firing, {"out": firing.inputs["x"] * 2})]
+        [42]
+    """
+
+    __slots__ = ("_bounds", "_emitted", "_ready", "_settling", "_states", "_streams", "error", "open", "plan")
+
+    def __init__(self, plan: Plan, *, streams: bool = False) -> None:
+        """Begin a run.
+
+        Args:
+            plan: The graph.
+            streams: Whether its inputs carry more than one timestamp.
+        """
+        self.plan = plan
+        self.open = 0
+        """Firings that were handed out, or are about to be, and have not completed."""
+        self.error: Exception | None = None
+        self._streams = streams
+        self._states: dict[PlannedNode, _NodeState] = {}
+        self._bounds: dict[str, int] = {}
+        self._ready: list[Firing] = []
+        self._emitted: list[Emission] = []
+        self._settling: deque[tuple[PlannedStream, int]] = deque()
+
+    def feed(self, stream: str, timestamp: int, value: Any) -> list[Emission]:
+        """Put a packet on an input of the graph; returns what left the graph by it.
+
+        Raises:
+            InvalidRequest: If the graph has no such input or the timestamp is below the stream's bound.
+        """
+        planned = self._input(stream)
+        bound = self._bounds.get(stream, UNSEEN)
+        if timestamp < bound:
+            where = "is closed" if bound == DONE else f"is at timestamp {bound - 1}; {timestamp} is too late"
+            msg = f"the input '{stream}' {where}"
+            raise InvalidRequest(msg)
+        if not self._streams:
+            self._bounds[stream] = DONE
+        self._deliver(planned, timestamp, value)
+        return self._take_emitted()
+
+    def skip(self, stream: str, timestamp: int) -> None:
+        """Tell that an input carries nothing at this timestamp, nor before."""
+        self._settle(self._input(stream), timestamp + 1)
+
+    def close_input(self, stream: str) -> None:
+        """Tell that nothing more comes on an input."""
+        self._settle(self._input(stream), DONE)
+
+    def ready(self) -> list[Firing]:
+        """Return the firings that became due since the last call."""
+        ready = self._ready
+        if ready:
+            self._ready = []
+        return ready
+
+    def complete(
+        self, firing: Firing, outputs: Mapping[str, Any], *, more: bool = False, at: int | None = None
+    ) -> list[Emission]:
+        """Take the results of a firing; returns what left the graph by them.
+
+        Args:
+            firing: What `ready` returned.
+            outputs: Values by output port; a port that is absent carries nothing.
+            more: Whether further results of the same firing follow.
+            at: Their timestamp, if it is not the firing's.
+
+        Raises:
+            BadOutcome: If the node has no such port, or the timestamp is below the stream's bound.
+        """
+        timestamp = firing.timestamp if at is None else at
+        node = firing.node
+        if not more:
+            self.open -= 1
+        if self.error is not None:
+            return []
+        if len(outputs) > len(node.outputs) or not outputs.keys() <= node.outputs.keys():
+            wrong = next(port for port in outputs if port not in node.outputs)
+            msg = f"node '{node.spec.name}' has no output '{str(wrong)[:100]}'; it has {list(node.outputs)}"
+            raise BadOutcome(msg)
+        if self._streams:
+            self._release(firing, _Result(outputs, timestamp, more))
+        else:
+            for port, value in outputs.items():
+                self._deliver(node.outputs[port], timestamp, value)
+            if not more and len(outputs) < len(node.outputs):
+                for port, stream in node.outputs.items():
+                    if port not in outputs:
+                        self._settle(stream, timestamp + 1)
+        return self._take_emitted() if self._emitted else []
+
+    def fail(self, firing: Firing, error: Exception) -> None:
+        """End the run: nothing fires any more, and what is still running leads to nothing."""
+        self.open -= 1
+        self.abort(error)
+
+    def abort(self, error: Exception) -> None:
+        """End the run from outside."""
+        self.error = self.error or error
+        self.open -= len(self._ready)
+        self._ready.clear()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing runs and nothing is due; more may come only by `feed`."""
+        return self.open == 0
+
+    def _input(self, stream: str) -> PlannedStream:
+        try:
+            return self.plan.inputs[stream]
+        except KeyError:
+            msg = f"the graph has no input '{stream[:100]}'; it has {', '.join(self.plan.inputs)}"
+            raise InvalidRequest(msg) from None
+
+    def _take_emitted(self) -> list[Emission]:
+        emitted = self._emitted
+        self._emitted = []
+        return emitted
+
+    def _deliver(self, stream: PlannedStream, timestamp: int, value: Any) -> None:
+        """Put a packet on a stream."""
+        streams = self._streams
+        for output in stream.results:
+            self._emitted.append(Emission(output, timestamp, value))
+        waits: list[tuple[PlannedNode, _NodeState]] = []
+        for node, port in stream.readers:
+            if node.is_simple and not streams:
+                self.open += 1
+                self._ready.append(Firing(node, timestamp, {port: value}))
+                continue
+            state = self._state(node)
+            at = timestamp + 1 if port in node.spec.back_edges else timestamp  # each turn of a loop is a moment later
+            if node.spec.policy == "sync":
+                state.waiting[port].append((at, value))
+                waits.append((node, state))
+            elif node.spec.policy == "immediate" or at > state.fired:
+                self._fire(node, state, at, {port: value})
+        if streams:
+            self._bounds[stream.name] = timestamp + 1
+        for node, state in waits:  # only now: what one of them leads to may ask another what it has received
+            self._advance(node, state)
+
+    def _settle(self, stream: PlannedStream, bound: int) -> None:
+        """Raise the bound of a stream, and of those behind it that depend on it; a list, for chains may be long."""
+        settling = self._settling
+        settling.append((stream, bound))
+        if len(settling) > 1:
+            return  # called by `_advance` below
+        while settling:
+            stream, bound = settling[0]
+            if bound > self._bounds.get(stream.name, UNSEEN):
+                self._bounds[stream.name] = bound
+                for node, _ in stream.readers:
+                    self._advance(node, self._state(node))
+            settling.popleft()
+
+    def _state(self, node: PlannedNode) -> _NodeState:
+        state = self._states.get(node)
+        if state is None:
+            state = self._states[node] = _NodeState(node)
+        return state
+
+    def _fire(self, node: PlannedNode, state: _NodeState, timestamp: int, inputs: dict[str, Any]) -> None:
+        firing = Firing(node, timestamp, inputs)
+        state.fired = max(state.fired, timestamp)
+        self.open += 1
+        self._ready.append(firing)
+        if self._streams:
+            state.flights.append(firing)
+
+    def _advance(self, node: PlannedNode, state: _NodeState) -> None:
+        """Fire a node as often as its ports allow, and tell its readers what will not come."""
+        if node.spec.policy == "sync":
+            for ports in node.sets:
+                while self._step(node, state, ports):
+                    pass
+        bound = self._bound(node, state)
+        if bound > UNSEEN:
+            for stream in node.outputs.values():
+                self._settle(stream, bound)
+
+    def _step(self, node: PlannedNode, state: _NodeState, ports: frozenset[str]) -> bool:
+        """Fire a node once if these ports are settled at the timestamp of their earliest packet."""
+        waiting = state.waiting
+        timestamp = min((waiting[port][0][0] for port in ports if waiting[port]), default=None)
+        if timestamp is None:
+            return False
+        bounds, back_edges = self._bounds, node.spec.back_edges
+        for port in ports:
+            if not waiting[port] and port not in back_edges and bounds.get(node.ports[port].name, UNSEEN) <= timestamp:
+                return False
+        inputs = {
+            port: waiting[port].popleft()[1]
+            for port in node.ports
+            if port in ports and _is_at(waiting[port], timestamp)
+        }
+        if all(port in inputs for port in node.required & ports):
+            self._fire(node, state, timestamp, inputs)
+        else:
+            state.fired = max(state.fired, timestamp)
+            if not self._streams:
+                for stream in node.outputs.values():
+                    self._settle(stream, timestamp + 1)
+        return True
+
+    def _bound(self, node: PlannedNode, state: _NodeState) -> int:
+        """Return below which timestamp the node will write nothing any more."""
+        if not self._streams:
+            # There is one timestamp: a node that has fired says itself what it has.
+            if state.fired != UNSEEN or any(state.waiting.values()):
+                return UNSEEN
+            return min(self._bounds.get(stream.name, UNSEEN) for stream in node.ports.values())
+        if state.flights:
+            return min(flight.timestamp for flight in state.flights)
+        bound = DONE
+        for port, stream in node.ports.items():
+            packets = state.waiting[port]
+            if packets:
+                bound = min(bound, packets[0][0])
+            elif port not in node.spec.back_edges:
+                bound = min(bound, self._bounds.get(stream.name, UNSEEN))
+        return max(bound, state.fired + 1) if node.spec.policy == "first" else bound
+
+    def _release(self, firing: Firing, result: _Result) -> None:
+        """Put the results of a node's firings on its streams in the order in which it fired."""
+        node = firing.node
+        state = self._states[node]
+        state.held.setdefault(firing, []).append(result)
+        while state.flights:
+            first = state.flights[0]
+            results = state.held.pop(first, None)
+            if results is None:
+                break
+            for one in results:
+                if not one.more:
+                    state.flights.popleft()
+                for port, value in one.outputs.items():
+                    self._write(node, port, one.at, value)
+            if state.flights and state.flights[0] is first:
+                break
+        self._advance(node, state)
+
+    def _write(self, node: PlannedNode, port: str, timestamp: int, value: Any) -> None:
+        stream = node.outputs[port]
+        if timestamp < self._bounds.get(stream.name, UNSEEN):
+            msg = (
+                f"node '{node.spec.name}' wrote '{port}' at timestamp {timestamp}, "
+                f"its stream is at {self._bounds[stream.name] - 1}"
+            )
+            raise BadOutcome(msg)
+        self._deliver(stream, timestamp, value)
+
+
+def _is_at(packets: deque[tuple[int, Any]], timestamp: int) -> bool:
+    return bool(packets) and packets[0][0] == timestamp
