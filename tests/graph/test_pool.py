@@ -160,6 +160,21 @@ async def test_a_node_that_skips_leaves_its_result_out():
         assert await serve("fine") == "fine"
 
 
+async def test_the_first_arrival_is_the_answer_without_waiting_for_the_second():  # P74
+    spec = GraphSpec(
+        name="g",
+        inputs=("x", "y"),
+        outputs={"result": "any"},
+        nodes=(node("quick", "x"), node("slow", "y"), node("any", "quick", "slow", policy="first")),
+    )
+    nodes = {"quick": made(runners.fails), "slow": made(runners.nap), "any": made(dict)}
+    async with Serving(spec, nodes) as serve:
+        began = time.monotonic()
+        assert await serve.endpoint.call({"x": "B", "y": 1.0}) == {"result": {"quick": "B"}}
+        assert time.monotonic() - began < 0.8
+        assert nodes["slow"].endpoint.in_flight == 0
+
+
 async def test_the_first_failure_is_the_answer_and_the_other_branch_is_dropped():  # P70
     nodes = {"a": made(runners.fails), "b": made(runners.nap), "j": made(lambda inputs: 1)}
     spec = GraphSpec(

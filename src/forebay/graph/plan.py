@@ -71,6 +71,8 @@ class Plan:
             self.streams[stream].results.append(name)
         self.has_one_moment = all(_fires_once(node) for node in graph.nodes)
         """Whether a request needs one timestamp only: no node can fire twice for it."""
+        self.ends_early = any(node.policy == "first" for node in graph.nodes)
+        """Whether all results may be there while a node still runs: one that came second, and that nobody waits for."""
 
     def _planned(self, spec: NodeSpec) -> PlannedNode:
         return PlannedNode(

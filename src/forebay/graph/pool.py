@@ -244,7 +244,8 @@ class GraphPool:
                 self._ask(run, firing, 1)
                 if run.batch not in self._runs:
                     return  # it was refused at once, and has ended
-        if state.is_finished and run.batch in self._runs:
+        is_over = state.is_finished or (self.plan.ends_early and len(run.results) == len(self.plan.graph.outputs))
+        if is_over and run.batch in self._runs:
             self._finish(run)
 
     def _ask(self, run: _Run, firing: Firing, attempt: int) -> None:
