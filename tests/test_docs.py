@@ -18,6 +18,21 @@ SHOWN = {
         "words.py": ("words", "the name of a rose", 2),
         "count.py": ("count", 3, None),
     },
+    "docs/how-to/compose-models.md": {
+        "review.py": (
+            "review",
+            "A good day. A fine, kind host. So it was.",
+            {
+                "sentences": [
+                    {"text": "A good day", "is_kind": True},
+                    {"text": "A fine, kind host", "is_kind": True},
+                    {"text": "So it was", "is_kind": False},
+                ],
+                "mood": "kind",
+            },
+        ),
+        "triage.py": ("triage", "Where is my parcel, it is late", "We will read it: Where is m..."),
+    },
     "docs/how-to/buckets-and-padding.md": {
         "tagger.py": ("tagger", {"ids": [8, 9, 10], "types": [0, 0, 1]}, {"tags": [1, 2, 3]}),
         "translate.py": (

@@ -31,17 +31,21 @@ if TYPE_CHECKING:
         Unavailable,
         ValidationError,
     )
+    from forebay.graph.compose import compose
+    from forebay.graph.node import either, node
+    from forebay.graph.values import SKIP
     from forebay.serving.models.model import Model
     from forebay.serving.models.padding import Pad, Padded
     from forebay.serving.servings.module import ServingModule
     from forebay.serving.servings.registry import batched_run, batched_run_async
     from forebay.serving.servings.serving import Serving
-    from forebay.types.call import Failure
+    from forebay.types.call import Failure, Media
     from forebay.workers.cancel import is_cancelled
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "SKIP": "forebay.graph.values",
     "Batch": "forebay.arrays.batch",
     "BatchMismatch": "forebay.errors",
     "BatchResultMismatch": "forebay.errors",
@@ -51,6 +55,7 @@ _HOMES = {
     "ForebayError": "forebay.errors",
     "InvalidRequest": "forebay.errors",
     "Lazy": "forebay.arrays.lazy",
+    "Media": "forebay.types.call",
     "Model": "forebay.serving.models.model",
     "NotFound": "forebay.errors",
     "Pad": "forebay.serving.models.padding",
@@ -66,14 +71,18 @@ _HOMES = {
     "ValidationError": "forebay.errors",
     "batched_run": "forebay.serving.servings.registry",
     "batched_run_async": "forebay.serving.servings.registry",
+    "compose": "forebay.graph.compose",
+    "either": "forebay.graph.node",
     "hook": "forebay.arrays.hooks",
     "is_cancelled": "forebay.workers.cancel",
     "jit": "forebay.arrays.compilers",
+    "node": "forebay.graph.node",
     "print_value": "forebay.arrays.hooks",
     "to_host": "forebay.arrays.trees",
 }
 
 __all__ = [
+    "SKIP",
     "Batch",
     "BatchMismatch",
     "BatchResultMismatch",
@@ -83,6 +92,7 @@ __all__ = [
     "ForebayError",
     "InvalidRequest",
     "Lazy",
+    "Media",
     "Model",
     "NotFound",
     "Pad",
@@ -98,9 +108,12 @@ __all__ = [
     "ValidationError",
     "batched_run",
     "batched_run_async",
+    "compose",
+    "either",
     "hook",
     "is_cancelled",
     "jit",
+    "node",
     "print_value",
     "to_host",
 ]

@@ -5,9 +5,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.cli.serve import add_options, options_of
+from forebay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from forebay.graph.draw import Form
+    from forebay.surfaces.contract import Project
+
+_FORMS: Final[dict[str, Form]] = {".svg": "svg", ".mmd": "mermaid", ".md": "mermaid"}
 
 
 def add_parser(commands: Any) -> None:
@@ -20,16 +28,53 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_options(parser)
+    group = parser.add_argument_group("drawing")
+    group.add_argument(
+        "--draw",
+        nargs="?",
+        const="text",
+        choices=["text", "mermaid", "svg"],
+        help="print the graph of the target instead: as text (the default), Mermaid or SVG",
+    )
+    group.add_argument("-o", "--output", type=Path, metavar="FILE", help="draw into this file; .svg and .mmd say how")
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Build the project and print its summary."""
+    """Build the project and print its summary, or draw its graphs."""
     from forebay.surfaces import build
 
     project = build(parsed.target, options_of(parsed))
     for warning in project.warnings:
         sys.stderr.write(f"forebay: warning: {warning}\n")
-    for line in project.summary:
-        sys.stdout.write(line + "\n")
+    output: Path | None = parsed.output
+    if parsed.draw is None and output is None:
+        sys.stdout.writelines(line + "\n" for line in project.summary)
+        return 0
+    form: Form = parsed.draw or _FORMS.get(output.suffix if output is not None else "", "text")
+    drawing = _drawing(parsed.target, project, form)
+    if output is None:
+        sys.stdout.write(drawing)
+        return 0
+    try:
+        output.write_text(drawing, encoding="utf-8")
+    except OSError as error:
+        msg = f"{output} cannot be written: {error.strerror}"
+        raise ConfigError(msg) from error
     return 0
+
+
+def _drawing(target: str, project: Project, form: Form) -> str:
+    from forebay.graph.draw import draw
+
+    graphs = project.graphs
+    if not graphs:
+        msg = f"{target} has no graph to draw; a function with @forebay.compose has one"
+        raise ConfigError(msg)
+    if len(graphs) == 1:
+        return draw(graphs[0], form)
+    if form != "text":
+        names = ", ".join(graph.spec.name for graph in graphs)
+        msg = f"{target} has {len(graphs)} graphs, and a picture has one: {names}; say which: FILE:NAME"
+        raise ConfigError(msg)
+    return "\n".join(f"{graph.spec.name}\n\n{draw(graph, form)}" for graph in graphs)

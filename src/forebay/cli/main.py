@@ -24,6 +24,7 @@ examples:
   forebay serve --attach unix:workers.socket  let workers of other environments attach, and serve their models
   forebay worker model.py --connect unix:workers.socket
   forebay check model.py                      say what would be served, or what is wrong, and load nothing
+  forebay check ocr.py --draw                 show how the models of a graph hang together
   forebay call http://127.0.0.1:8080/models/iris '{"length": 5.1}'
 """
 
@@ -47,7 +48,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 2 when something the person wrote is wrong, 1 when a model fails."""
-    from forebay.cli import batching, call, check, nucleus, serve, worker
+    from forebay.cli import analyse, batching, call, check, nucleus, pipeline, serve, trace, worker
 
     parser = Parser(
         prog="forebay",
@@ -57,14 +58,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"forebay {forebay.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    for command in (serve, check, call, worker, nucleus, batching):
+    for command in (serve, check, call, worker, nucleus, batching, pipeline, trace, analyse):
         command.add_parser(commands)
-    options, unknown = parser.parse_known_args(arguments)
+    given, rest = _split(list(sys.argv[1:] if arguments is None else arguments))
+    options, unknown = parser.parse_known_args(given)
     if options.command is None:
         parser.print_help()
         return USAGE_ERROR
     if unknown:
         options.parser.error("unrecognized arguments: " + " ".join(unknown))
+    if rest:
+        options.arguments = rest
     try:
         return options.run(options)
     except (ConfigError, ModelError) as error:
@@ -75,6 +79,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE_ERROR if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         return 130
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Separate what follows `--`: it is for the target of `serve` and `check`, not for them."""
+    if arguments[:1] not in (["serve"], ["check"]) or "--" not in arguments:
+        return arguments, []
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1 :]
 
 
 if __name__ == "__main__":

@@ -21,9 +21,10 @@ DESCRIPTION = """\
 Serve a model or a project. TARGET is one of
 
   model.py           a Python file: every forebay.Model class in it is served at /models/NAME
-  model.py:Name      one class of it, or one forebay.Serving
+  model.py:Name      one class of it, one forebay.Serving, or one function with @forebay.compose
   forebay.yaml       several of these with settings of their own, or the folder of this file
-  FOLDER or FILE     a project of another server: a folder with a nucleus.yaml, or that file; a file with a Ventu
+  FOLDER or FILE     a project of another server: a folder with a nucleus.yaml, or that file; a file with a Ventu,
+                       a script that runs a PipelineServer or a WebService (what follows -- are its arguments)
 
 SIGTERM and Ctrl+C drain: the port closes, what was accepted is answered, then the exit status is 0.
 """
@@ -45,6 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `serve` and `check` share."""
     http, worker = HttpConfig(), Overrides()
     parser.add_argument("target", metavar="TARGET", nargs="?", help="what to serve; may be left out with --attach")
+    parser.set_defaults(arguments=())
     group = parser.add_argument_group("HTTP")
     group.add_argument("--host", metavar="ADDRESS", help=f"address to bind ({http.host}); 0.0.0.0 lets others in")
     group.add_argument("--http-port", type=int, metavar="PORT", help=f"port ({http.port}); 0 takes a free one")
@@ -192,6 +194,8 @@ def options_of(parsed: argparse.Namespace) -> Options:
         attach=_attach_of(parsed),
         extra_routes=not parsed.no_extra_routes,
         state_dir=parsed.state_dir,
+        arguments=tuple(parsed.arguments),
+        drain_s=parsed.drain_s,
     )
 
 
@@ -199,8 +203,7 @@ def run(parsed: argparse.Namespace) -> int:
     """Serve until stopped."""
     from forebay.observe.log import configure
     from forebay.surfaces import build
-    from forebay.transports.http.listener import HttpListener
-    from forebay.transports.server import Server
+    from forebay.surfaces.serving import server_of
 
     options = options_of(parsed)
     log_format = parsed.log_format or ("text" if sys.stderr.isatty() else "json")
@@ -210,12 +213,9 @@ def run(parsed: argparse.Namespace) -> int:
     for warning in project.warnings:
         sys.stderr.write(f"forebay: warning: {warning}\n")
 
-    def ready(host: str, port: int) -> None:
-        project.on_ready()
-        scheme = "https" if project.http.certfile else "http"
-        shown = f"[{host}]" if ":" in host else host
-        address = f"{scheme}://{shown}:{port}"
-        open_to = "" if host not in {"127.0.0.1", "::1"} else " (this machine only; --host 0.0.0.0 opens it to others)"
+    def ready(address: str) -> None:
+        is_local = any(f"//{local}:" in address for local in ("127.0.0.1", "[::1]"))
+        open_to = " (this machine only; --host 0.0.0.0 opens it to others)" if is_local else ""
         sys.stderr.write(f"forebay: ready at {address}{open_to}\n")
         for line in project.summary:
             sys.stderr.write(f"forebay:   {line}\n")
@@ -223,17 +223,7 @@ def run(parsed: argparse.Namespace) -> int:
             sys.stderr.write(f"forebay:   workers attach at {project.app.door.shown}\n")
         sys.stderr.flush()
 
-    listener = HttpListener(project.http, project.routes, project.asgi)
-    project.app.watch(listener.routes_changed)
-    server = Server(
-        project.app,
-        listener,
-        drain_s=parsed.drain_s,
-        ready=ready,
-        stopping=project.on_stop,
-    )
-    project.connect(server.fail)
-    return server.run()
+    return server_of(project, drain_s=options.drain_s, ready=ready).run()
 
 
 def _keys(given: list[str]) -> tuple[str, ...]:

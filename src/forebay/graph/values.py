@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["SKIP", "Outputs", "inputs_of", "loaded"]
 
-SKIP: Final = Outputs({})
-"""Outcome of a node that has no result this time: its streams carry nothing, and who needs them does not run."""
+SKIP: Final[Any] = Outputs({})
+"""Outcome of a node that has no result this time: its streams carry nothing, and who needs them does not run.
+
+It may stand for a result of any type, so that a function is annotated with the type that it has otherwise."""
 
 
 def inputs_of(item: Item) -> Any:

@@ -53,6 +53,10 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
     streams: bool = False
     batchable: bool = False
     """The body is a JSON array of samples, and so is the answer."""
+    query: Mapping[str, Documented] = msgspec.field(default_factory=dict[str, Documented])
+    """Parameters in the query, all of which may be left out."""
+    has_media: bool = False
+    """There are answers of other media types than this document tells."""
 
 
 def document(title: str, version: str, endpoints: Sequence[Described], *, api_key: bool = False) -> Json:
@@ -73,7 +77,12 @@ def document(title: str, version: str, endpoints: Sequence[Described], *, api_ke
         names = ["/", path] if len(endpoints) == 1 else [path]
         for name in names:
             operation_id = _operation_id("predict" if name == "/" else f"predict_{endpoint.name}", ids)
-            paths[name] = {"post": _predict(endpoint, operation_id, request, answer, api_key=api_key)}
+            operation = _predict(endpoint, operation_id, request, answer, api_key=api_key)
+            operation["parameters"] += [
+                {"name": parameter, "in": "query", "schema": schemas.add(wire_type, endpoint.name)}
+                for parameter, wire_type in endpoint.query.items()
+            ]
+            paths[name] = {"post": operation}
         operation_id = _operation_id(f"describe_{endpoint.name}", ids)
         paths[path]["get"] = _describe(endpoint, operation_id, api_key=api_key)
     paths |= _housekeeping(api_key=api_key)
@@ -186,14 +195,15 @@ def _bodies(endpoint: Described, schemas: _Schemas) -> tuple[Json, Json]:
     else:
         sent = {"type": "array", "items": sample} if endpoint.batchable else sample
         request = {media: {"schema": sent} for media in (_JSON, *_MSGPACK)}
+    others: Json = {"*/*": {"schema": {"type": "string", "format": "binary"}}} if endpoint.has_media else {}
     if endpoint.streams:
         # 3.1 has no word for the type of one event; 3.2 calls it itemSchema.
         events = {"type": "string", "description": "Server-sent events; the data of each is one part of the answer"}
         return request, {_EVENTS: {"schema": events, "x-itemSchema": result}}
     if endpoint.output.raw:
-        return request, {_BINARY: {"schema": result}}
+        return request, {_BINARY: {"schema": result}} | others
     got = {"type": "array", "items": result} if endpoint.batchable else result
-    return request, {media: {"schema": got} for media in (_JSON, _MSGPACK[0])}
+    return request, {media: {"schema": got} for media in (_JSON, _MSGPACK[0])} | others
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -31,11 +31,13 @@ class Served(msgspec.Struct, eq=False):
         endpoint: What answers.
         contract: How its bytes are moved.
         described: How it is documented; None where its requests are opaque.
+        nodes: The endpoints of its nodes by name, if it is a graph. They start and stop with it.
     """
 
     endpoint: Endpoint
     contract: Contract
     described: Described | None = None
+    nodes: Mapping[str, Endpoint] = {}
 
 
 class App:
@@ -134,6 +136,8 @@ class App:
         for name, one in self._served.items():
             if not one.endpoint.accepting:
                 found.append(f"model '{name}' is loading")
+            elif dead := [node for node, endpoint in one.nodes.items() if endpoint.pool.statistics().alive == 0]:
+                found += [f"model '{name}': its node '{node}' has no worker" for node in dead]
             elif one.endpoint.pool.statistics().alive == 0:
                 found.append(f"model '{name}' has no worker")
         return found
@@ -142,37 +146,47 @@ class App:
         """Return what `/models/{name}` tells: settings and the batch sizes that happen."""
         one = self.find(name)
         endpoint = one.endpoint
-        batching = endpoint.batching
-        sizes = endpoint.metrics.batch_size
-        pool = endpoint.pool.statistics()
-        return {
+        facts = {
             "name": name,
             "version": endpoint.config.version,
-            "ready": endpoint.accepting and pool.alive > 0,
+            "ready": endpoint.accepting and endpoint.pool.statistics().alive > 0,
             "description": one.described.description if one.described else "",
             "streams": one.contract.streams,
             "batchable": one.contract.batchable,
-            "batching": {
-                "max_batch_size": batching.max_size,
-                "idle": batching.idle,
-                "max_wait_ms": batching.max_wait_s * 1000 if batching.idle == "wait" else None,
-                "max_queue": batching.capacity,
-                "batches": sizes.count,
-                "mean_batch_size": round(sizes.total / sizes.count, 2) if sizes.count else None,
-                "auto": None if endpoint.auto is None else _told(endpoint.auto),
-            },
             "timeout_ms": round(endpoint.config.timeout_s * 1000),
-            "workers": {
-                "slots": pool.slots,
-                "idle": pool.idle,
-                "alive": pool.alive,
-                "restarts": pool.restarts,
-                "joined": pool.joined,
-                "left": pool.left,
-            },
-            "in_flight": endpoint.in_flight,
-            "waiting": endpoint.waiting,
+            **_facts(endpoint),
         }
+        if one.nodes:
+            facts["nodes"] = {node: _facts(endpoint) for node, endpoint in one.nodes.items()}
+        return facts
+
+
+def _facts(endpoint: Endpoint) -> dict[str, Any]:
+    """Return how an endpoint batches and what its workers do."""
+    batching = endpoint.batching
+    sizes = endpoint.metrics.batch_size
+    pool = endpoint.pool.statistics()
+    return {
+        "batching": {
+            "max_batch_size": batching.max_size,
+            "idle": batching.idle,
+            "max_wait_ms": batching.max_wait_s * 1000 if batching.idle == "wait" else None,
+            "max_queue": batching.capacity,
+            "batches": sizes.count,
+            "mean_batch_size": round(sizes.total / sizes.count, 2) if sizes.count else None,
+            "auto": None if endpoint.auto is None else _told(endpoint.auto),
+        },
+        "workers": {
+            "slots": pool.slots,
+            "idle": pool.idle,
+            "alive": pool.alive,
+            "restarts": pool.restarts,
+            "joined": pool.joined,
+            "left": pool.left,
+        },
+        "in_flight": endpoint.in_flight,
+        "waiting": endpoint.waiting,
+    }
 
 
 def _told(auto: AutoState) -> dict[str, Any]:

@@ -16,9 +16,10 @@ def surfaces() -> list[Surface]:
     """Return all surfaces, in the order in which they are asked."""
     from forebay.surfaces.native import NativeSurface
     from forebay.surfaces.nucleus import NucleusSurface
+    from forebay.surfaces.pipeline.surface import PipelineSurface
     from forebay.surfaces.ventu.surface import VentuSurface
 
-    return [VentuSurface(), NativeSurface(), NucleusSurface()]
+    return [VentuSurface(), PipelineSurface(), NativeSurface(), NucleusSurface()]
 
 
 def build(target: str | None, options: Options) -> Project:
@@ -38,6 +39,9 @@ def build(target: str | None, options: Options) -> Project:
         if surface.detect(target):
             if surface.name != "native" and (options.attach.address or options.overrides.python):
                 msg = f"--attach and --python are for forebay's own models; {target} is a {surface.name} project"
+                raise ConfigError(msg)
+            if surface.name != "pipeline" and options.arguments:
+                msg = f"{options.arguments[0]!r} follows the target; only scripts of pipelines take arguments"
                 raise ConfigError(msg)
             return surface.build(target, options)
     path = Path(target)

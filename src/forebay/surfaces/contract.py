@@ -9,9 +9,11 @@ from typing import Any, Protocol
 
 import msgspec
 
+from forebay.graph.draw import Drawable
 from forebay.server.app import App
 from forebay.server.config import AttachConfig, HttpConfig, Overrides
 from forebay.transports.http.exchange import Route
+from forebay.transports.server import Listener
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +27,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         log_level: Level of the logs, None if the person gave none.
         extra_routes: Whether forebay's own paths answer beside the project's.
         state_dir: Folder for files the project's original keeps in fixed places; None takes those places.
+        arguments: What a script that is the target finds in `sys.argv`.
+        drain_s: Time that open requests have to end once the server stops.
     """
 
     http: HttpConfig
@@ -34,6 +38,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str | None = None
     extra_routes: bool = True
     state_dir: Path | None = None
+    arguments: tuple[str, ...] = ()
+    drain_s: float = 30.0
 
 
 class Project(msgspec.Struct, kw_only=True):
@@ -42,10 +48,12 @@ class Project(msgspec.Struct, kw_only=True):
     Attributes:
         app: Its endpoints.
         http: The HTTP front it wants.
-        asgi: Its face as an ASGI application.
+        asgi: Its face as an ASGI application; None opens no HTTP port.
         routes: Models on the fast lane, by the target of their POST requests.
+        listeners: Further ports; at least one where there is no HTTP port.
         summary: What would be served, for `forebay check`: lines for a person.
         warnings: What is odd about the project but does not stop it.
+        graphs: Its graphs, for `forebay check --draw`.
         log_level: Level the project asks for.
         on_ready: Called once every worker is up and the port answers.
         on_stop: Called when the server begins to stop.
@@ -56,8 +64,10 @@ class Project(msgspec.Struct, kw_only=True):
     http: HttpConfig
     asgi: Any
     routes: Mapping[bytes, Route] = {}
+    listeners: list[Listener] = []
     summary: list[str]
     warnings: list[str] = []
+    graphs: list[Drawable] = []
     log_level: str | None = None
     on_ready: Callable[[], None] = lambda: None
     on_stop: Callable[[], None] = lambda: None

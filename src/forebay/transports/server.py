@@ -10,7 +10,7 @@ import signal
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from forebay.server.app import App
 
@@ -37,6 +37,7 @@ class Server:
         app: App,
         listener: Listener,
         *,
+        more: Sequence[Listener] = (),
         drain_s: float,
         ready: Callable[[str, int], None],
         stopping: Callable[[], None] = lambda: None,
@@ -46,12 +47,13 @@ class Server:
         Args:
             app: What answers.
             listener: Its port.
+            more: Further ports.
             drain_s: Time that open requests have to end after SIGTERM or SIGINT; a second signal ends it.
-            ready: Called with the address once every model is loaded and the port is open.
+            ready: Called with the address of `listener` once every model is loaded and the ports are open.
             stopping: Called before the drain begins.
         """
         self._app = app
-        self._listener = listener
+        self._listeners = [listener, *more]
         self._drain_s = drain_s
         self._ready = ready
         self._stopping = stopping
@@ -82,9 +84,9 @@ class Server:
         loop = self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
-        # The port is bound before the models are loaded, so that a port in use is found in milliseconds;
+        # The ports are bound before the models are loaded, so that a port in use is found in milliseconds;
         # nothing is lost by it: until then /readyz says what is missing and requests get 503.
-        host, port = await self._listener.start()
+        host, port = await self._open()
         try:
             starting = asyncio.ensure_future(self._app.start())
             stopped = asyncio.ensure_future(self._stop.wait())
@@ -104,15 +106,28 @@ class Server:
             await self._drain()
         return self._status
 
+    async def _open(self) -> tuple[str, int]:
+        """Open every port or none; returns the address of the first."""
+        addresses: list[tuple[str, int]] = []
+        try:
+            for listener in self._listeners:
+                addresses.append(await listener.start())  # noqa: PERF401 - those that are open are counted on failure
+        except BaseException:
+            for listener in self._listeners[: len(addresses)]:
+                await listener.stop(0.0)
+            raise
+        return addresses[0]
+
     async def _drain(self) -> None:
         assert self._hurry is not None
         self._app.is_draining = True
-        listening = asyncio.ensure_future(self._listener.stop(self._drain_s))
+        closing = [asyncio.ensure_future(listener.stop(self._drain_s)) for listener in self._listeners]
+        closed = asyncio.ensure_future(asyncio.wait(closing))
         hurried = asyncio.ensure_future(self._hurry.wait())
-        await asyncio.wait([listening, hurried], return_when=asyncio.FIRST_COMPLETED)
-        if not listening.done():
-            listening.cancel()
-            await asyncio.wait([listening])
+        await asyncio.wait([closed, hurried], return_when=asyncio.FIRST_COMPLETED)
+        for stopping in closing:
+            stopping.cancel()
+        await closed
         await self._app.drain(0.0 if self._hurry.is_set() else 1.0)
         hurried.cancel()
 

@@ -7,6 +7,7 @@ the reply; nothing is copied on the way. What a worker process sees of it is an 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -25,6 +26,8 @@ class Alone:
 
 ALONE: Final = Alone()
 """Batch key of a request that shares its batch with nobody and does not wait for company."""
+
+_MEDIA_TYPE: Final = re.compile(r"[\w.+-]+/[\w.+-]+(; ?[\w-]+=[\w.-]+)?", re.ASCII)
 
 EMPTY: Final[Mapping[str, Any]] = {}
 
@@ -65,6 +68,28 @@ class After(msgspec.Struct, frozen=True, eq=False):
 
     outcome: Any
     work: Callable[[], object]
+
+
+class Media(msgspec.Struct, frozen=True):
+    """A result of a composition that is bytes of a media type of its own, such as a picture; HTTP sends it as it is.
+
+    Attributes:
+        body: The bytes.
+        type: What they are, such as `image/png`.
+    """
+
+    body: bytes
+    type: str
+
+    def __post_init__(self) -> None:
+        """Check that the type can stand in a header.
+
+        Raises:
+            ValueError: If it cannot.
+        """
+        if not _MEDIA_TYPE.fullmatch(self.type):
+            msg = f"the media type is {self.type!r:.100}; one such as 'image/png' is needed"
+            raise ValueError(msg)
 
 
 Outcome = Any  # a runner's result for one item, or a Failure

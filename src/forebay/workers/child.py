@@ -29,6 +29,7 @@ from forebay.workers import frames, proof
 from forebay.workers.address import dial, parse_address
 from forebay.workers.cancel import probe
 from forebay.workers.memory import keep_freed_memory
+from forebay.workers.phases import Laps, lap, phases_of
 from forebay.workers.pool import CREDIT, checked, do_after, failure_of, split_after
 from forebay.workers.runner import RunnerSpec, WorkerContext
 from forebay.workers.shm import ArenaReader, ArenaWriter
@@ -204,8 +205,8 @@ def serve(connection: Connection, runner: Runner) -> None:
         except (EOFError, ConnectionError):
             return
         if message[0] == "batch":
-            _, batch_id, bodies, params, sizes = message
-            _run(connection, runner, batch_id, _items(bodies, params, sizes))
+            _, batch_id, bodies, params, sizes, *rest = message
+            _run(connection, runner, batch_id, _items(bodies, params, sizes), Laps() if rest[:1] == [True] else None)
         elif message[0] == "stop":
             return
 
@@ -219,10 +220,11 @@ def _items(bodies: list[Any], params: Any, sizes: list[int] | None) -> list[Item
     return [Item(*fields) for fields in zip(bodies, each, sizes or [1] * count, strict=True)]
 
 
-def _run(connection: Connection, runner: Runner, batch_id: int, items: list[Item]) -> None:
+def _run(connection: Connection, runner: Runner, batch_id: int, items: list[Item], laps: Laps | None) -> None:
     work: list[Any] = []
     probe.set(lambda: connection.is_cancelled(batch_id))
-    started = time.perf_counter()
+    lap.set(laps)
+    started = time.monotonic()
     try:
         result = runner.run(items)
         if hasattr(result, "__next__"):
@@ -232,12 +234,13 @@ def _run(connection: Connection, runner: Runner, batch_id: int, items: list[Item
             outcomes, work = split_after(checked(result, len(items)))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
         outcomes = [failure_of(error)] * len(items)
-    seconds = time.perf_counter() - started
+    seconds = time.monotonic() - started
+    told = [] if laps is None else [[started, phases_of(runner, laps)]]
     try:
-        frame = _result(connection, batch_id, outcomes, seconds, ready=not work)
+        frame = _result(connection, batch_id, outcomes, [seconds, not work, *told])
     except Exception as error:  # noqa: BLE001 - the user's results hold something that msgpack does not
         failure = Failure(BadOutcome(f"the results cannot be sent to the server: {error}"))
-        frame = _result(connection, batch_id, [failure] * len(items), seconds, ready=not work)
+        frame = _result(connection, batch_id, [failure] * len(items), [seconds, not work, *told])
     connection.send_frame(frame)
     if work:
         while (message := connection.receive())[0] != "written":
@@ -247,12 +250,12 @@ def _run(connection: Connection, runner: Runner, batch_id: int, items: list[Item
         connection.send(["ready"])
 
 
-def _result(connection: Connection, batch_id: int, outcomes: Sequence[Any], seconds: float, *, ready: bool) -> bytes:
+def _result(connection: Connection, batch_id: int, outcomes: Sequence[Any], rest: Sequence[Any]) -> bytes:
     failures = None
     if Failure in set(map(type, outcomes)):
         failures = {i: wire_error(outcome.error) for i, outcome in enumerate(outcomes) if type(outcome) is Failure}
         outcomes = [None if type(outcome) is Failure else outcome for outcome in outcomes]
-    return frames.encode(["result", batch_id, connection.place(outcomes), failures, seconds, ready])
+    return frames.encode(["result", batch_id, connection.place(outcomes), failures, *rest])
 
 
 def _stream(connection: Connection, batch_id: int, count: int, steps: Iterator[Sequence[Any]]) -> None:
@@ -339,7 +342,7 @@ def _leave_it_to_the_server(_number: int, _frame: object) -> None:
 
 
 def _about(worker: int | None, *, first: bool) -> dict[str, Any]:
-    return {"pid": os.getpid(), "worker": worker, "first": first}
+    return {"pid": os.getpid(), "worker": worker, "first": first, "phases": True}
 
 
 def _join(address: Address, worker: int | None, runner: Runner) -> None:

@@ -12,6 +12,7 @@ from forebay.errors import ModelError, Unavailable
 from forebay.types.call import Failure
 from forebay.workers.cancel import probe
 from forebay.workers.memory import keep_freed_memory
+from forebay.workers.phases import Laps, lap, note
 from forebay.workers.pool import CREDIT, PoolStatistics, checked, do_after, failure_of, split_after
 from forebay.workers.runner import WorkerContext
 
@@ -67,13 +68,15 @@ class InlinePool:
         run = self._run
         assert run is not None
         context = contextvars.copy_context()
-        started = time.perf_counter()
+        laps = None if batch.noted is None else Laps()
+        started = time.monotonic()
         try:
             context.run(probe.set, lambda: batch.cancelled)
+            context.run(lap.set, laps)
             result = context.run(run, batch.entries)
             if hasattr(result, "__await__") or hasattr(result, "__next__") or hasattr(result, "__anext__"):
                 task = asyncio.get_running_loop().create_task(
-                    self._finish(batch, done, result, started), context=context
+                    self._finish(batch, done, result, started, laps), context=context
                 )
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -81,7 +84,7 @@ class InlinePool:
             outcomes = checked(result, len(batch.entries))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
             outcomes = [failure_of(error)] * len(batch.entries)
-        self._answer(batch, done, outcomes, started)
+        self._answer(batch, done, outcomes, started, laps)
 
     async def stop(self, grace_s: float) -> None:
         """Wait for tasks, answer what is late as unavailable, close the runner."""
@@ -100,8 +103,10 @@ class InlinePool:
         """Return a snapshot."""
         return PoolStatistics(slots=self._slots, idle=self.idle, alive=int(self._run is not None))
 
-    def _answer(self, batch: Batch, done: Done, outcomes: Sequence[Any], started: float) -> None:
-        batch.model_s = time.perf_counter() - started
+    def _answer(self, batch: Batch, done: Done, outcomes: Sequence[Any], started: float, laps: Laps | None) -> None:
+        batch.model_s = time.monotonic() - started
+        if batch.noted is not None and laps is not None and self._runner is not None:
+            note(batch.noted, self._runner, laps, started, "0")
         outcomes, work = split_after(outcomes)
         if not work:
             self.idle += not self._is_stopping
@@ -112,7 +117,7 @@ class InlinePool:
         self.idle += not self._is_stopping
         self._on_idle()
 
-    async def _finish(self, batch: Batch, done: Done, result: Any, started: float) -> None:
+    async def _finish(self, batch: Batch, done: Done, result: Any, started: float, laps: Laps | None) -> None:
         count = len(batch.entries)
         outcomes: Sequence[Any] = [None] * count
         try:
@@ -128,7 +133,7 @@ class InlinePool:
             outcomes = [Failure(Unavailable("the server stopped before the model answered"))] * count
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
             outcomes = [failure_of(error)] * count
-        self._answer(batch, done, outcomes, started)
+        self._answer(batch, done, outcomes, started, laps)
 
     async def _stream(self, batch: Batch, steps: AsyncIterator[Sequence[Any]]) -> None:
         credit = asyncio.Semaphore(CREDIT)

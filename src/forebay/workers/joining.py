@@ -64,7 +64,7 @@ class JoiningWorker:
             tell: Takes sentences for whoever started it.
         """
         self._address = address
-        self._about = {"pid": os.getpid(), "worker": secrets.token_hex(16), "model": model}
+        self._about = {"pid": os.getpid(), "worker": secrets.token_hex(16), "model": model, "phases": True}
         self._secret = secret
         self._threads = threads
         self._once = once

@@ -63,13 +63,13 @@ class Packed(msgspec.Struct, eq=False):
             RunnerFailed: If that is not possible here, for instance because its class cannot be imported.
         """
         try:
-            return load(self.parts[0], *map(bytearray, self.parts[1:]))
-        except Exception as error:
+            return _load_copy(*self.parts)
+        except (Exception, SystemExit) as error:
             msg = f"a value of another process cannot be loaded here: {type(error).__name__}: {error}"
             raise RunnerFailed(msg, trace=_trace(error)) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return load, (bytes(self.parts[0]), *map(pickle.PickleBuffer, self.parts[1:]))
+        return _load_copy, (bytes(self.parts[0]), *map(pickle.PickleBuffer, self.parts[1:]))
 
 
 class _Index(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -93,7 +93,7 @@ def pack(values: Mapping[str, Any]) -> list[Buffer]:
     parts: list[Buffer] = [b""]
     counts: dict[str, int] = {}
     for name, value in values.items():
-        found = dump(value, name)
+        found = dump(value, f"the value of '{name}'")
         counts[name] = len(found)
         parts += found
     parts[0] = msgspec.msgpack.encode(_Index(counts))
@@ -106,7 +106,7 @@ def unpack(parts: Sequence[Buffer]) -> dict[str, Any]:
     Raises:
         RunnerFailed: If a value cannot be loaded here.
     """
-    return {name: value.load() for name, value in _split(parts).items()}
+    return {name: value.load() for name, value in _split(_decode_index(parts[0]).counts or {}, parts).items()}
 
 
 def is_packed(body: object) -> TypeGuard[list[Buffer]]:
@@ -124,7 +124,7 @@ def pack_outcome(outcome: Outcome) -> Outcome:
     if type(outcome) is After:
         return After(pack_outcome(outcome.outcome), outcome.work)
     try:
-        return pack(outcome.by_port) if isinstance(outcome, Outputs) else [_ONE, *dump(outcome, "")]
+        return pack(outcome.by_port) if isinstance(outcome, Outputs) else [_ONE, *dump(outcome)]
     except BadOutcome as error:
         return Failure(error)
 
@@ -134,30 +134,39 @@ def open_outcome(outcome: Any) -> Packed | Outputs:
 
     Args:
         outcome: That of one item; of an item of several samples the list of theirs, which becomes one value, a list.
+
+    Raises:
+        BadOutcome: If it is not packed.
     """
     if not is_packed(outcome):
-        return Packed(dump([open_outcome(one) for one in outcome], ""))
-    if _decode_index(outcome[0]).counts is None:
-        return Packed(outcome[1:])
-    return Outputs(_split(outcome))
+        if type(outcome) is not list:
+            msg = f"a worker answered with {type(outcome).__name__} and not with packed values; is its runner `packed`?"
+            raise BadOutcome(msg)
+        return Packed(dump([open_outcome(one) for one in cast("list[Any]", outcome)]))
+    try:
+        counts = _decode_index(outcome[0]).counts
+    except msgspec.DecodeError as error:
+        msg = f"a worker answered with bytes that are no packed values ({error}); is its runner `packed`?"
+        raise BadOutcome(msg) from error
+    return Packed(outcome[1:]) if counts is None else Outputs(_split(counts, outcome))
 
 
-def _split(parts: Sequence[Buffer]) -> dict[str, Packed]:
+def _split(counts: Mapping[str, int], parts: Sequence[Buffer]) -> dict[str, Packed]:
     """Separate what `pack` has packed, without loading any of it."""
     values: dict[str, Packed] = {}
     start = 1
-    for name, count in (_decode_index(parts[0]).counts or {}).items():
+    for name, count in counts.items():
         values[name] = Packed(parts[start : start + count])
         start += count
     return values
 
 
-def dump(value: Any, name: str = "") -> Sequence[Buffer]:
+def dump(value: Any, what: str = "the result") -> Sequence[Buffer]:
     """Return the parts of a value: its pickle, then the large buffers that it refers to, which are not copied.
 
     Args:
         value: What is packed; something `Packed` is taken as it is.
-        name: What messages call it.
+        what: What messages call it.
 
     Raises:
         BadOutcome: If it cannot be pickled, with its type.
@@ -176,7 +185,6 @@ def dump(value: Any, name: str = "") -> Sequence[Buffer]:
     try:
         return [pickle.dumps(value, protocol=5, buffer_callback=keep_inside), *buffers]
     except Exception as error:
-        what = f"the value of '{name}'" if name else "the result"
         msg = f"{what}, of type {type(value).__name__}, cannot be sent to another process: {error}"
         raise BadOutcome(msg, trace=_trace(error)) from error
 
@@ -190,7 +198,11 @@ def load(pickled: Buffer | bytearray, *buffers: Buffer | bytearray) -> Any:
     return pickle.loads(pickled, buffers=buffers)  # noqa: S301 - made by one of our own processes: see the top
 
 
-def _trace(error: Exception) -> str:
+def _load_copy(pickled: Buffer, *buffers: Buffer) -> Any:
+    return load(pickled, *map(bytearray, buffers))
+
+
+def _trace(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 

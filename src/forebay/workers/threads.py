@@ -14,6 +14,7 @@ from forebay.errors import ModelError, Unavailable
 from forebay.types.call import Failure
 from forebay.workers.cancel import probe
 from forebay.workers.memory import keep_freed_memory
+from forebay.workers.phases import Laps, lap, note
 from forebay.workers.pool import CREDIT, PoolStatistics, checked, do_after, failure_of, split_after
 from forebay.workers.runner import WorkerContext
 
@@ -170,7 +171,7 @@ class ThreadPool:
             return
         while (work := self._inbox.get()) is not None:
             batch, done = work
-            outcomes, work = split_after(self._run(runner, batch))
+            outcomes, work = split_after(self._run(runner, batch, worker.ctx.index))
             try:
                 if work:
                     written = threading.Event()
@@ -184,10 +185,12 @@ class ThreadPool:
                 return
         worker.leave()
 
-    def _run(self, runner: Runner, batch: Batch) -> Sequence[Any]:
+    def _run(self, runner: Runner, batch: Batch, worker: int) -> Sequence[Any]:
         entries = batch.entries
         probe.set(lambda: batch.cancelled)
-        started = time.perf_counter()
+        laps = None if batch.noted is None else Laps()
+        lap.set(laps)
+        started = time.monotonic()
         try:
             result = runner.run(entries)
             if hasattr(result, "__next__"):
@@ -197,7 +200,9 @@ class ThreadPool:
                 outcomes = checked(result, len(entries))
         except BaseException as error:  # noqa: BLE001 - the boundary to user code; SystemExit must not end the thread
             outcomes = [failure_of(error)] * len(entries)
-        batch.model_s = time.perf_counter() - started
+        batch.model_s = time.monotonic() - started
+        if batch.noted is not None and laps is not None:
+            note(batch.noted, runner, laps, started, str(worker))
         return outcomes
 
     def _stream(self, batch: Batch, steps: Iterator[Sequence[Any]]) -> None:

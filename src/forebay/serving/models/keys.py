@@ -55,15 +55,30 @@ class SampleKeys:
         except Exception as error:  # noqa: BLE001 - msgspec, pydantic or a hook of the user's
             raise refusal(error, row, number) from None
         try:
-            key = self._key_of(sample)
+            return key_of_sample(self._key_of, self._name, sample)
         except ForebayError as error:
             raise refusal(error, row, number) from None
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
-            raise failure_of(error).error from None
-        try:
-            hash(key)
-        except Exception:  # noqa: BLE001 - the key's own method
-            found = type(key).__name__
-            msg = f"{self._name} returned a {found}, which cannot be hashed; return a number, a string or a tuple"
-            raise RunnerFailed(msg) from None
-        return key
+
+
+def key_of_sample(key_of: Callable[..., Hashable], name: str, *inputs: Any) -> Hashable:
+    """Ask a function of the user's for a batch key.
+
+    Args:
+        key_of: The function.
+        name: What it is called in errors.
+        *inputs: What it is given: the sample, or its inputs one by one.
+
+    Raises:
+        ForebayError: What it raised; RunnerFailed if it returned what cannot be a key.
+    """
+    try:
+        key = key_of(*inputs)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
+        raise failure_of(error).error from None
+    try:
+        hash(key)
+    except Exception:  # noqa: BLE001 - the key's own method
+        found = type(key).__name__
+        msg = f"{name} returned a {found}, which cannot be hashed; return a number, a string or a tuple"
+        raise RunnerFailed(msg) from None
+    return key

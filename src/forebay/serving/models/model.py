@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import re
 import sys
+import zlib
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
@@ -105,8 +106,12 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     description: str
 
 
-def settings_of(model: type[Model]) -> ModelSettings:
+def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
     """Check a model class and read its settings.
+
+    Args:
+        model: The class.
+        one_input: Whether `predict` takes the samples and nothing else, as in a model that answers requests.
 
     Raises:
         ConfigError: Naming the class, the attribute, what was found and what is allowed.
@@ -116,7 +121,8 @@ def settings_of(model: type[Model]) -> ModelSettings:
     if not callable(predict):
         msg = f"{where} has no method `predict`; write `def predict(self, batch): ...`"
         raise ConfigError(msg)
-    _check_parameters(model, "predict", "batch")
+    if one_input:
+        _check_parameters(model, "predict", "batch")
     for hook in ("preprocess", "postprocess"):
         if hasattr(model, hook):
             _check_parameters(model, hook, "sample" if hook == "preprocess" else "result")
@@ -140,7 +146,7 @@ def settings_of(model: type[Model]) -> ModelSettings:
         msg = f"{where} is batchable and its predict is a generator; an answer is an array or a stream, not both"
         raise ConfigError(msg)
     _check_objective(model)
-    _check_key_and_pad(model, streams=streams)
+    _check_key_and_pad(model, streams=streams, one_input=one_input)
     if type(model.isolate_errors) is not bool:
         msg = f"{where}.isolate_errors is {model.isolate_errors!r}; True or False is needed"
         raise ConfigError(msg)
@@ -185,7 +191,8 @@ def load_module(path: Path) -> ModuleType:
         hint = nearest(path.name, siblings)
         msg = f"there is no file {path}" + (f"; did you mean {hint}?" if hint else "")
         raise ConfigError(msg)
-    name = f"forebay_target_{path.stem}_{abs(hash(str(path))):x}"
+    # The same name in every process, so that what is pickled in one can be found in another.
+    name = f"forebay_target_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     if name in sys.modules:
         return sys.modules[name]
     folder = str(path.parent)
@@ -249,7 +256,7 @@ def _check_objective(model: type[Model]) -> None:
         raise ConfigError(msg)
 
 
-def _check_key_and_pad(model: type[Model], *, streams: bool) -> None:
+def _check_key_and_pad(model: type[Model], *, streams: bool, one_input: bool) -> None:
     where = model.__qualname__
     key_of, pad = model.batch_key, model.pad
     if key_of is not None:
@@ -259,7 +266,8 @@ def _check_key_and_pad(model: type[Model], *, streams: bool) -> None:
         if inspect.iscoroutinefunction(key_of):
             msg = f"{where}.batch_key is a coroutine function; it runs before a request is queued and must not wait"
             raise ConfigError(msg)
-        _check_key_parameters(model, key_of)
+        if one_input:
+            _check_key_parameters(model, key_of)
     if pad is None:
         return
     if not isinstance(cast("Any", pad), Pad):

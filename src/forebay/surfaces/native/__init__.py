@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python files with `forebay.Model` classes: `file.py` serves all models in it, `file.py:Name` one of them."""
+"""Python files with models or compositions of them: `file.py` serves all that are in it, `file.py:Name` one of them."""
 
 from __future__ import annotations
 
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError, ForebayError
 from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described
@@ -22,8 +21,10 @@ from forebay.serving.models.model_runner import ModelRunner
 from forebay.serving.models.schema import io_types
 from forebay.surfaces.contract import Project
 from forebay.surfaces.native.attached import Lobby
+from forebay.surfaces.native.batching import batching_of, isolates
 from forebay.surfaces.native.config import Entry, Plan, find_config, read_config
 from forebay.surfaces.native.describe import describe_in
+from forebay.surfaces.native.graphs import GraphTarget, compositions_of, drawable, serve_composition, unserved
 from forebay.surfaces.native.servings import serve_serving, serving_in
 from forebay.workers.inline import InlinePool
 from forebay.workers.processes import ProcessPool
@@ -31,8 +32,10 @@ from forebay.workers.runner import RunnerSpec
 from forebay.workers.threads import ThreadPool
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
     from types import ModuleType
 
+    from forebay.graph.draw import Drawable
     from forebay.server.config import Overrides
     from forebay.serving.models.model import Model, ModelSettings
     from forebay.serving.models.schema import WireType
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class NativeSurface:
-    """Serves `forebay.Model` classes."""
+    """Serves `forebay.Model` classes and compositions of them."""
 
     name = "native"
 
@@ -62,7 +65,8 @@ class NativeSurface:
         from forebay.transports.http.asgi import asgi_app, routes_of
 
         plan = _plan(target, options)
-        app = App([served for entry in plan.entries for served in serve_target(*entry)])
+        built = [serve_target(*entry) for entry in plan.entries]
+        app = App([served for one in built for served in one.served])
         if plan.attach.address is not None:
             Lobby(app, plan.attach, lambda told, pool: endpoint_of(told.name, told.settings, pool, options.overrides))
         return Project(
@@ -71,19 +75,34 @@ class NativeSurface:
             asgi=asgi_app(app, plan.http),
             routes=routes_of(app, plan.http),
             summary=[_summary(app, served) for served in app.served],
+            warnings=[warning for one in built for warning in one.warnings],
+            graphs=[graph for one in built for graph in one.graphs],
         )
+
+
+class Built(NamedTuple):
+    """What became of one target."""
+
+    served: list[Served]
+    warnings: Sequence[str] = ()
+    graphs: Sequence[Drawable] = ()
 
 
 def _plan(target: str | None, options: Options) -> Plan:
     config = find_config(target) if target is not None else None
     if config is not None:
         return read_config(config, options)
-    entries = [] if target is None else [Entry(target, options.overrides)]
+    entries = [] if target is None else [Entry(target, options.overrides, options.given)]
     return Plan(entries, options.http, options.attach)
 
 
-def serve_target(target: str, overrides: Overrides) -> list[Served]:
+def serve_target(target: str, overrides: Overrides, given: Collection[str] = ()) -> Built:
     """Build the endpoints of a Python file, in this interpreter or described by another one.
+
+    Args:
+        target: The file, or a name in it.
+        overrides: What the person says about every model.
+        given: Which of that was said and is not a default.
 
     Raises:
         ConfigError: If the file cannot be imported or a model is not well-formed.
@@ -91,10 +110,16 @@ def serve_target(target: str, overrides: Overrides) -> list[Served]:
     path, name = split_target(target)
     if overrides.python is None:
         module = import_file(path)
+        compositions = compositions_of(module, name)
+        if compositions:
+            targets = [GraphTarget(one, path, key, overrides, given) for key, one in compositions.items()]
+            warnings = [warning for one in compositions.values() for warning in one.graph.warnings]
+            warnings += unserved(module, compositions) if name is None else []
+            return Built([serve_composition(one) for one in targets], warnings, [drawable(one) for one in targets])
         serving = serving_in(module, name)
         if serving is not None and name is not None:
-            return [serve_serving(serving, path, name, overrides)]
-        return [serve_model(model, overrides) for model in models_in(module, name)]
+            return Built([serve_serving(serving, path, name, overrides)])
+        return Built([serve_model(model, overrides) for model in models_in(module, name)])
     if overrides.worker_kind != "process":
         msg = f"an interpreter of its own needs worker kind process, found {overrides.worker_kind}"
         raise ConfigError(msg)
@@ -103,7 +128,7 @@ def serve_target(target: str, overrides: Overrides) -> list[Served]:
         pool = _process_pool(path, class_name, told.settings, overrides)
         endpoint = endpoint_of(class_name, told.settings, pool, overrides)
         served.append(Served(endpoint, told.contract, told.described))
-    return served
+    return Built(served)
 
 
 def serve_model(model: type[Model], overrides: Overrides) -> Served:
@@ -159,7 +184,7 @@ def endpoint_of(
         split=settings.split,
         streams=settings.streams,
     )
-    return Endpoint(config, _batching(where, settings, overrides), pool, keys)
+    return Endpoint(config, batching_of(where, settings, overrides), pool, keys)
 
 
 def split_target(target: str) -> tuple[Path, str | None]:
@@ -168,30 +193,6 @@ def split_target(target: str) -> tuple[Path, str | None]:
     if colon and file.endswith(".py"):
         return Path(file), name
     return Path(target), None
-
-
-def _batching(where: str, settings: ModelSettings, overrides: Overrides) -> BatchConfig:
-    policy = overrides.policy or settings.policy
-    objective_ms = overrides.latency_objective_ms or settings.latency_objective_ms
-    wait_ms = overrides.max_wait_ms
-    if wait_ms is None and overrides.policy is None:
-        wait_ms = settings.max_wait_ms
-    if policy is None and objective_ms is not None:
-        msg = f"{where} has a latency objective that nothing keeps to; set policy to 'auto', or leave the objective out"
-        raise ConfigError(msg)
-    if policy is not None and objective_ms is None:
-        msg = f"{where} has the policy '{policy}' and no objective; set latency_objective_ms, in milliseconds"
-        raise ConfigError(msg)
-    if policy is not None and wait_ms is not None:
-        msg = f"{where} has the policy '{policy}', which learns how long to wait; leave out max_wait_ms"
-        raise ConfigError(msg)
-    return BatchConfig(
-        max_size=overrides.max_batch_size or settings.max_batch_size,
-        max_wait_s=(wait_ms or 0.0) / 1000,
-        capacity=overrides.max_queue or settings.max_queue,
-        idle=overrides.idle or ("gather" if wait_ms is None else "wait"),
-        objective_s=None if objective_ms is None else objective_ms / 1000,
-    )
 
 
 def _keys_of(where: str, settings: ModelSettings, given: WireType) -> SampleKeys | None:
@@ -204,9 +205,9 @@ def _pool(model: type[Model], settings: ModelSettings, overrides: Overrides) -> 
     file = Path(str(sys.modules[model.__module__].__file__))
     if overrides.worker_kind == "process":
         return _process_pool(file, model.__name__, settings, overrides)
-    isolates = _isolates(model.__qualname__, settings, overrides)
-    spec = _spec(file, model.__name__, isolates=isolates)
-    spec = msgspec.structs.replace(spec, local=lambda: ModelRunner(model, isolate_errors=isolates))
+    is_isolating = isolates(model.__qualname__, settings, overrides)
+    spec = _spec(file, model.__name__, isolate_errors=is_isolating)
+    spec = msgspec.structs.replace(spec, local=lambda: ModelRunner(model, isolate_errors=is_isolating))
     if overrides.worker_kind == "inline":
         if overrides.threads > 1:
             msg = f"worker kind inline has no threads, found {overrides.threads}; use thread or process"
@@ -216,27 +217,19 @@ def _pool(model: type[Model], settings: ModelSettings, overrides: Overrides) -> 
 
 
 def _process_pool(file: Path, name: str, settings: ModelSettings, overrides: Overrides) -> ProcessPool:
-    isolates = _isolates(name, settings, overrides)
+    is_isolating = isolates(name, settings, overrides)
     return ProcessPool(
-        _spec(file, name, isolates=isolates),
+        _spec(file, name, isolate_errors=is_isolating),
         workers=overrides.workers,
         threads=overrides.threads,
         python=overrides.python,
-        isolates=isolates,
+        isolates=is_isolating,
     )
 
 
-def _spec(file: Path, name: str, *, isolates: bool) -> RunnerSpec:
-    kwargs = {"path": str(file.absolute()), "name": name, "isolate_errors": isolates}
+def _spec(file: Path, name: str, *, isolate_errors: bool) -> RunnerSpec:
+    kwargs = {"path": str(file.absolute()), "name": name, "isolate_errors": isolate_errors}
     return RunnerSpec(factory="forebay.serving.models.model_runner:from_file", kwargs=kwargs)
-
-
-def _isolates(where: str, settings: ModelSettings, overrides: Overrides) -> bool:
-    isolates = settings.isolate_errors or overrides.isolate_errors
-    if isolates and settings.streams:
-        msg = f"{where} streams, and a stream that has begun cannot run again; leave out --isolate-errors"
-        raise ConfigError(msg)
-    return isolates
 
 
 def import_file(path: Path) -> ModuleType:
@@ -270,6 +263,11 @@ def _line(error: BaseException, path: Path) -> str:
 
 def _summary(app: App, name: str) -> str:
     about = app.describe(name)
+    if "nodes" in about:
+        return (
+            f"POST /models/{name}  version {about['version']}, a graph of {', '.join(about['nodes'])}, "
+            f"{about['workers']['slots']} requests at a time, timeout {about['timeout_ms']} ms"
+        )
     batching = about["batching"]
     waits = f"waits {batching['max_wait_ms']:g} ms" if batching["idle"] == "wait" else batching["idle"]
     if batching["auto"] is not None:

@@ -29,7 +29,7 @@ from forebay.server.config import AttachConfig, HttpConfig, Overrides
 from forebay.workers.address import UnixAddress, parse_address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from forebay.server.yaml import Document
     from forebay.surfaces.contract import Options
@@ -41,10 +41,11 @@ _SECTIONS = ("models", "http", "attach")
 
 
 class Entry(NamedTuple):
-    """One target of the file, and what holds for its models."""
+    """One target of the file, what holds for its models, and which of that was said by the file or the person."""
 
     target: str
     overrides: Overrides
+    given: Collection[str]
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -94,7 +95,8 @@ def _entry(document: Document, path: tuple[Any, ...], model: Any, folder: Path, 
     settings = _values(document, path, Overrides, given)
     if "/" in settings.get("python", ""):  # else it is looked up in PATH
         settings["python"] = _below(folder, settings["python"])
-    return Entry(_below(folder, target), msgspec.structs.replace(options.overrides, **settings))
+    overrides = msgspec.structs.replace(options.overrides, **settings)
+    return Entry(_below(folder, target), overrides, options.given | settings.keys())
 
 
 def _http(document: Document, section: Any, options: Options) -> HttpConfig:

@@ -190,12 +190,17 @@ def describe_in(python: str, target: str) -> list[tuple[str, Description]]:
 def main() -> None:
     """Describe the target in `sys.argv[1]` to the standard output; what the file prints goes to the other one."""
     from forebay.surfaces.native import import_file, split_target
+    from forebay.surfaces.native.graphs import compositions_of
 
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     try:
         path, name = split_target(sys.argv[1])
-        models = models_in(import_file(path), name)
+        module = import_file(path)
+        if compositions_of(module, name):
+            msg = f"{path} composes models, which the server's own interpreter must import; leave out --python"
+            raise ConfigError(msg)
+        models = models_in(module, name)
         found: dict[str, Any] = {"models": [(model.__name__, describe(model)) for model in models]}
     except ForebayError as error:
         found = {"error": [error.kind, error.message]}

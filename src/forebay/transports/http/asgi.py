@@ -30,6 +30,7 @@ from forebay.protocols import native, openapi
 from forebay.serving.endpoint import next_id
 from forebay.serving.servings import registry
 from forebay.transports.http.exchange import MethodNotAllowed, Route, Unauthorized, error_answer, key_is_known
+from forebay.transports.http.trace_page import TracePage
 from forebay.types.call import Failure
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ def _paths(app: App, pages: Pages, by_target: Mapping[bytes, Route]) -> list[Pat
         PathRoute("/healthz", _Methods(get=pages.healthz)),
         PathRoute("/readyz", _Methods(get=pages.readyz)),
         PathRoute("/metrics", _Methods(get=pages.metrics)),
+        PathRoute("/trace", _Methods(get=pages.trace)),
         PathRoute("/openapi.json", _Methods(get=pages.openapi)),
         PathRoute("/docs", _Methods(get=pages.docs)),
         PathRoute("/docs/{asset}", _Methods(get=pages.asset)),
@@ -228,10 +230,9 @@ class Answer:
             await self._start_stream()
             await self._send({"type": "http.response.body", "body": b""})
         else:
-            params = self._head.params
-            media = native.content_type_of(contract, params)
-            headers = [(b"content-type", media.encode()), (b"x-request-id", (self.id or next_id()).encode())]
-            await _send(self._send, 200, headers, self._route.encode(params, outcome))
+            media, body = self._route.answer(self._head.params, outcome)
+            headers = [(b"content-type", media), (b"x-request-id", (self.id or next_id()).encode())]
+            await _send(self._send, 200, headers, body)
 
     def _reply(self, request: Request, outcome: Any) -> None:
         self.id = request.id or self.id
@@ -279,6 +280,7 @@ class Pages:
         self._config = config
         servings = ServingCollector(lambda: [process.reading() for process in registry.running()])
         self._exposition = Exposition(self._readings, servings)
+        self.trace = TracePage(lambda: app.is_draining)
 
     async def index(self, _request: HttpRequest) -> Response:
         """Say where to go when several models are served."""
@@ -342,19 +344,19 @@ class Pages:
         return Response(body, media_type=media_type, headers=headers)
 
     def _readings(self) -> Iterator[Reading]:
-        for name, served in self._app.served.items():
-            endpoint = served.endpoint
-            pool = endpoint.pool.statistics()
-            yield Reading(
-                name,
-                endpoint.config.version,
-                endpoint.metrics,
-                endpoint.in_flight,
-                endpoint.waiting,
-                pool.alive,
-                pool.restarts,
-                None if endpoint.auto is None else endpoint.auto.objective_held,
-            )
+        for served in self._app.served.values():
+            for endpoint in (served.endpoint, *served.nodes.values()):
+                pool = endpoint.pool.statistics()
+                yield Reading(
+                    endpoint.name,
+                    endpoint.config.version,
+                    endpoint.metrics,
+                    endpoint.in_flight,
+                    endpoint.waiting,
+                    pool.alive,
+                    pool.restarts,
+                    None if endpoint.auto is None else endpoint.auto.objective_held,
+                )
 
 
 class _Methods:

@@ -520,9 +520,8 @@ class Connection(HttpToolsProtocol):
             self._end_stream(head, b"")
             self._answered(head, 200, request)
         else:
-            body = outcome if type(outcome) is bytes else route.encode(head.params, outcome)
+            media, body = route.answer(head.params, outcome)
             self._request_id = head.id or next_id()
-            media = native.content_type_of(route.contract, head.params).encode()
             self._write(200, [(b"content-type", media), (b"x-request-id", self._request_id.encode())], body, head)
             self._answered(head, 200, request)
 

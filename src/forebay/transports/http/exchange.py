@@ -17,7 +17,7 @@ import msgspec
 from forebay.errors import ForebayError, InternalError, InvalidRequest, QueueFull, TooLarge, Unavailable
 from forebay.protocols import native
 from forebay.serving.endpoint import next_id
-from forebay.types.call import Request
+from forebay.types.call import Media, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -179,9 +179,12 @@ class Route:
             request.deadline = time.monotonic() + head.timeout_s
         return request
 
-    def encode(self, params: Mapping[str, str], outcome: Any) -> bytes:
-        """Return the body of a successful answer."""
-        return native.joined(outcome, params) if self.contract.batchable else outcome
+    def answer(self, params: Mapping[str, str], outcome: Any) -> tuple[bytes, bytes]:
+        """Return media type and body of a successful answer."""
+        if type(outcome) is Media:
+            return outcome.type.encode(), outcome.body
+        body = native.joined(outcome, params) if self.contract.batchable else outcome
+        return native.content_type_of(self.contract, params).encode(), body
 
     def _read_timeout(self, head: Head, value: bytes) -> None:
         milliseconds = int(value) if value.isdigit() and len(value) < _MAX_DIGITS else 0

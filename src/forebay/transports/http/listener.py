@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import time
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from forebay.errors import ConfigError
+from forebay.transports.binding import why_not
 from forebay.transports.http.connection import Connection, Lane
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class HttpListener:
                 backlog=BACKLOG,
             )
         except OSError as error:
-            raise ConfigError(_why_not(config, error)) from error
+            raise ConfigError(why_not(config.host, config.port, error)) from error
         self._lane.start(loop, self._state)
         host, port = self._server.sockets[0].getsockname()[:2]
         return host, port
@@ -137,14 +137,3 @@ def _quiet(app: ASGIApp) -> ASGIApp:
                 raise
 
     return quiet
-
-
-def _why_not(config: HttpConfig, error: OSError) -> str:
-    where = f"{config.host}:{config.port}"
-    if error.errno == errno.EADDRINUSE:
-        return f"{where} is in use by another program; choose another port, 0 takes a free one"
-    if error.errno == errno.EACCES:
-        return f"{where} needs privileges this user does not have; choose a port above 1023"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return f"{config.host} is no address of this machine; choose one with --host, 0.0.0.0 takes all"
-    return f"{where} cannot be bound: {error.strerror or error}"

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`forebay analyse PROFILE`: what the profile lines of a pipeline server say, and how many workers its ops need."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forebay.cli.trace import advice, aligned, positive
+from forebay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from forebay.surfaces.pipeline.analyst import Analyst
+
+DESCRIPTION = """\
+Read the PROFILE lines that a pipeline server wrote with use_profile: true, or that a client printed with profile=True,
+and print what each op costs, which one limits the others and how many workers each needs. Other lines are skipped, and
+files of the original are read as well.
+"""
+
+EPILOG = """\
+examples:
+  forebay serve service.py > profile.txt 2>&1
+  forebay analyse profile.txt --qps 50 --trace trace.json
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "analyse",
+        help="say what the profile of a pipeline server tells",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("profile", metavar="PROFILE", type=Path, help="a file with PROFILE lines")
+    parser.add_argument(
+        "--qps", type=positive, metavar="N", help="say how many workers each op needs for N requests a second"
+    )
+    parser.add_argument(
+        "--path",
+        metavar="OP,OP",
+        help="the critical path, for the average cost: the ops that a request waits for in turn (all of them)",
+    )
+    parser.add_argument("--trace", metavar="FILE", type=Path, help="write the events as a trace for Perfetto")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Read and print."""
+    from forebay.surfaces.pipeline.analyst import Analyst
+
+    analyst = Analyst(parsed.profile)
+    for line in report(analyst, parsed.qps, parsed.path.split(",") if parsed.path else None):
+        sys.stdout.write(line + "\n")
+    if parsed.trace is not None:
+        try:
+            analyst.save_trace(parsed.trace)
+        except OSError as failure:
+            msg = f"{parsed.trace} cannot be written: {failure.strerror}"
+            raise ConfigError(msg) from failure
+        sys.stderr.write(
+            f"forebay: written to {parsed.trace}; open it in https://ui.perfetto.dev or chrome://tracing\n"
+        )
+    return 0
+
+
+def report(analyst: Analyst, qps: float | None, path: list[str] | None) -> list[str]:
+    """Return the lines that tell a person what a profile says.
+
+    Args:
+        analyst: Has read it.
+        qps: Requests a second that are expected.
+        path: The critical path; None takes all ops.
+
+    Raises:
+        ConfigError: If no op ran, or the path names one that did not.
+    """
+    from forebay.observe import capacity
+
+    call_ms, prepack_ms, postpack_ms, ops = analyst.get_profile()
+    if not ops.ops:
+        msg = "the file has no PROFILE line of an op; serve with use_profile: true under dag, and send requests"
+        raise ConfigError(msg)
+    costs_s = {op: ops.cost(op).total_s for op in ops.ops}
+    rows = [
+        [
+            op,
+            *(f"{ops.times(op).get(step, 0.0):.3f}" for step in ("prep", "midp", "postp")),
+            f"{costs_s[op] * 1000:.3f}",
+        ]
+        for op in ops.ops
+    ]
+    workers = [["workers"], *([str(ops.workers(op))] for op in ops.ops)]
+    table = [["mean in ms", "prep", "midp", "postp", "cost"], *rows]
+    lines = [*aligned([row + more for row, more in zip(table, workers, strict=True)]), ""]
+    if call_ms:
+        lines.append(f"a call took {call_ms:.3f} ms, with {prepack_ms:.3f} to read it and {postpack_ms:.3f} to answer")
+    slowest, able = capacity.throughput({op: (max(costs_s[op], 1e-9), ops.workers(op)) for op in ops.ops})
+    lines.append(f"bottleneck: {slowest}, which lets {able:.4g} requests/s through")
+    on_path = path or ops.ops
+    average_ms = capacity.average_cost(ops.cost(op).total_s for op in on_path) * 1000
+    lines.append(f"a request that waits nowhere takes {average_ms:.4g} ms on the path {', '.join(on_path)}")
+    if qps is not None:
+        lines += advice(costs_s, qps, able)
+    return lines

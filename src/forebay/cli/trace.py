@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`forebay trace URL`: record what a running server does, keep it for Perfetto, and say where the time goes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from http.client import HTTPException, InvalidURL
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib import error, request
+
+import msgspec
+
+from forebay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from forebay.observe.trace_summary import NodeSummary, Summary, Times
+
+DESCRIPTION = """\
+Record what a running server does for some seconds, write it as a file that Perfetto (https://ui.perfetto.dev) and
+chrome://tracing show, and print where the time goes: for each model and each node of a graph how long requests wait and
+run, which one limits the others, and how many workers each needs.
+"""
+
+EPILOG = """\
+examples:
+  forebay trace http://127.0.0.1:8080
+  forebay trace http://127.0.0.1:8080 --seconds 30 -o busy.json --qps 50
+"""
+
+MARGIN_S = 60.0
+"""How long the server may take to write the trace after it has recorded it."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "trace",
+        help="record what a running server does and where the time goes",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("url", metavar="URL", help="of the server, such as http://127.0.0.1:8080")
+    parser.add_argument("--seconds", type=positive, default=10.0, metavar="S", help="how long to record (10)")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("trace.json"), metavar="FILE", help="where to write it (trace.json)"
+    )
+    parser.add_argument("--api-key", metavar="KEY", help="sent as X-API-Key")
+    parser.add_argument(
+        "--qps", type=positive, metavar="N", help="say how many workers each node needs for N requests a second"
+    )
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Record, write and print."""
+    from forebay.errors import InvalidRequest
+    from forebay.observe.trace_summary import summarise
+
+    trace = _with_progress(lambda: _fetch(parsed.url, parsed.seconds, parsed.api_key), parsed.seconds)
+    try:
+        summary = summarise(trace)
+    except InvalidRequest as failure:
+        msg = f"{parsed.url} answers, but is no forebay server: {failure.message}"
+        raise ConfigError(msg) from failure
+    try:
+        parsed.output.write_bytes(trace)
+    except OSError as failure:
+        msg = f"{parsed.output} cannot be written: {failure.strerror}"
+        raise ConfigError(msg) from failure
+    sys.stderr.write(f"forebay: written to {parsed.output}; open it in https://ui.perfetto.dev or chrome://tracing\n")
+    for line in report(summary, parsed.qps):
+        sys.stdout.write(line + "\n")
+    return 0
+
+
+def positive(text: str) -> float:
+    """Read a number above 0, as a type of argparse.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is none.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        msg = f"{text!r} is not a number above 0"
+        raise argparse.ArgumentTypeError(msg)
+    return number
+
+
+def report(summary: Summary, qps: float | None) -> list[str]:
+    """Return the lines that tell a person what a trace says."""
+    if not summary.nodes:
+        return [f"no batch ran within {summary.seconds:g} s; send requests while the server is recorded"]
+    lines = [*_table(summary.nodes), ""]
+    lines += [
+        f"{whole.name}: {whole.requests} requests, {_pair(whole.latency)} ms from door to door (mean/p95)"
+        for whole in summary.wholes
+    ]
+    limit = next(node for node in summary.nodes if node.name == summary.bottleneck)
+    workers = "1 worker" if limit.slots == 1 else f"{limit.slots} workers"
+    lines.append(
+        f"bottleneck: {limit.name}, busy {limit.busy:.0%} of the time with {workers}; "
+        f"it lets {summary.throughput:.4g} requests/s through"
+    )
+    lines.append(
+        f"a request that waits nowhere takes {summary.average_cost_s * 1000:.4g} ms on the critical path "
+        f"({', '.join(summary.critical_path)})"
+    )
+    if qps is not None:
+        lines += advice({node.name: node.cost_s for node in summary.nodes}, qps, summary.throughput)
+    if summary.dropped:
+        lines.append(f"{summary.dropped} batches found no room in the recording; record for a shorter time")
+    return lines
+
+
+def advice(costs_s: Mapping[str, float], qps: float, able: float) -> list[str]:
+    """Return what `qps` requests a second need, and what becomes of them as it is.
+
+    Args:
+        costs_s: What one request costs a worker of each node, in seconds.
+        qps: Requests a second that are expected.
+        able: Requests a second that can be answered now.
+    """
+    from forebay.observe import capacity
+
+    needs = ", ".join(f"{name} {capacity.workers_needed(cost_s, qps)}" for name, cost_s in costs_s.items())
+    lines = [f"workers needed for {qps:g} requests/s: {needs}"]
+    more = capacity.accumulation(qps, able, 1.0)
+    if more:
+        lines.append(f"with the workers there are, {more:.4g} requests more wait after each second")
+    return lines
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows of a table, the first column to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in rows
+    ]
+
+
+def _table(nodes: Sequence[NodeSummary]) -> list[str]:
+    head = ["mean/p95 in ms", "requests", "queue", "pre", "process", "post", "batch", "busy"]
+    rows = [
+        [
+            node.name,
+            str(node.requests),
+            _pair(node.queue),
+            _pair(node.pre),
+            _pair(node.process),
+            _pair(node.post),
+            f"{node.requests / node.batches:.2f}",
+            f"{node.busy:.0%} of {node.slots}",
+        ]
+        for node in nodes
+    ]
+    return aligned([head, *rows])
+
+
+def _pair(times: Times) -> str:
+    return f"{times.mean:.2f}/{times.p95:.2f}"
+
+
+def _with_progress(work: Callable[[], bytes], seconds: float) -> bytes:
+    """Do the work and say every second how far it is.
+
+    Raises:
+        ConfigError: What the work raised.
+    """
+    result: list[bytes] = []
+    failures: list[BaseException] = []
+
+    def do() -> None:
+        try:
+            result.append(work())
+        except BaseException as failure:  # noqa: BLE001 - raised again below
+            failures.append(failure)
+
+    thread = threading.Thread(target=do, daemon=True)
+    thread.start()
+    started = time.monotonic()
+    while thread.is_alive():
+        thread.join(1.0)
+        passed = min(time.monotonic() - started, seconds)
+        if thread.is_alive() and sys.stderr.isatty():
+            sys.stderr.write(f"\rforebay: recording, {passed:.0f} of {seconds:g} s ")
+            sys.stderr.flush()
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\033[K")
+    if failures:
+        raise failures[0]
+    return result[0]
+
+
+def _fetch(url: str, seconds: float, api_key: str | None) -> bytes:
+    if not url.startswith(("http://", "https://")):
+        msg = f"{url!r} is not a URL; it starts with http:// or https://"
+        raise ConfigError(msg)
+    try:
+        message = request.Request(f"{url.rstrip('/')}/trace?seconds={seconds:g}")  # noqa: S310 - http or https, see above
+        if api_key:
+            message.add_header("x-api-key", api_key)
+        with request.urlopen(message, timeout=seconds + MARGIN_S) as answer:  # noqa: S310 - as above
+            return answer.read()
+    except error.HTTPError as answer:
+        msg = f"{url} answers {answer.code}: {_reason(answer.read())}"
+        raise ConfigError(msg) from answer
+    except (InvalidURL, ValueError) as failure:
+        msg = f"{url!r} is not a URL: {failure}"
+        raise ConfigError(msg) from failure
+    except (error.URLError, HTTPException, OSError) as failure:
+        msg = f"{url} does not answer: {getattr(failure, 'reason', failure)}"
+        raise ConfigError(msg) from failure
+
+
+def _reason(body: bytes) -> str:
+    """Return the sentence in an error answer of forebay's, else the beginning of whatever it is."""
+    try:
+        return str(msgspec.json.decode(body)["error"]["message"])
+    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
+        return body[:100].decode(errors="replace").strip() or "nothing more"

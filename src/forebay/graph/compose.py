@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A function that reads like the picture of a graph: each node it calls is a box, each value an arrow.
+
+    @compose
+    def ocr(image: bytes) -> Page:
+        picture = decode(image)
+        boxes = detect(picture)
+        return layout(boxes, read.map(crop(picture, boxes)))
+
+To draw the graph the function runs once, with symbols instead of values. With values it runs like any other function:
+that needs no server, and is what the graph must agree with.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Callable, Mapping
+from types import FunctionType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, cast, overload
+
+import msgspec
+
+from forebay.errors import ConfigError, ForebayError
+from forebay.graph.node import NodeDefinition
+from forebay.graph.signature import Port, Signature, parameters_of
+from forebay.graph.spec import OUT, GraphSpec, NodeSpec, check
+from forebay.graph.symbols import Call, Drawing, Edge, Symbol, drawing, edge_of
+from forebay.graph.types_fit import fits, spell
+from forebay.graph.values import SKIP
+from forebay.serving.models.model import kebab
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class GraphSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a composition says about itself; see `compose`."""
+
+    name: str
+    version: str
+    timeout_ms: Count
+    max_in_flight: Count
+    max_queue: Count
+
+
+class Graph(msgspec.Struct, frozen=True, eq=False):
+    """A composition, drawn.
+
+    Attributes:
+        spec: Its nodes and streams.
+        calls: What each node of it is, by name.
+        inputs: What the caller gives, by name.
+        result: Type of what is returned.
+        shape: Whether that is one value, an object of several or an array of several.
+        warnings: What is odd about it.
+    """
+
+    spec: GraphSpec
+    calls: Mapping[str, Call]
+    inputs: Mapping[str, Port]
+    result: Any
+    shape: Literal["one", "object", "array"]
+    warnings: list[str]
+
+    def value_of(self, results: Mapping[str, Any]) -> Any:
+        """Return what the composed function returns, given what left the graph by output.
+
+        A branch that was not taken leaves out its field of an object; one value, or one of an array, is then None.
+        """
+        if self.shape == "one":
+            return results.get(OUT)
+        if self.shape == "object":
+            return {name: results[name] for name in self.spec.outputs if name in results}
+        return [results.get(name) for name in self.spec.outputs]
+
+
+class Composition:
+    """A composed function; what `compose` makes.
+
+    Attributes:
+        function: What was written.
+        settings: What was said.
+        name: What it is served as.
+    """
+
+    def __init__(self, function: FunctionType, settings: GraphSettings) -> None:
+        self.function = function
+        self.settings = settings
+        self.name = settings.name
+        self.__doc__ = function.__doc__
+        self.__module__ = function.__module__
+        self._graph: Graph | None = None
+
+    def __repr__(self) -> str:
+        return f"<composition '{self.name}'>"
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Run the function: on values here and now, or as a part of another composed function that calls this one."""
+        return self.function(*arguments, **named) if drawing.get() is not None else self.run(*arguments, **named)
+
+    def run(self, *arguments: Any, **named: Any) -> Any:
+        """Run the graph on values, without a server: one node after the other, in this thread.
+
+        Returns:
+            What the function returns; a branch that was not taken leaves out its field of a dict, else it is None.
+        """
+        result = self.function(*arguments, **named)
+        if isinstance(result, dict):
+            return {name: value for name, value in cast("dict[str, Any]", result).items() if value is not SKIP}
+        if isinstance(result, tuple):
+            return [None if value is SKIP else value for value in cast("tuple[Any, ...]", result)]
+        return None if result is SKIP else result
+
+    @property
+    def graph(self) -> Graph:
+        """The graph, drawn when it is first asked for.
+
+        Raises:
+            ConfigError: If it cannot be, with the place in the user's file.
+        """
+        if self._graph is None:
+            self._graph = _draw(self)
+        return self._graph
+
+    @property
+    def place(self) -> str:
+        """Where the function stands."""
+        code = self.function.__code__
+        return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+@overload
+def compose(function: Callable[..., Any], /) -> Composition: ...
+@overload
+def compose(
+    *,
+    name: str | None = None,
+    version: str = "1",
+    timeout_ms: int = 30_000,
+    max_in_flight: int = 64,
+    max_queue: int = 1024,
+) -> Callable[[Callable[..., Any]], Composition]: ...
+def compose(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    version: str = "1",
+    timeout_ms: int = 30_000,
+    max_in_flight: int = 64,
+    max_queue: int = 1024,
+) -> Composition | Callable[[Callable[..., Any]], Composition]:
+    """Make a graph of a function that calls nodes.
+
+    Args:
+        function: It passes its parameters and the results of nodes to nodes, and returns some of them: one, a dict or a
+            tuple. Left out where settings stand in a decorator: `@compose(timeout_ms=500)`.
+        name: What it is served as; the function's name in kebab-case if None.
+        version: Version reported in metrics.
+        timeout_ms: Time a request has if it names none itself.
+        max_in_flight: Requests inside the graph at a time.
+        max_queue: Requests that may wait for that; one more is refused with 429.
+
+    Raises:
+        ConfigError: If a setting is wrong. What is wrong with the graph is found when it is drawn.
+    """
+
+    def composition(function: Callable[..., Any]) -> Composition:
+        if not isinstance(function, FunctionType) or inspect.iscoroutinefunction(function):
+            found = _shown(function)
+            msg = f"compose() is given {found}; a plain function that calls nodes is needed: def ocr(image): ..."
+            raise ConfigError(msg)
+        settings = GraphSettings(
+            name=kebab(function.__name__) if name is None else name,
+            version=str(version),
+            timeout_ms=timeout_ms,
+            max_in_flight=max_in_flight,
+            max_queue=max_queue,
+        )
+        _check_settings(function, settings)
+        return Composition(function, settings)
+
+    return composition if function is None else composition(function)
+
+
+def compositions_in(module: ModuleType) -> dict[str, Composition]:
+    """Return the compositions of a module by the names they have there."""
+    return {name: value for name, value in vars(module).items() if isinstance(value, Composition)}
+
+
+def nodes_in(module: ModuleType) -> dict[str, NodeDefinition]:
+    """Return the nodes that a module names."""
+    return {name: value for name, value in vars(module).items() if isinstance(value, NodeDefinition)}
+
+
+def _check_settings(function: Callable[..., Any], settings: GraphSettings) -> None:
+    where = f"compose({getattr(function, '__name__', function)!s})"
+    if not _NAME.fullmatch(str(settings.name)):
+        msg = (
+            f"{where}: name is {settings.name!r}; letters, digits, '.', '_' and '-' are allowed, starting "
+            "with a letter or digit"
+        )
+        raise ConfigError(msg)
+    try:
+        msgspec.convert(msgspec.structs.asdict(settings), GraphSettings)
+    except msgspec.ValidationError as error:
+        msg = f"{where}: {error}"
+        raise ConfigError(msg) from error
+
+
+def _draw(composition: Composition) -> Graph:
+    """Run the function on symbols."""
+    where = composition.place
+    signature = parameters_of(composition.function)
+    symbols = {name: Symbol(Edge(name, port.annotation, f"'{name}'")) for name, port in signature.ports.items()}
+    if not symbols:
+        _refuse(composition, "has no parameter; what a request brings is its input")
+    current = Drawing()
+    token = drawing.set(current)
+    try:
+        returned = composition.function(**symbols)
+    except ForebayError:
+        raise
+    except Exception as error:
+        msg = f"{where}: the graph of '{composition.name}' cannot be drawn: {type(error).__name__}: {error}"
+        raise ConfigError(msg) from error
+    finally:
+        drawing.reset(token)
+    shape, outputs = _outputs(composition, returned)
+    spec = GraphSpec(
+        name=composition.name,
+        inputs=tuple(symbols),
+        outputs={name: edge.stream for name, edge in outputs.items()},
+        nodes=tuple(map(_node_spec, current.calls)),
+    )
+    calls = {call.name: call for call in current.calls}
+    definitions = dict.fromkeys(call.node for call in current.calls)
+    warnings = [*signature.warnings, *(line for node in definitions for line in node.signature.warnings)]
+    result = _result(composition, signature, shape, outputs)
+    return Graph(spec, calls, signature.ports, result, shape, [*warnings, *check(spec)])
+
+
+def _node_spec(call: Call) -> NodeSpec:
+    return NodeSpec(
+        name=call.name,
+        inputs={port: edge.stream for port, edge in call.inputs.items()},
+        outputs=call.outputs,
+        optional=call.optional,
+    )
+
+
+def _outputs(composition: Composition, returned: Any) -> tuple[Literal["one", "object", "array"], dict[str, Edge]]:
+    if isinstance(returned, Symbol):
+        return "one", {OUT: edge_of(returned)}
+    if isinstance(returned, dict):
+        named = cast("dict[Any, Any]", returned)
+        shape: Literal["object", "array"] = "object"
+    elif isinstance(returned, tuple):
+        named = {str(number): value for number, value in enumerate(cast("tuple[Any, ...]", returned))}
+        shape = "array"
+    else:
+        _refuse(composition, f"returns {_shown(returned)}; return the result of a node, or a dict or tuple of results")
+    for name, value in named.items():
+        if not isinstance(name, str) or not isinstance(value, Symbol):
+            _refuse(composition, f"returns {_shown(value)} as {name!r}; a result of a node is needed, under a name")
+    return shape, {name: edge_of(value) for name, value in named.items()}
+
+
+def _result(
+    composition: Composition,
+    signature: Signature,
+    shape: Literal["one", "object", "array"],
+    outputs: Mapping[str, Edge],
+) -> Any:
+    """Return the type of what is returned: as it is annotated, else as the node says."""
+    declared = signature.result
+    if shape == "one":
+        edge = outputs[OUT]
+        if not fits(edge.annotation, declared):
+            _refuse(
+                composition,
+                f"is annotated to return {spell(declared)}, and {edge.source} is {spell(edge.annotation)}",
+            )
+        return edge.annotation if declared is Any else declared
+    kind: Any = typing.get_origin(declared) or declared
+    if isinstance(kind, type) and issubclass(kind, str | bytes | int | float):
+        _refuse(composition, f"is annotated to return {spell(declared)}, and returns several values")
+    return declared
+
+
+def _refuse(composition: Composition, what: str) -> NoReturn:
+    msg = f"{composition.place}: the composition '{composition.name}' {what}"
+    raise ConfigError(msg)
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else f"{value!r:.60}"

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a node in a worker: its inputs are Python values, and so are its results; nothing is decoded or encoded."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from forebay.errors import BadOutcome
+from forebay.graph.values import Outputs, inputs_of
+from forebay.serving.models.batch_runner import BatchRunner, Samples
+from forebay.serving.models.model import Model, load_module, settings_of
+from forebay.types.call import Failure
+from forebay.workers.pool import failure_of
+
+if TYPE_CHECKING:
+    from forebay.types.call import Item, Outcome
+    from forebay.workers.runner import Runner, WorkerContext
+
+
+def from_file(path: str, composition: str, node: str, *, isolate_errors: bool = False) -> Runner:
+    """Build the runner of a node of a composition in a file; the reference that worker processes are given."""
+    from forebay.graph.compose import compositions_in
+
+    found = compositions_in(load_module(Path(path)))
+    return found[composition].graph.calls[node].node.runner(isolate_errors=isolate_errors)
+
+
+def model_of(function: Callable[..., Any], *, batched: bool) -> type[Model]:
+    """Return a function as a model that has nothing to load.
+
+    Args:
+        function: What it does.
+        batched: Whether it takes lists, one for each input. If not, it is called for one sample at a time, with the
+            inputs as keyword arguments; the samples it is given are then dicts.
+    """
+    members: dict[str, Any] = {"__doc__": function.__doc__, "__module__": function.__module__}
+    if batched:
+        members["predict"] = staticmethod(function)
+    else:
+        members["preprocess"] = staticmethod(_by_name(function))
+        members["predict"] = staticmethod(_as_they_are)
+        # One at a time, or the first of a batch would wait for the last: there is nothing to share in one call each.
+        members["max_batch_size"] = 1
+    return type(getattr(function, "__name__", "function"), (Model,), members)
+
+
+class NodeRunner(BatchRunner):
+    """A `Runner` for a node. Bodies are dicts of inputs, or lists of such dicts; results are whatever comes."""
+
+    def __init__(
+        self,
+        model: type[Model],
+        ports: Sequence[str] | None,
+        outputs: Sequence[str],
+        *,
+        isolate_errors: bool = False,
+    ) -> None:
+        """Read the class; `open` makes the model.
+
+        Args:
+            model: What runs.
+            ports: The inputs in the order of predict's parameters: one, whose values are the samples, or several, for
+                each of which predict is given a list. None: a sample is the dict of all inputs.
+            outputs: Names of the results, if they are several: the model returns mappings of them.
+            isolate_errors: Halve batches that fail as a whole, also if the class does not ask for it.
+        """
+        super().__init__(model, settings_of(model, one_input=False), isolate_errors=isolate_errors)
+        self._ports = ports
+        self._outputs = outputs
+
+    def open(self, ctx: WorkerContext) -> None:
+        """Make the model and load it."""
+        super().open(ctx)
+        if self._ports is not None and len(self._ports) > 1:
+            predict = self._predict
+            self._predict = lambda samples: predict(*map(list, zip(*samples, strict=True)))
+
+    def _decoded(self, items: Sequence[Item]) -> Samples:
+        samples: list[Any] = []
+        owners: list[int] = []
+        failures: dict[int, Failure] = {}
+        for owner, item in enumerate(items):
+            try:
+                inputs = inputs_of(item)
+            except Exception as error:  # noqa: BLE001 - a class of the user's is loaded
+                failures[owner] = failure_of(error)
+                continue
+            rows = cast("list[Mapping[str, Any]]", inputs) if isinstance(inputs, list) else [inputs]
+            samples += map(self._sample, rows)
+            owners += [owner] * len(rows)
+        return Samples(items, samples, owners, failures)
+
+    def _sample(self, inputs: Mapping[str, Any]) -> Any:
+        ports = self._ports
+        if ports is None:
+            return inputs
+        if len(ports) == 1:
+            return inputs.get(ports[0])
+        return tuple(map(inputs.get, ports))
+
+    def _encoded(self, batch: Samples) -> Sequence[Outcome]:
+        outcomes: list[Any] = [[] for _ in batch.items]
+        for owner, result in zip(batch.owners, batch.samples, strict=True):
+            try:
+                outcomes[owner].append(self._outcome(result, is_spread=_is_spread(batch.items[owner])))
+            except BadOutcome as error:
+                batch.failures[owner] = failure_of(error)
+        for owner, item in enumerate(batch.items):
+            if owner in batch.failures:
+                outcomes[owner] = batch.failures[owner]
+            elif not _is_spread(item):
+                outcomes[owner] = outcomes[owner][0]
+        return outcomes
+
+    def _outcome(self, result: Any, *, is_spread: bool) -> Outcome:
+        outcome = outcome_of(result, self._outputs, self._class.__name__)
+        if is_spread and type(outcome) is Outputs:
+            msg = f"{self._class.__name__} is mapped over a list and skipped an element; return None for it"
+            raise BadOutcome(msg)
+        return outcome
+
+
+def outcome_of(result: Any, outputs: Sequence[str], where: str) -> Outcome:
+    """Return what a graph makes of what a function returned.
+
+    Args:
+        result: What it returned.
+        outputs: The names of its results if they are several.
+        where: The function, as messages name it.
+
+    Raises:
+        BadOutcome: If there are several and it returned no mapping of them.
+    """
+    if not outputs or isinstance(result, Outputs):
+        return result
+    if isinstance(result, Mapping):
+        values = cast("Mapping[str, Any]", result)
+        if values.keys() <= set(outputs):
+            return Outputs(values)
+    found = list(cast("Mapping[Any, Any]", result)) if isinstance(result, Mapping) else type(result).__name__
+    msg = f"{where} returned {found}; a mapping with those of its outputs that have a value is needed: {list(outputs)}"
+    raise BadOutcome(msg)
+
+
+class FirstRunner:
+    """Returns the first input that came, as it is: packed values stay packed."""
+
+    def open(self, ctx: WorkerContext) -> None:
+        """Nothing is needed."""
+
+    def run(self, items: Sequence[Item]) -> Sequence[Outcome]:
+        """Run a batch; the inputs stand in the order of their ports."""
+        return [next(iter(item.body.values())) for item in items]
+
+    def close(self) -> None:
+        """Nothing was taken."""
+
+
+def _is_spread(item: Item) -> bool:
+    return isinstance(item.body, list)
+
+
+def _as_they_are(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def _by_name(function: Callable[..., Any]) -> Callable[[Mapping[str, Any]], Any]:
+    if inspect.iscoroutinefunction(function):
+
+        async def call_async(inputs: Mapping[str, Any]) -> Any:
+            return await function(**inputs)
+
+        return call_async
+
+    def call(inputs: Mapping[str, Any]) -> Any:
+        return function(**inputs)
+
+    return call

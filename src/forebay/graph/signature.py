@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a node takes and returns for one request, read off the annotations of its function or of its model's methods."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from forebay.errors import ConfigError
+from forebay.graph.types_fit import element_of, spell
+
+if TYPE_CHECKING:
+    from forebay.serving.models.model import Model
+
+
+class Port(msgspec.Struct, frozen=True, eq=False):
+    """An input.
+
+    Attributes:
+        annotation: Its type; Any if it says none.
+        is_optional: Whether it has a default.
+        default: It, if so.
+        in_query: Whether it is keyword-only: that of a composed function stands in the query of a request.
+    """
+
+    annotation: Any
+    is_optional: bool = False
+    default: Any = None
+    in_query: bool = False
+
+
+class Signature(msgspec.Struct, frozen=True, eq=False):
+    """The inputs and the result of a node for one request.
+
+    Attributes:
+        ports: Inputs by name, in their order.
+        result: Type of the result; Any if it says none.
+        warnings: Annotations that could not be read, and are not checked therefore.
+    """
+
+    ports: Mapping[str, Port]
+    result: Any
+    warnings: list[str]
+
+    def result_of(self, output: str) -> Any:
+        """Return the type of one of several results, as far as the annotation tells."""
+        result = self.result
+        if typing.is_typeddict(result):
+            return typing.get_type_hints(result).get(output, Any)
+        arguments = typing.get_args(result)
+        kind = typing.get_origin(result)
+        return arguments[1] if isinstance(kind, type) and issubclass(kind, Mapping) and len(arguments) == 2 else Any
+
+
+def signature_of_function(function: Callable[..., Any], *, batched: bool) -> Signature:
+    """Read the signature of a function.
+
+    Args:
+        function: What is called.
+        batched: Whether it takes and returns lists, one element a sample.
+
+    Raises:
+        ConfigError: If its inputs have no names of their own.
+    """
+    return _Reader(function, None, skip=0).signature(batched=batched)
+
+
+def signature_of_model(model: type[Model]) -> Signature:
+    """Read the signature of one sample of a model: that of `predict`, between `preprocess` and `postprocess`.
+
+    Raises:
+        ConfigError: If its inputs have no names of their own, or are several and there is a `preprocess`.
+    """
+    predict = _method(model, "predict").signature(batched=True)
+    ports, result, warnings = predict.ports, predict.result, predict.warnings
+    if len(ports) > 1 and model.pad is not None:
+        msg = f"{model.__qualname__} has pad and predict takes {len(ports)} inputs; samples of one input can be padded"
+        raise ConfigError(msg)
+    if hasattr(model, "preprocess"):
+        if len(ports) > 1:
+            msg = (
+                f"{model.__qualname__}.predict takes {len(ports)} inputs and the class has `preprocess`, which takes "
+                "one sample; prepare the inputs in a node before it, or in predict"
+            )
+            raise ConfigError(msg)
+        before = _method(model, "preprocess").signature(batched=False)
+        ports, warnings = before.ports, [*warnings, *before.warnings]
+    if hasattr(model, "postprocess"):
+        after = _method(model, "postprocess").signature(batched=False)
+        result, warnings = after.result, [*warnings, *after.warnings]
+    return Signature(ports, result, warnings)
+
+
+def parameters_of(function: Callable[..., Any]) -> Signature:
+    """Read the signature of a composed function."""
+    return _Reader(function, None, skip=0).signature(batched=False)
+
+
+class _Reader:
+    """Reads one function."""
+
+    def __init__(self, function: Callable[..., Any], owner: type | None, *, skip: int) -> None:
+        self._function = inspect.unwrap(function)
+        self._owner = owner
+        self._skip = skip
+        name = getattr(function, "__name__", repr(function))
+        self._where = name if owner is None else f"{owner.__qualname__}.{name}"
+        self._warnings: list[str] = []
+
+    def signature(self, *, batched: bool) -> Signature:
+        try:
+            signature = inspect.signature(self._function)
+        except (TypeError, ValueError) as error:
+            msg = f"{self._where} does not tell what it takes; wrap it in a function: def {self._where}(...)"
+            raise ConfigError(msg) from error
+        ports: dict[str, Port] = {}
+        for parameter in list(signature.parameters.values())[self._skip :]:
+            if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY}:
+                msg = f"{self._where} takes {parameter}; a node's inputs are known by their names: write each one"
+                raise ConfigError(msg)
+            annotation = self._resolved(f"`{parameter.name}`", parameter.annotation)
+            if batched:
+                annotation = self._element(f"`{parameter.name}`", annotation)
+            is_optional = parameter.default is not parameter.empty
+            default = parameter.default if is_optional else None
+            in_query = parameter.kind is parameter.KEYWORD_ONLY
+            ports[parameter.name] = Port(annotation, is_optional, default, in_query)
+        result = self._resolved("the return value", signature.return_annotation)
+        if batched:
+            result = self._element("the return value", result)
+        return Signature(ports, result, self._warnings)
+
+    def _resolved(self, what: str, annotation: Any) -> Any:
+        if annotation is inspect.Signature.empty:
+            return Any
+        holder = types.SimpleNamespace(__annotations__={"it": annotation})
+        names = {} if self._owner is None else {self._owner.__name__: self._owner, **vars(self._owner)}
+        scope: dict[str, Any] = getattr(self._function, "__globals__", {})
+        try:
+            return typing.get_type_hints(holder, scope, names, include_extras=True)["it"]
+        except Exception as error:  # noqa: BLE001 - evaluating the user's words may raise anything
+            why = f"{type(error).__name__}: {error}"
+            self._warnings.append(f"{self._where}: {what} is annotated {annotation}, which is not checked ({why})")
+            return Any
+
+    def _element(self, what: str, annotation: Any) -> Any:
+        is_list, element = element_of(annotation)
+        if not is_list:
+            msg = f"{self._where} runs for batches: {what} is annotated {spell(annotation)}, a list of them is needed"
+            raise ConfigError(msg)
+        return element
+
+
+def _method(model: type[Model], name: str) -> _Reader:
+    for owner in model.__mro__:
+        if name in vars(owner):
+            found: Any = vars(owner)[name]
+            is_static = isinstance(found, staticmethod)
+            function = cast("Callable[..., Any]", getattr(found, "__func__", found))
+            return _Reader(function, owner, skip=0 if is_static else 1)
+    msg = f"{model.__qualname__} has no method `{name}`"
+    raise ConfigError(msg)

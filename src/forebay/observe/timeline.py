@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The timeline: when each batch waited, ran and was answered, told to whoever listens.
+
+Theory of operation. A listener is called on the loop with one `BatchRecord` for each batch that was answered. The
+batcher looks whether anybody listens when a batch leaves its queue; only then the batch carries a `Noted`, in which
+the pool writes where and when it ran, and which the endpoint hands over when the batch is answered. While nobody
+listens, a batch costs one look at `listeners` and two at `noted`.
+
+All moments are seconds of `time.monotonic`, which is one clock for all processes of a machine.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, Protocol, Self
+
+import msgspec
+
+from forebay.observe.ids import next_id
+from forebay.types.batch import Noted, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from forebay.types.batch import Batch
+
+log = logging.getLogger("forebay")
+
+MAX_PARTS: Final = 200_000
+"""Requests and phases that a recording keeps, together."""
+
+
+class Watched(Protocol):
+    """What the timeline tells of an endpoint."""
+
+    @property
+    def name(self) -> str:
+        """What it is called; nodes of a graph are called `graph/node`."""
+        ...
+
+    @property
+    def slots(self) -> int:
+        """Batches it can run at a time."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Samples in its queue."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """Requests without an outcome."""
+        ...
+
+
+class Step(msgspec.Struct, frozen=True, gc=False):
+    """The part of one request in a batch.
+
+    Attributes:
+        id: The request's; equal in all nodes of a graph that it came through.
+        arrived: When it was submitted to the endpoint.
+        size: Its samples.
+    """
+
+    id: str
+    arrived: float
+    size: int
+
+
+class BatchRecord(msgspec.Struct, frozen=True):
+    """A batch that was answered.
+
+    Attributes:
+        endpoint: Whose it was.
+        steps: The requests in it.
+        taken: When it left the queue.
+        started: When the runner began; 0 where nothing is known of that, as for the requests inside of a graph.
+        ended: When the runner ended; 0 as well.
+        done: When its outcomes were on the loop.
+        worker: Which worker of the endpoint ran it.
+        pid: The process of that worker.
+        phases: What the runner says of its time.
+        waiting: Samples in the endpoint's queue when it was done.
+        in_flight: Requests of the endpoint without an outcome when it was done.
+    """
+
+    endpoint: Watched
+    steps: tuple[Step, ...]
+    taken: float
+    started: float
+    ended: float
+    done: float
+    worker: str
+    pid: int
+    phases: list[Phase]
+    waiting: int
+    in_flight: int
+
+
+listeners: tuple[Callable[[BatchRecord], object], ...] = ()
+"""Who is told; only `listening` changes it."""
+
+
+@contextmanager
+def listening(listener: Callable[[BatchRecord], object]) -> Generator[None]:
+    """Hand every batch that is answered to this function, on the loop; it must not block."""
+    global listeners  # noqa: PLW0603 - replaced as a whole, so that a loop over it needs no lock
+    listeners = (*listeners, listener)
+    try:
+        yield
+    finally:
+        left = list(listeners)
+        left.remove(listener)
+        listeners = tuple(left)
+
+
+def begin(batch: Batch, now: float) -> None:
+    """Begin to note what becomes of a batch that leaves its queue now."""
+    batch.noted = Noted(taken=now)
+    for entry in batch.entries:
+        entry.id = entry.id or next_id()
+
+
+def end(endpoint: Watched, batch: Batch, noted: Noted, now: float) -> None:
+    """Tell the listeners of a batch that was noted and is answered now."""
+    record = BatchRecord(
+        endpoint=endpoint,
+        steps=tuple(Step(entry.id, entry.arrived, entry.size) for entry in batch.entries),
+        taken=noted.taken,
+        started=noted.started,
+        ended=noted.started and noted.started + batch.model_s,
+        done=now,
+        worker=noted.worker,
+        pid=noted.pid,
+        phases=noted.phases,
+        waiting=endpoint.waiting,
+        in_flight=endpoint.in_flight,
+    )
+    for listener in listeners:
+        try:
+            listener(record)
+        except Exception:
+            log.exception("a listener to the timeline failed")
+
+
+class Recording:
+    """Keeps what happens while it is open, the newest if that is too much.
+
+    Attributes:
+        records: The batches, in the order in which they were answered.
+        dropped: Batches for which there was no room.
+        started: When it was opened; 0 before.
+        ended: When it was closed; 0 before.
+    """
+
+    def __init__(self, max_parts: int = MAX_PARTS) -> None:
+        """Make one; as a context manager it records.
+
+        Args:
+            max_parts: Requests and phases that are kept, together.
+        """
+        self.records: deque[BatchRecord] = deque()
+        self.dropped = 0
+        self.started = 0.0
+        self.ended = 0.0
+        self._room = max_parts
+        self._listening = listening(self._keep)
+
+    def __enter__(self) -> Self:
+        self.started = time.monotonic()
+        self._listening.__enter__()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._listening.__exit__(None, None, None)
+        self.ended = time.monotonic()
+
+    def _keep(self, record: BatchRecord) -> None:
+        self.records.append(record)
+        self._room -= _parts(record)
+        while self._room < 0:
+            self._room += _parts(self.records.popleft())
+            self.dropped += 1
+
+
+def _parts(record: BatchRecord) -> int:
+    return len(record.steps) + len(record.phases)

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a `Model` on batches, wherever its samples come from and its results go to.
+
+What a body is and what an outcome is, subclasses say: bytes for a model that answers requests (`model_runner.py`),
+Python values for one inside a graph. One list of samples at a time is the common case; only a batch in which something
+fails is looked at sample by sample.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import BadOutcome
+from forebay.serving.models import isolation
+from forebay.serving.models.padding import Padded, require_numpy
+from forebay.types.call import Failure
+from forebay.workers.phases import lap
+from forebay.workers.pool import failure_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+
+    from forebay.serving.models.model import Model, ModelSettings
+    from forebay.types.call import Item, Outcome
+    from forebay.workers.runner import WorkerContext
+
+
+class BatchRunner(ABC):
+    """A `Runner` for one model class; subclasses read bodies and write outcomes."""
+
+    def __init__(self, model_class: type[Model], settings: ModelSettings, *, isolate_errors: bool = False) -> None:
+        """Read the class; `open` makes the model.
+
+        Args:
+            model_class: What runs.
+            settings: What the class says about itself.
+            isolate_errors: Halve batches that fail as a whole, also if the class does not ask for it.
+        """
+        self._class = model_class
+        self._settings = settings
+        self._model: Any = None
+        self._predict: Callable[[list[Any]], Any] = _not_open
+        self._preprocess: Callable[[Any], Any] | None = None
+        self._postprocess: Callable[[Any], Any] | None = None
+        self._pad = settings.pad
+        self._isolates = settings.isolate_errors or isolate_errors
+        self._in_parts = self._pad is not None or self._isolates
+        self._loops = threading.local()
+        self._all_loops: list[asyncio.Runner] = []
+        hooks = (getattr(model_class, name, None) for name in ("preprocess", "postprocess"))
+        if settings.is_async or any(inspect.iscoroutinefunction(hook) for hook in hooks):
+            self.run_async = self._run_async
+            self.run = self._run_blocking
+
+    @abstractmethod
+    def _decoded(self, items: Sequence[Item]) -> Samples:
+        """Read the bodies; one that cannot be read fails its own item."""
+
+    @abstractmethod
+    def _encoded(self, batch: Samples) -> Sequence[Outcome]:
+        """Write one outcome for each item."""
+
+    def _parts(self, batch: Samples, given: list[Any]) -> Sequence[Any]:
+        """Write one step of a streamed answer; for subclasses whose models may stream."""
+        raise NotImplementedError
+
+    def open(self, ctx: WorkerContext) -> None:
+        """Make the model and load it."""
+        if self._pad is not None:
+            require_numpy(f"{self._class.__qualname__}.pad")
+        model = self._model = self._class()
+        loaded = model.load()
+        if inspect.iscoroutine(loaded):
+            asyncio.run(loaded)
+        self._predict = model.predict
+        self._preprocess = getattr(model, "preprocess", None)
+        self._postprocess = getattr(model, "postprocess", None)
+
+    def close(self) -> None:
+        """Drop the model, calling its `unload` if it has one."""
+        unload = getattr(self._model, "unload", None)
+        if unload is not None:
+            unload()
+        for loop in self._all_loops:
+            loop.close()
+        self._model = None
+
+    def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]]:
+        """Run a batch; see `Runner.run`."""
+        ended = lap.get()
+        batch = self._decoded(items)
+        if self._preprocess is not None:
+            batch.each(self._preprocess)
+        if ended is not None:
+            ended("preprocess")
+        if self._settings.streams:
+            return self._stream(batch, self._predict(batch.samples))
+        if self._in_parts:
+            results: Any = isolation.run(self._plan(batch), self._run_part)
+        else:
+            results = self._predict(batch.samples) if batch.samples else []
+        if ended is not None:
+            ended("predict")
+        batch.take_results(results)
+        if self._postprocess is not None:
+            batch.each(self._postprocess)
+        outcomes = self._encoded(batch)
+        if ended is not None:
+            ended("postprocess")
+        return outcomes
+
+    async def _run_async(self, items: Sequence[Item]) -> Sequence[Outcome] | AsyncIterator[Sequence[Any]]:
+        ended = lap.get()
+        batch = self._decoded(items)
+        if self._preprocess is not None:
+            await batch.each_async(self._preprocess)
+        if ended is not None:
+            ended("preprocess")
+        if self._settings.streams:
+            return self._stream_async(batch, self._predict(batch.samples))
+        if self._in_parts:
+            results: Any = await isolation.run_async(self._plan(batch), self._run_part_async)
+        else:
+            results = self._predict(batch.samples) if batch.samples else []
+            if inspect.isawaitable(results):
+                results = await results
+        if ended is not None:
+            ended("predict")
+        batch.take_results(results)
+        if self._postprocess is not None:
+            await batch.each_async(self._postprocess)
+        outcomes = self._encoded(batch)
+        if ended is not None:
+            ended("postprocess")
+        return outcomes
+
+    def _run_blocking(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]]:
+        """Run coroutines in a thread or process of our own, on a loop that this thread keeps."""
+        loop: asyncio.Runner | None = getattr(self._loops, "runner", None)
+        if loop is None:
+            loop = self._loops.runner = asyncio.Runner()
+            self._all_loops.append(loop)
+        context = contextvars.copy_context()  # a loop of its own would not know whether this batch is called off
+        result = loop.run(self._run_async(items), context=context)
+        if hasattr(result, "__anext__"):
+            return _blocking(loop, context, result)  # pyright: ignore[reportArgumentType]
+        return result  # pyright: ignore[reportReturnType]
+
+    def _plan(self, batch: Samples) -> isolation.Plan:
+        """Measure the samples if they are padded, and say which of them run together."""
+        if self._pad is not None:
+            batch.each(self._pad.measure)
+        groups = [range(len(batch.samples))] if self._pad is None else self._pad.alike(batch.samples)
+        return isolation.plan(batch.samples, groups if batch.samples else [], isolate=self._isolates)
+
+    def _run_part(self, samples: list[Any]) -> Sequence[Any]:
+        given = self._padded(samples)
+        return self._unpadded(given, self._predict(given))
+
+    async def _run_part_async(self, samples: list[Any]) -> Sequence[Any]:
+        given = self._padded(samples)
+        results = self._predict(given)
+        return self._unpadded(given, await results if inspect.isawaitable(results) else results)
+
+    def _padded(self, samples: list[Any]) -> list[Any]:
+        return samples if self._pad is None else self._pad.together(samples)
+
+    def _unpadded(self, given: list[Any], results: Any) -> Sequence[Any]:
+        results = _one_each(results, len(given))
+        return self._pad.undo(given, results) if self._pad is not None and isinstance(given, Padded) else results
+
+    def _stream(self, batch: Samples, steps: Iterator[Any]) -> Iterator[Sequence[Any]]:
+        yield from batch.refused()
+        if batch.samples:
+            for step in steps:
+                self._check_step(batch, step)
+                parts = [None if part is None else self._finished(part) for part in step]
+                yield self._parts(batch, parts)
+
+    async def _stream_async(self, batch: Samples, steps: AsyncIterator[Any]) -> AsyncIterator[Sequence[Any]]:
+        for refused in batch.refused():
+            yield refused
+        if batch.samples:
+            async for step in steps:
+                self._check_step(batch, step)
+                parts = [None if part is None else self._finished(part) for part in step]
+                for index, part in enumerate(parts):
+                    if inspect.isawaitable(part):
+                        parts[index] = await _caught(part)
+                yield self._parts(batch, parts)
+
+    def _check_step(self, batch: Samples, step: Any) -> None:
+        count = len(step) if type(step) in {list, tuple} else -1
+        if count != len(batch.samples):
+            found = f"{count} parts" if count >= 0 else f"a {type(step).__name__}"
+            msg = (
+                f"{self._class.__name__}.predict yielded {found} for a batch of {len(batch.samples)}; yield a list "
+                "with one part for each sample, None for a sample that has none"
+            )
+            raise BadOutcome(msg)
+
+    def _finished(self, part: Any) -> Any:
+        """Return a part after `postprocess`, or the failure it ends in."""
+        if isinstance(part, Exception):
+            return failure_of(part)
+        if type(part) is Failure or self._postprocess is None:
+            return part
+        try:
+            return self._postprocess(part)
+        except Exception as error:  # noqa: BLE001 - the boundary to user code
+            return failure_of(error)
+
+
+class Samples:
+    """The samples of a batch with the item each belongs to, and the items that have failed."""
+
+    def __init__(
+        self, items: Sequence[Item], samples: list[Any], owners: Sequence[int] | None, failures: dict[int, Failure]
+    ) -> None:
+        self.items = items
+        self.samples = samples
+        self.owners = range(len(items)) if owners is None else owners
+        self.failures = failures
+
+    def each(self, step: Callable[[Any], Any]) -> None:
+        """Replace each sample by what `step` makes of it; what raises fails its own item."""
+        made: list[Any] = []
+        for owner, sample in zip(self.owners, self.samples, strict=True):
+            try:
+                made.append(step(sample))
+            except Exception as error:  # noqa: BLE001 - the boundary to user code
+                made.append(None)
+                self.failures[owner] = failure_of(error)
+        self._settle(made)
+
+    async def each_async(self, step: Callable[[Any], Any]) -> None:
+        """Do the same with a step that may be a coroutine function."""
+        made: list[Any] = []
+        for owner, sample in zip(self.owners, self.samples, strict=True):
+            try:
+                result = step(sample)
+                made.append(await result if inspect.isawaitable(result) else result)
+            except Exception as error:  # noqa: BLE001 - the boundary to user code
+                made.append(None)
+                self.failures[owner] = failure_of(error)
+        self._settle(made)
+
+    def take_results(self, results: Any) -> None:
+        """Check that there is one result for each sample and set aside those that are errors.
+
+        Raises:
+            BadOutcome: Naming both numbers.
+        """
+        self.samples = list(_one_each(results, len(self.samples)))
+        if not any(issubclass(kind, Exception | Failure) for kind in set(map(type, self.samples))):
+            return
+        for owner, result in zip(self.owners, self.samples, strict=True):
+            if isinstance(result, Exception | Failure):
+                self.failures[owner] = result if isinstance(result, Failure) else failure_of(result)
+        self._settle(self.samples)
+
+    def refused(self) -> Iterator[Sequence[Any]]:
+        """Yield one step that fails the items whose bodies could not be read, if there are any."""
+        if self.failures:
+            yield [self.failures.get(owner) for owner in range(len(self.items))]
+
+    def _settle(self, samples: list[Any]) -> None:
+        """Go on with these samples, leaving out what belongs to failed items."""
+        if not self.failures:
+            self.samples = samples
+            return
+        pairs = [(o, s) for o, s in zip(self.owners, samples, strict=True) if o not in self.failures]
+        self.owners = [owner for owner, _ in pairs]
+        self.samples = [sample for _, sample in pairs]
+
+
+def _one_each(results: Any, count: int) -> Sequence[Any]:
+    """Return what predict returned if it is one result for each sample.
+
+    Raises:
+        BadOutcome: Naming both numbers otherwise.
+    """
+    if type(results) in {str, bytes, dict} or not hasattr(results, "__getitem__"):
+        found = type(results).__name__
+        msg = f"predict returned a {found}; a list with one result for each of {count} samples is needed"
+        raise BadOutcome(msg)
+    if len(results) != count:
+        msg = f"predict returned {len(results)} results for {count} samples"
+        raise BadOutcome(msg)
+    return results
+
+
+async def _caught(part: Awaitable[Any]) -> Any:
+    try:
+        return await part
+    except Exception as error:  # noqa: BLE001 - the boundary to user code
+        return failure_of(error)
+
+
+def _blocking(loop: asyncio.Runner, context: contextvars.Context, steps: AsyncIterator[Any]) -> Iterator[Any]:
+    async def step() -> Any:
+        return await anext(steps)
+
+    while True:
+        try:
+            part = loop.run(step(), context=context)
+        except StopAsyncIteration:
+            return
+        yield part
+
+
+def _not_open(_samples: list[Any]) -> Any:
+    msg = "the runner was not opened"
+    raise RuntimeError(msg)

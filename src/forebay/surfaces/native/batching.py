@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a model is batched: what its class says, what the person says, and what of that does not go together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forebay.batching.queue import BatchConfig
+from forebay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from forebay.server.config import Overrides
+    from forebay.serving.models.model import ModelSettings
+
+
+def batching_of(where: str, settings: ModelSettings, overrides: Overrides) -> BatchConfig:
+    """Return how a model is batched.
+
+    Args:
+        where: The model, as messages name it.
+        settings: What it says about itself.
+        overrides: What the person says.
+
+    Raises:
+        ConfigError: If model and person want what does not go together.
+    """
+    policy = overrides.policy or settings.policy
+    objective_ms = overrides.latency_objective_ms or settings.latency_objective_ms
+    wait_ms = overrides.max_wait_ms
+    if wait_ms is None and overrides.policy is None:
+        wait_ms = settings.max_wait_ms
+    if policy is None and objective_ms is not None:
+        msg = f"{where} has a latency objective that nothing keeps to; set policy to 'auto', or leave the objective out"
+        raise ConfigError(msg)
+    if policy is not None and objective_ms is None:
+        msg = f"{where} has the policy '{policy}' and no objective; set latency_objective_ms, in milliseconds"
+        raise ConfigError(msg)
+    if policy is not None and wait_ms is not None:
+        msg = f"{where} has the policy '{policy}', which learns how long to wait; leave out max_wait_ms"
+        raise ConfigError(msg)
+    return BatchConfig(
+        max_size=overrides.max_batch_size or settings.max_batch_size,
+        max_wait_s=(wait_ms or 0.0) / 1000,
+        capacity=overrides.max_queue or settings.max_queue,
+        idle=overrides.idle or ("gather" if wait_ms is None else "wait"),
+        objective_s=None if objective_ms is None else objective_ms / 1000,
+    )
+
+
+def isolates(where: str, settings: ModelSettings, overrides: Overrides) -> bool:
+    """Tell whether batches that fail are run again in parts.
+
+    Raises:
+        ConfigError: If the person wants that of a model that streams.
+    """
+    wanted = settings.isolate_errors or overrides.isolate_errors
+    if wanted and settings.streams:
+        msg = f"{where} streams, and a stream that has begun cannot run again; leave out --isolate-errors"
+        raise ConfigError(msg)
+    return wanted

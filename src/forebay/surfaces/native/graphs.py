@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`file.py:ocr`: a composition of models and functions over HTTP, each of its nodes an endpoint of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from forebay.batching.queue import BatchConfig
+from forebay.errors import ConfigError, nearest
+from forebay.graph.compose import Composition, compositions_in, nodes_in
+from forebay.graph.draw import Drawable
+from forebay.graph.node_keys import NodeKeys
+from forebay.graph.pool import GraphPool, Node
+from forebay.graph.wire import Wire, WirePool
+from forebay.protocols.native import Contract
+from forebay.protocols.openapi import Described
+from forebay.server.app import Served
+from forebay.serving.endpoint import Endpoint, EndpointConfig
+from forebay.serving.models.model import defined_models
+from forebay.surfaces.native.batching import batching_of, isolates
+from forebay.workers.inline import InlinePool
+from forebay.workers.objects import packed
+from forebay.workers.processes import ProcessPool
+from forebay.workers.runner import RunnerSpec
+from forebay.workers.threads import ThreadPool
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from pathlib import Path
+    from types import ModuleType
+
+    from forebay.graph.node import Kind, NodeDefinition
+    from forebay.graph.symbols import Call
+    from forebay.server.config import Overrides
+    from forebay.workers.pool import Pool
+
+
+class GraphTarget(msgspec.Struct, frozen=True):
+    """A composition that is to be served.
+
+    Attributes:
+        composition: It.
+        path: Its file.
+        name: Its name there.
+        overrides: What the person says about every model and node.
+        given: Which of that was said and is not a default.
+    """
+
+    composition: Composition
+    path: Path
+    name: str
+    overrides: Overrides
+    given: Collection[str]
+
+
+def compositions_of(module: ModuleType, name: str | None) -> dict[str, Composition]:
+    """Return the compositions that a target means: the one of that name, without a name all that the module defines.
+
+    Raises:
+        ConfigError: If nothing has that name, and a composition has one much like it.
+    """
+    found = compositions_in(module)
+    if name is None:
+        return {name: one for name, one in found.items() if one.__module__ == module.__name__}
+    if name in found:
+        return {name: found[name]}
+    hint = nearest(name, found)
+    if not hasattr(module, name) and hint is not None:
+        msg = f"{module.__file__} has no composition named {name}; did you mean {hint}?"
+        raise ConfigError(msg)
+    return {}
+
+
+def unserved(module: ModuleType, compositions: Mapping[str, Composition]) -> list[str]:
+    """Return warnings of what a module with compositions has and nobody serves: nodes in no graph, models."""
+    used = [call.node for composition in compositions.values() for call in composition.graph.calls.values()]
+    lines = [
+        f"{module.__file__}: no composition calls the node '{name}'"
+        for name, node in nodes_in(module).items()
+        if not any(node.is_same(other) for other in used)
+    ]
+    in_nodes = [node.target for node in [*used, *nodes_in(module).values()]]
+    return lines + [
+        f"{module.__file__}: the model {model.__name__} is in no composition and is not served; name it to serve it, "
+        f"as {module.__file__}:{model.__name__}"
+        for model in defined_models(module)
+        if model not in in_nodes
+    ]
+
+
+def serve_composition(target: GraphTarget) -> Served:
+    """Build the endpoint of a composition, and those of its nodes.
+
+    Raises:
+        ConfigError: If the graph is not well-formed, or person and nodes want what does not go together.
+    """
+    composition, overrides = target.composition, target.overrides
+    settings, graph = composition.settings, composition.graph
+    wire = Wire(composition)
+    endpoints = _endpoints(target)
+    nodes = {name: _node(call, endpoints[call.node.name], target) for name, call in graph.calls.items()}
+    pool = WirePool(wire, GraphPool(graph.spec, nodes, slots=settings.max_in_flight), slots=settings.max_in_flight)
+    config = EndpointConfig(
+        name=composition.name,
+        version=settings.version,
+        timeout_s=(overrides.timeout_ms or settings.timeout_ms) / 1000,
+        split=False,
+    )
+    batching = BatchConfig(max_size=1, idle="go", capacity=overrides.max_queue or settings.max_queue)
+    described = Described(
+        name=composition.name,
+        version=settings.version,
+        description=composition.function.__doc__ or "",
+        input=wire.given,
+        output=wire.answer,
+        query=wire.query,
+        has_media=wire.has_media,
+    )
+    return Served(
+        Endpoint(config, batching, pool),
+        Contract(raw_input=wire.given.raw, raw_output=wire.answer.raw, query=tuple(wire.query)),
+        described,
+        nodes=endpoints,
+    )
+
+
+def drawable(target: GraphTarget) -> Drawable:
+    """Return the graph of a composition with the settings of its nodes."""
+    graph = target.composition.graph
+    return Drawable(graph.spec, {name: _label(call, target) for name, call in graph.calls.items()})
+
+
+def _label(call: Call, target: GraphTarget) -> list[str]:
+    node = call.node
+    kind = _kind(node, target)
+    workers, threads = _workers(node, target)
+    many = {"inline": "inline", "thread": f"{workers} threads", "process": f"{workers} processes"}
+    lines = [many[kind] if workers > 1 or kind == "inline" else f"1 {kind}"]
+    if threads > 1:
+        lines.append(f"{threads} threads each")
+    batch_size = _batching(node, target).max_size
+    if batch_size > 1:
+        lines.append(f"batches of {batch_size}")
+    if call.spread is not None:
+        lines.append(f"for each of {call.spread}")
+    return lines
+
+
+def _endpoints(target: GraphTarget) -> dict[str, Endpoint]:
+    """Build one endpoint for each node, however often it is called."""
+    first_calls: dict[str, Call] = {}
+    for call in target.composition.graph.calls.values():
+        first_calls.setdefault(call.node.name, call)
+    return {name: _endpoint(call, target) for name, call in first_calls.items()}
+
+
+def _endpoint(call: Call, target: GraphTarget) -> Endpoint:
+    node, composition = call.node, target.composition
+    config = EndpointConfig(
+        name=f"{composition.name}/{node.name}",
+        version=composition.settings.version,
+        timeout_s=composition.settings.timeout_ms / 1000,
+    )
+    keys = None
+    if node.key_of is not None:
+        keys = NodeKeys(node.key_of, f"batch_key of node '{node.name}'", list(node.signature.ports))
+    return Endpoint(config, _batching(node, target), _pool(call, target), keys)
+
+
+def _node(call: Call, endpoint: Endpoint, target: GraphTarget) -> Node:
+    timeout_ms = call.node.settings.timeout_ms
+    return Node(
+        endpoint=endpoint,
+        timeout_s=None if timeout_ms is None else timeout_ms / 1000,
+        attempts=call.node.settings.attempts,
+        spread=call.spread,
+        packs=_kind(call.node, target) == "process",
+    )
+
+
+def _batching(node: NodeDefinition, target: GraphTarget) -> BatchConfig:
+    """Return how a node is batched: what it says itself, then the person, then its class."""
+    own = {
+        name: getattr(node.settings, name)
+        for name in ("max_batch_size", "max_wait_ms", "max_queue")
+        if getattr(node.settings, name) is not None
+    }
+    # The queue that the person means is the graph's. In those of its nodes, all that is inside has to find room.
+    overrides = msgspec.structs.replace(target.overrides, **dict.fromkeys(["max_queue", *own]))
+    if not node.runs_batches:  # what holds for batches says nothing about a function of one sample
+        overrides = msgspec.structs.replace(
+            overrides, max_batch_size=None, max_wait_ms=None, idle=None, policy=None, latency_objective_ms=None
+        )
+    return batching_of(f"node '{node.name}'", msgspec.structs.replace(node.model_settings, **own), overrides)
+
+
+def _kind(node: NodeDefinition, target: GraphTarget) -> Kind:
+    if node.settings.worker_kind is not None:
+        return node.settings.worker_kind
+    if node.is_function and "worker_kind" not in target.given:
+        return "thread"
+    return target.overrides.worker_kind
+
+
+def _workers(node: NodeDefinition, target: GraphTarget) -> tuple[int, int]:
+    """Return how many workers a node has, and how many threads each of them."""
+    settings, overrides = node.settings, target.overrides
+    return settings.workers or overrides.workers, settings.threads or overrides.threads
+
+
+def _pool(call: Call, target: GraphTarget) -> Pool:
+    node, overrides = call.node, target.overrides
+    workers, threads = _workers(node, target)
+    is_isolating = isolates(f"node '{node.name}'", node.model_settings, overrides)
+    kwargs = {
+        "path": str(target.path.absolute()),
+        "composition": target.name,
+        "node": call.name,
+        "isolate_errors": is_isolating,
+    }
+    spec = RunnerSpec(factory="forebay.graph.node_runner:from_file", kwargs=kwargs)
+    kind = _kind(node, target)
+    if kind == "process":
+        return ProcessPool(packed(spec), workers=workers, threads=threads, isolates=is_isolating)
+    spec = msgspec.structs.replace(spec, local=lambda: node.runner(isolate_errors=is_isolating))
+    if kind == "thread":
+        return ThreadPool(spec, workers=workers, threads=threads)
+    if threads > 1:
+        msg = f"node '{node.name}': worker kind inline has no threads, found {threads}; use thread or process"
+        raise ConfigError(msg)
+    return InlinePool(spec, slots=workers if node.is_async else 1)

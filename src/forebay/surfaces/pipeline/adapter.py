@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a checked graph of ops to an endpoint: a queue and workers for each op, and room in the graph for requests."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from forebay.batching.queue import BatchConfig
+from forebay.graph.pool import GraphPool, Node
+from forebay.serving.endpoint import Endpoint, EndpointConfig
+from forebay.surfaces.pipeline import workers
+from forebay.surfaces.pipeline.observers import Observers
+from forebay.surfaces.pipeline.service import PipelineService
+from forebay.surfaces.pipeline.store import Storage, open_store, store_config
+from forebay.workers.objects import packed
+from forebay.workers.processes import ProcessPool
+from forebay.workers.runner import RunnerSpec
+from forebay.workers.threads import ThreadPool
+
+if TYPE_CHECKING:
+    import itertools
+    from collections.abc import Callable, Mapping
+
+    from forebay.surfaces.pipeline.config import PipelineConfig
+    from forebay.surfaces.pipeline.profile import CallTimes
+    from forebay.surfaces.pipeline.script import Script
+    from forebay.surfaces.pipeline.wiring import Dag
+    from forebay.workers.pool import Pool
+
+NEVER_S: Final = 24 * 3600.0
+"""Time a request has where none is configured: the original sets none, and nothing may wait for ever."""
+STUCK_S: Final = 5.0
+"""A process that goes on so long with a batch nobody waits for is replaced."""
+
+
+class Hosted:
+    """A graph on workers of this process, or of processes it starts, with its store.
+
+    Attributes:
+        endpoint: The graph; to be started after `open` and drained before `close`.
+        nodes: The endpoint of each op.
+        service: What answers requests with it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dag: Dag,
+        config: PipelineConfig,
+        script: Callable[[], Script],
+        ids: itertools.count[int],
+    ) -> None:
+        """Describe it.
+
+        Args:
+            name: What requests may name the service as.
+            dag: The ops.
+            config: What holds for them.
+            script: Gives the script that worker processes execute to find their op; asked only where there are any.
+            ids: Numbers of the requests.
+        """
+        self._store_config = store_config(config.dag.external_store or {})
+        self._storage: Storage | None = None
+        self._offloads = config.dag.external_store is not None
+        self._store: dict[str, Any] = {}  # filled in by `open`, before a worker looks at it
+        slots = slots_of(dag, config)
+        nodes = {one: self._node(one, dag, config, slots, script) for one in dag.ops}
+        timeout_ms = config.dag.timeout_ms
+        self.endpoint = Endpoint(
+            EndpointConfig(
+                name=dag.spec.name,
+                timeout_s=NEVER_S if timeout_ms is None else timeout_ms / 1000,
+                max_timeout_s=NEVER_S,
+            ),
+            BatchConfig(max_size=1, idle="go", capacity=config.max_queue),
+            GraphPool(dag.spec, nodes, slots=slots),
+        )
+        self.nodes = {one: node.endpoint for one, node in nodes.items()}
+        self._observers = Observers(dag, config, self.nodes, slots)
+        self.service = PipelineService(
+            name,
+            dag,
+            self.endpoint,
+            config,
+            messages=messages_of(config),
+            ids=ids,
+            profile=self._observers.profile,
+            restored=self._restored,
+            answered=self._answered,
+        )
+
+    def open(self) -> None:
+        """Make the store and begin to observe; on the loop.
+
+        Raises:
+            ConfigError: If that is not possible.
+        """
+        import_module("numpy")  # every answer looks for arrays, and the first request need not wait for this
+        self._storage = Storage(self._store_config)
+        self._store.update(msgspec.to_builtins(self._storage.config))
+        self._observers.open()
+
+    async def close(self) -> None:
+        """Free what the store, the observers and the threads hold."""
+        self.service.close()
+        await self._observers.close()
+        if self._storage is not None:
+            self._storage.close()
+            self._storage = None
+
+    def _restored(self, values: Mapping[str, Any], data_id: int) -> Mapping[str, Any]:
+        if not self._offloads or self._storage is None:
+            return values
+        return open_store(self._storage.config, run=str(data_id)).restore(values)
+
+    def _answered(self, data_id: int, times: CallTimes, ok: bool) -> None:
+        self._observers.answered(data_id, times, ok=ok)
+        if self._storage is not None:
+            self._storage.forget(str(data_id))
+
+    def _node(self, name: str, dag: Dag, config: PipelineConfig, slots: int, script: Callable[[], Script]) -> Node:
+        in_threads = config.dag.is_thread_op or config.build_dag_each_worker
+        count = dag.settings[name]["concurrency"]
+        factory = f"{workers.__name__}:op_runner"
+        if in_threads:
+            instances = workers.ThreadOp(dag, name, config, self._store)
+            pool: Pool = ThreadPool(RunnerSpec(factory=factory, local=instances.runner), workers=count)
+        else:
+            kwargs = {"script": msgspec.to_builtins(script()), "name": name, "store": self._store}
+            pool = ProcessPool(packed(RunnerSpec(factory=factory, kwargs=kwargs)), workers=count, stuck_s=STUCK_S)
+        endpoint = Endpoint(
+            EndpointConfig(name=f"{dag.spec.name}/{name}", timeout_s=NEVER_S, max_timeout_s=NEVER_S),
+            _batching(dag.settings[name], slots),
+            pool,
+        )
+        return Node(endpoint=endpoint, packs=not in_threads)
+
+
+def messages_of(config: PipelineConfig) -> tuple[Any, Any]:
+    """Return the classes of requests and answers: the project's own, or the usual ones.
+
+    Raises:
+        ConfigError: If the project's own cannot be had.
+    """
+    if config.proto is None:
+        from forebay.protocols.pipeline.messages import Request, Response
+
+        return Request, Response
+    from forebay.surfaces.pipeline.schema import load
+
+    return load(config.proto, Path(config.folder))
+
+
+def slots_of(dag: Dag, config: PipelineConfig) -> int:
+    """Return how many requests may be inside the graph at a time.
+
+    `channel_size` bounds what waits before each op. What is let in is bounded so that no more can ever wait, instead of
+    holding up ops that have a result: a graph in which nobody waits for room cannot lock up.
+    """
+    slots = inside_of(dag) if config.build_dag_each_worker else config.worker_num
+    if config.dag.channel_size:
+        busy = min(settings["concurrency"] * settings["batch_size"] for settings in dag.settings.values())
+        slots = min(slots, config.dag.channel_size + busy)
+    return slots
+
+
+def inside_of(dag: Dag) -> int:
+    """Return how many requests the ops could work on at a time."""
+    return sum(settings["concurrency"] for settings in dag.settings.values())
+
+
+def _batching(settings: Mapping[str, Any], slots: int) -> BatchConfig:
+    size, wait_ms = settings["batch_size"], settings["auto_batching_timeout"]
+    if size == 1:
+        return BatchConfig(max_size=1, idle="go", capacity=slots, ranked=True)
+    wait_s = wait_ms / 1000 if wait_ms and wait_ms > 0 else NEVER_S
+    return BatchConfig(max_size=size, max_wait_s=wait_s, idle="wait", capacity=slots, ranked=True)

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Analyst`: what profile lines say, as a trace for a browser and as numbers. Reads the original's files as well."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgspec
+
+from forebay.errors import ConfigError, nearest
+from forebay.observe import capacity
+from forebay.surfaces.pipeline.profile import STEPS, events_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_Event: TypeAlias = tuple[int, str, int, int]
+
+_CALLS: Final = ("call", "prepack", "postpack")
+
+
+class OpAnalyst:
+    """What ops cost, learned from the events of their runs."""
+
+    def __init__(self, events: Iterable[_Event]) -> None:
+        """Take the events of ops out of all.
+
+        Args:
+            events: Process, name, begin and end in microseconds.
+        """
+        self._durations: dict[str, dict[str, list[int]]] = {}
+        self._workers: dict[str, set[tuple[int, str]]] = {}
+        for pid, name, begun, ended in events:
+            step, _, where = name.partition("#")
+            op, bar, worker = where.strip("[]").rpartition("|")
+            if step in STEPS and bar:
+                self._durations.setdefault(op, {}).setdefault(step, []).append(ended - begun)
+                self._workers.setdefault(op, set()).add((pid, worker))
+
+    @property
+    def ops(self) -> list[str]:
+        """The ops that ran."""
+        return list(self._durations)
+
+    def times(self, op: str | None = None) -> dict[str, Any]:
+        """Return the mean time of each stage of an op in milliseconds; of all ops, by name, if none is given.
+
+        Raises:
+            ConfigError: If there is no such op.
+        """
+        if op is None:
+            return {name: self.times(name) for name in self._durations}
+        durations = self._of(op)
+        return {step: sum(found) / len(found) / 1000 for step in STEPS if (found := durations.get(step))}
+
+    def qps(self, op: str | None = None) -> dict[str, Any]:
+        """Return how often a second one worker could go through each stage of an op, were that its only one.
+
+        Raises:
+            ConfigError: If there is no such op.
+        """
+        if op is None:
+            return {name: self.qps(name) for name in self._durations}
+        return {step: 1000 / time_ms if time_ms else float("inf") for step, time_ms in self.times(op).items()}
+
+    def cost(self, op: str) -> capacity.Cost:
+        """Return what a run of an op costs its worker.
+
+        Raises:
+            ConfigError: If there is no such op.
+        """
+        times = self.times(op)
+        return capacity.Cost(*(times.get(step, 0.0) / 1000 for step in STEPS))
+
+    def workers(self, op: str) -> int:
+        """Return how many workers of an op were seen.
+
+        Raises:
+            ConfigError: If there is no such op.
+        """
+        self._of(op)
+        return len(self._workers[op])
+
+    def concurrency_analysis(self, op_config_yaml: str | os.PathLike[str]) -> dict[str, float]:
+        """Return how many workers each op needs to keep the slowest stage busy.
+
+        Args:
+            op_config_yaml: A file `{op: {prep|midp|postp: cards}}`: which cards run a stage, as `0` or `"0,1"`.
+
+        Raises:
+            ConfigError: If the file is not of that form, or puts the models of two ops on one card.
+        """
+        cards = _cards(Path(op_config_yaml))
+        slowest_ms = 0.0
+        owners: dict[str, str] = {}
+        for op, steps in cards.items():
+            times = self.times(op)
+            for step, used in steps.items():
+                for card in used:
+                    if owners.setdefault(card, op) != op:
+                        msg = f"card {card} is given to '{owners[card]}' and to '{op}'; give each op cards of its own"
+                        raise ConfigError(msg)
+                slowest_ms = max(slowest_ms, times.get(step, 0.0) / len(used))
+        if slowest_ms <= 0:
+            msg = f"{op_config_yaml} names no stage that takes time; there are {', '.join(STEPS)}"
+            raise ConfigError(msg)
+        return {op: round(sum(times.values()) / slowest_ms, 3) for op, times in self.times().items()}
+
+    def _of(self, op: str) -> Mapping[str, Sequence[int]]:
+        found = self._durations.get(op)
+        if found is None:
+            hint = nearest(op, self._durations)
+            known = f"did you mean '{hint}'?" if hint else f"there is {', '.join(self._durations) or 'none'}"
+            msg = f"the profile has no op '{op}'; {known}"
+            raise ConfigError(msg)
+        return found
+
+
+class Analyst:
+    """Reads a file of profile lines, whatever else is in it."""
+
+    def __init__(self, profile_file: str | os.PathLike[str]) -> None:
+        """Read the file.
+
+        Raises:
+            ConfigError: If that is not possible.
+        """
+        try:
+            text = Path(profile_file).read_text(errors="replace")
+        except OSError as error:
+            msg = f"{profile_file} cannot be read: {error.strerror}"
+            raise ConfigError(msg) from error
+        self._events = list(events_in(text))
+
+    def get_trace(self) -> list[dict[str, Any]]:
+        """Return the events as Chrome trace events: a begin and an end each, by time; the thread is the op's worker."""
+        trace: list[dict[str, Any]] = []
+        for pid, name, begun, ended in self._events:
+            step, _, where = name.partition("#")
+            for phase, moment in (("B", begun), ("E", max(ended, begun))):
+                trace.append({"name": step, "ph": phase, "ts": moment, "pid": pid, "tid": where})
+        return sorted(trace, key=lambda event: event["ts"])
+
+    def save_trace(self, trace_file: str | os.PathLike[str]) -> None:
+        """Write the trace as a file that chrome://tracing and Perfetto show."""
+        Path(trace_file).write_bytes(msgspec.json.encode(self.get_trace()))
+
+    def get_profile(self) -> tuple[float, float, float, OpAnalyst]:
+        """Return the mean time of a call, of reading one and of writing its answer in milliseconds, and the ops."""
+        call, prepack, postpack = (self._mean_ms(kind) for kind in _CALLS)
+        return call, prepack, postpack, OpAnalyst(self._events)
+
+    def _mean_ms(self, kind: str) -> float:
+        found = [ended - begun for _, name, begun, ended in self._events if name.startswith(f"{kind}_")]
+        return sum(found) / len(found) / 1000 if found else 0.0
+
+
+def _cards(path: Path) -> dict[str, dict[str, list[str]]]:
+    import yaml
+
+    expected = f"a map of ops, each a map of {', '.join(STEPS)} to cards such as 0 or '0,1', is needed"
+    try:
+        given = msgspec.convert(yaml.safe_load(path.read_text()), dict[str, dict[str, int | str]], str_keys=True)
+    except OSError as error:
+        msg = f"{path} cannot be read: {error.strerror}"
+        raise ConfigError(msg) from error
+    except (yaml.YAMLError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        msg = f"{path} cannot be used: {error}; {expected}"
+        raise ConfigError(msg) from error
+    cards: dict[str, dict[str, list[str]]] = {}
+    for op, steps in given.items():
+        for step, used in steps.items():
+            split = [card.strip() for card in str(used).split(",")]
+            if step not in STEPS or not all(split):
+                msg = f"{path}: op '{op}' has {step}: {used!r}; {expected}"
+                raise ConfigError(msg)
+            cards.setdefault(op, {})[step] = split
+    return cards

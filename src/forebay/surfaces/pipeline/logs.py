@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The log files of a pipeline server: everything, and a second file for warnings and worse.
+
+They are written only where `$SERVING_LOG_PATH` or the configuration's `log_path` names a folder; the original writes
+them into whatever folder it was started in.
+"""
+
+from __future__ import annotations
+
+import logging
+from logging.handlers import RotatingFileHandler
+from typing import TYPE_CHECKING, Final
+
+from forebay.errors import ConfigError
+from forebay.observe.log import TextFormatter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FOLDER: Final = "PipelineServingLogs"
+VARIABLE: Final = "SERVING_LOG_PATH"
+
+MAX_BYTES: Final = 512 * 1024 * 1024
+"""Size at which a file is put aside."""
+KEPT: Final = 10
+"""Files put aside that are kept."""
+
+requests: Final = logging.getLogger("forebay.pipeline.requests")
+"""A line for each request, with its ids; only in the files, for the console would drown in them."""
+requests.propagate = False
+requests.setLevel(logging.CRITICAL)
+
+
+def write_to(base: Path, level: str) -> list[logging.Handler]:
+    """Write forebay's records, and those of the root logger, to files below `base`; returns the handlers.
+
+    Args:
+        base: The folder they are made in.
+        level: Lowest level of what is written.
+
+    Raises:
+        ConfigError: If the folder cannot be made or written.
+    """
+    folder = base / FOLDER
+    handlers: list[logging.Handler] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, lowest in (("pipeline.log", level), ("pipeline.log.wf", "warning")):
+            handler = RotatingFileHandler(folder / name, maxBytes=MAX_BYTES, backupCount=KEPT, encoding="utf-8")
+            handler.setLevel(lowest.upper())
+            handler.setFormatter(_OneLine())
+            handlers.append(handler)
+    except OSError as error:
+        msg = f"the log folder {folder} cannot be written: {error.strerror}; {VARIABLE} or log_path names another"
+        raise ConfigError(msg) from error
+    for name in ("", "forebay", requests.name):
+        logger = logging.getLogger(name)
+        for handler in handlers:
+            logger.addHandler(handler)
+    requests.setLevel(level.upper())
+    return handlers
+
+
+class _OneLine(TextFormatter):
+    """As on the console, with line breaks of a message written out: what a client sent makes no lines of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, and a traceback below it."""
+        message = record.getMessage()
+        if "\n" in message or "\r" in message:
+            record = logging.makeLogRecord(vars(record))
+            record.msg, record.args = message.replace("\r", "\\r").replace("\n", "\\n"), None
+        return super().format(record)
+
+
+def end(handlers: list[logging.Handler]) -> None:
+    """Stop writing to these, and close their files."""
+    for name in ("", "forebay", requests.name):
+        for handler in handlers:
+            logging.getLogger(name).removeHandler(handler)
+    for handler in handlers:
+        handler.close()
+    requests.setLevel(logging.CRITICAL)

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples that share a call of the model: stacked before it, cut apart after it.
+
+Arrays are joined along their first axis, so samples may have several rows. Where `x` comes with `x.lod`, the offsets
+say which rows of `x` are one sequence, and a sample has as many rows as it has sequences. What cannot be joined without
+losing something is not joined: the sample then has a call of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Final, cast
+
+import msgspec
+
+LOD: Final = ".lod"
+"""Ends the name of the offsets that belong to an array."""
+
+
+class Group(msgspec.Struct):
+    """Samples that share a call.
+
+    Attributes:
+        members: Their places in the batch.
+        feed: What the model is given.
+        rows: How many rows each has; empty for a sample on its own, whose result is handed on as it is.
+    """
+
+    members: list[int]
+    feed: dict[str, Any]
+    rows: list[int]
+
+
+def grouped(samples: Sequence[dict[str, Any]]) -> list[Group]:
+    """Decide which samples share a call, in the order in which the first of each group came."""
+    together: list[list[int]] = []
+    by_form: dict[Hashable, list[list[int]]] = {}
+    rows: dict[int, int] = {}
+    for place, sample in enumerate(samples):
+        count = _rows_of(sample) if len(samples) > 1 else None
+        if count is None:
+            together.append([place])
+            continue
+        rows[place] = count
+        alike = by_form.setdefault(_form_of(sample), [])
+        members = next((found for found in alike if _same_options(samples[found[0]], sample)), None)
+        if members is None:
+            members = list[int]()
+            alike.append(members)
+            together.append(members)
+        members.append(place)
+    return [
+        Group(members, _joined([samples[place] for place in members]), [rows[place] for place in members])
+        if len(members) > 1
+        else Group(members, samples[members[0]], [])
+        for members in together
+    ]
+
+
+def split(result: Any, rows: Sequence[int]) -> list[dict[str, Any]]:
+    """Cut a result apart by the rows of the samples; what has no rows goes to each of them.
+
+    Raises:
+        ValueError: If it is no dict, or has another number of rows than the samples.
+    """
+    found = _dict(result, len(rows))
+    starts = [0]
+    for count in rows:
+        starts.append(starts[-1] + count)
+    bounds = list(itertools.pairwise(starts))
+    shares: list[dict[str, Any]] = [{} for _ in rows]
+    for name, value in found.items():
+        offsets = found.get(name + LOD)
+        if offsets is not None:
+            _require(name + LOD, len(offsets), starts[-1] + 1)
+            for share, (start, end) in zip(shares, bounds, strict=True):
+                share[name] = value[offsets[start] : offsets[end]]
+                share[name + LOD] = _shifted(offsets[start : end + 1], -offsets[start])
+        elif name.endswith(LOD) and name.removesuffix(LOD) in found:
+            continue
+        elif _has_rows(value):
+            _require(name, len(value), starts[-1])
+            for share, (start, end) in zip(shares, bounds, strict=True):
+                share[name] = value[start:end]
+        else:
+            for share in shares:
+                share[name] = value
+    return shares
+
+
+def one_each(result: Any, count: int) -> list[Any]:
+    """Cut apart the result of a list of samples: an element each, without the axis of the batch.
+
+    Raises:
+        ValueError: If it has not one for each.
+    """
+    if isinstance(result, list):
+        found = cast("list[Any]", result)
+        _require("the list", len(found), count)
+        return found
+    return [
+        {
+            name: value[0] if _has_rows(value) and name + LOD not in share and not _is_lod(name, share) else value
+            for name, value in share.items()
+        }
+        for share in split(result, [1] * count)
+    ]
+
+
+def _dict(result: Any, count: int) -> dict[str, Any]:
+    if not isinstance(result, dict):
+        msg = (
+            f"process returned {type(result).__name__} for {count} samples; a dict of arrays with a row each is needed"
+        )
+        raise ValueError(msg)  # noqa: TRY004 - one error for all that does not fit
+    return cast("dict[str, Any]", result)
+
+
+def _require(name: str, found: int, needed: int) -> None:
+    if found != needed:
+        msg = f"process returned {found} rows as '{name}', the batch needs {needed}"
+        raise ValueError(msg)
+
+
+def _rows_of(sample: Mapping[str, Any]) -> int | None:
+    """Return how many rows a sample has; None if its values do not agree, so that it can share no call."""
+    counts: set[int] = set()
+    for name, value in sample.items():
+        if _is_lod(name, sample):
+            if _offsets(value) is None:
+                return None
+        elif _is_stackable(value):
+            offsets = _offsets(sample.get(name + LOD))
+            counts.add(len(value) if offsets is None else len(offsets) - 1)
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _form_of(sample: Mapping[str, Any]) -> Hashable:
+    """Return what samples must have in common: names, and dtypes and shapes below the first axis of arrays."""
+    form: list[Hashable] = []
+    for name in sorted(sample):
+        value = sample[name]
+        if _is_stackable(value) and not _is_lod(name, sample):
+            kind = value.dtype.kind
+            # Texts differ in their longest one only; the joined array has room for the longest of all.
+            form.append((name, kind if kind in "US" else value.dtype, value.shape[1:]))
+        else:
+            form.append((name, _is_lod(name, sample)))
+    return tuple(form)
+
+
+def _same_options(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return all(
+        _is_stackable(value) or _is_lod(name, one) or _is_equal(value, other[name]) for name, value in one.items()
+    )
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except Exception:  # noqa: BLE001 - the values are the user's: arrays inside, say, cannot be compared like this
+        return False
+
+
+def _joined(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    import numpy as np
+
+    first = samples[0]
+    feed: dict[str, Any] = {}
+    for name, value in first.items():
+        if _is_lod(name, first):
+            feed[name] = _joined_offsets([sample[name] for sample in samples])
+        elif _is_stackable(value):
+            feed[name] = np.concatenate([sample[name] for sample in samples])
+        else:
+            feed[name] = value
+    return feed
+
+
+def _joined_offsets(parts: Sequence[Any]) -> Any:
+    joined = [int(parts[0][0])]
+    for part in parts:
+        joined += [joined[-1] + int(offset) - int(part[0]) for offset in part[1:]]
+    return _like(parts[0], joined)
+
+
+def _shifted(offsets: Any, by: Any) -> Any:
+    return _like(offsets, [int(offset) + int(by) for offset in offsets])
+
+
+def _like(model: Any, values: list[int]) -> Any:
+    if isinstance(model, list):
+        return values
+    import numpy as np
+
+    return np.array(values, dtype=model.dtype)
+
+
+def _is_lod(name: str, sample: Mapping[str, Any]) -> bool:
+    return name.endswith(LOD) and name.removesuffix(LOD) in sample
+
+
+def _offsets(value: Any) -> Sequence[int] | None:
+    """Return offsets of one level; None for anything else, deeper levels included."""
+    if isinstance(value, list):
+        found = cast("list[Any]", value)
+        return found if found and all(isinstance(one, int) for one in found) else None
+    is_flat = _is_stackable(value) and value.ndim == 1 and len(value) > 0
+    return value if is_flat and value.dtype.kind in "iu" else None
+
+
+def _is_stackable(value: Any) -> bool:
+    """Tell whether something is an array with a first axis, and of no class whose additions get lost by joining."""
+    import numpy as np
+
+    return type(value) is np.ndarray and value.ndim > 0
+
+
+def _has_rows(value: Any) -> bool:
+    import numpy as np
+
+    return isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim > 0)

@@ -1,0 +1,419 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the batches of one op in its workers: preprocess each sample, process them together, postprocess each.
+
+A sample that fails leaves its batch-mates alone. Only one batch is inside an instance of an op at a time, from its
+first hook to its last, so what hooks keep on `self` in between is that batch's; threads therefore have an instance
+each, a shallow copy of the op that `init_op` was called on.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import msgspec
+
+from forebay.errors import DeadlineExceeded, ForebayError, ModelError
+from forebay.graph.values import inputs_of
+from forebay.surfaces.pipeline import merge
+from forebay.surfaces.pipeline.bounded import BoundedCalls, Late
+from forebay.surfaces.pipeline.codes import CustomExceptionCode, error, number_of
+from forebay.surfaces.pipeline.hooks import Hooks, overrides
+from forebay.types.call import After, Failure
+
+if TYPE_CHECKING:
+    from forebay.surfaces.pipeline.op import Op
+    from forebay.types.batch import Phase
+    from forebay.types.call import Item, Outcome
+    from forebay.workers.runner import WorkerContext
+
+ClientFactory = Callable[[int | None], Any]
+"""Makes the client of one worker, given the number of its process; None in threads."""
+
+
+class OpRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What is settled about running an op.
+
+    Attributes:
+        timeout_ms: Milliseconds a call of `process` may take; 0 or less for any time.
+        retry: Calls of `process` in all; again only after a time-out.
+        run_process: Whether a `process` that the project wrote runs without a model.
+        batch_style: What `process` is given: one dict for all samples, or a list with a dict for each.
+        share_instance: Whether threads share one instance of the op.
+        isolate_failures: Whether the samples of a batch whose `process` failed are run once more, one by one.
+        fetch_list: The model's results that are wanted.
+        shared_inputs: Predecessors whose results other ops read as well; this op then works on a copy.
+        debug_errors: Whether error texts name classes and kinds of exceptions.
+    """
+
+    timeout_ms: float = -1
+    retry: int = 1
+    run_process: bool = False
+    batch_style: Literal["merged", "list"] = "merged"
+    share_instance: bool = False
+    isolate_failures: bool = False
+    fetch_list: tuple[str, ...] = ()
+    shared_inputs: frozenset[str] = frozenset()
+    debug_errors: bool = False
+
+
+class OpInstances:
+    """The instances of one op that the workers of this process call."""
+
+    def __init__(
+        self,
+        op: Op,
+        settings: OpRun,
+        *,
+        client_for: ClientFactory | None = None,
+        store: Any = None,
+        own_process: bool = False,
+    ) -> None:
+        """Describe them; the first worker that opens initialises the op.
+
+        Args:
+            op: What the project made.
+            settings: How it runs.
+            client_for: Makes clients; None without a model, unless the op brings a handler of its own.
+            store: For large values; None leaves the op without one.
+            own_process: Whether the worker is a process of its own, and its only thread.
+        """
+        self.op = op
+        self.settings = settings
+        self.own_process = own_process
+        self._client_for = client_for
+        self._store = store
+        self._lock = threading.Lock()
+        self._is_ready = False
+        self._taken = 0
+
+    def runner(self) -> OpRunner:
+        """Return the runner of one worker."""
+        return OpRunner(self)
+
+    def take(self, ctx: WorkerContext) -> Op:
+        """Return the instance of one worker.
+
+        Raises:
+            ModelError: If the op or its client cannot be made, with op and reason.
+        """
+        index = ctx.index if self.own_process else None
+        try:
+            with self._lock:
+                if not self._is_ready:
+                    self._prepare(index)
+                    self._is_ready = True
+            shared = self.own_process or self.settings.share_instance
+            instance = self.op if shared else copy.copy(self.op)
+            if not shared:
+                instance.client = self._client(index)
+        except ForebayError as failed:
+            msg = f"op '{self.op.name}': {failed.message}"
+            raise ModelError(msg, detail=failed.detail, trace=getattr(failed, "trace", "")) from failed
+        except (Exception, SystemExit) as raised:
+            trace = "".join(traceback.format_exception(raised))
+            msg = f"op '{self.op.name}' could not be initialised: {type(raised).__name__}: {raised}"
+            raise ModelError(msg, trace=trace) from raised
+        with self._lock:
+            self._taken += 1
+        return instance
+
+    def give_back(self, instance: Op) -> None:
+        """A worker ends: close the client that was made for it, or for all of them if it is the last."""
+        with self._lock:
+            self._taken -= 1
+            is_in_use = self.settings.share_instance and self._taken > 0
+        if not is_in_use:
+            self.close_client(instance)
+
+    def close_client(self, instance: Op) -> None:
+        """Close the client of an instance nobody calls any more, unless it is the project's own."""
+        if self._client_for is not None and self.op.local_service_handler is None:
+            getattr(instance.client, "close", _nothing)()
+
+    def renewed(self, instance: Op) -> Op:
+        """Return an instance to go on with, for one that a late call still uses."""
+        if self.settings.share_instance:
+            return instance
+        fresh = copy.copy(instance)
+        fresh.client = self._client(instance.concurrency_idx)
+        return fresh
+
+    def _prepare(self, index: int | None) -> None:
+        op = self.op
+        op.concurrency_idx = index
+        if self._store is not None:
+            op.store = self._store
+        op.feeds_list = self.settings.batch_style == "list"
+        op.fetch_names = list(self.settings.fetch_list) or op.fetch_names
+        op.set_dynamic_shape_info()
+        op.init_op()
+        handler = op.local_service_handler
+        if handler is not None:
+            for step in ("prepare_server", "start_server"):
+                getattr(handler, step, _nothing)()
+            if not op.fetch_names:
+                names: Sequence[str] = getattr(handler, "get_fetch_list", _nothing)() or ()
+                op.fetch_names = list(names)
+        if self.own_process or self.settings.share_instance:
+            op.client = self._client(index)
+
+    def _client(self, index: int | None) -> Any:
+        """Return the client of a worker; one that the project has set itself stays where there is no other."""
+        handler = self.op.local_service_handler
+        if handler is not None:
+            return handler.get_client(index) if hasattr(handler, "get_client") else handler
+        return self.op.client if self._client_for is None else self._client_for(index)
+
+
+class _Sample(msgspec.Struct):
+    """One request on its way through the hooks.
+
+    Attributes:
+        data_id: Its number in this server.
+        log_id: The number the client gave it.
+        inputs: What the hooks see as `input_dicts`.
+        data: What `preprocess` made of it.
+        skips: Whether it goes to `postprocess` as it is.
+        fetched: What `postprocess` gets.
+        outcome: A result or a failure.
+    """
+
+    data_id: int
+    log_id: int
+    inputs: Mapping[str, Any] = {}
+    data: Any = None
+    skips: bool = False
+    fetched: Any = None
+    outcome: Any = None
+
+    @property
+    def typical(self) -> int:
+        """What a model is told as log id."""
+        return self.log_id or self.data_id
+
+
+class OpRunner:
+    """A `Runner` for one worker of an op.
+
+    Attributes:
+        phases: When each sample of the last batch was in which hook: `prep`, `midp` and `postp`.
+    """
+
+    def __init__(self, instances: OpInstances) -> None:
+        self.phases: list[Phase] = []
+        self._instances = instances
+        self._settings = instances.settings
+        self._calls = BoundedCalls()
+        self._is_worn = False
+        self._op: Op | None = None
+        self._hooks: Hooks | None = None
+
+    def open(self, ctx: WorkerContext) -> None:
+        """Initialise the op, unless another worker of this process did.
+
+        Raises:
+            ModelError: If that fails, with op and reason.
+            ConfigError: If a hook cannot be called.
+        """
+        self._use(self._instances.take(ctx))
+
+    def run(self, items: Sequence[Item]) -> Sequence[Outcome]:
+        """Run a batch."""
+        assert self._op is not None
+        self.phases = []
+        samples = [self._prepared(item) for item in items]
+        live = [sample for sample in samples if sample.outcome is None]
+        if self._has_process(self._op):
+            self._process([sample for sample in live if not sample.skips])
+        for sample in live:
+            if sample.outcome is None:
+                self._finish(sample)
+        outcomes = [sample.outcome for sample in samples]
+        if self._is_worn and self._instances.own_process:
+            outcomes[0] = After(outcomes[0], _end_worker)
+        return outcomes
+
+    def close(self) -> None:
+        """Let go of the client."""
+        self._calls.close()
+        if self._op is not None:
+            self._instances.give_back(self._op)
+
+    def _use(self, op: Op) -> None:
+        self._op = op
+        self._hooks = Hooks(op, debug=self._settings.debug_errors)
+
+    def _has_process(self, op: Op) -> bool:
+        return op.client is not None or (self._settings.run_process and overrides(op, "process"))
+
+    def _prepared(self, item: Item) -> _Sample:
+        assert self._hooks is not None
+        sample = _Sample(item.params.get("data_id", 0), item.params.get("log_id", 0))
+        started = time.monotonic()
+        try:
+            sample.inputs = self._inputs(item)
+            found = self._hooks.preprocess(sample.inputs, sample.data_id, sample.log_id)
+            sample.data = sample.fetched = found.data
+            sample.skips = found.skips
+        except ForebayError as failed:
+            sample.outcome = Failure(failed)
+        self._note("prep", started, [sample])
+        return sample
+
+    def _inputs(self, item: Item) -> Mapping[str, Any]:
+        """Return the inputs, with a copy of what other ops read as well; what was packed is a copy already."""
+        inputs: dict[str, Any] = dict(inputs_of(item))
+        for name in self._settings.shared_inputs:
+            value = inputs.get(name)
+            if value is not None and value is item.body.get(name):
+                try:
+                    inputs[name] = copy.deepcopy(value)
+                except Exception as raised:
+                    text = f"[{self._instances.op.name}] the result of '{name}' cannot be copied: {raised}"
+                    trace = "".join(traceback.format_exception(raised))
+                    raise error(CustomExceptionCode.TYPE_ERROR.value, text, trace=trace) from raised
+        return inputs
+
+    def _process(self, samples: Sequence[_Sample]) -> None:
+        """Fill in what `postprocess` gets."""
+        whole = [sample for sample in samples if not isinstance(sample.data, list)]
+        if self._settings.batch_style == "list":
+            if whole:
+                self._run_group(
+                    whole, [sample.data for sample in whole], lambda found: merge.one_each(found, len(whole))
+                )
+        else:
+            for group in merge.grouped([sample.data for sample in whole]):
+                members = [whole[place] for place in group.members]
+                self._run_group(members, [group.feed], _splitter(group.rows))
+        for sample in samples:
+            if isinstance(sample.data, list):
+                self._run_parts(sample, cast("list[dict[str, Any]]", sample.data))
+
+    def _run_group(
+        self, members: Sequence[_Sample], feed_batch: list[Any], split: Callable[[Any], Sequence[Any]]
+    ) -> None:
+        """Run samples that share a call."""
+        started = time.monotonic()
+        try:
+            shares = self._split(self._ask(feed_batch, members[0].typical), split)
+        except ForebayError as failed:
+            if len(members) > 1 and self._settings.isolate_failures and not _is_time_out(failed):
+                alone = _the_only if self._settings.batch_style == "list" else _splitter([])
+                for sample in members:
+                    self._run_group([sample], [sample.data], alone)
+                return
+            for sample in members:
+                sample.outcome = Failure(failed)
+        else:
+            for sample, share in zip(members, shares, strict=True):
+                sample.fetched = share
+        self._note("midp", started, members)
+
+    def _run_parts(self, sample: _Sample, parts: Sequence[dict[str, Any]]) -> None:
+        """Run the dicts of one sample one after the other."""
+        started = time.monotonic()
+        try:
+            sample.fetched = [self._ask([part], sample.typical) for part in parts]
+        except ForebayError as failed:
+            sample.outcome = Failure(failed)
+        self._note("midp", started, [sample])
+
+    def _split(self, found: Any, split: Callable[[Any], Sequence[Any]]) -> Sequence[Any]:
+        try:
+            return split(found)
+        except ValueError as raised:
+            text = f"[{self._instances.op.name}] Failed to process: {raised}"
+            raise error(CustomExceptionCode.TYPE_ERROR.value, text) from raised
+
+    def _ask(self, feed_batch: list[Any], typical: int) -> Any:
+        """Call `process`, again after a time-out.
+
+        Raises:
+            ForebayError: What it failed with the last time.
+        """
+        for _ in range(self._settings.retry - 1):
+            try:
+                # A call that is left behind may still change what it was given.
+                return self._ask_once([dict(feed) for feed in feed_batch], typical)
+            except ForebayError as failed:
+                if not _is_time_out(failed):
+                    raise
+        return self._ask_once(feed_batch, typical)
+
+    def _ask_once(self, feed_batch: list[Any], typical: int) -> Any:
+        op, hooks, timeout_ms = self._op, self._hooks, self._settings.timeout_ms
+        assert op is not None
+        assert hooks is not None
+        if timeout_ms <= 0:
+            return hooks.process(feed_batch, typical)
+
+        def call() -> Any:
+            try:
+                return hooks.process(feed_batch, typical)
+            finally:
+                if op is not self._op:  # it was left behind, and another instance is in use
+                    self._instances.close_client(op)
+
+        try:
+            return self._calls.call(call, timeout_ms / 1000)
+        except Late:
+            self._is_worn = True
+            try:
+                self._use(self._instances.renewed(op))
+            except Exception as raised:
+                text = f"[{op.name}] the model cannot be opened again after a time-out: {raised}"
+                raise error(CustomExceptionCode.INIT_ERROR.value, text) from raised
+            text = f"[{op.name}] Failed to process: timeout, {timeout_ms:g} ms were over"
+            raise error(CustomExceptionCode.TIMEOUT.value, text) from None
+
+    def _finish(self, sample: _Sample) -> None:
+        assert self._hooks is not None
+        started = time.monotonic()
+        try:
+            sample.outcome = self._hooks.postprocess(sample.inputs, sample.fetched, sample.data_id, sample.log_id)
+        except ForebayError as failed:
+            sample.outcome = Failure(failed)
+        self._note("postp", started, [sample])
+
+    def _note(self, phase: str, started: float, samples: Sequence[_Sample]) -> None:
+        ended = time.monotonic()
+        name = self._instances.op.name
+        self.phases += [(name, phase, started, ended, sample.data_id) for sample in samples]
+
+
+def _splitter(rows: Sequence[int]) -> Callable[[Any], Sequence[Any]]:
+    """Return what cuts the result of a group apart; one sample gets it as it is."""
+    return (lambda found: merge.split(found, rows)) if rows else (lambda found: [found])
+
+
+def _the_only(found: Any) -> Sequence[Any]:
+    return merge.one_each(found, 1)
+
+
+def _is_time_out(failed: ForebayError) -> bool:
+    number = number_of(failed)
+    return number == CustomExceptionCode.TIMEOUT.value or (number is None and isinstance(failed, DeadlineExceeded))
+
+
+def _nothing() -> None:
+    """Stand in for a method that an object does not have."""
+
+
+def _end_worker() -> None:
+    """End this worker process, which its pool replaces: a call that nobody can stop sits in one of its threads.
+
+    Runs after the answer was written. The interpreter's own way out would wait for that thread.
+    """
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(0)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which client an op gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import ConfigError
+from forebay.surfaces.pipeline.predictors.chained import ChainedClient
+from forebay.surfaces.pipeline.predictors.general_model import GeneralModelBackend
+from forebay.surfaces.pipeline.predictors.hosting import leave_host, take_host
+from forebay.surfaces.pipeline.predictors.kserve import KServeBackend
+from forebay.surfaces.pipeline.predictors.local import describe, is_reference, local_client
+from forebay.surfaces.pipeline.predictors.model_client import Backend, ModelClient
+from forebay.surfaces.pipeline.predictors.remote import Endpoint
+
+if TYPE_CHECKING:
+    from forebay.surfaces.pipeline.predictors.model_client import Client
+    from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
+    from forebay.surfaces.pipeline.predictors.signature import Signature
+
+
+def client_for(settings: PredictorSettings, *, concurrency_idx: int | None, process: bool) -> Client:
+    """Make the client of one worker of an op; it is used by one call at a time, remote ones by any number.
+
+    Args:
+        settings: What the op is told about its model.
+        concurrency_idx: Number of the worker process, which decides on the device; None in threads.
+        process: Whether the worker is a process, which then starts a model service of its own where one is wanted;
+            the threads of a server share one.
+
+    Raises:
+        ConfigError: If the settings are wrong, or a library or a file is missing.
+        ModelError: If the model cannot be loaded.
+    """
+    settings = settings.checked()
+    conf = settings.local_service_conf
+    kind = settings.kind
+    if kind is None:
+        msg = f"op '{settings.name}' has no model; server_endpoints or local_service_conf.model_config names one"
+        raise ConfigError(msg)
+    if kind == "local_predictor":
+        return local_client(conf, settings.wanted, concurrency_idx)
+    if kind == "pipeline_grpc":
+        return ChainedClient(settings)
+    if settings.server_endpoints:
+        signature = None if settings.client_config is None else _described(settings.client_config)
+        return ModelClient(_backend(settings), signature, settings.wanted)
+    return _Hosted(settings, concurrency_idx if process else None)
+
+
+class _Hosted:
+    """The client of a model service that was started for it."""
+
+    def __init__(self, settings: PredictorSettings, index: int | None) -> None:
+        self._conf, self._index = settings.local_service_conf, index
+        assert self._conf.model_config is not None
+        self.takes_text = is_reference(self._conf.model_config)
+        signature = None if self.takes_text else describe(Path(self._conf.model_config))
+        host = take_host(self._conf, index)
+        endpoints = [Endpoint.parse(text, "http") for text in host.endpoints]
+        self._client = ModelClient(GeneralModelBackend(endpoints, settings.timeout_s), signature, settings.wanted)
+        self._is_closed = False
+        self.feed_names_ = self._client.feed_names_
+        self.fetch_names_ = self._client.fetch_names_
+
+    def predict(
+        self,
+        feed: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        fetch: Sequence[str] | None = None,
+        batch: bool = True,
+        log_id: int = 0,
+    ) -> dict[str, Any]:
+        return self._client.predict(feed, fetch, batch, log_id)
+
+    def close(self) -> None:
+        self._client.close()
+        if not self._is_closed:
+            self._is_closed = True
+            leave_host(self._conf, self._index)
+
+
+def _backend(settings: PredictorSettings) -> Backend:
+    scheme = "grpc" if settings.kind == "grpc" else "http"
+    endpoints = [Endpoint.parse(text, scheme) for text in settings.server_endpoints]
+    if settings.protocol == "kserve_v2":
+        return KServeBackend(endpoints, settings.name, settings.timeout_s)
+    wrong = next((one for one in endpoints if one.scheme.startswith("grpc")), None)
+    if wrong is not None:
+        msg = (
+            f"op '{settings.name}': the endpoint {wrong.address} is to be asked over gRPC, and the protocol paddle is "
+            "spoken over HTTP; take client_type brpc, which asks the same servers, or the endpoint_protocol kserve_v2"
+        )
+        raise ConfigError(msg)
+    return GeneralModelBackend(endpoints, settings.timeout_s)
+
+
+def _described(client_config: str) -> Signature:
+    path = Path(client_config)
+    found = describe(path) if path.is_dir() else describe(path.with_suffix(".prototxt"))
+    if found is None:
+        msg = f"client_config is '{client_config}', and no serving_client_conf.prototxt is in it"
+        raise ConfigError(msg)
+    return found

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model that is a Python callable: it is given arrays by name and returns arrays by name."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from forebay.errors import ConfigError
+from forebay.surfaces.pipeline.codes import CustomExceptionCode, error
+from forebay.surfaces.pipeline.predictors.signature import LOD, one_feed
+
+
+class FunctionClient:
+    """Calls it. What it takes and gives is its own affair, so names are checked only on the way back."""
+
+    takes_text = True
+
+    def __init__(self, reference: str, wanted: Sequence[str]) -> None:
+        """Import it; a class is called without arguments, and what it makes is the model.
+
+        Args:
+            reference: `module:name`.
+            wanted: Names of the results a call gets that names none; none for all.
+
+        Raises:
+            ConfigError: If there is none of this name.
+        """
+        module, _, name = reference.partition(":")
+        try:
+            found: Any = importlib.import_module(module)
+            for part in name.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError) as problem:
+            msg = f"model_config is '{reference}', which cannot be imported: {problem}; module:callable is needed"
+            raise ConfigError(msg) from problem
+        made: Any = found() if isinstance(found, type) else found
+        if not callable(made):
+            msg = f"model_config is '{reference}', and that cannot be called; a function or a class with __call__ can"
+            raise ConfigError(msg)
+        self._call = cast("Callable[[dict[str, Any]], Any]", made)
+        self._reference = reference
+        self._wanted = wanted
+
+    def predict(
+        self,
+        feed: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        fetch: Sequence[str] | None = None,
+        batch: bool = True,
+        log_id: int = 0,
+    ) -> dict[str, Any]:
+        """Call it with a dict of its own, as `Client.predict`."""
+        import numpy as np
+
+        fed, is_batch = one_feed(feed, batch=batch)
+        given = dict(fed)
+        if not is_batch:
+            for name, value in given.items():
+                if isinstance(value, np.ndarray) and not name.endswith(LOD):
+                    given[name] = cast("Any", value)[np.newaxis]
+        try:
+            found = self._call(given)
+        except Exception as problem:
+            text = f"the model '{self._reference}' failed: {problem}"
+            raise error(CustomExceptionCode.CLIENT_ERROR.value, text, trace=traceback.format_exc()) from problem
+        if not isinstance(found, Mapping):
+            text = f"the model '{self._reference}' returned {type(found).__name__}; a dict of arrays is needed"
+            raise error(CustomExceptionCode.CLIENT_ERROR.value, text)
+        answer = cast("Mapping[str, Any]", found)
+        wanted = fetch or self._wanted
+        missing = [name for name in wanted if name not in answer]
+        if missing:
+            text = f"the model '{self._reference}' gave {', '.join(answer)}, and not {', '.join(missing)}"
+            raise error(CustomExceptionCode.INPUT_PARAMS_ERROR.value, text)
+        return {name: answer[name] for name in wanted} if wanted else dict(answer)
+
+    def close(self) -> None:
+        """Nothing is to be let go of."""

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP face of the original's model servers: a codec of its JSON, and models behind such servers.
+
+POST /GeneralModelService/inference with
+    {"tensor": [{"float_data": [...], "elem_type": 1, "shape": [1, 13], "name": "x", "alias_name": "x"}],
+     "fetch_var_names": ["price"], "log_id": 0}
+gives
+    {"outputs": [{"tensor": [{...}], "engine_name": "..."}], "err_no": 0, "err_msg": ""}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from forebay.surfaces.pipeline.codes import CustomExceptionCode, error
+from forebay.surfaces.pipeline.predictors.http_calls import HttpCalls
+from forebay.surfaces.pipeline.predictors.remote import Endpoint, Servers, Unreachable
+from forebay.surfaces.pipeline.predictors.signature import LOD, TYPES, Signature, Value, Var
+
+if TYPE_CHECKING:
+    from forebay.surfaces.pipeline.predictors.model_client import Feed
+    from forebay.surfaces.pipeline.predictors.signature import Array
+
+PATH: Final = "/GeneralModelService/inference"
+
+_FIELDS: Final[Mapping[int, str]] = {
+    0: "int64_data",
+    1: "float_data",
+    2: "int_data",
+    3: "float64_data",
+    4: "int_data",
+    5: "float_data",
+    6: "uint32_data",
+    7: "uint32_data",
+    8: "int_data",
+    9: "bool_data",
+    20: "data",
+}
+"""Where the elements of each type are."""
+
+_NUMBERS: Final = {name: number for number, name in TYPES.items() if number != 6}
+
+
+class Tensor(msgspec.Struct, omit_defaults=True):
+    """One array. Whole numbers of 64 bits may come as texts, as protobuf's JSON has them."""
+
+    elem_type: int | None = None
+    shape: list[int] | None = None
+    lod: list[int] | None = None
+    name: str = ""
+    alias_name: str = ""
+    int64_data: list[int | str] | None = None
+    float_data: list[float | str] | None = None
+    int_data: list[int] | None = None
+    float64_data: list[float | str] | None = None
+    uint32_data: list[int] | None = None
+    bool_data: list[bool] | None = None
+    data: list[str] | None = None
+
+
+class Request(msgspec.Struct, omit_defaults=True):
+    """What a model is asked."""
+
+    tensor: list[Tensor]
+    fetch_var_names: list[str] = []
+    log_id: int | str = 0
+
+
+class Output(msgspec.Struct, omit_defaults=True):
+    """What one engine of a server gave."""
+
+    tensor: list[Tensor] = []
+    engine_name: str = ""
+
+
+class Response(msgspec.Struct):
+    """What a server answers."""
+
+    outputs: list[Output] = []
+    err_no: int = 0
+    err_msg: str = ""
+
+
+class GeneralModelBackend:
+    """The same model on several servers."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], timeout_s: float) -> None:
+        """Describe them.
+
+        Args:
+            endpoints: Where they are.
+            timeout_s: How long a call may take in all.
+        """
+        self._servers = Servers(endpoints, [HttpCalls(endpoint) for endpoint in endpoints], timeout_s)
+
+    def signature(self) -> Signature | None:
+        """Return None: these servers do not say what they take."""
+        return None
+
+    def run(self, feed: Feed, fetch: Sequence[Var], log_id: int) -> Sequence[Value]:
+        """Ask a server."""
+        request = Request([pack(var, value) for var, value in feed], [var.alias for var in fetch], log_id)
+        body = msgspec.json.encode(request)
+        response = self._servers.ask(lambda calls, deadline: _ask(calls, body, deadline))
+        if response.err_no:
+            text = f"the model server answers {response.err_no}: {response.err_msg}"
+            raise error(CustomExceptionCode.CLIENT_ERROR.value, text)
+        tensors = [tensor for output in response.outputs for tensor in output.tensor]
+        by_name = {name: tensor for tensor in tensors for name in (tensor.name, tensor.alias_name) if name}
+        values: list[Value] = []
+        for at, var in enumerate(fetch):
+            tensor = by_name.get(var.alias) or by_name.get(var.name)
+            if tensor is None and not by_name and at < len(tensors):
+                tensor = tensors[at]
+            if tensor is None:
+                text = f"the model server gave {', '.join(by_name) or 'nothing'}, and not {var.alias}"
+                raise error(CustomExceptionCode.CLIENT_ERROR.value, text)
+            values.append(unpack(tensor, var.type))
+        return values
+
+    def close(self) -> None:
+        """Hang up."""
+        for calls in self._servers.connections:
+            calls.close()
+
+
+def pack(var: Var, value: Value) -> Tensor:
+    """Make a tensor of an array.
+
+    Raises:
+        ForebayError: 7000 if there is no number for its type, or JSON cannot say an element.
+    """
+    array = value.array
+    number = (
+        var.type if var.dtype is not None else _NUMBERS.get("str" if array.dtype.kind in "USO" else array.dtype.name)
+    )
+    if number is None:
+        text = f"'{var.alias}' is an array of {array.dtype}, which this protocol has no type for; cast it to another"
+        raise error(CustomExceptionCode.TYPE_ERROR.value, text)
+    elements: list[Any] = array.ravel().tolist()
+    if array.dtype.kind == "f":
+        elements = _spelt(array, elements)
+    made = Tensor(number, list(array.shape), None, var.name, var.alias)
+    if value.lod is not None:
+        made.lod = value.lod.tolist()
+    setattr(made, _FIELDS[number], list(map(str, elements)) if number == _NUMBERS["str"] else elements)
+    return made
+
+
+def unpack(tensor: Tensor, usual: int = 1) -> Value:
+    """Make an array of a tensor.
+
+    Args:
+        tensor: What came.
+        usual: The number of its type if it does not say it.
+
+    Raises:
+        ForebayError: 9000 if its parts do not agree.
+    """
+    import numpy as np
+
+    number = usual if tensor.elem_type is None else tensor.elem_type
+    dtype = TYPES.get(number)
+    if dtype is None:
+        raise _broken(tensor, f"its elem_type is {number}, and {', '.join(map(str, TYPES))} are known")
+    elements: Any = getattr(tensor, _FIELDS[number]) or []
+    try:
+        array = np.array(elements, dtype=None if dtype == "str" else dtype)
+        array = array if tensor.shape is None else array.reshape(_lengths(tensor.shape))
+    except (ValueError, TypeError, OverflowError):
+        raise _broken(tensor, f"{len(elements)} elements of {dtype} were announced as {tensor.shape}") from None
+    return Value(array, None if not tensor.lod else np.asarray(tensor.lod, np.int32))
+
+
+def _ask(calls: HttpCalls, body: bytes, deadline: float) -> Response:
+    answer = calls.call("POST", PATH, deadline, body, {"Content-Type": "application/json"})
+    if answer.status in {502, 503}:
+        raise Unreachable(f"it answers {answer.status}")
+    try:
+        response = msgspec.json.decode(answer.body, type=Response)
+    except (msgspec.DecodeError, RecursionError):
+        response = None
+    if response is None or (answer.status >= 400 and not response.err_no):
+        said = answer.body[:200].decode(errors="replace")
+        text = f"the model server {calls.endpoint.address} answers HTTP {answer.status}: {said}"
+        raise error(CustomExceptionCode.CLIENT_ERROR.value, text)
+    return response
+
+
+def _spelt(array: Array, elements: list[Any]) -> list[Any]:
+    """Return the elements with NaN and the infinities as protobuf's JSON spells them."""
+    import numpy as np
+
+    if np.isfinite(array).all():
+        return elements
+    return [one if np.isfinite(one) else _UNFINITE[str(one)] for one in elements]
+
+
+_UNFINITE: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
+def _lengths(shape: Sequence[int]) -> tuple[int, ...]:
+    if any(axis < 0 for axis in shape):
+        raise ValueError
+    return tuple(shape)
+
+
+def _broken(tensor: Tensor, what: str) -> Exception:
+    name = tensor.alias_name or tensor.name
+    return error(CustomExceptionCode.CLIENT_ERROR.value, f"tensor '{name}' cannot be read: {what}")
+
+
+def pack_all(found: Mapping[str, Any]) -> list[Tensor]:
+    """Make tensors of a model's results, each with its own offsets where it has some.
+
+    Raises:
+        ForebayError: 7000 if one has a type this protocol has no number for.
+    """
+    import numpy as np
+
+    names = [name for name in found if not (name.endswith(LOD) and name.removesuffix(LOD) in found)]
+    return [pack(Var(name, name), Value(np.asarray(found[name]), found.get(name + LOD))) for name in names]

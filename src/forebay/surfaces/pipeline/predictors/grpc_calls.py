@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unary gRPC calls of bytes to one server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.surfaces.pipeline.codes import CustomExceptionCode, error
+from forebay.surfaces.pipeline.predictors.remote import CONNECT_S, MAX_ANSWER_BYTES, Unreachable
+from forebay.surfaces.pipeline.predictors.runtimes import library
+
+if TYPE_CHECKING:
+    from forebay.surfaces.pipeline.predictors.remote import Endpoint
+
+_OPTIONS: Final = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
+    # A server that comes back is found at once: the rotation decides who is asked and how often.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", int(CONNECT_S * 1000)),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # Else channels to the same address share their back-off.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+class GrpcCalls:
+    """Calls to one server, for any number of threads."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        """Describe it; nothing is connected before the first call.
+
+        Raises:
+            ConfigError: If grpcio is not installed.
+        """
+        self.endpoint = endpoint
+        self._grpc = library("grpc", f"{endpoint.address} is asked over gRPC", "forebay[grpc]")
+        if endpoint.scheme == "grpcs":
+            credentials = self._grpc.ssl_channel_credentials()
+            self._channel = self._grpc.secure_channel(endpoint.address, credentials, _OPTIONS)
+        else:
+            self._channel = self._grpc.insecure_channel(endpoint.address, _OPTIONS)
+        self._calls: dict[str, Any] = {}
+        self._is_connected = False
+
+    def call(self, method: str, request: bytes, deadline: float) -> bytes:
+        """Make a call.
+
+        Args:
+            method: Its full name, with a slash at the beginning.
+            request: The message.
+            deadline: When to give up, by the monotonic clock.
+
+        Raises:
+            Unreachable: If the server lets nobody in or goes away.
+            TimeoutError: If it does not answer in time.
+            ForebayError: 9000 with the server's words if it refuses the call.
+        """
+        if not self._is_connected:
+            self._connect(deadline)
+        if method not in self._calls:
+            self._calls[method] = self._channel.unary_unary(method)
+        try:
+            return self._calls[method](request, timeout=max(0.001, deadline - time.monotonic()))
+        except self._grpc.RpcError as problem:
+            code, text = problem.code(), problem.details()
+        if code is self._grpc.StatusCode.UNAVAILABLE:
+            self._is_connected = False
+            raise Unreachable(text)
+        if code is self._grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise TimeoutError
+        text = f"the model server {self.endpoint.address} refuses the call: {text} ({code.name})"
+        raise error(CustomExceptionCode.CLIENT_ERROR.value, text)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._channel.close()
+
+    def _connect(self, deadline: float) -> None:
+        """Wait until the server lets us in, so that a silent one takes no more than its share of the deadline."""
+        states = self._grpc.ChannelConnectivity
+        settled = threading.Event()
+        found: list[Any] = []
+
+        def watch(state: Any) -> None:
+            if state in {states.READY, states.TRANSIENT_FAILURE, states.SHUTDOWN}:
+                found.append(state)
+                settled.set()
+
+        self._channel.subscribe(watch, try_to_connect=True)
+        try:
+            settled.wait(max(0.001, min(CONNECT_S, deadline - time.monotonic())))
+        finally:
+            self._channel.unsubscribe(watch)
+        if not found:
+            raise Unreachable("it does not answer")
+        if found[0] is not states.READY:
+            raise Unreachable("it refuses connections")
+        self._is_connected = True

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that answers for a model; `hosting` starts it and says on its standard input what to load.
+
+Run as `python -P -m forebay.surfaces.pipeline.predictors.hosted`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from typing import Any
+
+import msgspec
+
+from forebay.errors import ConfigError, ForebayError
+from forebay.surfaces.pipeline.codes import CustomExceptionCode, err_of, error
+from forebay.surfaces.pipeline.predictors import general_model
+from forebay.surfaces.pipeline.predictors.local import local_client
+from forebay.surfaces.pipeline.predictors.model_client import Client
+from forebay.surfaces.pipeline.predictors.remote import MAX_ANSWER_BYTES
+from forebay.surfaces.pipeline.predictors.settings import LocalConf
+from forebay.surfaces.pipeline.predictors.signature import LOD
+
+
+class _Server(ThreadingHTTPServer):
+    """Answers for one model, one request at a time; a thread for each connection."""
+
+    daemon_threads = True
+
+    def __init__(self, listener: socket.socket, model: Client) -> None:
+        super().__init__(("127.0.0.1", 0), _Exchange, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self.server_address = listener.getsockname()
+        self.server_name, self.server_port = "localhost", self.server_address[1]
+        self._model = model
+        self._running = threading.Lock()
+
+    def answer(self, body: bytes) -> bytes:
+        """Answer a request of the general model service."""
+        try:
+            found = self._predict(body)
+        except (ForebayError, msgspec.DecodeError, RecursionError) as problem:
+            if not isinstance(problem, ForebayError):
+                problem = error(CustomExceptionCode.INPUT_PARAMS_ERROR.value, f"the body cannot be read: {problem}")
+            told = err_of(problem)
+            found = general_model.Response(err_no=told.err_no, err_msg=told.text)
+        return msgspec.json.encode(found)
+
+    def _predict(self, body: bytes) -> general_model.Response:
+        request = msgspec.json.decode(body, type=general_model.Request)
+        feed: dict[str, Any] = {}
+        for tensor in request.tensor:
+            name, value = tensor.alias_name or tensor.name, general_model.unpack(tensor)
+            feed[name] = value.array
+            if value.lod is not None:
+                feed[name + LOD] = value.lod
+        with self._running:
+            found = self._model.predict(feed, request.fetch_var_names, log_id=int(request.log_id))
+        return general_model.Response([general_model.Output(general_model.pack_all(found))])
+
+
+class _Exchange(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1
+
+    def do_POST(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        if self.path != general_model.PATH:
+            self.send_error(404)
+        elif not length.isdecimal():
+            self.send_error(411)
+        elif int(length) > MAX_ANSWER_BYTES:
+            self.send_error(413)
+        else:
+            assert isinstance(self.server, _Server)
+            data = self.server.answer(self.rfile.read(int(length)))
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Keep quiet: the caller logs."""
+
+
+def main() -> int:
+    """Be the process; returns its exit status."""
+    order: Any = json.loads(sys.stdin.buffer.readline())
+    out = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what a library prints must not be taken for an answer
+    sys.path.extend(folder for folder in order["path"] if folder not in sys.path)
+    try:
+        model = local_client(msgspec.convert(order["conf"], LocalConf), (), order["index"])
+    except Exception as problem:  # noqa: BLE001 - whatever a library raises is why it cannot be loaded
+        reason = problem.message if isinstance(problem, ConfigError) else f"{type(problem).__name__}: {problem}"
+        out.write(" ".join(reason.split()).encode() + b"\n")
+        return 1
+    server = _Server(socket.socket(fileno=order["socket"]), model)
+    threading.Thread(target=_leave_with_the_parent, args=(server,), daemon=True).start()
+    out.write(b"ready\n")
+    out.close()
+    server.serve_forever(poll_interval=0.1)
+    return 0
+
+
+def _leave_with_the_parent(server: HTTPServer) -> None:
+    sys.stdin.buffer.read()
+    server.shutdown()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

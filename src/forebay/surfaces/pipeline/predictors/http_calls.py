@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""POST and GET with connections that are kept, for several threads; the standard library is enough for that."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+import time
+from collections import deque
+from collections.abc import Mapping
+from email.message import Message
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from forebay.errors import TooLarge
+from forebay.surfaces.pipeline.predictors.remote import CONNECT_S, MAX_ANSWER_BYTES, Unreachable
+
+if TYPE_CHECKING:
+    from forebay.surfaces.pipeline.predictors.remote import Endpoint
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What came back."""
+
+    status: int
+    headers: Message
+    body: bytes
+
+
+class HttpCalls:
+    """Calls to one server. A connection is used by one call at a time and kept for the next one."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._idle: deque[http.client.HTTPConnection] = deque()
+
+    def call(
+        self, method: str, path: str, deadline: float, body: bytes | None = None, headers: Mapping[str, str] = {}
+    ) -> Answer:
+        """Make a call; once more with a new connection if the server had closed the one that was kept.
+
+        Args:
+            method: POST or GET.
+            path: With a slash at the beginning.
+            deadline: When to give up, by the monotonic clock.
+            body: What is sent.
+            headers: What is said of it.
+
+        Raises:
+            Unreachable: If the server lets nobody in or goes away.
+            TimeoutError: If it does not answer in time.
+            TooLarge: If it answers with too much.
+        """
+        try:
+            kept = self._idle.pop()
+        except IndexError:
+            kept = None
+        if kept is not None:
+            try:
+                return self._exchange(kept, method, path, deadline, body, headers)
+            except (ConnectionError, http.client.RemoteDisconnected, http.client.CannotSendRequest):
+                kept.close()
+        made = self._connect(deadline)
+        try:
+            return self._exchange(made, method, path, deadline, body, headers)
+        except TimeoutError:
+            raise
+        except (OSError, http.client.HTTPException) as problem:
+            raise Unreachable(f"the connection broke ({problem or type(problem).__name__})") from problem
+
+    def close(self) -> None:
+        """Close what is kept."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def _connect(self, deadline: float) -> http.client.HTTPConnection:
+        where = self.endpoint
+        budget_s = max(0.001, min(CONNECT_S, deadline - time.monotonic()))
+        if where.scheme == "https":
+            context = ssl.create_default_context()
+            made = http.client.HTTPSConnection(where.host, where.port, timeout=budget_s, context=context)
+        else:
+            made = http.client.HTTPConnection(where.host, where.port, timeout=budget_s)
+        try:
+            made.connect()
+        except OSError as problem:
+            made.close()
+            raise Unreachable(problem.strerror or str(problem)) from problem
+        made.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return made
+
+    def _exchange(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        deadline: float,
+        body: bytes | None,
+        headers: Mapping[str, str],
+    ) -> Answer:
+        is_whole = False
+        try:
+            connection.sock.settimeout(_left(deadline))
+            connection.request(method, path, body, dict(headers))
+            connection.sock.settimeout(_left(deadline))
+            response = connection.getresponse()
+            parts: list[bytes] = []
+            size = 0
+            while data := response.read(1 << 20):
+                size += len(data)
+                if size > MAX_ANSWER_BYTES:
+                    msg = f"{self.endpoint.address} answered with more than {MAX_ANSWER_BYTES} bytes"
+                    raise TooLarge(msg)
+                parts.append(data)
+                if connection.sock is not None:  # closed with the last byte where the server keeps no connections
+                    connection.sock.settimeout(_left(deadline))
+            is_whole = True
+            return Answer(response.status, response.headers, b"".join(parts))
+        finally:
+            if is_whole and connection.sock is not None:
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+
+def _left(deadline: float) -> float:
+    """Return the time that is left.
+
+    Raises:
+        TimeoutError: If there is none.
+    """
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an op asks for predictions: one face before all kinds of models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from forebay.surfaces.pipeline.codes import CustomExceptionCode, error
+from forebay.surfaces.pipeline.predictors.signature import LOD, Signature, Value, Var, one_feed
+
+if TYPE_CHECKING:
+    from forebay.surfaces.pipeline.predictors.signature import Array
+
+Feed = Sequence[tuple[Var, Value]]
+"""What a model is given: all of its inputs, in the order of its signature."""
+
+
+class Client(Protocol):
+    """What an op asks for predictions."""
+
+    def predict(
+        self,
+        feed: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        fetch: Sequence[str] | None = None,
+        batch: bool = True,
+        log_id: int = 0,
+    ) -> dict[str, Any]:
+        """Ask the model.
+
+        Args:
+            feed: Arrays by the model's aliases; or a list of such, one a sample, which are put together.
+            fetch: Aliases of the results that are wanted; none for what the op's settings say, else for all.
+            batch: Whether the first axis of the arrays counts samples.
+            log_id: Number of the request in logs, also those of a remote model.
+
+        Returns:
+            Arrays by the aliases of the results; beside one of sequences their offsets, by its alias and `.lod`.
+
+        Raises:
+            ForebayError: 5000 for other names than the model's, 7000 for values that are no arrays of its types,
+                6000 if it does not answer in time, 9000 if it fails or nobody answers.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the model, or of the connections to it."""
+        ...
+
+
+class Backend(Protocol):
+    """A model by its own names: in this process or behind a connection."""
+
+    def signature(self) -> Signature | None:
+        """Return what the model says of itself; None if it says nothing."""
+        ...
+
+    def run(self, feed: Feed, fetch: Sequence[Var], log_id: int) -> Sequence[Value]:
+        """Return the value of each output that is wanted, in this order.
+
+        Raises:
+            ForebayError: As `Client.predict`.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+class ModelClient:
+    """Checks, casts and renames what goes to a backend and what comes from it.
+
+    Attributes:
+        takes_text: Whether it takes texts beside arrays.
+    """
+
+    takes_text = False
+
+    def __init__(self, backend: Backend, signature: Signature | None, wanted: Sequence[str]) -> None:
+        """Face a model.
+
+        Args:
+            backend: The model.
+            signature: What it takes and gives; None asks the model at the first prediction.
+            wanted: Aliases of the results a call gets that names none; none for all.
+        """
+        self._backend = backend
+        self._signature = signature
+        self._wanted = wanted
+
+    @property
+    def feed_names_(self) -> list[str] | None:
+        """Aliases of what the model takes; None while they are not known."""
+        return None if self._signature is None else [var.alias for var in self._signature.feeds]
+
+    @property
+    def fetch_names_(self) -> list[str] | None:
+        """Aliases of what the model gives; None while they are not known."""
+        return None if self._signature is None else [var.alias for var in self._signature.fetches]
+
+    def predict(
+        self,
+        feed: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        fetch: Sequence[str] | None = None,
+        batch: bool = True,
+        log_id: int = 0,
+    ) -> dict[str, Any]:
+        """Ask the model, as `Client.predict`."""
+        given, is_batch = one_feed(feed, batch=batch)
+        wanted = fetch or self._wanted
+        if self._signature is None:
+            self._signature = self._backend.signature()
+        signature = self._signature or _as_it_comes(given, wanted)
+        fetches = signature.fetched(wanted)
+        values = self._backend.run(signature.fed(given, batch=is_batch), fetches, log_id)
+        answer: dict[str, Array] = {}
+        for var, value in zip(fetches, values, strict=True):
+            answer[var.alias] = value.array
+            if value.lod is not None:
+                answer[var.alias + LOD] = value.lod
+        return answer
+
+    def close(self) -> None:
+        """Let go of the model."""
+        self._backend.close()
+
+
+def _as_it_comes(feed: Mapping[str, Any], wanted: Sequence[str]) -> Signature:
+    """Return a signature for a model nobody describes: what it is given is what it takes."""
+    if not wanted:
+        text = "nothing says what the model gives; name the results in fetch_list, or describe it in client_config"
+        raise error(CustomExceptionCode.INPUT_PARAMS_ERROR.value, text)
+    return Signature(
+        tuple(Var(name, name) for name in feed if not (name.endswith(LOD) and name.removesuffix(LOD) in feed)),
+        tuple(Var(name, name) for name in wanted),
+    )

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers of the same model, asked in turn: the next one where one is down, all within one deadline."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from forebay.errors import ConfigError, nearest
+from forebay.surfaces.pipeline.codes import CustomExceptionCode, error
+
+CONNECT_S: Final = 2.0
+"""How long a server may take to let us in before the next one is tried."""
+PAUSE_S: Final = 1.0
+"""How long a server that was down is asked only when no other answers."""
+MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024
+"""Longest answer."""
+
+SCHEMES: Final = ("http", "https", "grpc", "grpcs")
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """Where a server is.
+
+    Attributes:
+        scheme: `http`, `https`, `grpc`, `grpcs`.
+        host: Its name or address, IPv6 without brackets.
+        port: Its port.
+        path: What stands behind them, without slashes at the ends.
+    """
+
+    scheme: str
+    host: str
+    port: int
+    path: str = ""
+
+    @property
+    def address(self) -> str:
+        """Host and port."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str, scheme: str) -> Endpoint:
+        """Read `[scheme://]host:port[/path]`.
+
+        Args:
+            text: The endpoint.
+            scheme: What it has if it names none.
+
+        Raises:
+            ConfigError: If it is none.
+        """
+        full = text.strip() if "://" in text else f"{scheme}://{text.strip()}"
+        try:
+            parts = urlsplit(full)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            parts, host, port = urlsplit(""), None, None
+        if not host or not port or parts.query or parts.fragment or parts.username:
+            msg = f"'{text}' in server_endpoints is no address; host:port is needed, as in 127.0.0.1:9393"
+            raise ConfigError(msg)
+        if parts.scheme not in SCHEMES:
+            hint = nearest(parts.scheme, SCHEMES)
+            did_you_mean = f"; did you mean '{hint}'?" if hint else ""
+            msg = f"'{text}' in server_endpoints: {', '.join(SCHEMES)} are allowed before ://{did_you_mean}"
+            raise ConfigError(msg)
+        return cls(parts.scheme, host, port, parts.path.strip("/"))
+
+
+class Unreachable(Exception):
+    """A server let nobody in, or went away before it had answered; another one may answer."""
+
+
+class Rotation:
+    """In which order servers are asked; no I/O and no clock."""
+
+    def __init__(self, count: int) -> None:
+        """Begin with the first of `count` servers."""
+        self._down_until = [0.0] * count
+        self._next = 0
+
+    def order(self, now: float) -> list[int]:
+        """Return the servers in the order in which one call asks them: in turn, those that were down last."""
+        count = len(self._down_until)
+        turn = [(self._next + step) % count for step in range(count)]
+        up = [at for at in turn if self._down_until[at] <= now]
+        self._next = ((up or turn)[0] + 1) % count
+        return up + sorted((at for at in turn if self._down_until[at] > now), key=self._down_until.__getitem__)
+
+    def failed(self, at: int, now: float) -> None:
+        """A server was down."""
+        self._down_until[at] = now + PAUSE_S
+
+    def answered(self, at: int) -> None:
+        """A server is up."""
+        self._down_until[at] = 0.0
+
+
+_Connection = TypeVar("_Connection")
+_Answer = TypeVar("_Answer")
+
+
+class Servers(Generic[_Connection]):
+    """Asks servers in turn; for any number of threads."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], connections: Sequence[_Connection], timeout_s: float) -> None:
+        """Describe them.
+
+        Args:
+            endpoints: Where they are, for messages.
+            connections: What a call is made with, one for each.
+            timeout_s: How long a call may take in all.
+        """
+        self._endpoints = endpoints
+        self.connections = connections
+        self._timeout_s = timeout_s
+        self._rotation = Rotation(len(endpoints))
+        self._lock = threading.Lock()
+
+    def ask(self, call: Callable[[_Connection, float], _Answer]) -> _Answer:
+        """Make a call at the first server that answers.
+
+        Args:
+            call: Makes it with a connection, until a moment of the monotonic clock. `Unreachable` tries the next one,
+                `TimeoutError` ends it.
+
+        Raises:
+            ForebayError: 9000 if no server can be reached, 6000 if one does not answer in time; what `call` raises
+                otherwise.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        with self._lock:
+            order = self._rotation.order(time.monotonic())
+        reasons: list[str] = []
+        for at in order:
+            if reasons and time.monotonic() >= deadline:
+                break
+            address = self._endpoints[at].address
+            try:
+                answer = call(self.connections[at], deadline)
+            except Unreachable as problem:
+                reasons.append(f"{address}: {problem}")
+                with self._lock:
+                    self._rotation.failed(at, time.monotonic())
+            except TimeoutError as problem:
+                text = f"the model server {address} did not answer within {self._timeout_s:g} s"
+                raise error(CustomExceptionCode.TIMEOUT.value, text) from problem
+            else:
+                with self._lock:
+                    self._rotation.answered(at)
+                return answer
+        text = f"no model server can be reached ({'; '.join(reasons)})"
+        raise error(CustomExceptionCode.CLIENT_ERROR.value, text)

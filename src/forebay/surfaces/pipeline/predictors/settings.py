@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an op is told about its model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from forebay.errors import ConfigError, nearest
+
+CLIENT_TYPES: Final = ("local_predictor", "brpc", "grpc", "pipeline_grpc")
+PROTOCOLS: Final = ("kserve_v2", "paddle")
+DEFAULT_TIMEOUT_S: Final = 60.0
+"""How long a remote model may take where the op has no timeout of its own: nothing waits for ever."""
+
+
+class LocalConf(msgspec.Struct, frozen=True, kw_only=True):
+    """`local_service_conf`: a model in this process, or in one that is started for it.
+
+    Attributes:
+        model_config: The folder of the model, its file, or `module:callable`; None for an op without a model.
+        client_type: `local_predictor`; `brpc` and `grpc` start a process for the model.
+        fetch_list: The results that are wanted.
+        workdir: Where a process that is started for the model runs; empty for the server's own folder.
+        thread_num: Threads that compute one prediction.
+        device_type: -1 as `devices` says, 0 CPU, 1 GPU, 2 TensorRT, 3 ARM CPU, 4 XPU, 5 and 6 Ascend.
+        devices: Numbers of the devices, separated by commas, which the workers share out; empty for the CPU.
+        mem_optim: Let Paddle reuse memory.
+        ir_optim: Let Paddle rewrite the model.
+        precision: fp32, fp16, bf16 or int8.
+        use_calib: For TensorRT; ignored.
+        use_mkldnn: Let Paddle use oneDNN.
+        mkldnn_cache_capacity: Shapes that oneDNN keeps; Paddle only.
+        mkldnn_op_list: Operators that oneDNN computes; Paddle only.
+        mkldnn_bf16_op_list: Operators that oneDNN computes in bf16; Paddle only.
+        min_subgraph_size: For TensorRT; ignored.
+        use_encryption_model: Not supported.
+        encryption_key: Not supported.
+    """
+
+    model_config: str | None = None
+    client_type: str | None = None
+    fetch_list: Sequence[str] | None = None
+    workdir: str = ""
+    thread_num: int = 2
+    device_type: int = -1
+    devices: str | int = ""
+    mem_optim: bool = True
+    ir_optim: bool = False
+    precision: str = "fp32"
+    use_calib: bool = False
+    use_mkldnn: bool = False
+    mkldnn_cache_capacity: int = 0
+    mkldnn_op_list: Sequence[str] | None = None
+    mkldnn_bf16_op_list: Sequence[str] | None = None
+    min_subgraph_size: int = 3
+    use_encryption_model: bool = False
+    encryption_key: str | None = None
+
+    @property
+    def device_ids(self) -> list[int]:
+        """The numbers in `devices`.
+
+        Raises:
+            ConfigError: If one is no number.
+        """
+        words = [word.strip() for word in str(self.devices).split(",") if word.strip()]
+        if not all(word.isdecimal() for word in words):
+            msg = f"devices is '{self.devices}'; numbers separated by commas are allowed, as in '0,1'"
+            raise ConfigError(msg)
+        return list(map(int, words))
+
+    def device_of(self, index: int | None) -> int | None:
+        """Return the device of a worker, or None for the CPU; threads, which have no index, take the first."""
+        ids = self.device_ids
+        if self.device_type in {0, 3} or (self.device_type == -1 and not ids):
+            return None
+        return ids[(index or 0) % len(ids)] if ids else 0
+
+    def checked(self) -> LocalConf:
+        """Return it if it can be used.
+
+        Raises:
+            ConfigError: If not.
+        """
+        if self.use_encryption_model or self.encryption_key:
+            msg = "encrypted models are not supported; decrypt the model and leave out use_encryption_model and its key"
+            raise ConfigError(msg)
+        if self.precision.lower() not in {"fp32", "fp16", "bf16", "int8"}:
+            msg = f"precision is '{self.precision}'; fp32, fp16, bf16 and int8 are allowed"
+            raise ConfigError(msg)
+        if self.thread_num < 1:
+            msg = f"thread_num is {self.thread_num}; a whole number of at least 1 is needed"
+            raise ConfigError(msg)
+        if not -1 <= self.device_type <= 6:
+            msg = f"device_type is {self.device_type}; a number from -1 to 6 is needed"
+            raise ConfigError(msg)
+        self.device_of(0)
+        return self
+
+
+class PredictorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """All that decides which client an op gets.
+
+    Attributes:
+        name: The op, for messages, and the remote model's name where an endpoint has none.
+        client_type: `brpc`, `grpc`, `local_predictor` or `pipeline_grpc`; None is local, or `brpc` with endpoints.
+        server_endpoints: Remote servers of the same model, asked in turn: `host:port`, with a scheme before it and the
+            name of a KServe model behind it if wanted: `http://10.0.0.7:8080/iris`.
+        client_config: File or folder that describes the remote model's inputs and outputs; None asks a KServe server.
+        fetch_list: The results that are wanted; none for all.
+        local_service_conf: The model without endpoints.
+        endpoint_protocol: `kserve_v2` or `paddle`; None is `kserve_v2` for `grpc` and `paddle` for `brpc`.
+        timeout_ms: How long a remote model may take, all tries included; None or 0 and less for a minute.
+        pack_tensors: Send tensors instead of texts to another pipeline.
+    """
+
+    name: str = "op"
+    client_type: str | None = None
+    server_endpoints: Sequence[str] = ()
+    client_config: str | None = None
+    fetch_list: Sequence[str] = ()
+    local_service_conf: LocalConf = LocalConf()
+    endpoint_protocol: str | None = None
+    timeout_ms: float | None = None
+    pack_tensors: bool = False
+
+    @classmethod
+    def of_op(cls, name: str, settled: Mapping[str, Any], *, pack_tensors: bool = False) -> PredictorSettings:
+        """Read an op's settings, those of other concerns left aside.
+
+        Args:
+            name: The op.
+            settled: Its settings under their names in the configuration; None counts as not given.
+            pack_tensors: See the attribute.
+
+        Raises:
+            ConfigError: If one has the wrong type or cannot be used.
+        """
+        given = {key: value for key, value in settled.items() if key in cls.__struct_fields__ and value is not None}
+        given |= {"name": name, "pack_tensors": pack_tensors, "timeout_ms": settled.get("timeout")}
+        try:
+            return msgspec.convert(given, cls).checked()
+        except msgspec.ValidationError as error:
+            msg = f"op '{name}': {error}"
+            raise ConfigError(msg) from None
+
+    @property
+    def kind(self) -> str | None:
+        """The type of client that is used, or None for an op without a model."""
+        if self.server_endpoints:
+            return self.client_type or "brpc"
+        if self.local_service_conf.model_config is None:
+            return None
+        return self.local_service_conf.client_type or "local_predictor"
+
+    @property
+    def protocol(self) -> str:
+        """What a remote server speaks."""
+        return self.endpoint_protocol or ("kserve_v2" if self.kind == "grpc" else "paddle")
+
+    @property
+    def wanted(self) -> Sequence[str]:
+        """The results an op asks for when it names none."""
+        return self.fetch_list or self.local_service_conf.fetch_list or ()
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a remote model may take."""
+        return self.timeout_ms / 1000 if self.timeout_ms is not None and self.timeout_ms > 0 else DEFAULT_TIMEOUT_S
+
+    def checked(self) -> PredictorSettings:
+        """Return it if it can be used.
+
+        Raises:
+            ConfigError: If not.
+        """
+        for key, value, allowed in (
+            ("client_type", self.client_type, CLIENT_TYPES),
+            ("local_service_conf.client_type", self.local_service_conf.client_type, CLIENT_TYPES[:3]),
+            ("endpoint_protocol", self.endpoint_protocol, PROTOCOLS),
+        ):
+            if value is not None and value not in allowed:
+                hint = nearest(value, allowed)
+                did_you_mean = f"; did you mean '{hint}'?" if hint else ""
+                msg = f"op '{self.name}': {key} is '{value}'; {', '.join(allowed)} are allowed{did_you_mean}"
+                raise ConfigError(msg)
+        if self.server_endpoints and self.kind == "local_predictor":
+            msg = (
+                f"op '{self.name}' has server_endpoints and the client_type local_predictor, which calls nobody; "
+                "leave one of them out"
+            )
+            raise ConfigError(msg)
+        try:
+            self.local_service_conf.checked()
+        except ConfigError as error:
+            msg = f"op '{self.name}': {error.message}"
+            raise ConfigError(msg) from None
+        return self

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model takes and gives: names, aliases and types, and the checks of a call against them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgspec
+
+from forebay.errors import ConfigError, nearest
+from forebay.surfaces.pipeline.codes import CustomExceptionCode, error
+from forebay.surfaces.pipeline.predictors import prototxt
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+
+LOD: Final = ".lod"
+"""Behind a name: where the sequences of that array begin, and the last one ends."""
+
+TYPES: Final[Mapping[int, str]] = {
+    0: "int64",
+    1: "float32",
+    2: "int32",
+    3: "float64",
+    4: "int16",
+    5: "float16",
+    6: "uint16",  # the bits of a bf16, which NumPy does not know
+    7: "uint8",
+    8: "int8",
+    9: "bool",
+    20: "str",
+}
+"""NumPy's names of the types that descriptions number."""
+
+
+class Value(msgspec.Struct, frozen=True, eq=False):
+    """An array and, if it holds sequences of several lengths, where they begin and end.
+
+    Attributes:
+        array: The array.
+        lod: Offsets along the first axis, from 0 to its length; None for an ordinary array.
+    """
+
+    array: Array
+    lod: Array | None = None
+
+
+class Var(msgspec.Struct, frozen=True):
+    """One input or output.
+
+    Attributes:
+        name: What the model calls it.
+        alias: What ops call it.
+        dtype: NumPy's name of its type; None where it is not known, and arrays go as they are.
+        shape: One sample; empty where it is not known.
+        is_lod: Whether it is sequences of several lengths.
+        type: The number of its type in descriptions.
+        synonyms: Other names the model has for it.
+    """
+
+    name: str
+    alias: str
+    dtype: str | None = None
+    shape: tuple[int, ...] = ()
+    is_lod: bool = False
+    type: int = 1
+    synonyms: tuple[str, ...] = ()
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """What a model takes and gives."""
+
+    feeds: tuple[Var, ...]
+    fetches: tuple[Var, ...]
+
+    def bound(self, file: Signature) -> Signature:
+        """Return this with the names that a model file has: by its names, else by the aliases, else by position.
+
+        Raises:
+            ConfigError: If there are more than the file has.
+        """
+        return Signature(_bound(self.feeds, file.feeds, "inputs"), _bound(self.fetches, file.fetches, "outputs"))
+
+    def fed(self, feed: Mapping[str, Any], *, batch: bool) -> list[tuple[Var, Value]]:
+        """Check what a model is given and cast it to the declared types.
+
+        Args:
+            feed: Arrays by alias, and offsets by alias and `LOD`.
+            batch: Whether the first axis counts samples; otherwise it is put before each array.
+
+        Raises:
+            ForebayError: 5000 if the names are not the model's, 7000 if a value is no array of the declared type.
+        """
+        known = {var.alias for var in self.feeds}
+        lods = {alias + LOD for alias in known} - known
+        given = set(feed) - lods
+        if given != known:
+            raise _mismatch("is fed", given, known)
+        return [(var, _cast(var, feed[var.alias], feed.get(var.alias + LOD), batch=batch)) for var in self.feeds]
+
+    def fetched(self, names: Sequence[str]) -> list[Var]:
+        """Return the outputs of these aliases; all of them for none.
+
+        Raises:
+            ForebayError: 5000 if the model has no such output.
+        """
+        if not names:
+            return list(self.fetches)
+        known = {var.alias: var for var in self.fetches}
+        if not known.keys() >= set(names):
+            raise _mismatch("is asked for", set(names), set(known))
+        return [known[name] for name in names]
+
+
+def read_signature(path: Path) -> Signature:
+    """Read the description of a model.
+
+    Args:
+        path: The `.prototxt` file.
+
+    Raises:
+        ConfigError: If it cannot be read or describes no model.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else "it is no text"
+        msg = f"the description {path} cannot be read: {reason}"
+        raise ConfigError(msg) from problem
+    fields = prototxt.parse(text, str(path))
+    feeds = [_var(one, "feed_type", f"{path}: feed_var {at}") for at, one in enumerate(fields.get("feed_var", []))]
+    fetches = [_var(one, "fetch_type", f"{path}: fetch_var {at}") for at, one in enumerate(fields.get("fetch_var", []))]
+    if not feeds or not fetches:
+        msg = f"{path} has {len(feeds)} feed_var and {len(fetches)} fetch_var; at least one of each is needed"
+        raise ConfigError(msg)
+    for side in (feeds, fetches):
+        aliases = [var.alias for var in side]
+        twice = next((alias for alias in aliases if aliases.count(alias) > 1), None)
+        if twice is not None:
+            msg = f"{path}: the alias '{twice}' stands there twice; each needs one of its own"
+            raise ConfigError(msg)
+    return Signature(tuple(feeds), tuple(fetches))
+
+
+def one_feed(feed: Any, *, batch: bool) -> tuple[Mapping[str, Any], bool]:
+    """Return what a model is fed as one mapping, and whether its arrays have an axis of samples.
+
+    Args:
+        feed: A mapping, or a list of them, one a sample, which are put together along the first axis.
+        batch: Whether arrays have an axis of samples already.
+
+    Raises:
+        ForebayError: 7000 if it is neither, 5000 if the samples of a list cannot be put together.
+    """
+    if isinstance(feed, Mapping):
+        return cast("Mapping[str, Any]", feed), batch
+    if (
+        not isinstance(feed, (list, tuple))
+        or not feed
+        or not all(isinstance(one, Mapping) for one in cast("Any", feed))
+    ):
+        kind = type(cast("object", feed)).__name__
+        raise error(_TYPE, f"a model is fed a dict of arrays, or a list of such dicts, and {kind} came")
+    samples = cast("Sequence[Mapping[str, Any]]", feed)
+    if len(samples) == 1:
+        return samples[0], batch
+    try:
+        return {name: _joined(samples, name, batch=batch) for name in samples[0]}, True
+    except (KeyError, ValueError, TypeError, IndexError) as problem:
+        text = f"{len(samples)} samples do not fit together: {problem}; feed them one by one"
+        raise error(_INPUT, text) from None
+
+
+_INPUT: Final = CustomExceptionCode.INPUT_PARAMS_ERROR.value
+_TYPE: Final = CustomExceptionCode.TYPE_ERROR.value
+
+
+def _var(fields: Any, type_field: str, where: str) -> Var:
+    if not isinstance(fields, dict):
+        msg = f"{where} is {fields!r}; a message with a name is needed"
+        raise ConfigError(msg)
+    known = cast("prototxt.Fields", fields)
+    name, number = known.get("name", [None])[-1], known.get(type_field, [1])[-1]
+    if not isinstance(name, str) or not name:
+        msg = f"{where} has no name"
+        raise ConfigError(msg)
+    dtype = TYPES.get(number) if type(number) is int else None
+    if dtype is None:
+        allowed = ", ".join(f"{number} ({name})" for number, name in TYPES.items())
+        msg = f"{where}: {type_field} is {number}; {allowed} are allowed"
+        raise ConfigError(msg)
+    shape = known.get("shape", [])
+    if not all(type(axis) is int for axis in shape):
+        msg = f"{where}: the shape is {shape}; whole numbers are needed"
+        raise ConfigError(msg)
+    alias = str(known.get("alias_name", [name])[-1])
+    return Var(name, alias, dtype, tuple(shape), known.get("is_lod_tensor", [False])[-1] is True, number)
+
+
+def _bound(described: tuple[Var, ...], file: tuple[Var, ...], what: str) -> tuple[Var, ...]:
+    known = {name for var in file for name in (var.name, *var.synonyms)}
+    if any(var.name in known for var in described):
+        names = [var.name for var in described]
+    elif all(var.alias in known for var in described):
+        names = [var.alias for var in described]
+    elif len(described) <= len(file):
+        names = [var.name for var in file[: len(described)]]
+    else:
+        msg = f"the description has {len(described)} {what}, and the model only {len(file)}: {', '.join(sorted(known))}"
+        raise ConfigError(msg)
+    missing = [name for name in names if name not in known]
+    if missing:
+        msg = (
+            f"the description names the {what} {', '.join(missing)}, and the model has only {', '.join(sorted(known))}"
+        )
+        raise ConfigError(msg)
+    return tuple(msgspec.structs.replace(var, name=name) for var, name in zip(described, names, strict=True))
+
+
+def _joined(samples: Sequence[Mapping[str, Any]], name: str, *, batch: bool) -> Array:
+    import numpy as np
+
+    parts: list[Array] = [np.asarray(sample[name]) for sample in samples]
+    if name.endswith(LOD) and name.removesuffix(LOD) in samples[0]:
+        ends = np.cumsum([part.ravel()[-1] for part in parts])
+        return np.concatenate(
+            [parts[0].ravel(), *(part.ravel()[1:] + end for part, end in zip(parts[1:], ends, strict=False))]
+        )
+    return np.concatenate(parts) if batch or name + LOD in samples[0] else np.stack(parts)
+
+
+def _cast(var: Var, value: Any, lod: Any, *, batch: bool) -> Value:
+    import numpy as np
+
+    if not isinstance(value, (np.ndarray, np.generic)):
+        kind = type(value).__name__
+        raise error(_TYPE, f"feed '{var.alias}' is {kind}; a model is fed NumPy arrays: numpy.array(...)")
+    array: Array = np.asarray(cast("Any", value))
+    try:
+        if var.dtype not in {None, "str"}:
+            array = array.astype(var.dtype, copy=False)
+    except (ValueError, TypeError):
+        text = f"feed '{var.alias}' is an array of {array.dtype}, which cannot be made {var.dtype}"
+        raise error(_TYPE, text) from None
+    if not batch and lod is None and not var.is_lod:
+        array = array[np.newaxis]
+    return Value(array, None if lod is None else _offsets(var.alias, lod, len(array) if array.ndim else 0))
+
+
+def _offsets(alias: str, lod: Any, rows: int) -> Array:
+    import numpy as np
+
+    try:
+        offsets = np.asarray(lod, dtype=np.int64)
+    except (ValueError, TypeError, OverflowError):
+        offsets = np.empty((0, 0), np.int64)
+    offsets = offsets[0] if offsets.ndim == 2 and len(offsets) == 1 else offsets
+    rises = offsets.ndim == 1 and len(offsets) > 1 and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
+    if not rises or offsets[-1] != rows:
+        text = f"'{alias}{LOD}' must be offsets that rise from 0 to the {rows} rows of '{alias}'"
+        raise error(_INPUT, text)
+    return offsets
+
+
+def _mismatch(does: str, given: set[str], known: set[str]) -> Exception:
+    wrong, missing = sorted(map(str, given - known)), sorted(known - given)
+    text = f"the model {does} {', '.join(sorted(map(str, given))) or 'nothing'}, and has {', '.join(sorted(known))}"
+    hint = nearest(wrong[0], missing or known) if wrong else None
+    return error(_INPUT, f"{text}; did you mean '{hint}'?" if hint else text)

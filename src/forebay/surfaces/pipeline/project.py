@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A prepared server as a project: its ports, what is told of it, and what it leaves in the user's folders."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from forebay.graph.draw import Drawable
+from forebay.protocols.native import Contract
+from forebay.server.app import App, Served
+from forebay.server.config import HttpConfig
+from forebay.surfaces.contract import Options, Project
+from forebay.surfaces.pipeline import adapter, logs, running
+from forebay.surfaces.pipeline import script as scripts
+from forebay.surfaces.pipeline.config import LAST_PORT, masked
+from forebay.surfaces.pipeline.each_worker import EachWorker
+from forebay.surfaces.pipeline.http import PipelineHttp, with_cors
+from forebay.surfaces.pipeline.rpc import services
+from forebay.surfaces.pipeline.tracer import SHORTEST_S
+from forebay.surfaces.pipeline.workers import built
+from forebay.transports.grpc.listener import GrpcListener
+from forebay.transports.grpc.service import GrpcConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay.surfaces.pipeline.config import PipelineConfig
+    from forebay.surfaces.pipeline.script import Script
+    from forebay.surfaces.pipeline.server import PipelineServer
+    from forebay.surfaces.pipeline.wiring import Dag
+
+log = logging.getLogger("forebay.pipeline")
+
+OPAQUE: Final = Contract(raw_input=True, raw_output=True, batchable=False, streams=False)
+LAST_WORD_S: Final = 1.0
+"""Time before the end of a drain in which requests that are still open are answered that there is none."""
+
+
+def project_of(server: PipelineServer, script: Callable[[], Script], options: Options) -> Project:
+    """Put the graph of a prepared server on workers and its two faces in front.
+
+    Args:
+        server: What the script was about to run.
+        script: Gives the script, for worker processes.
+        options: What the command line says.
+
+    Raises:
+        ConfigError: If the graph, an op or a port is wrong.
+    """
+    from forebay.transports.http.asgi import Pages
+
+    dag, config = built(server)
+    http, has_http = _http(config, options)
+    if config.build_dag_each_worker:
+        hosted: adapter.Hosted | EachWorker = EachWorker(server.name, dag, config, script())
+    else:
+        hosted = adapter.Hosted(server.name, dag, config, script, itertools.count())
+    app = _App(hosted, dag, config)
+    face = PipelineHttp(
+        hosted.service,
+        max_body_bytes=http.max_body_bytes,
+        api_keys=http.api_keys,
+        pages=Pages(app, http) if options.extra_routes else None,
+    )
+    rpc = GrpcListener(_grpc(config, http), services(hosted.service), lambda: not app.problems())
+    calls = hosted.service.calls
+    presence = _Presence(rpc, http.port if has_http else None, options.state_dir)
+
+    def on_stop() -> None:
+        presence.end()
+        calls.is_closing = True
+        # A little before the ports close, so that who still waits then is answered and not cut off.
+        asyncio.get_running_loop().call_later(options.drain_s - min(LAST_WORD_S, options.drain_s / 5), calls.cut)
+
+    return Project(
+        app=app,
+        http=http,
+        asgi=with_cors(face, http) if has_http else None,
+        listeners=[rpc],
+        summary=_summary(server, dag, config),
+        warnings=[*server.warnings, *dag.warnings, *_ignored(config, options)],
+        log_level=config.log_level,
+        graphs=[Drawable(dag.spec, _labels(dag, config))],
+        on_ready=presence.announce,
+        on_stop=on_stop,
+    )
+
+
+def serve_here(server: PipelineServer) -> int:
+    """Serve in the script's own process until a signal says stop; returns the exit status.
+
+    Raises:
+        ConfigError, ModelError: If it cannot start.
+    """
+    from forebay.observe.log import configure
+    from forebay.surfaces.serving import server_of
+
+    options = Options(http=HttpConfig())
+    project = project_of(server, scripts.running, options)
+    configure(project.log_level or "info", "text")
+    for warning in project.warnings:
+        log.warning("%s", warning)
+
+    def ready(address: str) -> None:
+        log.info("ready at %s", address)
+        for line in project.summary:
+            log.info("%s", line)
+
+    return server_of(project, drain_s=options.drain_s, ready=ready).run()
+
+
+class _App(App):
+    """An app of one graph: its store lives and its logs are written as long as it runs."""
+
+    def __init__(self, hosted: adapter.Hosted | EachWorker, dag: Dag, config: PipelineConfig) -> None:
+        super().__init__([Served(hosted.endpoint, OPAQUE, nodes=hosted.nodes)])
+        self._hosted = hosted
+        self._dag = dag
+        self._config = config
+        self._handlers: list[logging.Handler] = []
+
+    async def start(self) -> None:
+        """Tell what will be served, and bring up the ops."""
+        base = self._config.log_path or os.environ.get(logs.VARIABLE)
+        if base:
+            self._handlers = logs.write_to(Path(base), self._config.log_level or "info")
+        log.info("the configuration that holds:\n%s", masked(self._config, self._dag.settings))
+        for line in self._dag.lines():
+            log.info("%s", line)
+        try:
+            self._hosted.open()
+            await super().start()
+        except BaseException:
+            await self._close()
+            raise
+
+    async def drain(self, grace_s: float) -> None:
+        """Stop, and free what is left."""
+        self._hosted.service.calls.cut()
+        await super().drain(grace_s)
+        await self._close()
+
+    async def _close(self) -> None:
+        await self._hosted.close()
+        logs.end(self._handlers)
+        self._handlers = []
+
+
+class _Presence:
+    """The file that says that this server runs."""
+
+    def __init__(self, rpc: GrpcListener, http_port: int | None, folder: Path | None) -> None:
+        self._rpc = rpc
+        self._http_port = http_port
+        self._folder = folder
+        self._file: Path | None = None
+
+    def announce(self) -> None:
+        """Write it."""
+        rpc_port = self._rpc.address[1] if self._rpc.address else None
+        ports = tuple(port for port in (rpc_port, self._http_port) if port)
+        try:
+            self._file = running.announce(ports, sys.argv[0], self._folder)
+        except OSError as error:
+            log.warning("`forebay pipeline stop` will not find this server: %s", error)
+
+    def end(self) -> None:
+        """Remove it."""
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+
+
+def _http(config: PipelineConfig, options: Options) -> tuple[HttpConfig, bool]:
+    """Return the HTTP front and whether there is one: what the command line says comes before the configuration."""
+    given = options.given
+    changes: dict[str, Any] = {}
+    if "host" not in given:
+        changes["host"] = config.host
+    if "port" not in given and config.http_port is not None:
+        changes["port"] = config.http_port
+    if "max_body_bytes" not in given:
+        changes["max_body_bytes"] = config.max_message_bytes
+    return msgspec.structs.replace(options.http, **changes), "port" in given or config.http_port is not None
+
+
+def _grpc(config: PipelineConfig, http: HttpConfig) -> GrpcConfig:
+    """Return the gRPC port: the configured one, else the one after that of HTTP if it is free, else any."""
+    port = config.rpc_port
+    if port is None:
+        port = http.port + 1 if 0 < http.port < LAST_PORT and _is_free(http.host, http.port + 1) else 0
+    return GrpcConfig(
+        host=http.host,
+        port=port,
+        max_message_bytes=config.max_message_bytes,
+        certfile=http.certfile,
+        keyfile=http.keyfile,
+        api_keys=http.api_keys,
+    )
+
+
+def _is_free(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _summary(server: PipelineServer, dag: Dag, config: PipelineConfig) -> list[str]:
+    name = server.name or "any name"
+    kind = "a thread" if config.dag.is_thread_op else "a process"
+    lines = [f"POST /{server.name or '{name}'}/prediction, and gRPC: {len(dag.ops)} ops, {name}"]
+    if config.build_dag_each_worker:
+        lines.append(f"the whole graph in each of {config.worker_num} processes")
+        kind = "a thread"
+    else:
+        lines.append(f"up to {config.worker_num} requests inside, {config.max_queue} may wait")
+    for op, settings in dag.settings.items():
+        before = ", ".join(one.name for one in dag.ops[op].get_input_ops())
+        size = settings["batch_size"]
+        batches = f", batches of up to {size}" if size > 1 else ""
+        lines.append(f"{op} <- {before}: {settings['concurrency']} x {kind}{batches}")
+    return lines
+
+
+def _labels(dag: Dag, config: PipelineConfig) -> dict[str, list[str]]:
+    """Return what is told of each op in a drawing."""
+    kind = "thread" if config.dag.is_thread_op or config.build_dag_each_worker else "process"
+    labels: dict[str, list[str]] = {}
+    for name, settings in dag.settings.items():
+        labels[name] = [f"{type(dag.ops[name]).__name__}, {settings['concurrency']} x {kind}"]
+        if settings["batch_size"] > 1:
+            labels[name].append(f"batches of up to {settings['batch_size']}")
+    return labels
+
+
+def _ignored(config: PipelineConfig, options: Options) -> list[str]:
+    """Say which of the given options and settings do nothing here."""
+    alone = {
+        "dag.tracer": config.dag.tracer_interval_s >= SHORTEST_S,
+        "dag.enable_prometheus": config.dag.enable_prometheus,
+        "dag.is_thread_op: false": not config.dag.is_thread_op,
+    }
+    overrides = {
+        "worker_kind",
+        "workers",
+        "threads",
+        "max_batch_size",
+        "max_wait_ms",
+        "idle",
+        "timeout_ms",
+        "max_queue",
+    }
+    overrides |= {"policy", "latency_objective_ms", "isolate_errors"}
+    found = [
+        f"--{name.replace('_', '-')}: a pipeline takes this from its configuration; the option is ignored"
+        for name in sorted(overrides & options.given)
+    ]
+    if config.build_dag_each_worker:
+        found += [f"{key} does nothing with build_dag_each_worker" for key, is_set in alone.items() if is_set]
+    return found

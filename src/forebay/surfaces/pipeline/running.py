@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which pipeline servers of this user run: one small file each in the user's state folder, so that they can be stopped.
+
+A server is known by its process id and the moment that process began, so that a number the system gave to somebody
+else is never signalled. A process is held by a descriptor from the check to the signal; it cannot change in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from pathlib import Path
+
+import msgspec
+
+
+class Running(msgspec.Struct, frozen=True):
+    """A server.
+
+    Attributes:
+        pid: Its process.
+        born: When that began, in the ticks of the system's clock.
+        ports: Its ports.
+        script: What it runs.
+    """
+
+    pid: int
+    born: int
+    ports: tuple[int, ...]
+    script: str
+
+
+def state_folder() -> Path:
+    """Return the folder of the files; it may not exist yet."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "forebay" / "pipeline"
+
+
+def announce(ports: tuple[int, ...], script: str, folder: Path | None = None) -> Path:
+    """Write down that this process serves; returns the file, which is to be removed when it ends."""
+    folder = folder or state_folder()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    pid = os.getpid()
+    path = folder / f"{pid}.json"
+    path.write_bytes(msgspec.json.encode(Running(pid, _born(pid) or 0, ports, script)))
+    return path
+
+
+def servers(folder: Path | None = None) -> list[Running]:
+    """Return the servers that run; files of others that ended without removing theirs are removed."""
+    found: list[Running] = []
+    for path in sorted((folder or state_folder()).glob("*.json")):
+        try:
+            server = msgspec.json.decode(path.read_bytes(), type=Running)
+        except (OSError, msgspec.MsgspecError):
+            continue
+        if _born(server.pid) == server.born:
+            found.append(server)
+        else:
+            path.unlink(missing_ok=True)
+    return found
+
+
+def stop(server: Running, number: signal.Signals, wait_s: float) -> bool:
+    """Signal a server and wait for its end; returns whether it has ended."""
+    try:
+        process = os.pidfd_open(server.pid)
+    except ProcessLookupError:
+        return True
+    try:
+        if _born(server.pid) != server.born:
+            return True
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process, number)
+        ended, _, _ = select.select([process], [], [], wait_s)
+        return bool(ended)
+    finally:
+        os.close(process)
+
+
+def _born(pid: int) -> int | None:
+    """Return when a process began, or None if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()  # the name before it may hold blanks and brackets
+    return None if fields[0] == "Z" else int(fields[19])

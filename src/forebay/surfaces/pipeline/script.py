@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scripts that build a pipeline and run it: executed up to `run_server()`, which hands the prepared server over.
+
+A script defines its ops, often without an `if __name__ == "__main__"`, and ends in a call that serves for ever. The
+server executes it as `__main__` to learn what it builds; so does every worker process, which then takes its own op.
+Nothing is forked, and nothing but the path of the script and its arguments travels.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import traceback
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from forebay.errors import ConfigError, ForebayError, ModelError
+from forebay.surfaces.pipeline import shim
+
+OURS: Final = "forebay.surfaces.pipeline"
+_ORIGINALS: Final = ("paddle_serving_server", "paddle_serving_server_gpu", "paddle_serving_client.pipeline")
+
+
+class Script(msgspec.Struct, frozen=True):
+    """A script and how it is run.
+
+    Attributes:
+        path: Its file.
+        arguments: What follows its name in `sys.argv`.
+        folder: What it can import modules from.
+        package: Its package, where it is run as `python -m`.
+    """
+
+    path: str
+    arguments: tuple[str, ...] = ()
+    folder: str | None = None
+    package: str | None = None
+
+
+class _Handed(BaseException):
+    """Ends a script at the moment its server is ready to run; no `except Exception` of the script's stops it."""
+
+
+class _Capture:
+    """A script that is being executed, and the server it hands over."""
+
+    def __init__(self) -> None:
+        self.server: Any = None
+
+
+_captures: list[_Capture] = []
+
+
+def is_pipeline(path: Path) -> bool:
+    """Tell whether a Python file imports the names of a pipeline; nothing of it is run."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return False
+    return any(_is_ours(name) for node in ast.walk(tree) for name in _imported(node))
+
+
+def capture(script: Script) -> Any:
+    """Execute a script as `__main__` and return the server it was about to run.
+
+    Its module stays in place as `__main__`, so that objects of its classes can travel to processes that did the same.
+
+    Raises:
+        ConfigError: If it ends without running a server, or what it builds is wrong.
+        ModelError: If it raises; its traceback, without the frames of the server, is in `trace`.
+    """
+    shim.install()
+    path = Path(script.path)
+    try:
+        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except (OSError, SyntaxError, ValueError) as error:
+        msg = f"{path} cannot be read as a Python script: {error}"
+        raise ConfigError(msg) from error
+    module = ModuleType("__main__")
+    module.__file__ = str(path)
+    module.__package__ = script.package
+    sys.modules["__main__"] = module
+    folder = script.folder or str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    sys.argv = [str(path), *script.arguments]
+    with _capturing() as found:
+        try:
+            exec(code, vars(module))  # noqa: S102 - running the user's script is what was asked for
+        except _Handed:
+            pass
+        except SystemExit as error:
+            if found.server is None:
+                msg = f"{path} ended with status {error.code} before it ran a server; see what it wrote above"
+                raise ConfigError(msg) from error
+        except (ForebayError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            msg = f"{path} raised {type(error).__name__}: {error}"
+            raise ModelError(msg, trace=_trace(error)) from error
+    if found.server is None:
+        msg = f"{path} ended without a call of run_server() or run_service(); call it at its end"
+        raise ConfigError(msg)
+    return found.server
+
+
+def hand_over(server: Any) -> None:
+    """End the script that is being captured and give its server to who runs it; in any other script, do nothing."""
+    if _captures:
+        _captures[-1].server = server
+        raise _Handed
+
+
+def running() -> Script:
+    """Return the script this process was started with.
+
+    Raises:
+        ConfigError: If there is none, as at an interactive prompt.
+    """
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if file is None or not Path(file).is_file():
+        _no_script()
+    spec = main.__spec__
+    package = None if spec is None else spec.parent
+    return Script(str(Path(file).resolve()), tuple(sys.argv[1:]), sys.path[0] or str(Path.cwd()), package)
+
+
+def _no_script() -> NoReturn:
+    msg = (
+        "ops in processes of their own need the script that defines them as a file, and this program has none; "
+        "run it as `python script.py`, or set dag.is_thread_op to true"
+    )
+    raise ConfigError(msg)
+
+
+@contextmanager
+def _capturing() -> Generator[_Capture]:
+    found = _Capture()
+    _captures.append(found)
+    try:
+        yield found
+    finally:
+        _captures.pop()
+
+
+def _trace(error: BaseException) -> str:
+    """Return the traceback of a script's error from the script's first line on."""
+    first = error.__traceback__
+    own = first.tb_next if first is not None else None
+    return "".join(traceback.format_exception(type(error), error, own))
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield alias.name
+    elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+        yield node.module
+        for alias in node.names:
+            yield f"{node.module}.{alias.name}"
+
+
+def _is_ours(name: str) -> bool:
+    return any(name == known or name.startswith(known + ".") for known in (OURS, *_ORIGINALS))

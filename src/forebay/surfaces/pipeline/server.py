@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The objects a script ends with: `PipelineServer`, and `WebService` around one."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import ConfigError, ForebayError
+from forebay.surfaces.pipeline import script
+from forebay.surfaces.pipeline.config import read
+from forebay.surfaces.pipeline.op import Op, RequestOp, ResponseOp
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from forebay.surfaces.pipeline.config import PipelineConfig
+
+
+class PipelineServer:
+    """A graph of ops behind a gRPC port and an HTTP port.
+
+    Attributes:
+        name: What requests may name it as; without a name any is accepted.
+        response_op: The end of its graph.
+        config: What `prepare_server` read.
+        warnings: What that said nothing reads.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name or ""
+        self.response_op: ResponseOp | None = None
+        self.config: PipelineConfig | None = None
+        self.warnings: list[str] = []
+
+    def set_response_op(self, response_op: Any) -> None:
+        """Say where the graph ends.
+
+        Raises:
+            ConfigError: If it is no `ResponseOp` with one input op.
+        """
+        if not isinstance(response_op, ResponseOp):
+            msg = f"set_response_op() was given a {type(response_op).__name__}; a ResponseOp is needed"
+            raise ConfigError(msg)
+        count = len(response_op.get_input_ops())
+        if count != 1:
+            msg = f"the ResponseOp has {count} input ops; exactly one is needed, the last op of the graph"
+            raise ConfigError(msg)
+        self.response_op = response_op
+
+    def prepare_server(self, yml_file: str | Path | None = None, yml_dict: Mapping[str, Any] | None = None) -> None:
+        """Read the configuration, from a file or from a dict.
+
+        Raises:
+            ConfigError: If both or none are given, or what is read is wrong.
+        """
+        source = yml_dict if yml_file is None else yml_file
+        if source is None or (yml_file is not None and yml_dict is not None):
+            found = "neither" if source is None else "both"
+            msg = f"prepare_server() was given {found} of yml_file and yml_dict; exactly one is needed"
+            raise ConfigError(msg)
+        self.config, self.warnings = read(source)
+        if self.config.rpc_port is None and self.config.http_port is None:
+            place = "yml_dict" if yml_file is None else yml_file
+            msg = f"{place}: there is no rpc_port and no http_port; give at least one of them"
+            raise ConfigError(msg)
+
+    def run_server(self) -> None:
+        """Serve until SIGTERM or SIGINT.
+
+        Raises:
+            ConfigError: If the server was not prepared.
+            SystemExit: If it cannot start; the reason stands in the log.
+        """
+        if self.response_op is None or self.config is None:
+            missing = "set_response_op()" if self.response_op is None else "prepare_server()"
+            msg = f"run_server() was called before {missing}"
+            raise ConfigError(msg)
+        script.hand_over(self)
+        from forebay.surfaces.pipeline.surface import serve
+
+        try:
+            status = serve(self)
+        except ForebayError as error:
+            sys.exit("\n".join(filter(None, (f"forebay: {error.message}", getattr(error, "trace", "")))))
+        if status:
+            sys.exit(status)
+
+
+class WebService:
+    """A graph from one request op to one last op, with a name; override `get_pipeline_response` to build it."""
+
+    def __init__(self, name: str = "default_service") -> None:
+        self.name = name
+        self._server = PipelineServer(name)
+
+    def get_pipeline_response(self, read_op: RequestOp) -> Any:
+        """Build the graph behind `read_op` and return its last op; override this."""
+        return None
+
+    def prepare_pipeline_config(
+        self, yml_file: str | Path | None = None, yml_dict: Mapping[str, Any] | None = None
+    ) -> None:
+        """Build the graph and read the configuration.
+
+        Raises:
+            ValueError: If `get_pipeline_response` does not return an `Op`.
+            ConfigError: If the configuration is wrong.
+        """
+        last = self.get_pipeline_response(RequestOp())
+        if not isinstance(last, Op):
+            msg = f"get_pipeline_response() of '{self.name}' returned {type(last).__name__}; it must return the last Op"
+            raise ValueError(msg)  # noqa: TRY004 - as the original does
+        self._server.set_response_op(ResponseOp(input_ops=[last]))
+        self._server.prepare_server(yml_file, yml_dict)
+
+    def run_service(self) -> None:
+        """Serve until SIGTERM or SIGINT; see `PipelineServer.run_server`."""
+        self._server.run_server()

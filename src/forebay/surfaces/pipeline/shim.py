@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names scripts import from the original: offered by an import hook, in processes forebay starts.
+
+    paddle_serving_server.pipeline                          Op, RequestOp, ResponseOp, PipelineServer, ...
+    paddle_serving_server.pipeline.channel                  ChannelData, ChannelDataType, ChannelDataErrcode, ...
+    paddle_serving_server.pipeline.error_catch              CustomException, CustomExceptionCode, ProductErrCode
+    paddle_serving_server.pipeline.proto.pipeline_service_pb2   Request, Response, Tensor
+    paddle_serving_server.web_service                       WebService, Op
+    paddle_serving_client.pipeline                          PipelineClient
+
+The same stands under `paddle_serving_server_gpu`. Nothing of this lies on the disk under those names. The readers of
+`paddle_serving_app` are the installed ones; only where that package is absent is there an `IMDBDataset`.
+
+A script of one's own asks for them with
+
+    from forebay.surfaces.pipeline import shim
+    shim.install()
+
+before it imports them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Final
+
+_HOME: Final = "forebay.surfaces.pipeline"
+
+_OPS: Final[Mapping[str, str]] = dict[str, str].fromkeys(("Op", "RequestOp", "ResponseOp"), f"{_HOME}.op")
+_PIPELINE: Final[Mapping[str, str]] = {
+    **_OPS,
+    "PipelineServer": f"{_HOME}.server",
+    "PipelineClient": f"{_HOME}.client",
+    "LocalServiceHandler": f"{_HOME}.predictors",
+    "Analyst": f"{_HOME}.analyst",
+}
+_CHANNEL: Final[Mapping[str, str]] = {
+    "ChannelData": f"{_HOME}.channel",
+    "ChannelDataType": f"{_HOME}.channel",
+    "ChannelDataErrcode": f"{_HOME}.codes",
+    "ChannelDataEcode": f"{_HOME}.codes",
+    "ProductErrCode": f"{_HOME}.codes",
+}
+_ERRORS: Final[Mapping[str, str]] = dict.fromkeys(
+    ("CustomException", "CustomExceptionCode", "ProductErrCode"), f"{_HOME}.codes"
+)
+_MESSAGES: Final[Mapping[str, str]] = {
+    "Request": "forebay.protocols.pipeline.messages",
+    "Response": f"{_HOME}.packing",
+    "Tensor": "forebay.protocols.pipeline.messages",
+}
+_SERVICE: Final[Mapping[str, str]] = {"WebService": f"{_HOME}.server", "Op": f"{_HOME}.op"}
+
+NAMES: Final[Mapping[str, str]] = {
+    **_PIPELINE,
+    **_CHANNEL,
+    **_ERRORS,
+    "WebService": f"{_HOME}.server",
+}
+"""All of them by the module they are in, for the package's own `__getattr__`."""
+
+_SERVER: Final[Mapping[str, Mapping[str, str]]] = {
+    "": {},
+    ".pipeline": _PIPELINE,
+    ".pipeline.operator": _OPS,
+    ".pipeline.channel": _CHANNEL,
+    ".pipeline.error_catch": _ERRORS,
+    ".pipeline.pipeline_server": {"PipelineServer": f"{_HOME}.server"},
+    ".pipeline.pipeline_client": {"PipelineClient": f"{_HOME}.client"},
+    ".pipeline.proto": {},
+    ".pipeline.proto.pipeline_service_pb2": _MESSAGES,
+    ".web_service": _SERVICE,
+}
+
+_OURS: Final[Mapping[str, Mapping[str, str]]] = {
+    **{
+        package + name: names
+        for package in ("paddle_serving_server", "paddle_serving_server_gpu")
+        for name, names in _SERVER.items()
+    },
+    "paddle_serving_client": {},
+    "paddle_serving_client.pipeline": {"PipelineClient": f"{_HOME}.client"},
+}
+_IF_ABSENT: Final[Mapping[str, Mapping[str, str]]] = {
+    "paddle_serving_app": {},
+    "paddle_serving_app.reader": {"IMDBDataset": f"{_HOME}.imdb"},
+}
+
+
+def install() -> None:
+    """Offer the names in this process."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder(_OURS))
+        sys.meta_path.append(_Finder(_IF_ABSENT))  # asked last: what is installed comes first
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds the modules; each looks a name up when it is asked for, so that none imports what a script does not use."""
+
+    def __init__(self, modules: Mapping[str, Mapping[str, str]]) -> None:
+        self._modules = modules
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._modules:
+            return None
+        is_package = any(name.startswith(fullname + ".") for name in self._modules)
+        return ModuleSpec(fullname, self, origin="forebay", is_package=is_package)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        names = self._modules[module.__name__]
+
+        def look_up(name: str) -> Any:
+            if name not in names:
+                msg = f"module {module.__name__!r} has no attribute {name!r}"
+                raise AttributeError(msg)
+            found = getattr(importlib.import_module(names[name]), name)
+            setattr(module, name, found)
+            return found
+
+        module.__doc__ = "Names of the original, offered by forebay."
+        vars(module).update(__getattr__=look_up, __all__=list(names))

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tracer: every `dag.tracer.interval_s` a block of figures in a file, and the same as metrics of Prometheus.
+
+The server tells it of each request that was answered; what ops do it learns from the timeline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from array import array
+from contextlib import ExitStack
+from logging.handlers import RotatingFileHandler
+from typing import TYPE_CHECKING, Final, Self
+
+import msgspec
+
+from forebay.errors import ConfigError
+from forebay.observe.timeline import listening
+from forebay.observe.trace_format import cost_of
+from forebay.surfaces.pipeline.profile import token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from prometheus_client import Metric
+
+    from forebay.observe.timeline import BatchRecord
+
+SHORTEST_S: Final = 1.0
+"""An interval below this turns the tracer off."""
+FILE: Final = "pipeline.tracer"
+LATENCIES: Final = 100_000
+"""Latencies kept of one interval; of more, a fair sample."""
+ERROR_IDS: Final = 100
+"""Failed requests named in one block."""
+MAX_BYTES: Final = 64 * 1024 * 1024
+KEPT: Final = 5
+_SHARES: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+
+
+class Channel(msgspec.Struct, frozen=True):
+    """What waits before ops.
+
+    Attributes:
+        name: What it is called.
+        producers: Ops that write it.
+        consumers: Ops that read it.
+        size: Requests in it now.
+        limit: How many it takes; 0 for any number.
+    """
+
+    name: str
+    producers: Sequence[str]
+    consumers: Sequence[str]
+    size: int
+    limit: int
+
+
+class _OpTotals:
+    """What one op did since some moment; times in seconds."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.batches = 0
+        self.waited = 0.0
+        self.pre = 0.0
+        self.process = 0.0
+        self.post = 0.0
+        self.out = 0.0
+        self.busy = 0.0
+
+    def add(self, record: BatchRecord) -> None:
+        cost = cost_of(record)
+        self.requests += len(record.steps)
+        self.batches += 1
+        self.waited += sum(max(record.started - step.arrived, 0.0) for step in record.steps)
+        self.pre += cost.pre_s
+        self.process += cost.process_s
+        self.post += cost.post_s
+        self.out += max(record.done - record.ended, 0.0)
+        self.busy += record.ended - record.started
+
+
+class Tracer:
+    """Counts what a graph of ops does; as a context manager, on the loop, it listens to the timeline."""
+
+    def __init__(
+        self, graph: str, workers: Mapping[str, int], channels: Callable[[], Sequence[Channel]] = tuple
+    ) -> None:
+        """Describe the graph.
+
+        Args:
+            graph: Its name; the endpoints of its ops are named `graph/op`.
+            workers: How many workers each op has.
+            channels: Returns the state of its channels now.
+        """
+        self._prefix = f"{graph}/"
+        self._workers = workers
+        self._channels = channels
+        self._open = ExitStack()
+        self._since = time.monotonic()
+        self._ops = {op: _OpTotals() for op in workers}
+        self._latencies = array("d")
+        self._answered = 0
+        self._latency_s = 0.0
+        self._failed: list[int] = []
+        self._failures = 0
+        self.counters = QueryCounters()
+
+    def __enter__(self) -> Self:
+        self._open.enter_context(listening(self._ran))
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._open.close()
+
+    def answered(self, data_id: int, latency_s: float, *, ok: bool) -> None:
+        """Count one request that was answered."""
+        self.counters.answered(latency_s, ok=ok)
+        self._answered += 1
+        self._latency_s += latency_s
+        if len(self._latencies) < LATENCIES:
+            self._latencies.append(latency_s)
+        elif (place := random.randrange(self._answered)) < LATENCIES:  # noqa: S311 - a sample, not a secret
+            self._latencies[place] = latency_s
+        if not ok:
+            self._failures += 1
+            if len(self._failed) < ERROR_IDS:
+                self._failed.append(data_id)
+
+    def block(self, now: float | None = None) -> str:
+        """Return the figures since the last block, and begin the next interval.
+
+        Args:
+            now: Seconds of `time.monotonic`; None reads the clock.
+        """
+        now = time.monotonic() if now is None else now
+        seconds = max(now - self._since, 1e-9)
+        lines = ["==================== TRACER ======================"]
+        for op, totals in self._ops.items():
+            lines += self._op_lines(op, totals, seconds)
+        lines += self._call_lines(seconds)
+        lines.append("Channel:")
+        for channel in self._channels():
+            inputs, outputs = ([token(name) for name in names] for names in (channel.producers, channel.consumers))
+            size = f"{channel.size}/{channel.limit}"
+            lines.append(f"\t{token(channel.name)}(In: {inputs}, Out: {outputs}) size[{size}]")
+        lines.append(lines[0])
+        self._since = now
+        self._ops = {op: _OpTotals() for op in self._workers}
+        self._latencies = array("d")
+        self._answered = self._failures = 0
+        self._latency_s = 0.0
+        self._failed = []
+        return "\n".join(lines) + "\n"
+
+    def _op_lines(self, op: str, totals: _OpTotals, seconds: float) -> list[str]:
+        batches, requests = max(totals.batches, 1), max(totals.requests, 1)
+        means = {
+            "in": totals.waited / requests,
+            "prep": totals.pre / batches,
+            "midp": totals.process / batches,
+            "postp": totals.post / batches,
+            "out": totals.out / batches,
+        }
+        idle = min(max(1 - totals.busy / (self._workers[op] * seconds), 0.0), 1.0)
+        return [
+            f"Op({token(op)}):",
+            *(f"\t{name}[{mean_s * 1000:.3f} ms]" for name, mean_s in means.items()),
+            f"\tidle[{idle:.3f}]",
+        ]
+
+    def _call_lines(self, seconds: float) -> list[str]:
+        count = self._answered
+        latencies = sorted(self._latencies)
+        return [
+            "DAGExecutor:",
+            f"\tQuery count[{count}]",
+            f"\tQPS[{count / seconds:.3f} q/s]",
+            f"\tSucc[{(count - self._failures) / count if count else 1.0:.3f}]",
+            f"\tError req[{', '.join(map(str, self._failed))}]",
+            "\tLatency:",
+            f"\t\tave[{self._latency_s / max(count, 1) * 1000:.3f} ms]",
+            *(f"\t\t{_share(share)}[{_at(latencies, share) * 1000:.3f} ms]" for share in _SHARES),
+        ]
+
+    def _ran(self, record: BatchRecord) -> None:
+        op = record.endpoint.name.removeprefix(self._prefix)
+        totals = self._ops.get(op) if record.endpoint.name.startswith(self._prefix) else None
+        if totals is not None and record.started:
+            totals.add(record)
+            self.counters.inferred(op, len(record.steps), cost_of(record).process_s)
+
+
+class TracerFile:
+    """Writes the blocks of a tracer to a file that is put aside when it is large."""
+
+    def __init__(self, tracer: Tracer, folder: Path, interval_s: float) -> None:
+        """Open the file.
+
+        Args:
+            tracer: Whose blocks.
+            folder: Where `pipeline.tracer` is made.
+            interval_s: Seconds between two blocks, at least `SHORTEST_S`.
+
+        Raises:
+            ConfigError: If the folder cannot be written.
+        """
+        self._tracer = tracer
+        self._interval_s = interval_s
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = RotatingFileHandler(folder / FILE, maxBytes=MAX_BYTES, backupCount=KEPT, encoding="utf-8")
+        except OSError as error:
+            msg = f"the tracer's folder {folder} cannot be written: {error.strerror}"
+            raise ConfigError(msg) from error
+        self._file.setFormatter(logging.Formatter("%(asctime)s\n%(message)s"))
+
+    async def run(self) -> None:
+        """Write a block every interval, until cancelled; what happened since the last one is then written as well."""
+        try:
+            while True:
+                await asyncio.sleep(self._interval_s)
+                self.write()
+        finally:
+            self.write()
+            self._file.close()
+
+    def write(self) -> None:
+        """Write a block now."""
+        self._file.handle(logging.makeLogRecord({"msg": self._tracer.block(), "created": time.time()}))
+
+
+class QueryCounters:
+    """The original's five counters, by the original's names; they only ever rise."""
+
+    def __init__(self) -> None:
+        self._by_outcome = {True: 0, False: 0}
+        self._query_s = 0.0
+        self._inferences: dict[str, int] = {}
+        self._inference_s: dict[str, float] = {}
+
+    def answered(self, latency_s: float, *, ok: bool) -> None:
+        """Count one request."""
+        self._by_outcome[ok] += 1
+        self._query_s += latency_s
+
+    def inferred(self, op: str, requests: int, seconds: float) -> None:
+        """Count one batch of an op."""
+        self._inferences[op] = self._inferences.get(op, 0) + requests
+        self._inference_s[op] = self._inference_s.get(op, 0.0) + seconds
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metric families; the interface of prometheus-client's collectors."""
+        from prometheus_client.core import CounterMetricFamily
+
+        yield CounterMetricFamily(
+            "pd_query_request_success", "Requests that were answered", value=self._by_outcome[True]
+        )
+        yield CounterMetricFamily(
+            "pd_query_request_failure", "Requests that were answered with an error", value=self._by_outcome[False]
+        )
+        yield CounterMetricFamily(
+            "pd_query_request_duration_us", "Time of all requests, in microseconds", value=self._query_s * 1e6
+        )
+        count = CounterMetricFamily("pd_inference_count", "Requests that the model of an op ran", labels=["model"])
+        duration = CounterMetricFamily(
+            "pd_inference_duration_us", "Time of the models of an op, in microseconds", labels=["model"]
+        )
+        for op, requests in self._inferences.items():
+            count.add_metric([op], requests)
+            duration.add_metric([op], self._inference_s[op] * 1e6)
+        yield count
+        yield duration
+
+
+class MetricsPort:
+    """A port of its own where Prometheus finds the counters: `dag.enable_prometheus`; served by a thread."""
+
+    def __init__(self, counters: QueryCounters, host: str, port: int) -> None:
+        """Open the port; 0 takes any that is free.
+
+        Raises:
+            ConfigError: If it is taken.
+        """
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        registry = CollectorRegistry()
+        registry.register(counters)
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except OSError as error:
+            msg = f"prometheus_port {port} cannot be used: {error.strerror}; choose another one"
+            raise ConfigError(msg) from error
+
+    @property
+    def port(self) -> int:
+        """The port."""
+        return self._server.server_port
+
+    def close(self) -> None:
+        """Close the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _share(share: float) -> str:
+    return f"{share:.2f}".removeprefix("0")
+
+
+def _at(values: Sequence[float], share: float) -> float:
+    """Return the value that this share of sorted values does not exceed."""
+    return values[min(int(len(values) * share), len(values) - 1)] if values else 0.0

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From ops that know their predecessors to a checked graph: which ops are used, what each reads, in which order."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from forebay.errors import ConfigError, nearest
+from forebay.graph.spec import OUT, GraphSpec, NodeSpec, check
+from forebay.surfaces.pipeline import hooks
+from forebay.surfaces.pipeline.config import settle
+from forebay.surfaces.pipeline.op import REQUEST, Op, RequestOp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from forebay.surfaces.pipeline.config import PipelineConfig
+    from forebay.surfaces.pipeline.op import ResponseOp
+
+RESULT: Final = "result"
+"""The one output of the graph."""
+
+
+class Dag(msgspec.Struct, frozen=True):
+    """A pipeline ready to be put on workers.
+
+    Attributes:
+        spec: Its nodes, one for each op that leads to the answer, named as the ops are.
+        request_op: Where it begins.
+        response_op: Where it ends.
+        ops: The ops by name, each after those it reads.
+        settings: The settings that hold for each of them.
+        warnings: What is odd about it.
+    """
+
+    spec: GraphSpec
+    request_op: RequestOp
+    response_op: ResponseOp
+    ops: Mapping[str, Op]
+    settings: Mapping[str, Mapping[str, Any]]
+    warnings: tuple[str, ...] = ()
+
+    def is_shared(self, stream: str) -> bool:
+        """Tell whether several ops read what this one, or the request op, has written, or one does and the client."""
+        readers = sum(stream in node.inputs.values() for node in self.spec.nodes)
+        return readers + (stream in self.spec.outputs.values()) > 1
+
+    def levels(self) -> list[list[str]]:
+        """Return the names of its ops by the length of the longest way from the request."""
+        level = {REQUEST: 0}
+        for name, op in self.ops.items():
+            level[name] = 1 + max(level[before.name] for before in op.get_input_ops())
+        return [[name for name, at in level.items() if at == wanted] for wanted in range(max(level.values()) + 1)]
+
+    def lines(self) -> list[str]:
+        """Return the levels and the edges, for a person."""
+        levels = [f"level {number}: {', '.join(names)}" for number, names in enumerate(self.levels())]
+        edges = [
+            f"{name} <- {', '.join(before.name for before in op.get_input_ops())}" for name, op in self.ops.items()
+        ]
+        return levels + edges
+
+
+def wire(name: str, response_op: ResponseOp, config: PipelineConfig) -> Dag:
+    """Check the ops that lead to the answer and make a graph of them.
+
+    Args:
+        name: What messages and metrics call it.
+        response_op: Its end.
+        config: What holds for it.
+
+    Raises:
+        ConfigError: If they are no graph from one request op to the answer, or one of them has settings that are
+            wrong; it names the ops concerned.
+    """
+    used = _before(response_op)
+    sources = [op for op in used if isinstance(op, RequestOp)]
+    ops = [op for op in used if not isinstance(op, RequestOp)]
+    if not ops:
+        msg = "there is no op between the RequestOp and the ResponseOp; at least one is needed"
+        raise ConfigError(msg)
+    first_arrival = config.dag.first_arrival
+    _check_ops(ops, first_arrival=first_arrival)
+    if len(sources) != 1:
+        msg = f"{len(sources)} RequestOps lead to the answer; exactly one is needed, the input op of the first ops"
+        raise ConfigError(msg)
+    spec = GraphSpec(
+        name=name,
+        inputs=(REQUEST,),
+        outputs={RESULT: response_op.get_input_ops()[0].name},
+        nodes=tuple(_node(op, first_arrival=first_arrival) for op in ops),
+    )
+    warnings = [*check(spec), *_unused(used, config)]
+    by_name = {op.name: op for op in _sorted(ops)}
+    settings = {op.name: _settings(op, config, warnings) for op in by_name.values()}
+    return Dag(spec, sources[0], response_op, by_name, settings, tuple(warnings))
+
+
+def _before(response_op: ResponseOp) -> list[Op]:
+    """Return the ops the answer depends on, nearest first."""
+    found: dict[Op, None] = {}
+    waiting = response_op.get_input_ops()
+    while waiting:
+        op = waiting.pop(0)
+        if op not in found:
+            found[op] = None
+            waiting += op.get_input_ops()
+    return list(found)
+
+
+def _check_ops(ops: Iterable[Op], *, first_arrival: bool) -> None:
+    names: set[str] = set()
+    for op in ops:
+        inputs = op.get_input_ops()
+        if op.name in names or op.name == REQUEST:
+            whose = "is the request's own" if op.name == REQUEST else "is given to two ops"
+            msg = f"the name '{op.name}' {whose}; give each op a name of its own"
+            raise ConfigError(msg)
+        names.add(op.name)
+        hooks.Hooks(op)  # raises if one of them cannot be called
+        if not inputs:
+            msg = f"op '{op.name}' has no input_ops, so nothing would ever run it; give it the RequestOp or another op"
+            raise ConfigError(msg)
+        if len(set(inputs)) < len(inputs):
+            msg = f"op '{op.name}' names the same op twice in its input_ops"
+            raise ConfigError(msg)
+        if op.get_jump_to_ops():
+            msg = f"op '{op.name}' has jump_to_ops, which is not supported; let the next ops skip what is not for them"
+            raise ConfigError(msg)
+        if len(inputs) > 1 and not first_arrival and not hooks.overrides(op, "preprocess"):
+            listed = ", ".join(f"'{one.name}'" for one in inputs)
+            msg = f"op '{op.name}' has several input ops ({listed}); override its preprocess to make one dict of theirs"
+            raise ConfigError(msg)
+
+
+def _node(op: Op, *, first_arrival: bool) -> NodeSpec:
+    inputs = {one.name: one.name for one in op.get_input_ops()}
+    policy = "first" if first_arrival and len(inputs) > 1 else "sync"
+    return NodeSpec(name=op.name, inputs=inputs, outputs={OUT: op.name}, policy=policy)
+
+
+def _sorted(ops: list[Op]) -> list[Op]:
+    """Return the ops of a graph without cycles, each after those it reads; else in the order they were found."""
+    done: dict[Op, None] = {}
+    waiting = ops
+    while waiting:
+        ready = [op for op in waiting if all(isinstance(one, RequestOp) or one in done for one in op.get_input_ops())]
+        done.update(dict.fromkeys(ready))
+        waiting = [op for op in waiting if op not in done]
+    return list(done)
+
+
+def _settings(op: Op, config: PipelineConfig, warnings: list[str]) -> Mapping[str, Any]:
+    """Return the settings of an op, and say what is odd about them."""
+    settings = settle(op.name, op.given, config.op.get(op.name, {}))
+    size, wait_ms = settings["batch_size"], settings["auto_batching_timeout"]
+    if config.build_dag_each_worker and size > 1:
+        warnings.append(f"op '{op.name}': batch_size {size} is taken as 1, because build_dag_each_worker is true")
+        settings.update(batch_size=1, auto_batching_timeout=None)
+    elif size > config.worker_num:
+        warnings.append(
+            f"op '{op.name}': a batch will never have its {size} samples, because worker_num lets only "
+            f"{config.worker_num} requests in at a time; raise worker_num"
+        )
+    elif size > 1 and (wait_ms is None or wait_ms <= 0):
+        warnings.append(
+            f"op '{op.name}': a batch waits until it has {size} samples, however long that takes; "
+            "set auto_batching_timeout to the milliseconds it may wait"
+        )
+    local: Mapping[str, Any] = settings["local_service_conf"] or {}
+    has_model = settings["server_endpoints"] or local.get("model_config")
+    may_get_one = op.local_service_handler is not None or hooks.overrides(op, "init_op")
+    if settings["server_endpoints"] and settings["client_type"] is None:
+        settings["client_type"] = config.dag.client_type
+    if hooks.overrides(op, "process") and not has_model and not may_get_one and not settings["run_process"]:
+        warnings.append(
+            f"op '{op.name}': its process is not called, because it has no model; set run_process to true to call it"
+        )
+    return settings
+
+
+def _unused(used: list[Op], config: PipelineConfig) -> list[str]:
+    """Tell of ops that are configured or defined and lead nowhere."""
+    names = {op.name for op in used}
+    warnings: list[str] = []
+    for name in config.op:
+        if name not in names:
+            hint = nearest(name, names - {REQUEST})
+            did_you_mean = f"; did you mean '{hint}'?" if hint else ""
+            warnings.append(f"the configuration names op '{name}', which the graph does not use{did_you_mean}")
+    defined = [one for one in vars(sys.modules["__main__"]).values() if isinstance(one, Op)]
+    reachable = [op for op in dict.fromkeys(defined) if op not in used and _leads_from(op, used)]
+    warnings += [f"op '{op.name}' is not used: its result leads to no answer" for op in reachable]
+    return warnings
+
+
+def _leads_from(op: Op, used: list[Op]) -> bool:
+    """Tell whether an op reads, directly or not, what the graph has; the ResponseOp does, and is no op of the graph."""
+    return op.name != "@ResponseOp" and any(one in used or _leads_from(one, used) for one in op.get_input_ops())

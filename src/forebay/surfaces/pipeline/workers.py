@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs in workers: one op, in a thread or in a process that executes the script again, or a whole graph."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from forebay.errors import ConfigError, ForebayError
+from forebay.graph.values import inputs_of
+from forebay.surfaces.pipeline import script as scripts
+from forebay.surfaces.pipeline.op_runner import OpInstances, OpRun
+from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
+from forebay.surfaces.pipeline.store import Store, StoreConfig, open_store
+from forebay.surfaces.pipeline.wiring import wire
+from forebay.types.call import After, Failure
+from forebay.workers.pool import failure_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from forebay.surfaces.pipeline.adapter import Hosted
+    from forebay.surfaces.pipeline.config import PipelineConfig
+    from forebay.surfaces.pipeline.op_runner import OpRunner
+    from forebay.surfaces.pipeline.server import PipelineServer
+    from forebay.surfaces.pipeline.wiring import Dag
+    from forebay.types.batch import Phase
+    from forebay.types.call import Item, Outcome
+    from forebay.workers.runner import WorkerContext
+
+_runs: ContextVar[Sequence[str]] = ContextVar("forebay_pipeline_runs", default=())
+"""The requests in the batch that a worker runs, as the store knows them."""
+
+
+class OpStore:
+    """What an op has as `self.store`: the entries of the requests it is working on."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        self._config = config
+
+    def put(self, value: Any, *, readers: int | None = None) -> str:
+        """Keep a value until the request is answered; returns its key. See `Store.put`."""
+        return self._now().put(value, readers=readers)
+
+    def get(self, key: str) -> Any:
+        """Return a value. See `Store.get`."""
+        return self._now().get(key)
+
+    def release(self, key: str) -> None:
+        """Free a value now. See `Store.release`."""
+        self._now().release(key)
+
+    def _now(self) -> Store:
+        runs = _runs.get()
+        if not runs:
+            msg = "the store keeps values for requests; it can be used in preprocess, process and postprocess only"
+            raise ConfigError(msg)
+        return open_store(self._config, run=runs)
+
+
+class Loaded(msgspec.Struct):
+    """An item whose inputs are all there."""
+
+    body: Any
+    params: Mapping[str, Any]
+    size: int
+
+
+class StoringRunner:
+    """Runs an op beside the store; a `Runner`.
+
+    The op's own store is told which requests are worked on. Where the configuration names a store, what is large in the
+    results goes there by itself, and comes back for the ops that read it.
+    """
+
+    def __init__(self, runner: OpRunner, offloads_to: StoreConfig | None) -> None:
+        """Wrap a runner.
+
+        Args:
+            runner: The op's.
+            offloads_to: Where large values go; None leaves them in the results.
+        """
+        self._runner = runner
+        self._offloads_to = offloads_to
+
+    @property
+    def phases(self) -> Sequence[Phase]:
+        """When each sample of the last batch was in which hook."""
+        return self._runner.phases
+
+    def open(self, ctx: WorkerContext) -> None:
+        """Initialise the op."""
+        self._runner.open(ctx)
+
+    def run(self, items: Sequence[Item]) -> Sequence[Outcome]:
+        """Run a batch."""
+        _runs.set([run_of(item.params) for item in items])
+        outcomes = self._runner.run(items) if self._offloads_to is None else self._run(items, self._offloads_to)
+        for outcome in outcomes:
+            if type(outcome) is Failure:
+                _let_go(outcome.error)
+        return outcomes
+
+    def close(self) -> None:
+        """Let go of what the op has."""
+        self._runner.close()
+
+    def _run(self, items: Sequence[Item], config: StoreConfig) -> Sequence[Outcome]:
+        loaded: list[Item] = []
+        outcomes: list[Outcome] = [None] * len(items)
+        places: list[int] = []
+        for place, item in enumerate(items):
+            store = open_store(config, run=run_of(item.params))
+            try:
+                body = {name: store.restore(values) for name, values in inputs_of(item).items()}
+            except ForebayError as error:
+                outcomes[place] = Failure(error)
+            else:
+                places.append(place)
+                loaded.append(Loaded(body, item.params, item.size))
+        found = self._runner.run(loaded) if loaded else ()
+        for place, outcome in zip(places, found, strict=True):
+            outcomes[place] = _stored(outcome, open_store(config, run=run_of(items[place].params)))
+        return outcomes
+
+
+def _stored(outcome: Outcome, store: Store) -> Outcome:
+    """Put away what is large in a result."""
+    if type(outcome) is After:
+        return After(_stored(outcome.outcome, store), outcome.work)
+    if type(outcome) is Failure:
+        return outcome
+    try:
+        return store.offload(outcome)
+    except ForebayError as error:
+        return Failure(error)
+
+
+def _let_go(error: BaseException) -> None:
+    """Take the frames off an error that was raised here; their text is in its `trace`.
+
+    They hold the requests of the batch, which hold their answers, which hold the error; and the garbage collector does
+    not look at requests.
+    """
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+
+
+def run_of(params: Mapping[str, Any]) -> str:
+    """Return what the store calls a request."""
+    return str(params["data_id"])
+
+
+def instances_of(
+    dag: Dag, name: str, config: PipelineConfig, store: Mapping[str, Any], *, own_process: bool
+) -> OpInstances:
+    """Make an op ready to be run.
+
+    Args:
+        dag: Its graph.
+        name: Which op.
+        config: What holds for the graph.
+        store: The fields of the store's `StoreConfig`; without any the op has none.
+        own_process: Whether its worker is a process of its own.
+    """
+    op, settings = dag.ops[name], dag.settings[name]
+    before = [one.name for one in op.get_input_ops()]
+    predictor = PredictorSettings.of_op(name, settings, pack_tensors=op.is_tensor_format)
+
+    def client_for(index: int | None) -> Any:
+        from forebay.surfaces.pipeline import predictors
+
+        return predictors.client_for(predictor, concurrency_idx=index, process=own_process)
+
+    return OpInstances(
+        op,
+        OpRun(
+            timeout_ms=settings["timeout"],
+            retry=settings["retry"],
+            run_process=settings["run_process"],
+            batch_style=settings["batch_style"],
+            share_instance=settings["share_instance"],
+            isolate_failures=settings["isolate_failures"],
+            fetch_list=tuple(predictor.wanted),
+            # What comes to another process is a copy already.
+            shared_inputs=frozenset(one for one in before if dag.is_shared(one) and not own_process),
+            debug_errors=config.debug_errors,
+        ),
+        client_for=None if predictor.kind is None else client_for,
+        store=OpStore(msgspec.convert(store, StoreConfig)) if store else None,
+        own_process=own_process,
+    )
+
+
+class ThreadOp:
+    """An op whose workers are threads of this process: they share what `init_op` has made."""
+
+    def __init__(self, dag: Dag, name: str, config: PipelineConfig, store: Mapping[str, Any]) -> None:
+        """See `instances_of`; `store` may be filled in until the first runner is made."""
+        self._make = lambda: instances_of(dag, name, config, store, own_process=False)
+        self._offloads_to = lambda: offloads_to(config, store)
+        self._instances: OpInstances | None = None
+
+    def runner(self) -> StoringRunner:
+        """Return the runner of one thread."""
+        if self._instances is None:
+            self._instances = self._make()
+        return StoringRunner(self._instances.runner(), self._offloads_to())
+
+
+def op_runner(script: Mapping[str, Any], name: str, store: Mapping[str, Any]) -> StoringRunner:
+    """Execute a script in this process and take one of its ops; the factory of process workers.
+
+    Args:
+        script: The fields of the `Script`.
+        name: Which op.
+        store: See `instances_of`.
+    """
+    server = _captured(script)
+    dag, config = built(server)
+    runner = instances_of(dag, name, config, store, own_process=True).runner()
+    return StoringRunner(runner, offloads_to(config, store))
+
+
+def offloads_to(config: PipelineConfig, store: Mapping[str, Any]) -> StoreConfig | None:
+    """Return the store that large values go to by themselves, if the configuration names one."""
+    return None if config.dag.external_store is None else msgspec.convert(store, StoreConfig)
+
+
+def built(server: PipelineServer) -> tuple[Dag, PipelineConfig]:
+    """Return the graph of a prepared server, and what holds for it."""
+    config, end = server.config, server.response_op
+    if config is None or end is None:
+        missing = "set_response_op()" if end is None else "prepare_server()"
+        msg = f"the server runs without {missing}; call it before"
+        raise ConfigError(msg)
+    return wire(server.name or "pipeline", end, config), config
+
+
+def _captured(script: Mapping[str, Any]) -> PipelineServer:
+    return scripts.capture(msgspec.convert(script, scripts.Script))
+
+
+def dag_runner(script: Mapping[str, Any], count: int) -> DagRunner:
+    """Execute a script in this process and host its whole graph; the factory of `build_dag_each_worker`.
+
+    Args:
+        script: The fields of the `Script`.
+        count: How many processes do so.
+    """
+    return DagRunner(_captured(script), count)
+
+
+class DagRunner:
+    """A whole graph on a loop of its own, in a thread beside those that bring the requests; a `Runner`.
+
+    A body is a request as bytes, an outcome the answer as bytes.
+    """
+
+    def __init__(self, server: PipelineServer, count: int) -> None:
+        self._server = server
+        self._count = count
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="forebay-graph", daemon=True)
+        self._hosted: Hosted | None = None
+
+    def open(self, ctx: WorkerContext) -> None:
+        """Bring up the ops."""
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._start(ctx.index), self._loop).result()
+
+    def run(self, items: Sequence[Item]) -> Sequence[Outcome]:
+        """Answer requests."""
+        futures = [asyncio.run_coroutine_threadsafe(self._answer(item), self._loop) for item in items]
+        return [future.result() for future in futures]
+
+    def close(self) -> None:
+        """Stop the ops."""
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    async def _start(self, index: int) -> None:
+        from forebay.surfaces.pipeline.adapter import Hosted
+
+        dag, config = built(self._server)
+        self._hosted = Hosted(self._server.name, dag, config, scripts.running, itertools.count(index, self._count))
+        self._hosted.open()
+        await self._hosted.endpoint.start()
+
+    async def _answer(self, item: Item) -> Outcome:
+        assert self._hosted is not None
+        service, params = self._hosted.service, item.params
+        try:
+            request = service.request_class.FromString(item.body)
+            response = await service.infer(request, timeout_s=params["timeout_s"], peer=params["peer"])
+        except ForebayError as error:
+            return Failure(error)
+        except Exception as error:  # noqa: BLE001 - a defect here must not leave the request without an answer
+            return failure_of(error)
+        return response.SerializeToString()
+
+    async def _stop(self) -> None:
+        if self._hosted is not None:
+            await self._hosted.endpoint.drain(0.0)
+            await self._hosted.close()

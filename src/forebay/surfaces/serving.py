@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a project to the server that runs it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forebay.transports.server import Listener, Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay.surfaces.contract import Project
+
+
+def server_of(project: Project, *, drain_s: float, ready: Callable[[str], None]) -> Server:
+    """Open the project's ports; the HTTP one is the first, if it has one.
+
+    Args:
+        project: What is served.
+        drain_s: Time that open requests have to end.
+        ready: Called with the address, as a URL, once everything is up.
+    """
+    listeners: list[Listener] = [*project.listeners]
+    scheme = "grpcs" if project.http.certfile else "grpc"
+    if project.asgi is not None:
+        from forebay.transports.http.listener import HttpListener
+
+        http = HttpListener(project.http, project.routes, project.asgi)
+        project.app.watch(http.routes_changed)
+        listeners.insert(0, http)
+        scheme = "https" if project.http.certfile else "http"
+
+    def on_ready(host: str, port: int) -> None:
+        project.on_ready()
+        shown = f"[{host}]" if ":" in host else host
+        ready(f"{scheme}://{shown}:{port}")
+
+    server = Server(
+        project.app,
+        listeners[0],
+        more=listeners[1:],
+        drain_s=drain_s,
+        ready=on_ready,
+        stopping=project.on_stop,
+    )
+    project.connect(server.fail)
+    return server

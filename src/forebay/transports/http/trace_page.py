@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`GET /trace?seconds=10`: record what the server does and return it for Perfetto and chrome://tracing."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Final
+
+from starlette.responses import Response
+
+from forebay.errors import Cancelled, InvalidRequest, QueueFull
+from forebay.observe.timeline import Recording
+from forebay.observe.trace_format import chrome_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.requests import Request
+
+SHORTEST_S: Final = 0.1
+LONGEST_S: Final = 600.0
+DEFAULT_S: Final = "10"
+RECORDINGS: Final = 4
+"""Recordings at a time; each may hold a few hundred thousand events."""
+_LOOK_S: Final = 0.2
+"""How soon a recording ends whose client has gone or whose server stops."""
+
+
+class TracePage:
+    """Records while a client waits."""
+
+    def __init__(self, is_ending: Callable[[], bool]) -> None:
+        """Make the page; recordings end early when `is_ending` says that the server stops."""
+        self._is_ending = is_ending
+        self._running = 0
+
+    async def __call__(self, request: Request) -> Response:
+        """Record for `seconds` and return the trace.
+
+        Raises:
+            InvalidRequest: If that is no time to record for.
+            QueueFull: If as many recordings run as may.
+        """
+        seconds = _seconds(request.query_params.get("seconds", DEFAULT_S))
+        if self._running >= RECORDINGS:
+            msg = f"{RECORDINGS} recordings are running, which is as many as may; try again when one has ended"
+            raise QueueFull(msg)
+        self._running += 1
+        try:
+            with Recording() as recording:
+                await self._wait(request, seconds)
+            # In a thread, for it takes a second if there is much of it, and requests must not wait for that.
+            trace = await asyncio.to_thread(chrome_trace, recording)
+        finally:
+            self._running -= 1
+        return Response(trace, media_type="application/json", headers={"cache-control": "no-store"})
+
+    async def _wait(self, request: Request, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while (left := end - loop.time()) > 0 and not self._is_ending():
+            if await request.is_disconnected():
+                msg = "the client went away"
+                raise Cancelled(msg)
+            await asyncio.sleep(min(left, _LOOK_S))
+
+
+def _seconds(given: str) -> float:
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not SHORTEST_S <= seconds <= LONGEST_S:
+        msg = f"seconds={given[:40]!r} is no time to record for; give a number from {SHORTEST_S:g} to {LONGEST_S:g}"
+        raise InvalidRequest(msg)
+    return seconds

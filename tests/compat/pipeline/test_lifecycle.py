@@ -1,0 +1,593 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scripts behind real servers: started in every way, asked, stopped, killed."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+from tests.compat.pipeline.conftest import free_port, post
+
+from forebay.protocols.pipeline.messages import PATH, Request, Response
+from forebay.surfaces.pipeline import schema
+from forebay.surfaces.pipeline.config import _DAG_KEYS, _OP_KEYS
+
+WAIT_S = 20.0
+
+ECHO = """
+import os, sys, time
+from paddle_serving_server.pipeline import Op, PipelineServer, RequestOp, ResponseOp
+
+class Tag(Op):
+    def preprocess(self, input_dicts, data_id, log_id):
+        joined = "+".join(input_dicts[name]["q"] for name in sorted(input_dicts))
+        if joined.startswith("sleep"):
+            time.sleep(float(joined.split()[1]))
+        if joined.startswith("die"):
+            os._exit(3)
+        pids = "".join(one.get("pids", "") for one in input_dicts.values())
+        return {"q": joined + self.name, "pids": f"{pids} {os.getpid()}:{self.concurrency_idx}"}, False, None, ""
+
+request = RequestOp()
+a = Tag(name="A", input_ops=[request])
+b = Tag(name="B", input_ops=[a])
+c = Tag(name="C", input_ops=[a])
+d = Tag(name="D", input_ops=[b, c])
+server = PipelineServer("svc")
+server.set_response_op(ResponseOp(input_ops=[d]))
+server.prepare_server(os.path.join(os.path.dirname(os.path.abspath(__file__)), "config.yml"))
+"""
+UNGUARDED = ECHO + "server.run_server()\n"
+GUARDED = ECHO + "if __name__ == '__main__':\n    server.run_server()\n"
+PROCESSES = {"dag": {"is_thread_op": False}}
+
+SEED = """
+from paddle_serving_server.pipeline import Op, RequestOp, ResponseOp
+from paddle_serving_server.pipeline import PipelineServer
+from paddle_serving_server.pipeline.proto import pipeline_service_pb2
+from paddle_serving_server.pipeline.channel import ChannelDataEcode
+import numpy as np
+from paddle_serving_app.reader import IMDBDataset
+import logging
+_LOGGER = logging.getLogger()
+
+
+class FakeModel:
+    def __init__(self, score):
+        self.score = score
+
+    def predict(self, feed, fetch, batch, log_id):
+        return {"prediction": np.array([[self.score, 1 - self.score]], dtype="float32") * len(feed["words"])}
+
+
+class ImdbRequestOp(RequestOp):
+    def init_op(self):
+        self.imdb_dataset = IMDBDataset()
+        self.imdb_dataset.load_resource('imdb.vocab')
+
+    def unpack_request_package(self, request):
+        dictdata = {}
+        for idx, key in enumerate(request.key):
+            if key != "words":
+                continue
+            words = request.value[idx]
+            word_ids, _ = self.imdb_dataset.get_words_and_label(words)
+            dictdata[key] = np.array(word_ids)
+        return dictdata
+
+
+class CombineOp(Op):
+    def preprocess(self, input_data):
+        combined_prediction = 0
+        for op_name, data in input_data.items():
+            _LOGGER.info("{}: {}".format(op_name, data["prediction"]))
+            combined_prediction += data["prediction"]
+        data = {"prediction": combined_prediction / 2}
+        return data
+
+
+read_op = ImdbRequestOp()
+bow_op = Op(name="bow",
+            input_ops=[read_op],
+            local_service_handler=FakeModel(0.25),
+            fetch_list=["prediction"],
+            concurrency=1,
+            timeout=-1,
+            retry=1)
+cnn_op = Op(name="cnn",
+            input_ops=[read_op],
+            local_service_handler=FakeModel(0.75),
+            fetch_list=["prediction"],
+            concurrency=1,
+            timeout=-1,
+            retry=1)
+combine_op = CombineOp(
+    name="combine",
+    input_ops=[bow_op, cnn_op],
+    concurrency=5,
+    timeout=-1,
+    retry=1)
+
+# use default ResponseOp implementation
+response_op = ResponseOp(input_ops=[combine_op])
+
+server = PipelineServer()
+server.set_response_op(response_op)
+server.prepare_server('config.yml')
+server.run_server()
+"""
+
+
+def pids_in(answer):
+    return re.findall(r"(\d+):(\w+)", dict(zip(answer["key"], answer["value"], strict=True))["pids"])
+
+
+def q_of(answer):
+    assert answer["err_no"] == 0, answer
+    return dict(zip(answer["key"], answer["value"], strict=True))["q"]
+
+
+def is_gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def call_grpc(port, request, timeout_s=WAIT_S):
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        return Response.FromString(channel.unary_unary(PATH)(request.SerializeToString(), timeout=timeout_s))
+
+
+@pytest.mark.parametrize(
+    "text,config",
+    [
+        (UNGUARDED, {}),
+        (GUARDED, PROCESSES),
+        (UNGUARDED, PROCESSES),
+        (UNGUARDED, {"build_dag_each_worker": True, "worker_num": 2}),
+    ],
+    ids=["threads", "processes, guarded", "processes, unguarded", "a graph each"],
+)
+def test_a_script_is_served_over_both_protocols_and_ends_when_told(pipeline, eventually, text, config):
+    # P6, P96, P100, P101, P103, P107, trap 28
+    rpc_port = free_port()
+    server = pipeline(text, {"rpc_port": rpc_port, **config})
+    over_rest = post(server, q="x")
+    over_grpc = call_grpc(rpc_port, Request(key=["q"], value=["x"], name="svc"))
+    assert q_of(over_rest) == "xAB+xACD"
+    assert over_grpc.value[0] == "xAB+xACD"
+    pids = {int(pid) for pid, _ in pids_in(over_rest)}
+    if config is PROCESSES:
+        # P51, P100: an op a process, none of them the server
+        assert len(pids) == 4
+        assert {index for _, index in pids_in(over_rest)} == {"0"}
+        assert server.process.pid not in pids
+    elif not config:
+        assert pids == {server.process.pid}
+        assert {index for _, index in pids_in(over_rest)} == {"None"}
+    else:
+        # P103: one connection, and every process serves some of its requests
+        seen = [post(server, q="x") for _ in range(60)]
+        assert len({pid for one in seen for pid, _ in pids_in(one)}) == 2
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+    assert all(is_gone(pid) for pid in pids)
+    with socket.socket() as probe:  # P96: the ports are free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", rpc_port))
+
+
+def test_the_example_of_the_documentation_runs_as_printed(pipeline, tmp_path, monkeypatch):
+    # P1, P25, P37, P58, P112 by a handler, trap 3, trap 13
+    (tmp_path / "imdb.vocab").write_text("i\nam\nvery\nsad\n")
+    monkeypatch.chdir(tmp_path)
+    config = {"op": {"bow": {"client_type": "brpc", "timeout": 3000}, "combine": {"concurrency": 1}}}
+    server = pipeline(SEED, config)
+    answer = post(server, "/imdb/prediction", words="i am very sad | 0")
+    assert (answer["err_no"], answer["key"]) == (0, ["prediction"])
+    found = answer["value"][0]
+    assert found.startswith("array(")
+    assert re.findall(r"\d+\.\d*", found)[:2] == ["2.", "2."]
+    wrong = post(server, "/imdb/prediction", words="no label")
+    assert wrong["err_no"] == 8000
+
+
+def test_the_page_about_it_shows_a_script_that_runs(pipeline):
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "pipeline-serving.md").read_text()
+    (shown,) = re.findall(r"```python\n# server.py\n(.*?)```", page, re.DOTALL)
+    ports = free_port()
+    server = pipeline(shown.replace('"rpc_port": 18090', f'"rpc_port": {ports}'))
+    (asked, told) = re.findall(r"curl -d '(.*)' http://127.0.0.1:18091(/\S+)\n", page)[0]
+    answer = server.client.post(told, content=asked).text
+    assert answer in page
+    for key in re.findall(r"`((?:dag|op\.NAME)\.\w+)`", page):
+        kind, _, name = key.rpartition(".")
+        known = {"dag": _DAG_KEYS, "op.NAME": _OP_KEYS}[kind]
+        assert name in known, key
+
+
+WEB_SERVICE = """
+from paddle_serving_server.web_service import WebService, Op
+import sys
+
+class Upper(Op):
+    def preprocess(self, input_dicts, data_id, log_id):
+        (_, found), = input_dicts.items()
+        return {"q": found["q"].upper() + sys.argv[1]}, False, None, ""
+
+class Service(WebService):
+    def get_pipeline_response(self, read_op):
+        return Upper(name="upper", input_ops=[read_op])
+
+service = Service(name="upper")
+service.prepare_pipeline_config("CONFIG")
+print("about to serve", flush=True)
+service.run_service()
+"""
+
+
+def test_python_runs_a_script_as_well_and_its_processes_get_its_arguments(tmp_path, eventually):
+    # P1, P3, P101: `python script.py`, with the names of the original or with ours
+    port = free_port()
+    (tmp_path / "config.yml").write_text(f"http_port: {port}\nworker_num: 2\ndag:\n    is_thread_op: false\n")
+    (tmp_path / "server.py").write_text(
+        "from forebay.surfaces.pipeline import shim\nshim.install()\n"
+        + WEB_SERVICE.replace("CONFIG", str(tmp_path / "config.yml"))
+    )
+    process = subprocess.Popen(
+        [sys.executable, "server.py", "!"],
+        cwd=tmp_path,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        with httpx.Client(base_url=url, timeout=WAIT_S) as client:
+            eventually(lambda: _is_ready(client))
+            answer = client.post("/upper/prediction", json={"key": ["q"], "value": ["a"]}).json()
+            assert q_of(answer) == "A!"
+        process.send_signal(signal.SIGTERM)
+        out, log = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0, log
+        assert out.startswith("about to serve\n")
+        assert "upper <- @DAGExecutor" in log
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _is_ready(client):
+    try:
+        return client.get("/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_arguments_behind_two_dashes_are_the_scripts(pipeline, tmp_path):
+    text = WEB_SERVICE.replace("CONFIG", str(tmp_path / "config.yml"))
+    server = pipeline(text, None, "--", "?")
+    assert q_of(post(server, "/upper/prediction", q="a")) == "A?"
+
+
+def test_without_an_http_port_there_is_only_grpc(tmp_path, eventually):
+    # P117, P102, P18, trap 12
+    port = free_port()
+    (tmp_path / "config.yml").write_text(f"rpc_port: {port}\n")
+    (tmp_path / "server.py").write_text(UNGUARDED)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "forebay", "serve", "server.py"],
+        cwd=tmp_path,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+
+        def answered():
+            try:
+                return call_grpc(port, Request(key=["q"], value=["x"]), timeout_s=2)
+            except grpc.RpcError:
+                return None
+
+        assert eventually(answered).value[0] == "xAB+xACD"
+        process.send_signal(signal.SIGINT)
+        _, log = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0
+        assert f"ready at grpc://127.0.0.1:{port}" in log
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_kill_9_of_the_server_leaves_no_process(pipeline, eventually):
+    # P107
+    server = pipeline(UNGUARDED, PROCESSES)
+    pids = {int(pid) for pid, _ in pids_in(post(server, q="x"))}
+    assert len(pids) == 4
+    server.signal(signal.SIGKILL)
+    server.wait()
+    eventually(lambda: all(is_gone(pid) for pid in pids), "the end of the workers")
+
+
+def test_a_worker_that_dies_is_replaced_and_its_requests_are_answered(pipeline, eventually):
+    # P97, trap 8
+    server = pipeline(UNGUARDED, PROCESSES)
+    before = pids_in(post(server, q="x"))
+    deadly = post(server, timeout_ms=15_000, q="die")
+    assert deadly["err_no"] in {9000, 10000}
+    with ThreadPoolExecutor(8) as threads:
+        asked = [threads.submit(post, server, q="sleep 0.02 ") for _ in range(40)]
+        os.kill(int(before[-1][0]), signal.SIGKILL)
+        answers = [one.result(WAIT_S) for one in asked]
+    assert {one["err_no"] for one in answers} <= {0, 9000, 10000}
+    after = pids_in(eventually(lambda: (found := post(server, q="x"))["err_no"] == 0 and found))
+    assert {pid for pid, _ in after}.isdisjoint({before[0][0], before[-1][0]})
+
+
+def test_sigterm_under_load_leaves_no_request_without_an_answer(pipeline):
+    # P96
+    server = pipeline(UNGUARDED, {"worker_num": 4}, "--drain-s", "1")
+    with ThreadPoolExecutor(12) as threads:
+
+        def ask(number):
+            # The last ones are still running when the grace period is over.
+            try:
+                return post(server, q=f"sleep {0.05 if number < 8 else 3} ")["err_no"]
+            except httpx.TransportError:
+                return "refused"
+
+        asked = [threads.submit(ask, number) for number in range(12)]
+        time.sleep(0.3)
+        server.signal(signal.SIGTERM)
+        answers = [one.result(WAIT_S) for one in asked]
+    assert server.wait() == 0
+    assert set(answers) <= {0, 3001}, answers
+
+
+def test_an_op_that_cannot_be_initialised_ends_the_start(pipeline):
+    # P52, trap 9, trap 23
+    broken = UNGUARDED.replace(
+        "request = RequestOp()",
+        "def init_op(self):\n    raise OSError('no such model')\nTag.init_op = init_op\nrequest = RequestOp()",
+    )
+    for config in ({}, PROCESSES):
+        server = pipeline(broken, config, ready=False)
+        assert server.wait() != 0
+        assert re.search("op '[ABCD]' could not be initialised: OSError: no such model", server.log)
+        assert "in init_op" in server.log
+        assert "ready at" not in server.log
+
+
+def test_nothing_is_ready_before_every_op_is(pipeline, eventually, tmp_path):
+    # P106
+    gate = tmp_path / "gate"
+    slow = UNGUARDED.replace(
+        "request = RequestOp()",
+        f"def init_op(self):\n    while not os.path.exists({str(gate)!r}): time.sleep(0.01)\n"
+        "Tag.init_op = init_op\nrequest = RequestOp()",
+    )
+    port = free_port()
+    server = pipeline(slow, {"http_port": port}, "--http-port", str(port), ready=False)
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S) as client:
+
+        def status(path, **more):
+            try:
+                return client.request("POST" if more else "GET", path, **more).status_code
+            except httpx.TransportError:
+                return None
+
+        eventually(lambda: status("/readyz") == 503)
+        assert status("/healthz") == 200
+        assert status("/svc/prediction", json={"key": ["q"], "value": ["x"]}) == 503
+        gate.touch()
+        server.wait_ready()
+        assert status("/readyz") == 200
+        assert status("/svc/prediction", json={"key": ["q"], "value": ["x"]}) == 200
+
+
+def test_a_port_in_use_ends_the_start_with_its_number(pipeline):
+    # P119
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, and not even listening
+        port = taken.getsockname()[1]
+        server = pipeline(UNGUARDED, {"rpc_port": port}, ready=False)
+        assert server.wait() == 2
+    assert f"127.0.0.1:{port} is in use" in server.log
+
+
+@pytest.mark.parametrize(
+    "change,told",
+    [
+        (("server.prepare_server(", "a._input_ops.append(d); server.prepare_server("), "cycle"),
+        (('name="B"', 'name="A"'), "'A' is given to two ops"),
+    ],
+    ids=["cycle", "names"],
+)
+def test_a_wrong_graph_ends_the_start_in_one_line_before_a_port_is_open(pipeline, change, told):
+    # P69
+    server = pipeline(UNGUARDED.replace(*change), ready=False)
+    assert server.wait() == 2
+    (line,) = [line for line in server.lines if told in line]
+    assert line.startswith("forebay: ")
+    assert "Traceback" not in server.log
+
+
+def test_forebays_own_pages_stand_beside_a_service_of_any_name(pipeline):
+    # P149, trap 30
+    server = pipeline(UNGUARDED.replace('PipelineServer("svc")', 'PipelineServer("models")'))
+    assert q_of(post(server, "/models/prediction", q="x")) == "xAB+xACD"
+    assert server.client.get("/healthz").status_code == 200
+    assert server.client.get("/readyz").status_code == 200
+    # P76: what every op has done, and what waits before it
+    assert server.metric("forebay_requests_total", endpoint="models/B", code="ok") == 1
+    assert server.metric("forebay_waiting_samples", endpoint="models/B") == 0
+    assert server.client.get("/models").json()["models"][0]["name"] == "models"
+
+
+def test_the_start_tells_the_graph_and_the_configuration_without_secrets(pipeline):
+    # P122, P151
+    server = pipeline(UNGUARDED, {"op": {"A": {"local_service_conf": {"encryption_key": ""}}}, "log_level": "info"})
+    told = "\n".join(record["message"] for record in server.records)
+    assert told.count("the configuration that holds") == 1
+    assert "level 2: B, C" in told
+    assert "D <- B, C" in told
+
+
+def test_log_files_are_written_where_the_variable_says_and_nowhere_else(pipeline, tmp_path, monkeypatch):
+    # P148, P5, P11, P159
+    monkeypatch.chdir(tmp_path)
+    quiet = pipeline(UNGUARDED)
+    post(quiet, q="x")
+    quiet.stop()
+    assert not list(tmp_path.rglob("*.log"))
+    monkeypatch.setenv("SERVING_LOG_PATH", str(tmp_path / "logs"))
+    server = pipeline(UNGUARDED)
+    body = {"key": ["q"], "value": ["x"], "logid": 77, "clientip": "1\nPROFILE\tfake"}
+    server.client.post("/svc/a%0APROFILE", json=body)
+    server.client.post("/svc/prediction", json={"key": ["z"], "value": ["x"], "logid": 78})
+    server.stop()
+    folder = tmp_path / "logs" / "PipelineServingLogs"
+    lines = (folder / "pipeline.log").read_text().splitlines()
+    assert any("(data_id=0 log_id=77)" in line for line in lines)
+    assert not any(line.startswith("PROFILE") for line in lines)
+    warnings = (folder / "pipeline.log.wf").read_text()
+    assert "KeyError" in warnings
+    assert "log_id=77" not in warnings
+
+
+@pytest.mark.parametrize("config", [{}, {"build_dag_each_worker": True, "worker_num": 2}], ids=["one", "each"])
+def test_large_requests_and_answers_pass_both_ports_in_both_modes(pipeline, config):
+    # P16, trap 14
+    rpc_port = free_port()
+    server = pipeline(UNGUARDED, {"rpc_port": rpc_port, **config})
+    blob = "x" * 3_000_000
+    expected = f"{blob}AB+{blob}ACD"
+    assert q_of(post(server, q=blob)) == expected
+    options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(f"127.0.0.1:{rpc_port}", options) as channel:
+        request = Request(key=["q", "more"], value=[blob, blob])
+        answer = Response.FromString(channel.unary_unary(PATH)(request.SerializeToString(), timeout=WAIT_S))
+    assert answer.value[0] == expected
+
+
+PROTO = """
+syntax = "proto3";
+package mine;
+message Request {
+  repeated string key = 1;
+  repeated string value = 2;
+  string name = 3;
+  string method = 4;
+  int64 logid = 5;
+  string tenant = 9;
+}
+message Response {
+  int32 err_no = 1;
+  string err_msg = 2;
+  repeated string key = 3;
+  repeated string value = 4;
+  int32 credit = 9;
+}
+"""
+TENANTS = """
+import os
+from paddle_serving_server.pipeline import Op, PipelineServer, RequestOp, ResponseOp
+
+class Tenant(RequestOp):
+    def unpack_request_package(self, request):
+        return {"tenant": request.tenant}, request.logid, None, ""
+
+class Credit(ResponseOp):
+    def pack_response_package(self, channeldata):
+        response = self.response_class()
+        response.key.append("tenant")
+        response.value.append(channeldata.parse()["tenant"])
+        response.credit = 42
+        return response
+
+server = PipelineServer("svc")
+server.set_response_op(Credit(input_ops=[Op(name="a", input_ops=[Tenant()])]))
+server.prepare_server(os.path.join(os.path.dirname(os.path.abspath(__file__)), "config.yml"))
+server.run_server()
+"""
+
+
+@pytest.mark.parametrize("mode", [{}, {"build_dag_each_worker": True}], ids=["one", "each"])
+def test_a_schema_of_ones_own_takes_the_place_of_the_usual_one(pipeline, tmp_path, mode):
+    # P17
+    (tmp_path / "mine.proto").write_text(PROTO)
+    rpc_port = free_port()
+    server = pipeline(TENANTS, {"rpc_port": rpc_port, "proto": "mine.proto", "worker_num": 1, **mode})
+    answer = server.client.post("/svc/prediction", json={"tenant": "me"}).json()
+    assert (answer["err_no"], answer["value"], answer["credit"]) == (0, ["me"], 42)
+    request, response = schema.load("mine.proto", tmp_path)
+    with grpc.insecure_channel(f"127.0.0.1:{rpc_port}") as channel:
+        asked = channel.unary_unary(PATH)(request(tenant="you").SerializeToString(), timeout=WAIT_S)
+    assert response.FromString(asked).credit == 42
+    assert list(response.FromString(asked).value) == ["you"]
+
+
+def test_one_of_two_servers_is_stopped_by_its_port(pipeline, cli, tmp_path):
+    # P150
+    state = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    ports = free_port(), free_port()
+    first, second = (pipeline(UNGUARDED, {"rpc_port": port}) for port in ports)
+    none = cli("pipeline", "stop", "--port", "1", env=state)
+    assert (none.returncode, none.stdout) == (1, "")
+    assert "no pipeline server" in none.stderr
+    done = cli("pipeline", "stop", "--port", ports[1], env=state)
+    assert done.returncode == 0
+    assert "stopped" in done.stdout
+    assert second.wait() == 0
+    assert q_of(post(first, q="x")) == "xAB+xACD"
+    killed = cli("pipeline", "kill", env=state)
+    assert killed.returncode == 0
+    assert first.wait() == -signal.SIGKILL
+    assert cli("pipeline", "stop", env=state).returncode == 1
+    assert not list((tmp_path / "state" / "forebay" / "pipeline").iterdir())
+
+
+def rss_bytes(pid):
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_memory_stays_flat_over_errors_timeouts_and_clients_that_go_away(pipeline):
+    # P153
+    server = pipeline(UNGUARDED, {"op": {"A": {"concurrency": 2}}, "dag": {"use_profile": True}, "max_queue": 4096})
+    blob = "b" * 50_000
+
+    async def load(rounds):
+        async with httpx.AsyncClient(base_url=server.url, timeout=WAIT_S) as client:
+
+            async def one(number):
+                q = {0: "x" + blob, 1: None, 2: "sleep 0.01 "}[number % 3]
+                body = {"key": ["q" if q else "z"], "value": [q or blob]}
+                headers = {"X-Request-Timeout-Ms": "5"} if number % 3 == 2 else {}
+                asked = client.post("/svc/prediction", json=body, headers=headers)
+                try:
+                    await asyncio.wait_for(asked, 0.002 if number % 7 == 0 else WAIT_S)
+                except TimeoutError:
+                    pass
+
+            for start in range(0, rounds, 20):
+                await asyncio.gather(*(one(start + number) for number in range(20)))
+
+    asyncio.run(load(200))  # what is made once is made now
+    before = rss_bytes(server.process.pid)
+    asyncio.run(load(600))
+    grown = rss_bytes(server.process.pid) - before
+    # Two of three requests carry 50 kB: keeping them would be 20 MB.
+    assert grown < 10_000_000, grown
+    assert q_of(post(server, q="x")) == "xAB+xACD"

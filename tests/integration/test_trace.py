@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The timeline of a running server: over HTTP, and with `forebay trace`."""
+
+import itertools
+import json
+import threading
+import time
+
+import httpx
+import pytest
+from tests.unit.observe.chrome_trace import check
+
+GRAPH = """
+import time, forebay
+
+@forebay.node(worker_kind="thread", workers=2)
+def detect(x: float) -> float:
+    time.sleep(x)
+    return x
+
+@forebay.node(worker_kind="process", workers=1)
+def read(x: float) -> float:
+    time.sleep(x)
+    return x
+
+@forebay.compose
+def ocr(x: float) -> float:
+    return read(detect(x))
+"""
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    path = tmp_path_factory.mktemp("graph") / "graph.py"
+    path.write_text(GRAPH)
+    return path
+
+
+class Load:
+    """Clients that call one after the other while it is open."""
+
+    def __init__(self, url, sample, clients=4):
+        self.url, self.sample = url, sample
+        self.statuses = set()
+        self.over = threading.Event()
+        self.threads = [threading.Thread(target=self._call, args=(n,), daemon=True) for n in range(clients)]
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_error):
+        self.over.set()
+        for thread in self.threads:
+            thread.join(20)
+
+    def _call(self, client):
+        with httpx.Client(timeout=20) as calls:
+            for number in itertools.count():
+                if self.over.is_set():
+                    return
+                answer = calls.post(self.url, json=self.sample, headers={"x-request-id": f"c{client}-{number}"})
+                self.statuses.add(answer.status_code)
+
+
+def test_a_request_is_followed_through_the_nodes_of_a_graph_into_their_workers(serve, graph):
+    server = serve(graph)
+    with Load(f"{server.url}/models/ocr", 0.002) as load:
+        answer = server.client.get("/trace?seconds=1")
+    assert load.statuses == {200}
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    events = check(answer.content)
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert set(names.values()) == {"ocr", "ocr/detect", "ocr/read"}
+    steps = {}
+    for event in events:
+        if event.get("cat") == "request":
+            steps.setdefault(event["args"]["id"], []).append(names[event["pid"]])
+    followed = [ways for ways in steps.values() if len(ways) == 3]
+    assert len(followed) > 10
+    assert all(ways == ["ocr", "ocr/detect", "ocr/read"] for ways in followed)
+    assert all(id.startswith("c") for id in steps), "the ids are those that the clients gave"  # noqa: A001
+    phases = {(names[event["pid"]], event["name"]) for event in events if event.get("cat") == "phase"}
+    assert phases == {
+        (node, phase) for node in ("ocr/detect", "ocr/read") for phase in ("preprocess", "predict", "postprocess")
+    }
+    workers = {
+        event["args"]["name"]
+        for event in events
+        if event["name"] == "thread_name" and event["args"]["name"].startswith("worker")
+    }
+    here = f"(pid {server.process.pid})"
+    assert {worker for worker in workers if here in worker} == {f"worker 0 {here}", f"worker 1 {here}"}
+    assert len(workers) == 3, "and a process"
+    assert json.loads(answer.content)["otherData"]["endpoints"]["ocr/detect"]["slots"] == 2
+
+
+@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
+def test_the_time_of_a_model_is_told_by_phases(serve, tmp_path, kind):
+    path = tmp_path / "model.py"
+    path.write_text(
+        "import time, forebay\n\nclass Shout(forebay.Model):\n"
+        "    def preprocess(self, text: str) -> str:\n        time.sleep(0.01)\n        return text\n\n"
+        "    def predict(self, batch: list[str]) -> list[str]:\n        time.sleep(0.02)\n        return batch\n"
+    )
+    server = serve(path, "--worker-kind", kind)
+    with Load(f"{server.url}/models/shout", "hello", clients=1):
+        events = check(server.client.get("/trace?seconds=0.5").content)
+    by_phase = {}
+    for event in events:
+        if event.get("cat") == "phase":
+            by_phase.setdefault(event["name"], []).append(event["dur"])
+    assert set(by_phase) == {"preprocess", "predict", "postprocess"}
+    assert min(by_phase["preprocess"]) >= 10_000
+    assert min(by_phase["predict"]) >= 20_000
+    assert min(by_phase["postprocess"]) < 10_000
+
+
+def test_the_command_says_where_the_time_goes_and_how_many_workers_are_needed(serve, graph, cli, tmp_path):
+    server = serve(graph)
+    trace = tmp_path / "out.json"
+    with Load(f"{server.url}/models/ocr", 0.03, clients=6):
+        told = cli("trace", server.url, "--seconds", "1.5", "-o", trace, "--qps", "100")
+    assert told.returncode == 0, told.stderr
+    check(trace.read_text())
+    assert "Perfetto" in told.stderr or "perfetto" in told.stderr
+    lines = told.stdout.splitlines()
+    assert lines[0].split() == ["mean/p95", "in", "ms", "requests", "queue", "pre", "process", "post", "batch", "busy"]
+    rows = {line.split()[0]: line.split() for line in lines[1:3]}
+    assert set(rows) == {"ocr/detect", "ocr/read"}
+    assert "bottleneck: ocr/read" in told.stdout, "two threads do what one process does"
+    assert "on the critical path (ocr/detect, ocr/read)" in told.stdout
+    # P141: 30 ms and a little more, 100 times a second
+    assert any(f"ocr/detect {n}, ocr/read {m}" in told.stdout for n in (4, 5) for m in (4, 5))
+    assert "requests more wait after each second" in told.stdout
+    # P142: what is predicted is what was seen, as all of it was asked for
+    predicted = float(told.stdout.split("it lets ")[1].split()[0])
+    measured = int(rows["ocr/read"][1]) / 1.5
+    assert 0.75 * predicted < measured < 1.15 * predicted
+
+
+def test_a_server_without_work_is_told_so(serve, graph, cli, tmp_path):
+    server = serve(graph)
+    told = cli("trace", server.url, "--seconds", "0.2", "-o", tmp_path / "t.json")
+    assert told.returncode == 0
+    assert "no batch ran within" in told.stdout
+
+
+def test_a_key_is_needed_where_the_server_has_one(serve, graph, cli, tmp_path):
+    server = serve(graph, "--api-key", "sesame")
+    assert server.client.get("/trace?seconds=0.1").status_code == 401
+    out = tmp_path / "t.json"
+    told = cli("trace", server.url, "--seconds", "0.2", "-o", out)
+    assert (told.returncode, told.stdout) == (2, "")
+    assert "answers 401: an API key is needed" in told.stderr
+    assert not out.exists()
+    assert cli("trace", server.url, "--seconds", "0.2", "-o", out, "--api-key", "sesame").returncode == 0
+    assert out.exists()
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "0.09", "601", "nan", "inf", "ten", ""])
+def test_a_time_that_is_none_is_refused(launch, seconds):
+    answer = launch("zoo.py").client.get("/trace", params={"seconds": seconds})
+    assert answer.status_code == 400
+    assert "is no time to record for; give a number from 0.1 to 600" in answer.json()["error"]["message"]
+
+
+def test_recordings_share_the_timeline_but_their_number_is_limited(launch, at_once):
+    server = launch("zoo.py")
+    answers = at_once(*[lambda: httpx.get(f"{server.url}/trace?seconds=0.6", timeout=20)] * 6)
+    statuses = sorted(answer.status_code for answer in answers)
+    assert statuses == [200, 200, 200, 200, 429, 429]
+
+
+def test_a_client_that_goes_away_ends_its_recording(launch, eventually):
+    server = launch("zoo.py")
+    wires = []
+
+    def is_full():
+        wire = server.connect()
+        wires.append(wire.send(wire.request("GET", "/trace?seconds=500")))
+        return server.client.get("/trace?seconds=0.1").status_code == 429
+
+    eventually(is_full)
+    for wire in wires:
+        wire.socket.close()
+    eventually(lambda: server.client.get("/trace?seconds=0.1").status_code == 200)
+
+
+def test_a_server_that_stops_hands_over_what_it_has_recorded(serve, graph):
+    server = serve(graph)
+    answers = []
+    recording = threading.Thread(
+        target=lambda: answers.append(httpx.get(f"{server.url}/trace?seconds=300", timeout=30)), daemon=True
+    )
+    recording.start()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:  # until the recording has begun, these are not in it
+        assert server.call("ocr", 0.0).status_code == 200
+        if time.monotonic() > deadline - 19.5:
+            break
+    server.signal()
+    assert server.wait() == 0
+    recording.join(20)
+    assert answers[0].status_code == 200
+    assert any(event.get("cat") == "batch" for event in check(answers[0].content))
+
+
+@pytest.mark.parametrize(
+    "url, sentence",
+    [
+        ("127.0.0.1:1", "is not a URL; it starts with http:// or https://"),
+        ("http://127.0.0.1:1", "does not answer: "),
+        ("http://[", "is not a URL"),
+        ("http://no such host/", "is not a URL"),
+    ],
+)
+def test_a_wrong_url_is_one_sentence_and_status_2(cli, url, sentence):
+    told = cli("trace", url, "--seconds", "0.1")
+    assert told.returncode == 2
+    assert sentence in told.stderr
+    assert told.stderr.count("\n") == 1
+
+
+def test_what_is_no_server_of_ours_or_a_file_that_cannot_be_written_is_told(launch, cli, tmp_path):
+    server = launch("zoo.py")
+    told = cli("trace", f"{server.url}/nowhere", "--seconds", "0.1", "-o", tmp_path / "t.json")
+    assert told.returncode == 2
+    assert "answers 404: nothing is served at /nowhere/trace" in told.stderr
+    told = cli("trace", server.url, "--seconds", "0.1", "-o", tmp_path / "no" / "t.json")
+    assert told.returncode == 2
+    assert "cannot be written" in told.stderr
+    told = cli("trace", server.url, "--seconds", "900")
+    assert told.returncode == 2
+    assert "answers 400: seconds='900' is no time to record for" in told.stderr
+    for wrong in ("0", "x", "nan"):
+        assert cli("trace", server.url, "--qps", wrong).returncode == 2
