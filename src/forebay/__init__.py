@@ -31,8 +31,8 @@ if TYPE_CHECKING:
         Unavailable,
         ValidationError,
     )
-    from forebay.graph.compose import compose
-    from forebay.graph.node import either, node
+    from forebay.graph.composition.compose import compose
+    from forebay.graph.composition.node import either, node
     from forebay.graph.values import SKIP
     from forebay.serving.models.model import Model
     from forebay.serving.models.padding import Pad, Padded
@@ -71,12 +71,12 @@ _HOMES = {
     "ValidationError": "forebay.errors",
     "batched_run": "forebay.serving.servings.registry",
     "batched_run_async": "forebay.serving.servings.registry",
-    "compose": "forebay.graph.compose",
-    "either": "forebay.graph.node",
+    "compose": "forebay.graph.composition.compose",
+    "either": "forebay.graph.composition.node",
     "hook": "forebay.arrays.hooks",
     "is_cancelled": "forebay.workers.cancel",
     "jit": "forebay.arrays.compilers",
-    "node": "forebay.graph.node",
+    "node": "forebay.graph.composition.node",
     "print_value": "forebay.arrays.hooks",
     "to_host": "forebay.arrays.trees",
 }

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 import forebay
 from forebay import SKIP, ConfigError, Model, compose, either, node
-from forebay.graph.compose import Composition
+from forebay.graph.composition.compose import Composition
+from forebay.graph.composition.types_fit import element_of, fits, spell
+from forebay.graph.composition.wire import WirePool
 from forebay.graph.spec import NodeSpec
-from forebay.graph.types_fit import element_of, fits, spell
-from forebay.graph.wire import WirePool
 from forebay.server.config import Overrides
 from forebay.surfaces.native.graphs import GraphTarget, serve_composition, unserved
 

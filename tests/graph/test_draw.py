@@ -9,8 +9,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from forebay.graph.draw import Drawable, draw
-from forebay.graph.layout import layout_of, positions
+from forebay.graph.drawing.draw import Drawable, draw
+from forebay.graph.drawing.layout import layout_of, positions
 from forebay.graph.spec import GraphSpec, NodeSpec, check
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from forebay import ConfigError, Media
-from forebay.graph.compose import compose
-from forebay.graph.node import node
-from forebay.graph.wire import Wire
+from forebay.graph.composition.compose import compose
+from forebay.graph.composition.node import node
+from forebay.graph.composition.wire import Wire
 
 ORIGIN = "http://page.example"
 SOURCE = """

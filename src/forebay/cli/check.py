@@ -12,7 +12,7 @@ from forebay.cli.serve import add_options, options_of
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
-    from forebay.graph.draw import Form
+    from forebay.graph.drawing.draw import Form
     from forebay.surfaces.contract import Project
 
 _FORMS: Final[dict[str, Form]] = {".svg": "svg", ".mmd": "mermaid", ".md": "mermaid"}
@@ -65,7 +65,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _drawing(target: str, project: Project, form: Form) -> str:
-    from forebay.graph.draw import draw
+    from forebay.graph.drawing.draw import draw
 
     graphs = project.graphs
     if not graphs:

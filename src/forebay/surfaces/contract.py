@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from forebay.graph.draw import Drawable
+from forebay.graph.drawing.draw import Drawable
 from forebay.server.app import App
 from forebay.server.config import AttachConfig, HttpConfig, Overrides
 from forebay.transports.http.exchange import Route

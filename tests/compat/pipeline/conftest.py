@@ -2,11 +2,10 @@
 """Pipelines as tests need them: graphs on workers of this process, and scripts behind a real server."""
 
 import asyncio
+import contextlib
 import itertools
 import socket
-import sys
 import textwrap
-from contextlib import asynccontextmanager
 
 import pytest
 import yaml
@@ -18,7 +17,7 @@ from forebay.surfaces.pipeline.op import ResponseOp
 from forebay.surfaces.pipeline.wiring import wire
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def hosting(last, config=None, name=""):
     """A graph that ends in `last`, or in a ResponseOp, on threads of this process; gives its service."""
     end = last if isinstance(last, ResponseOp) else ResponseOp(input_ops=[last])
@@ -28,7 +27,6 @@ async def hosting(last, config=None, name=""):
     hosted.open()
     try:
         await hosted.endpoint.start()
-        hosted.service.endpoint = hosted.endpoint
         yield hosted.service
     finally:
         await hosted.endpoint.drain(1.0)
@@ -65,11 +63,17 @@ def hosted():
     return run
 
 
-def free_port():
-    """A port that nothing has."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def free_port(followed_by=0):
+    """A port that nothing has, nor those after it."""
+    while True:
+        with contextlib.ExitStack() as stack:
+            probes = [stack.enter_context(socket.socket()) for _ in range(1 + followed_by)]
+            probes[0].bind(("127.0.0.1", 0))
+            first = probes[0].getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                for offset, probe in enumerate(probes[1:], 1):
+                    probe.bind(("127.0.0.1", first + offset))
+                return first
 
 
 @pytest.fixture
@@ -93,6 +97,3 @@ def post(server, path="/svc/prediction", timeout_ms=None, **values):
     response = server.client.post(path, json=body, headers=headers)
     assert response.status_code == 200, response.text
     return response.json()
-
-
-PYTHON = sys.executable

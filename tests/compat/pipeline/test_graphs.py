@@ -14,10 +14,14 @@ from hypothesis import strategies as st
 from tests.compat.pipeline.conftest import ask, hosting, values_of
 
 from forebay.errors import ConfigError, QueueFull
-from forebay.protocols.pipeline.messages import Request
+from forebay.protocols.pipeline.messages import Request, Response
 from forebay.surfaces.pipeline.config import read
 from forebay.surfaces.pipeline.op import Op, RequestOp, ResponseOp
+from forebay.surfaces.pipeline.server import PipelineServer
 from forebay.surfaces.pipeline.wiring import wire
+from forebay.surfaces.pipeline.workers import DagRunner
+from forebay.workers.objects import UnpackedItem
+from forebay.workers.runner import WorkerContext
 
 WAIT_S = 20.0
 
@@ -466,21 +470,44 @@ def test_a_request_without_a_time_of_its_own_has_the_configured_one(hosted):
     assert hosted(Stuck(name="A", input_ops=[RequestOp()]), use, {"dag": {"timeout": 50}}).err_no == 6000
 
 
-def test_each_worker_of_several_numbers_its_own_requests(hosted):
-    # P13
-    seen = []
+class See(Tag):
+    """Notes the numbers of its requests."""
 
-    class See(Tag):
-        def preprocess(self, input_dicts, data_id, log_id):
-            seen.append((data_id, log_id))
-            return super().preprocess(input_dicts, data_id, log_id)
+    def init_op(self):
+        self.seen = []
 
+    def preprocess(self, input_dicts, data_id, log_id):
+        self.seen.append((data_id, log_id))
+        return super().preprocess(input_dicts, data_id, log_id)
+
+
+def test_requests_are_numbered_and_log_ids_are_the_clients(hosted):
+    # P13, P11: log ids need not be unique
     async def use(service):
         for logid in (55, 0, 55):
             await ask(service, logid=logid, q="q")
 
-    hosted(See(name="A", input_ops=[RequestOp()]), use)
-    assert seen == [(0, 55), (1, 0), (2, 55)]  # P11: log ids need not be unique
+    op = See(name="A", input_ops=[RequestOp()])
+    hosted(op, use)
+    assert op.seen == [(0, 55), (1, 0), (2, 55)]
+
+
+def test_a_graph_in_each_worker_numbers_its_requests_between_those_of_the_others():
+    # P13, P103
+    op = See(name="A", input_ops=[RequestOp()])
+    server = PipelineServer()
+    server.set_response_op(ResponseOp(input_ops=[op]))
+    server.prepare_server(yml_dict={"rpc_port": 18080, "worker_num": 3, "build_dag_each_worker": True})
+    runner = DagRunner(server, 3)
+    runner.open(WorkerContext(index=1))
+    try:
+        item = UnpackedItem(Request(key=["q"], value=["q"]).SerializeToString(), {"timeout_s": WAIT_S, "peer": ""}, 1)
+        for _ in range(3):
+            (outcome,) = runner.run([item])
+            assert values_of(Response.FromString(outcome)) == {"q": "qA"}
+    finally:
+        runner.close()
+    assert [data_id for data_id, _ in op.seen] == [1, 4, 7]
 
 
 def test_the_text_of_an_error_has_the_ids_of_the_request_and_names_no_python(hosted):
@@ -665,6 +692,13 @@ def test_jumping_is_refused_with_what_to_do_instead():
     # P75
     a = Tag(name="a", input_ops=[RequestOp()])
     assert "'b' has jump_to_ops, which is not supported" in refused(Op(name="b", input_ops=[a], jump_to_ops=[a]))
+
+
+def test_a_client_type_that_is_not_known_is_refused_at_the_start():
+    # P108
+    message = refused(Op(name="a", input_ops=[RequestOp()], client_type="brcp", server_endpoints=["127.0.0.1:1"]))
+    assert "op 'a'" in message
+    assert "did you mean 'brpc'" in message
 
 
 def test_an_op_that_leads_nowhere_and_one_that_does_not_exist_are_warnings(monkeypatch):

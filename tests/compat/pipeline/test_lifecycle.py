@@ -18,7 +18,7 @@ import pytest
 from tests.compat.pipeline.conftest import free_port, post
 
 from forebay.protocols.pipeline.messages import PATH, Request, Response
-from forebay.surfaces.pipeline import schema
+from forebay.surfaces.pipeline import logs, schema
 from forebay.surfaces.pipeline.config import _DAG_KEYS, _OP_KEYS
 
 WAIT_S = 20.0
@@ -238,7 +238,7 @@ service.run_service()
 
 def test_python_runs_a_script_as_well_and_its_processes_get_its_arguments(tmp_path, eventually):
     # P1, P3, P101: `python script.py`, with the names of the original or with ours
-    port = free_port()
+    port = free_port(followed_by=1)
     (tmp_path / "config.yml").write_text(f"http_port: {port}\nworker_num: 2\ndag:\n    is_thread_op: false\n")
     (tmp_path / "server.py").write_text(
         "from forebay.surfaces.pipeline import shim\nshim.install()\n"
@@ -258,11 +258,15 @@ def test_python_runs_a_script_as_well_and_its_processes_get_its_arguments(tmp_pa
             eventually(lambda: _is_ready(client))
             answer = client.post("/upper/prediction", json={"key": ["q"], "value": ["a"]}).json()
             assert q_of(answer) == "A!"
+            over_grpc = call_grpc(port + 1, Request(key=["q"], value=["b"]))
         process.send_signal(signal.SIGTERM)
         out, log = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0, log
         assert out.startswith("about to serve\n")
         assert "upper <- @DAGExecutor" in log
+        # P118: gRPC is there too, on the next port if that is free
+        assert f"gRPC at 127.0.0.1:{port + 1}" in log
+        assert over_grpc.value[0] == "B!"
     finally:
         process.kill()
         process.wait()
@@ -368,6 +372,25 @@ def test_an_op_that_cannot_be_initialised_ends_the_start(pipeline):
         assert re.search("op '[ABCD]' could not be initialised: OSError: no such model", server.log)
         assert "in init_op" in server.log
         assert "ready at" not in server.log
+
+
+def test_python_ends_with_a_status_when_a_script_cannot_serve(tmp_path):
+    # P52, P69
+    def run(text):
+        (tmp_path / "config.yml").write_text(f"rpc_port: {free_port()}\n")
+        (tmp_path / "server.py").write_text("from forebay.surfaces.pipeline import shim\nshim.install()\n" + text)
+        command = [sys.executable, "server.py"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S, check=False)
+
+    wrong = run(UNGUARDED.replace('name="B"', 'name="A"'))
+    assert wrong.returncode == 1
+    assert wrong.stderr == "forebay: the name 'A' is given to two ops; give each op a name of its own\n"
+    broken = run(
+        UNGUARDED.replace("class Tag(Op):", "class Tag(Op):\n    def init_op(self): raise OSError('no model')\n")
+    )
+    assert broken.returncode == 1
+    assert re.search("forebay: op '[ABCD]' could not be initialised: OSError: no model", broken.stderr)
+    assert "in init_op" in broken.stderr
 
 
 def test_nothing_is_ready_before_every_op_is(pipeline, eventually, tmp_path):
@@ -537,6 +560,45 @@ def test_a_schema_of_ones_own_takes_the_place_of_the_usual_one(pipeline, tmp_pat
         asked = channel.unary_unary(PATH)(request(tenant="you").SerializeToString(), timeout=WAIT_S)
     assert response.FromString(asked).credit == 42
     assert list(response.FromString(asked).value) == ["you"]
+
+
+def test_what_is_observed_goes_where_the_configuration_says(pipeline, tmp_path, eventually):
+    # P134, P136, P137, P138
+    port = free_port()
+    dag = {"use_profile": True, "tracer": {"interval_s": 1}, "enable_prometheus": True, "prometheus_port": port}
+    server = pipeline(UNGUARDED, {"dag": dag, "log_path": str(tmp_path / "logs")})
+    for _ in range(5):
+        post(server, q="x")
+    asked = {"q": "x", "pipeline.profile": "1"}
+    answer = post(server, **asked)
+    assert answer["key"] == ["q", "pids", "pipeline.profile"]
+    assert answer["value"][0] == "xAB+xACD"
+    assert answer["value"][2].count("PROFILE\t") == 5
+    page = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S).text
+    assert "pd_query_request_success_total 6.0" in page
+    tracer = tmp_path / "logs" / "PipelineServingLogs" / "pipeline.tracer"
+    eventually(lambda: tracer.exists() and "Query count[6]" in tracer.read_text())
+    server.stop()
+    assert server.log.count("PROFILE\t") >= 30
+
+
+def test_full_log_files_are_put_aside_and_what_clients_sent_makes_no_lines(tmp_path, monkeypatch):
+    # P148, P159
+    monkeypatch.setattr(logs, "MAX_BYTES", 2000)
+    handlers = logs.write_to(tmp_path, "info")
+    try:
+        for number in range(50):
+            logs.requests.info("(data_id=%d) %s", number, "x\nPROFILE\tfake")
+    finally:
+        logs.end(handlers)
+    files = sorted((tmp_path / "PipelineServingLogs").glob("pipeline.log*"))
+    assert len(files) > 2
+    assert all(file.stat().st_size <= 2000 for file in files)
+    lines = [line for file in files for line in file.read_text().splitlines()]
+    assert len(lines) == 50
+    assert all("(data_id=" in line for line in lines)
+    logs.requests.warning("nobody writes this any more")
+    assert (tmp_path / "PipelineServingLogs" / "pipeline.log.wf").read_text() == ""
 
 
 def test_one_of_two_servers_is_stopped_by_its_port(pipeline, cli, tmp_path):

@@ -614,3 +614,60 @@ def test_weights_are_as_the_tests_say(model):
     assert local_client(LocalConf(model_config=str(model)), [], None).predict({"x": np.eye(3)})["price"].tolist() == (
         WEIGHTS.tolist()
     )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In a pipeline
+
+SCRIPT = """
+import os
+import numpy as np
+from paddle_serving_server.pipeline import Op, PipelineServer, RequestOp, ResponseOp
+
+class Price(Op):
+    def preprocess(self, input_dicts, data_id, log_id):
+        (given,) = input_dicts.values()
+        return {"x": np.array([given["x"].split(",")], dtype="float32")}, False, None, ""
+
+    def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+        return {"price": str(float(fetch_data["price"][0, 0])), "pid": str(os.getpid())}, None, ""
+
+server = PipelineServer("svc")
+server.set_response_op(ResponseOp([Price(name="price", input_ops=[RequestOp()])]))
+server.prepare_server(os.path.join(os.path.dirname(os.path.abspath(__file__)), "config.yml"))
+server.run_server()
+"""
+
+
+def asked(server):
+    answer = server.client.post("/svc/prediction", json={"key": ["x"], "value": ["1,2,3"]}).json()
+    assert answer["err_no"] == 0, answer
+    return dict(zip(answer["key"], answer["value"], strict=True))
+
+
+@pytest.mark.parametrize("threads", [True, False], ids=["threads", "processes"])
+@pytest.mark.parametrize("client_type", ["local_predictor", "brpc"])
+def test_an_op_of_a_pipeline_has_its_model(pipeline, model, threads, client_type):  # P36, P109, P111, P113
+    conf = {"model_config": str(model), "fetch_list": ["price"], "client_type": client_type}
+    server = pipeline(
+        SCRIPT,
+        {"dag": {"is_thread_op": threads}, "op": {"price": {"concurrency": 2, "local_service_conf": conf}}},
+    )
+    for _ in range(4):
+        found = asked(server)
+        assert float(found["price"]) == PRICES[0, 0]
+        assert (int(found["pid"]) == server.process.pid) is threads
+
+
+@pytest.mark.parametrize(
+    "op, said",
+    [
+        ({"client_type": "grcp", "server_endpoints": ["127.0.0.1:1"]}, "did you mean 'grpc'"),  # P108
+        ({"local_service_conf": {"model_config": "none"}}, "nothing is there"),
+    ],
+)
+def test_a_model_that_cannot_be_had_stops_the_start(pipeline, op, said):
+    server = pipeline(SCRIPT, {"op": {"price": op}}, ready=False)
+    assert server.wait() != 0
+    assert said in server.log
+    assert "price" in server.log

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from types import ModuleType
 
-    from forebay.graph.draw import Drawable
+    from forebay.graph.drawing.draw import Drawable
     from forebay.server.config import Overrides
     from forebay.serving.models.model import Model, ModelSettings
     from forebay.serving.models.schema import WireType

@@ -9,11 +9,11 @@ import msgspec
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError, nearest
-from forebay.graph.compose import Composition, compositions_in, nodes_in
-from forebay.graph.draw import Drawable
-from forebay.graph.node_keys import NodeKeys
+from forebay.graph.composition.compose import Composition, compositions_in, nodes_in
+from forebay.graph.composition.keys import NodeKeys
+from forebay.graph.composition.wire import Wire, WirePool
+from forebay.graph.drawing.draw import Drawable
 from forebay.graph.pool import GraphPool, Node
-from forebay.graph.wire import Wire, WirePool
 from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described
 from forebay.server.app import Served
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from forebay.graph.node import Kind, NodeDefinition
-    from forebay.graph.symbols import Call
+    from forebay.graph.composition.node import Kind, NodeDefinition
+    from forebay.graph.composition.symbols import Call
     from forebay.server.config import Overrides
     from forebay.workers.pool import Pool
 
@@ -220,7 +220,7 @@ def _pool(call: Call, target: GraphTarget) -> Pool:
         "node": call.name,
         "isolate_errors": is_isolating,
     }
-    spec = RunnerSpec(factory="forebay.graph.node_runner:from_file", kwargs=kwargs)
+    spec = RunnerSpec(factory="forebay.graph.composition.runner:from_file", kwargs=kwargs)
     kind = _kind(node, target)
     if kind == "process":
         return ProcessPool(packed(spec), workers=workers, threads=threads, isolates=is_isolating)

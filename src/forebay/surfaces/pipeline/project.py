@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.graph.draw import Drawable
+from forebay.graph.drawing.draw import Drawable
 from forebay.protocols.native import Contract
 from forebay.server.app import App, Served
 from forebay.server.config import HttpConfig
@@ -73,7 +73,7 @@ def project_of(server: PipelineServer, script: Callable[[], Script], options: Op
     )
     rpc = GrpcListener(_grpc(config, http), services(hosted.service), lambda: not app.problems())
     calls = hosted.service.calls
-    presence = _Presence(rpc, http.port if has_http else None, options.state_dir)
+    presence = _Presence(rpc, http.port if has_http else None)
 
     def on_stop() -> None:
         presence.end()
@@ -158,19 +158,20 @@ class _App(App):
 class _Presence:
     """The file that says that this server runs."""
 
-    def __init__(self, rpc: GrpcListener, http_port: int | None, folder: Path | None) -> None:
+    def __init__(self, rpc: GrpcListener, http_port: int | None) -> None:
         self._rpc = rpc
         self._http_port = http_port
-        self._folder = folder
         self._file: Path | None = None
 
     def announce(self) -> None:
-        """Write it."""
-        rpc_port = self._rpc.address[1] if self._rpc.address else None
+        """Write it, and tell the port of gRPC, which may be any."""
+        assert self._rpc.address is not None
+        host, rpc_port = self._rpc.address
+        log.info("gRPC at %s:%d", host, rpc_port)
         ports = tuple(port for port in (rpc_port, self._http_port) if port)
         try:
-            self._file = running.announce(ports, sys.argv[0], self._folder)
-        except OSError as error:
+            self._file = running.announce(ports, sys.argv[0])
+        except (OSError, RuntimeError) as error:  # a user without a home
             log.warning("`forebay pipeline stop` will not find this server: %s", error)
 
     def end(self) -> None:

@@ -33,14 +33,23 @@ class Running(msgspec.Struct, frozen=True):
 
 
 def state_folder() -> Path:
-    """Return the folder of the files; it may not exist yet."""
+    """Return the folder of the files; it may not exist yet.
+
+    Raises:
+        RuntimeError: If this user has no home.
+    """
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "forebay" / "pipeline"
 
 
-def announce(ports: tuple[int, ...], script: str, folder: Path | None = None) -> Path:
-    """Write down that this process serves; returns the file, which is to be removed when it ends."""
-    folder = folder or state_folder()
+def announce(ports: tuple[int, ...], script: str) -> Path:
+    """Write down that this process serves; returns the file, which is to be removed when it ends.
+
+    Raises:
+        OSError: If that is not possible.
+        RuntimeError: If this user has no home.
+    """
+    folder = state_folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     pid = os.getpid()
     path = folder / f"{pid}.json"
@@ -48,10 +57,10 @@ def announce(ports: tuple[int, ...], script: str, folder: Path | None = None) ->
     return path
 
 
-def servers(folder: Path | None = None) -> list[Running]:
+def servers() -> list[Running]:
     """Return the servers that run; files of others that ended without removing theirs are removed."""
     found: list[Running] = []
-    for path in sorted((folder or state_folder()).glob("*.json")):
+    for path in sorted(state_folder().glob("*.json")):
         try:
             server = msgspec.json.decode(path.read_bytes(), type=Running)
         except (OSError, msgspec.MsgspecError):

@@ -32,7 +32,7 @@ class Script(msgspec.Struct, frozen=True):
     Attributes:
         path: Its file.
         arguments: What follows its name in `sys.argv`.
-        folder: What it can import modules from.
+        folder: What it can import modules from; None is where it lies.
         package: Its package, where it is run as `python -m`.
     """
 
@@ -126,9 +126,11 @@ def running() -> Script:
     file = getattr(main, "__file__", None)
     if file is None or not Path(file).is_file():
         _no_script()
+    path = Path(file).resolve()
     spec = main.__spec__
-    package = None if spec is None else spec.parent
-    return Script(str(Path(file).resolve()), tuple(sys.argv[1:]), sys.path[0] or str(Path.cwd()), package)
+    if spec is None:
+        return Script(str(path), tuple(sys.argv[1:]))
+    return Script(str(path), tuple(sys.argv[1:]), str(Path.cwd()), spec.parent)  # python -m
 
 
 def _no_script() -> NoReturn:

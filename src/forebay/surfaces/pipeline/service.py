@@ -53,6 +53,7 @@ class PipelineService:
         request_class: Message of a request.
         response_class: Message of an answer.
         calls: The requests that wait.
+        endpoint: The graph.
     """
 
     def __init__(  # noqa: PLR0913 - each is one plain fact about the service
@@ -85,7 +86,7 @@ class PipelineService:
         self.name = name
         self.request_class, self.response_class = messages
         self.calls = OpenCalls()
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._config = config
         self._request_op = dag.request_op
         self._response_op = dag.response_op
@@ -115,7 +116,7 @@ class PipelineService:
             QueueFull: If too many requests wait.
             Unavailable: If the ops are not up yet.
         """
-        endpoint = self._endpoint
+        endpoint = self.endpoint
         if not endpoint.accepting and not self.calls.is_closing:
             msg = "the ops are still loading; try again later"
             raise Unavailable(msg)
@@ -172,7 +173,7 @@ class PipelineService:
             if left_s <= 0:
                 break
             try:
-                results = await self._endpoint.call({REQUEST: given}, params=params, timeout_s=left_s)
+                results = await self.endpoint.call({REQUEST: given}, params=params, timeout_s=left_s)
             except ForebayError as error:
                 is_last = attempt == attempts or codes.err_of(error).err_no != AGAIN
                 if is_last or time.monotonic() >= until:

@@ -13,6 +13,7 @@ from forebay.graph.spec import OUT, GraphSpec, NodeSpec, check
 from forebay.surfaces.pipeline import hooks
 from forebay.surfaces.pipeline.config import settle
 from forebay.surfaces.pipeline.op import REQUEST, Op, RequestOp
+from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -143,7 +144,7 @@ def _node(op: Op, *, first_arrival: bool) -> NodeSpec:
 
 
 def _sorted(ops: list[Op]) -> list[Op]:
-    """Return the ops of a graph without cycles, each after those it reads; else in the order they were found."""
+    """Return the ops of a graph without cycles, each after those it reads."""
     done: dict[Op, None] = {}
     waiting = ops
     while waiting:
@@ -170,11 +171,12 @@ def _settings(op: Op, config: PipelineConfig, warnings: list[str]) -> Mapping[st
             f"op '{op.name}': a batch waits until it has {size} samples, however long that takes; "
             "set auto_batching_timeout to the milliseconds it may wait"
         )
+    if settings["server_endpoints"] and settings["client_type"] is None:
+        settings["client_type"] = config.dag.client_type
+    PredictorSettings.of_op(op.name, settings, pack_tensors=op.is_tensor_format)  # raises if they cannot be used
     local: Mapping[str, Any] = settings["local_service_conf"] or {}
     has_model = settings["server_endpoints"] or local.get("model_config")
     may_get_one = op.local_service_handler is not None or hooks.overrides(op, "init_op")
-    if settings["server_endpoints"] and settings["client_type"] is None:
-        settings["client_type"] = config.dag.client_type
     if hooks.overrides(op, "process") and not has_model and not may_get_one and not settings["run_process"]:
         warnings.append(
             f"op '{op.name}': its process is not called, because it has no model; set run_process to true to call it"

@@ -283,6 +283,7 @@ class DagRunner:
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
 
     async def _start(self, index: int) -> None:
         from forebay.surfaces.pipeline.adapter import Hosted

@@ -60,8 +60,10 @@ class HttpCalls:
         if kept is not None:
             try:
                 return self._exchange(kept, method, path, deadline, body, headers)
-            except (ConnectionError, http.client.RemoteDisconnected, http.client.CannotSendRequest):
-                kept.close()
+            except TimeoutError:
+                raise
+            except (OSError, http.client.HTTPException):
+                pass  # most likely closed while nobody looked; a new one tells
         made = self._connect(deadline)
         try:
             return self._exchange(made, method, path, deadline, body, headers)
@@ -116,6 +118,8 @@ class HttpCalls:
                 parts.append(data)
                 if connection.sock is not None:  # closed with the last byte where the server keeps no connections
                     connection.sock.settimeout(_left(deadline))
+            if response.length:
+                raise http.client.IncompleteRead(b"", response.length)
             is_whole = True
             return Answer(response.status, response.headers, b"".join(parts))
         finally:

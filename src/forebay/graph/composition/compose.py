@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, cast
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError
-from forebay.graph.node import NodeDefinition
-from forebay.graph.signature import Port, Signature, parameters_of
+from forebay.graph.composition.node import NodeDefinition
+from forebay.graph.composition.signature import Port, Signature, parameters_of
+from forebay.graph.composition.symbols import Call, Drawing, Edge, Symbol, drawing, edge_of
+from forebay.graph.composition.types_fit import fits, spell
 from forebay.graph.spec import OUT, GraphSpec, NodeSpec, check
-from forebay.graph.symbols import Call, Drawing, Edge, Symbol, drawing, edge_of
-from forebay.graph.types_fit import fits, spell
 from forebay.graph.values import SKIP
 from forebay.serving.models.model import kebab
 

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from forebay.graph.layout import Arrow, Layout, Vertex, layout_of, positions
+from forebay.graph.drawing.layout import Arrow, Layout, Vertex, layout_of, positions
 from forebay.graph.spec import GraphSpec
 
 _UP, _DOWN, _LEFT, _RIGHT = 1, 2, 4, 8

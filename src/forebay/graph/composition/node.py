@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypedDict, Uni
 import msgspec
 
 from forebay.errors import ConfigError, nearest
-from forebay.graph.node_runner import FirstRunner, NodeRunner, model_of, outcome_of
-from forebay.graph.signature import Port, Signature, signature_of_function, signature_of_model
+from forebay.graph.composition.runner import FirstRunner, NodeRunner, model_of, outcome_of
+from forebay.graph.composition.signature import Port, Signature, signature_of_function, signature_of_model
+from forebay.graph.composition.symbols import Edge, Symbol, drawing, edge_of, place
+from forebay.graph.composition.types_fit import element_of, fits, spell
 from forebay.graph.spec import OUT
-from forebay.graph.symbols import Edge, Symbol, drawing, edge_of, place
-from forebay.graph.types_fit import element_of, fits, spell
 from forebay.graph.values import SKIP
 from forebay.serving.models.model import Model, settings_of
 from forebay.types.call import Failure
 from forebay.workers.runner import WorkerContext
 
 if TYPE_CHECKING:
-    from forebay.graph.symbols import Drawing
+    from forebay.graph.composition.symbols import Drawing
     from forebay.workers.runner import Runner
 
 Count = Annotated[int, msgspec.Meta(ge=1)]

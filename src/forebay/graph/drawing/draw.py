@@ -8,9 +8,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from forebay.graph.draw_svg import svg
-from forebay.graph.draw_text import text
-from forebay.graph.layout import Vertex, layout_of
+from forebay.graph.drawing.layout import Vertex, layout_of
+from forebay.graph.drawing.svg import svg
+from forebay.graph.drawing.text import text
 from forebay.graph.spec import GraphSpec
 
 Form = Literal["text", "mermaid", "svg"]

@@ -20,7 +20,7 @@ from forebay.graph.spec import OUT
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from forebay.graph.node import NodeDefinition
+    from forebay.graph.composition.node import NodeDefinition
 
 _PACKAGE: Final = str(Path(__file__).parents[1])
 

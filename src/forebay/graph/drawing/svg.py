@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 from xml.sax.saxutils import escape, quoteattr
 
-from forebay.graph.layout import Arrow, Layout, Vertex, layout_of, positions
+from forebay.graph.drawing.layout import Arrow, Layout, Vertex, layout_of, positions
 from forebay.graph.spec import GraphSpec
 
 _TITLE_PX: Final = 8.0

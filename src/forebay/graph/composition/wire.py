@@ -27,9 +27,9 @@ from forebay.workers.pool import failure_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from forebay.graph.compose import Composition
+    from forebay.graph.composition.compose import Composition
+    from forebay.graph.composition.signature import Port
     from forebay.graph.pool import GraphPool
-    from forebay.graph.signature import Port
     from forebay.types.batch import Batch, Done
     from forebay.types.call import Item, Outcome, Request
     from forebay.workers.pool import PoolStatistics

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from forebay.errors import ConfigError
-from forebay.graph.types_fit import element_of, spell
+from forebay.graph.composition.types_fit import element_of, spell
 
 if TYPE_CHECKING:
     from forebay.serving.models.model import Model

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def from_file(path: str, composition: str, node: str, *, isolate_errors: bool = False) -> Runner:
     """Build the runner of a node of a composition in a file; the reference that worker processes are given."""
-    from forebay.graph.compose import compositions_in
+    from forebay.graph.composition.compose import compositions_in
 
     found = compositions_in(load_module(Path(path)))
     return found[composition].graph.calls[node].node.runner(isolate_errors=isolate_errors)
