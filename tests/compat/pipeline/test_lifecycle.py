@@ -285,6 +285,21 @@ def test_arguments_behind_two_dashes_are_the_scripts(pipeline, tmp_path):
     assert q_of(post(server, "/upper/prediction", q="a")) == "A?"
 
 
+def test_other_targets_take_no_arguments(cli, models):
+    found = cli("check", models / "single.py", "--", "what")
+    assert found.returncode == 2
+    assert "'what' follows the target; only scripts of pipelines take arguments" in found.stderr
+
+
+def test_a_graph_is_drawn_without_being_served(cli, tmp_path):
+    (tmp_path / "config.yml").write_text("rpc_port: 18080\nop:\n    A: {concurrency: 3}\n")
+    (tmp_path / "server.py").write_text(UNGUARDED)
+    drawn = cli("check", tmp_path / "server.py", "--draw", "mermaid")
+    assert drawn.returncode == 0, drawn.stderr
+    assert "Tag, 3 x thread" in drawn.stdout
+    assert "@DAGExecutor" in drawn.stdout
+
+
 def test_without_an_http_port_there_is_only_grpc(tmp_path, eventually):
     # P117, P102, P18, trap 12
     port = free_port()

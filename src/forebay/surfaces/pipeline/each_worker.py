@@ -89,6 +89,7 @@ class Forwarding:
                     request.SerializeToString(), params={"timeout_s": left_s, "peer": peer}, timeout_s=left_s
                 )
         except (DeadlineExceeded, Unavailable) as error:
+            error.__traceback__ = None  # its frames hold the request, which the garbage collector does not look at
             if not self._endpoint.accepting and not self.calls.is_closing:
                 raise  # still loading
             told = codes.err_of(error, closing=self.calls.is_closing)
