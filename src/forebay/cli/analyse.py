@@ -12,7 +12,7 @@ from forebay.cli.trace import advice, aligned, positive
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
-    from forebay.surfaces.pipeline.analyst import Analyst
+    from forebay.surfaces.pipeline.figures.analyst import Analyst
 
 DESCRIPTION = """\
 Read the PROFILE lines that a pipeline server wrote with use_profile: true, or that a client printed with profile=True,
@@ -51,7 +51,7 @@ def add_parser(commands: Any) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Read and print."""
-    from forebay.surfaces.pipeline.analyst import Analyst
+    from forebay.surfaces.pipeline.figures.analyst import Analyst
 
     analyst = Analyst(parsed.profile)
     for line in report(analyst, parsed.qps, parsed.path.split(",") if parsed.path else None):

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from forebay.protocols.pipeline.messages import Request
-from forebay.surfaces.pipeline.adapter import Hosted
 from forebay.surfaces.pipeline.config import read
-from forebay.surfaces.pipeline.op import ResponseOp
-from forebay.surfaces.pipeline.wiring import wire
+from forebay.surfaces.pipeline.dag.adapter import Hosted
+from forebay.surfaces.pipeline.dag.wiring import wire
+from forebay.surfaces.pipeline.ops.op import ResponseOp
 
 
 @contextlib.asynccontextmanager

@@ -12,8 +12,8 @@ import uvloop
 from forebay.protocols.pipeline.messages import PATH, Request, Response
 from forebay.server.app import App
 from forebay.server.config import HttpConfig
-from forebay.surfaces.pipeline.http import MAX_BODY_BYTES, PipelineHttp, with_cors
-from forebay.surfaces.pipeline.rpc import services
+from forebay.surfaces.pipeline.fronts.http import MAX_BODY_BYTES, PipelineHttp, with_cors
+from forebay.surfaces.pipeline.fronts.rpc import services
 from forebay.transports.grpc.listener import GrpcListener
 from forebay.transports.grpc.service import GrpcConfig
 from forebay.transports.http.asgi import Pages

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from forebay.surfaces.pipeline.codes import number_of
-from forebay.surfaces.pipeline.op import REQUEST, Op
-from forebay.surfaces.pipeline.op_runner import OpInstances, OpRun, OpRunner
+from forebay.surfaces.pipeline.ops.op import REQUEST, Op
+from forebay.surfaces.pipeline.ops.runner import OpInstances, OpRun, OpRunner
 from forebay.types.call import Failure
 from forebay.workers.runner import WorkerContext
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
 from forebay.observe import capacity
-from forebay.surfaces.pipeline.analyst import Analyst
+from forebay.surfaces.pipeline.figures.analyst import Analyst
 
 START = 1_700_000_000_000_000
 

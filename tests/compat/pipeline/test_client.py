@@ -17,7 +17,7 @@ from tests.compat.pipeline.fronts import PATIENCE_S, Echo, Fronts
 from forebay.errors import DeadlineExceeded, ForebayError, InvalidRequest, QueueFull, Unavailable
 from forebay.protocols.pipeline import tensors
 from forebay.protocols.pipeline.messages import Response
-from forebay.surfaces.pipeline.client import AsyncPipelineClient, PipelineClient, Result
+from forebay.surfaces.pipeline.fronts.client import AsyncPipelineClient, PipelineClient, Result
 from forebay.transports.grpc.service import GrpcConfig
 
 

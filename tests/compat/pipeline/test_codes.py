@@ -9,7 +9,6 @@ import pytest
 
 from forebay import errors
 from forebay.surfaces.pipeline import codes
-from forebay.surfaces.pipeline.channel import ChannelDataEcode as ChannelsEcode
 from forebay.surfaces.pipeline.codes import (
     ChannelDataEcode,
     ChannelDataErrcode,
@@ -19,6 +18,7 @@ from forebay.surfaces.pipeline.codes import (
     err_of,
     failure,
 )
+from forebay.surfaces.pipeline.ops.channel import ChannelDataEcode as ChannelsEcode
 
 
 def test_the_numbers_are_those_clients_know() -> None:  # P91

@@ -16,10 +16,10 @@ from tests.compat.pipeline.conftest import ask, hosting, values_of
 from forebay.errors import ConfigError, QueueFull
 from forebay.protocols.pipeline.messages import Request, Response
 from forebay.surfaces.pipeline.config import read
-from forebay.surfaces.pipeline.op import Op, RequestOp, ResponseOp
+from forebay.surfaces.pipeline.dag.wiring import wire
+from forebay.surfaces.pipeline.dag.workers import DagRunner
+from forebay.surfaces.pipeline.ops.op import Op, RequestOp, ResponseOp
 from forebay.surfaces.pipeline.server import PipelineServer
-from forebay.surfaces.pipeline.wiring import wire
-from forebay.surfaces.pipeline.workers import DagRunner
 from forebay.workers.objects import UnpackedItem
 from forebay.workers.runner import WorkerContext
 
@@ -565,7 +565,7 @@ def test_a_request_op_of_ones_own_decides_what_is_accepted(hosted, hook, number)
 
 def test_a_response_op_of_ones_own_writes_answers_and_errors(hosted):
     # P59, P63
-    from forebay.surfaces.pipeline.packing import Response
+    from forebay.surfaces.pipeline.ops.packing import Response
 
     class Mine(ResponseOp):
         def pack_response_package(self, channeldata):

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from forebay.errors import ConfigError, ForebayError
-from forebay.surfaces.pipeline import hooks
 from forebay.surfaces.pipeline.codes import CustomException, CustomExceptionCode, ProductErrCode, err_of
-from forebay.surfaces.pipeline.hooks import Hooks, Prepared
-from forebay.surfaces.pipeline.op import REQUEST, Op, RequestOp, ResponseOp
+from forebay.surfaces.pipeline.ops import hooks
+from forebay.surfaces.pipeline.ops.hooks import Hooks, Prepared
+from forebay.surfaces.pipeline.ops.op import REQUEST, Op, RequestOp, ResponseOp
 
 
 class Own(ProductErrCode):

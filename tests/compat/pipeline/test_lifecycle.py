@@ -18,8 +18,9 @@ import pytest
 from tests.compat.pipeline.conftest import free_port, post
 
 from forebay.protocols.pipeline.messages import PATH, Request, Response
-from forebay.surfaces.pipeline import logs, schema
+from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline.config import _DAG_KEYS, _OP_KEYS
+from forebay.surfaces.pipeline.fronts import schema
 
 WAIT_S = 20.0
 

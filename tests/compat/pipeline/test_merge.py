@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.surfaces.pipeline.merge import grouped, one_each, split
+from forebay.surfaces.pipeline.ops.merge import grouped, one_each, split
 
 
 def array(rows: int, columns: int = 2, start: int = 0, dtype: Any = "float32") -> Any:

@@ -16,8 +16,8 @@ from tests.compat.pipeline.op_items import Item, opened, request, requests, run_
 
 from forebay.errors import ModelError, Unavailable
 from forebay.surfaces.pipeline.codes import CustomException, CustomExceptionCode, ProductErrCode, err_of
-from forebay.surfaces.pipeline.op import REQUEST, Op
-from forebay.surfaces.pipeline.op_runner import OpInstances, OpRun
+from forebay.surfaces.pipeline.ops.op import REQUEST, Op
+from forebay.surfaces.pipeline.ops.runner import OpInstances, OpRun
 from forebay.types.batch import Batch
 from forebay.types.call import After, Failure, Request
 from forebay.workers.cancel import is_cancelled

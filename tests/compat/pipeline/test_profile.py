@@ -22,9 +22,9 @@ from forebay.graph.values import inputs_of
 from forebay.observe.capacity import Cost, accumulation, batch_cost
 from forebay.observe.timeline import BatchRecord, Recording, Step
 from forebay.serving.endpoint import Endpoint, EndpointConfig
-from forebay.surfaces.pipeline.analyst import Analyst
-from forebay.surfaces.pipeline.profile import KEY, CallTimes, Profile, ProfileWriter, RequestProfile, take_wish
-from forebay.surfaces.pipeline.tracer import Channel, MetricsPort, Tracer, TracerFile
+from forebay.surfaces.pipeline.figures.analyst import Analyst
+from forebay.surfaces.pipeline.figures.profile import KEY, CallTimes, Profile, ProfileWriter, RequestProfile, take_wish
+from forebay.surfaces.pipeline.figures.tracer import Channel, MetricsPort, Tracer, TracerFile
 from forebay.workers.objects import packed
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
@@ -414,7 +414,7 @@ def test_an_idle_tracer_writes_a_block_without_figures():
 
 
 def test_latencies_are_a_fair_sample_when_there_are_many(monkeypatch):
-    monkeypatch.setattr("forebay.surfaces.pipeline.tracer.LATENCIES", 1000)
+    monkeypatch.setattr("forebay.surfaces.pipeline.figures.tracer.LATENCIES", 1000)
     tracer = Tracer("dag", {})
     for number in range(20_000):
         tracer.answered(number, number / 20_000, ok=number % 2 == 0)

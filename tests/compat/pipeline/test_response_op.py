@@ -13,15 +13,15 @@ from hypothesis.extra import numpy as arrays
 
 from forebay.errors import DeadlineExceeded, ForebayError, RunnerFailed
 from forebay.protocols.pipeline import literal, messages, tensors
-from forebay.surfaces.pipeline import hooks, packing
-from forebay.surfaces.pipeline.channel import (
+from forebay.surfaces.pipeline.codes import CustomExceptionCode, err_of, failure
+from forebay.surfaces.pipeline.ops import hooks, packing
+from forebay.surfaces.pipeline.ops.channel import (
     ChannelData,
     ChannelDataEcode,
     ChannelDataErrcode,
     ChannelDataType,
 )
-from forebay.surfaces.pipeline.codes import CustomExceptionCode, err_of, failure
-from forebay.surfaces.pipeline.op import ResponseOp
+from forebay.surfaces.pipeline.ops.op import ResponseOp
 
 
 def packed(outcome: Any, op: ResponseOp | None = None) -> Any:

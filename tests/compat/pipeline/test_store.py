@@ -25,9 +25,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import BadOutcome, ConfigError, NotFound, Unavailable
-from forebay.surfaces.pipeline import store as stores
-from forebay.surfaces.pipeline.store import Storage, StoreConfig, Stored, open_store, store_config
-from forebay.surfaces.pipeline.store_redis import decode, encode
+from forebay.surfaces.pipeline.store import store as stores
+from forebay.surfaces.pipeline.store.redis import decode, encode
+from forebay.surfaces.pipeline.store.store import Storage, StoreConfig, Stored, open_store, store_config
 
 PATIENCE_S = 15.0
 
@@ -182,7 +182,7 @@ def test_a_key_is_all_that_another_process_needs(storage):  # P147
     """One process puts, another one gets and puts; both know only plain data."""
     code = """
 import json, sys, msgspec
-from forebay.surfaces.pipeline.store import StoreConfig, open_store
+from forebay.surfaces.pipeline.store.store import StoreConfig, open_store
 settings, key = json.loads(sys.argv[1])
 store = open_store(msgspec.convert(settings, StoreConfig), run="7")
 print(store.put(store.get(key) * 2))
@@ -347,7 +347,7 @@ def test_nothing_is_left_after_a_storm_and_a_kill(storage):  # P146
     large = np.ones(20_000)
     code = """
 import json, sys, time, msgspec, numpy
-from forebay.surfaces.pipeline.store import StoreConfig, open_store
+from forebay.surfaces.pipeline.store.store import StoreConfig, open_store
 store = open_store(msgspec.convert(json.loads(sys.argv[1]), StoreConfig), run="killed")
 print("ready", flush=True)
 for _ in range(100):
@@ -393,7 +393,7 @@ def test_the_next_server_clears_up_after_one_that_was_killed(config_of, kind):  
     config = config_of(kind)
     code = """
 import json, sys, time, msgspec
-from forebay.surfaces.pipeline.store import Storage, StoreConfig, open_store
+from forebay.surfaces.pipeline.store.store import Storage, StoreConfig, open_store
 storage = Storage(msgspec.convert(json.loads(sys.argv[1]), StoreConfig))
 open_store(storage.config, run="1").put(b"x" * 100_000)
 print(storage.config.place, flush=True)

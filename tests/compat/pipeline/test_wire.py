@@ -17,7 +17,7 @@ from tests.compat.pipeline.fronts import PATIENCE_S, Echo, Fronts, status_of
 from forebay.errors import ConfigError
 from forebay.protocols.pipeline.messages import OldRequest, Request
 from forebay.server.app import App
-from forebay.surfaces.pipeline import schema
+from forebay.surfaces.pipeline.fronts import schema
 from forebay.transports.server import Server
 
 PROTO = """

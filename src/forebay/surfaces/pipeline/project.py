@@ -19,14 +19,15 @@ from forebay.protocols.native import Contract
 from forebay.server.app import App, Served
 from forebay.server.config import HttpConfig
 from forebay.surfaces.contract import Options, Project
-from forebay.surfaces.pipeline import adapter, logs, running
+from forebay.surfaces.pipeline import logs, running
 from forebay.surfaces.pipeline import script as scripts
 from forebay.surfaces.pipeline.config import LAST_PORT, masked
-from forebay.surfaces.pipeline.each_worker import EachWorker
-from forebay.surfaces.pipeline.http import PipelineHttp, with_cors
-from forebay.surfaces.pipeline.rpc import services
-from forebay.surfaces.pipeline.tracer import SHORTEST_S
-from forebay.surfaces.pipeline.workers import built
+from forebay.surfaces.pipeline.dag import adapter
+from forebay.surfaces.pipeline.dag.each_worker import EachWorker
+from forebay.surfaces.pipeline.dag.workers import built
+from forebay.surfaces.pipeline.figures.tracer import SHORTEST_S
+from forebay.surfaces.pipeline.fronts.http import PipelineHttp, with_cors
+from forebay.surfaces.pipeline.fronts.rpc import services
 from forebay.transports.grpc.listener import GrpcListener
 from forebay.transports.grpc.service import GrpcConfig
 
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from forebay.surfaces.pipeline.config import PipelineConfig
+    from forebay.surfaces.pipeline.dag.wiring import Dag
     from forebay.surfaces.pipeline.script import Script
     from forebay.surfaces.pipeline.server import PipelineServer
-    from forebay.surfaces.pipeline.wiring import Dag
 
 log = logging.getLogger("forebay.pipeline")
 

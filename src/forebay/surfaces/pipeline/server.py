@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.errors import ConfigError, ForebayError
 from forebay.surfaces.pipeline import script
 from forebay.surfaces.pipeline.config import read
-from forebay.surfaces.pipeline.op import Op, RequestOp, ResponseOp
+from forebay.surfaces.pipeline.ops.op import Op, RequestOp, ResponseOp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -31,17 +31,17 @@ from typing import Any, Final
 
 _HOME: Final = "forebay.surfaces.pipeline"
 
-_OPS: Final[Mapping[str, str]] = dict[str, str].fromkeys(("Op", "RequestOp", "ResponseOp"), f"{_HOME}.op")
+_OPS: Final[Mapping[str, str]] = dict[str, str].fromkeys(("Op", "RequestOp", "ResponseOp"), f"{_HOME}.ops.op")
 _PIPELINE: Final[Mapping[str, str]] = {
     **_OPS,
     "PipelineServer": f"{_HOME}.server",
-    "PipelineClient": f"{_HOME}.client",
+    "PipelineClient": f"{_HOME}.fronts.client",
     "LocalServiceHandler": f"{_HOME}.predictors",
-    "Analyst": f"{_HOME}.analyst",
+    "Analyst": f"{_HOME}.figures.analyst",
 }
 _CHANNEL: Final[Mapping[str, str]] = {
-    "ChannelData": f"{_HOME}.channel",
-    "ChannelDataType": f"{_HOME}.channel",
+    "ChannelData": f"{_HOME}.ops.channel",
+    "ChannelDataType": f"{_HOME}.ops.channel",
     "ChannelDataErrcode": f"{_HOME}.codes",
     "ChannelDataEcode": f"{_HOME}.codes",
     "ProductErrCode": f"{_HOME}.codes",
@@ -51,10 +51,10 @@ _ERRORS: Final[Mapping[str, str]] = dict.fromkeys(
 )
 _MESSAGES: Final[Mapping[str, str]] = {
     "Request": "forebay.protocols.pipeline.messages",
-    "Response": f"{_HOME}.packing",
+    "Response": f"{_HOME}.ops.packing",
     "Tensor": "forebay.protocols.pipeline.messages",
 }
-_SERVICE: Final[Mapping[str, str]] = {"WebService": f"{_HOME}.server", "Op": f"{_HOME}.op"}
+_SERVICE: Final[Mapping[str, str]] = {"WebService": f"{_HOME}.server", "Op": f"{_HOME}.ops.op"}
 
 NAMES: Final[Mapping[str, str]] = {
     **_PIPELINE,
@@ -71,7 +71,7 @@ _SERVER: Final[Mapping[str, Mapping[str, str]]] = {
     ".pipeline.channel": _CHANNEL,
     ".pipeline.error_catch": _ERRORS,
     ".pipeline.pipeline_server": {"PipelineServer": f"{_HOME}.server"},
-    ".pipeline.pipeline_client": {"PipelineClient": f"{_HOME}.client"},
+    ".pipeline.pipeline_client": {"PipelineClient": f"{_HOME}.fronts.client"},
     ".pipeline.proto": {},
     ".pipeline.proto.pipeline_service_pb2": _MESSAGES,
     ".web_service": _SERVICE,
@@ -84,11 +84,11 @@ _OURS: Final[Mapping[str, Mapping[str, str]]] = {
         for name, names in _SERVER.items()
     },
     "paddle_serving_client": {},
-    "paddle_serving_client.pipeline": {"PipelineClient": f"{_HOME}.client"},
+    "paddle_serving_client.pipeline": {"PipelineClient": f"{_HOME}.fronts.client"},
 }
 _IF_ABSENT: Final[Mapping[str, Mapping[str, str]]] = {
     "paddle_serving_app": {},
-    "paddle_serving_app.reader": {"IMDBDataset": f"{_HOME}.imdb"},
+    "paddle_serving_app.reader": {"IMDBDataset": f"{_HOME}.ops.imdb"},
 }
 
 

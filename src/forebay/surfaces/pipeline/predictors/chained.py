@@ -66,7 +66,7 @@ class ChainedClient:
 
         from forebay.protocols.pipeline import tensors
         from forebay.protocols.pipeline.messages import PATH, Response
-        from forebay.surfaces.pipeline.client import request_of
+        from forebay.surfaces.pipeline.fronts.client import request_of
 
         try:
             request = request_of(sample, as_tensors=self._pack_tensors, as_npy=False, log_id=log_id)

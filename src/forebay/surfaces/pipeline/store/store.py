@@ -236,11 +236,11 @@ class Storage:
         """
         self._lock: Any = None
         if config.type == "redis":
-            from forebay.surfaces.pipeline import store_redis
+            from forebay.surfaces.pipeline.store import redis as store_redis
 
             place = store_redis.claim(config.url, config.timeout_ms / 1000)
         else:
-            from forebay.surfaces.pipeline import store_files
+            from forebay.surfaces.pipeline.store import files as store_files
 
             self._lock = store_files.FolderLock(config.dir, in_memory=config.type == "shm")
             place = str(self._lock.folder)
@@ -291,10 +291,10 @@ class Storage:
 def _backend(config: StoreConfig) -> Backend:
     max_bytes = int(config.max_mb * (1 << 20))
     if config.type == "redis":
-        from forebay.surfaces.pipeline.store_redis import RedisBackend
+        from forebay.surfaces.pipeline.store.redis import RedisBackend
 
         return RedisBackend(config.url, config.place, config.timeout_ms / 1000, config.ttl_s, max_bytes)
-    from forebay.surfaces.pipeline.store_files import FileBackend
+    from forebay.surfaces.pipeline.store.files import FileBackend
 
     return FileBackend(config.place, config.ttl_s, max_bytes)
 

@@ -20,7 +20,7 @@ import msgspec
 from forebay.errors import ConfigError
 from forebay.observe.timeline import listening
 from forebay.observe.trace_format import cost_of
-from forebay.surfaces.pipeline.profile import token
+from forebay.surfaces.pipeline.figures.profile import token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

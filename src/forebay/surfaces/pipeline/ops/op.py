@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, cast
 
 from forebay.errors import ConfigError
-from forebay.surfaces.pipeline import hooks, packing
 from forebay.surfaces.pipeline.codes import CustomExceptionCode, error
+from forebay.surfaces.pipeline.ops import hooks, packing
 
 REQUEST: Final = "@DAGExecutor"
 """What ops that come first call the request among their inputs."""

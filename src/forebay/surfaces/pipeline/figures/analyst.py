@@ -11,7 +11,7 @@ import msgspec
 
 from forebay.errors import ConfigError, nearest
 from forebay.observe import capacity
-from forebay.surfaces.pipeline.profile import STEPS, events_in
+from forebay.surfaces.pipeline.figures.profile import STEPS, events_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -21,14 +21,14 @@ import msgspec
 
 from forebay.errors import DeadlineExceeded, ForebayError, ModelError
 from forebay.graph.values import inputs_of
-from forebay.surfaces.pipeline import merge
-from forebay.surfaces.pipeline.bounded import BoundedCalls, Late
 from forebay.surfaces.pipeline.codes import CustomExceptionCode, error, number_of
-from forebay.surfaces.pipeline.hooks import Hooks, overrides
+from forebay.surfaces.pipeline.ops import merge
+from forebay.surfaces.pipeline.ops.bounded import BoundedCalls, Late
+from forebay.surfaces.pipeline.ops.hooks import Hooks, overrides
 from forebay.types.call import After, Failure
 
 if TYPE_CHECKING:
-    from forebay.surfaces.pipeline.op import Op
+    from forebay.surfaces.pipeline.ops.op import Op
     from forebay.types.batch import Phase
     from forebay.types.call import Item, Outcome
     from forebay.workers.runner import WorkerContext

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, InternalError, InvalidRequest, UserCodeError
 from forebay.protocols.pipeline import rest
-from forebay.surfaces.pipeline.rpc import answer
+from forebay.surfaces.pipeline.fronts.rpc import answer
 from forebay.transports.http.exchange import key_is_known
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from forebay.server.config import HttpConfig
-    from forebay.surfaces.pipeline.rpc import Inference
+    from forebay.surfaces.pipeline.fronts.rpc import Inference
     from forebay.transports.http.asgi import Pages
 
 log = logging.getLogger("forebay.requests")

@@ -14,21 +14,21 @@ import msgspec
 from forebay.errors import ConfigError, ForebayError
 from forebay.graph.values import inputs_of
 from forebay.surfaces.pipeline import script as scripts
-from forebay.surfaces.pipeline.op_runner import OpInstances, OpRun
+from forebay.surfaces.pipeline.dag.wiring import wire
+from forebay.surfaces.pipeline.ops.runner import OpInstances, OpRun
 from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
-from forebay.surfaces.pipeline.store import Store, StoreConfig, open_store
-from forebay.surfaces.pipeline.wiring import wire
+from forebay.surfaces.pipeline.store.store import Store, StoreConfig, open_store
 from forebay.types.call import After, Failure
 from forebay.workers.pool import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from forebay.surfaces.pipeline.adapter import Hosted
     from forebay.surfaces.pipeline.config import PipelineConfig
-    from forebay.surfaces.pipeline.op_runner import OpRunner
+    from forebay.surfaces.pipeline.dag.adapter import Hosted
+    from forebay.surfaces.pipeline.dag.wiring import Dag
+    from forebay.surfaces.pipeline.ops.runner import OpRunner
     from forebay.surfaces.pipeline.server import PipelineServer
-    from forebay.surfaces.pipeline.wiring import Dag
     from forebay.types.batch import Phase
     from forebay.types.call import Item, Outcome
     from forebay.workers.runner import WorkerContext
@@ -286,7 +286,7 @@ class DagRunner:
         self._loop.close()
 
     async def _start(self, index: int) -> None:
-        from forebay.surfaces.pipeline.adapter import Hosted
+        from forebay.surfaces.pipeline.dag.adapter import Hosted
 
         dag, config = built(self._server)
         self._hosted = Hosted(self._server.name, dag, config, scripts.running, itertools.count(index, self._count))

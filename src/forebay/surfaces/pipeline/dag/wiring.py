@@ -10,16 +10,16 @@ import msgspec
 
 from forebay.errors import ConfigError, nearest
 from forebay.graph.spec import OUT, GraphSpec, NodeSpec, check
-from forebay.surfaces.pipeline import hooks
 from forebay.surfaces.pipeline.config import settle
-from forebay.surfaces.pipeline.op import REQUEST, Op, RequestOp
+from forebay.surfaces.pipeline.ops import hooks
+from forebay.surfaces.pipeline.ops.op import REQUEST, Op, RequestOp
 from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from forebay.surfaces.pipeline.config import PipelineConfig
-    from forebay.surfaces.pipeline.op import ResponseOp
+    from forebay.surfaces.pipeline.ops.op import ResponseOp
 
 RESULT: Final = "result"
 """The one output of the graph."""

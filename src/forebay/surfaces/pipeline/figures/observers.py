@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forebay.surfaces.pipeline import logs
-from forebay.surfaces.pipeline.profile import Profile, ProfileWriter
-from forebay.surfaces.pipeline.tracer import SHORTEST_S, Channel, MetricsPort, Tracer, TracerFile
+from forebay.surfaces.pipeline.figures.profile import Profile, ProfileWriter
+from forebay.surfaces.pipeline.figures.tracer import SHORTEST_S, Channel, MetricsPort, Tracer, TracerFile
 
 if TYPE_CHECKING:
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.pipeline.config import PipelineConfig
-    from forebay.surfaces.pipeline.profile import CallTimes
-    from forebay.surfaces.pipeline.wiring import Dag
+    from forebay.surfaces.pipeline.dag.wiring import Dag
+    from forebay.surfaces.pipeline.figures.profile import CallTimes
 
 
 class Observers:

@@ -15,16 +15,18 @@ import msgspec
 from forebay.batching.queue import BatchConfig
 from forebay.errors import DeadlineExceeded, Unavailable
 from forebay.serving.endpoint import Endpoint, EndpointConfig
-from forebay.surfaces.pipeline import codes, packing, workers
-from forebay.surfaces.pipeline.adapter import NEVER_S, inside_of, messages_of
-from forebay.surfaces.pipeline.calls import OpenCalls
+from forebay.surfaces.pipeline import codes
+from forebay.surfaces.pipeline.dag import workers
+from forebay.surfaces.pipeline.dag.adapter import NEVER_S, inside_of, messages_of
+from forebay.surfaces.pipeline.dag.calls import OpenCalls
+from forebay.surfaces.pipeline.ops import packing
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
 
 if TYPE_CHECKING:
     from forebay.surfaces.pipeline.config import PipelineConfig
+    from forebay.surfaces.pipeline.dag.wiring import Dag
     from forebay.surfaces.pipeline.script import Script
-    from forebay.surfaces.pipeline.wiring import Dag
 
 
 class EachWorker:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, cast
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError
-from forebay.surfaces.pipeline import packing
-from forebay.surfaces.pipeline.channel import is_texts
 from forebay.surfaces.pipeline.codes import OK, CustomException, CustomExceptionCode, error, value_of
+from forebay.surfaces.pipeline.ops import packing
+from forebay.surfaces.pipeline.ops.channel import is_texts
 
 if TYPE_CHECKING:
-    from forebay.surfaces.pipeline.op import Op, RequestOp, ResponseOp
+    from forebay.surfaces.pipeline.ops.op import Op, RequestOp, ResponseOp
 
 HookName = Literal["preprocess", "process", "postprocess", "unpack_request_package", "pack_response_package"]
 
@@ -42,7 +42,7 @@ _ALSO: Final[Mapping[str, str]] = {"fetch_dict": "fetch_data", "feed_dict_list":
 """Other names under which a parameter is known when it is given by name."""
 
 _CODES: Final = "a number other than 0, a member of ProductErrCode or None"
-_DEFAULTS: Final = "forebay.surfaces.pipeline.op"
+_DEFAULTS: Final = "forebay.surfaces.pipeline.ops.op"
 """The module whose hooks are nobody's own."""
 
 

@@ -18,21 +18,22 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, QueueFull, Unavailable
 from forebay.graph.values import loaded
-from forebay.surfaces.pipeline import codes, hooks, logs, packing
-from forebay.surfaces.pipeline.calls import OpenCalls
-from forebay.surfaces.pipeline.channel import ChannelData
-from forebay.surfaces.pipeline.edge import EdgeThreads
-from forebay.surfaces.pipeline.op import REQUEST
-from forebay.surfaces.pipeline.profile import KEY, CallTimes, RequestProfile, take_wish
-from forebay.surfaces.pipeline.store import Stored
-from forebay.surfaces.pipeline.wiring import RESULT
+from forebay.surfaces.pipeline import codes, logs
+from forebay.surfaces.pipeline.dag.calls import OpenCalls
+from forebay.surfaces.pipeline.dag.edge import EdgeThreads
+from forebay.surfaces.pipeline.dag.wiring import RESULT
+from forebay.surfaces.pipeline.figures.profile import KEY, CallTimes, RequestProfile, take_wish
+from forebay.surfaces.pipeline.ops import hooks, packing
+from forebay.surfaces.pipeline.ops.channel import ChannelData
+from forebay.surfaces.pipeline.ops.op import REQUEST
+from forebay.surfaces.pipeline.store.store import Stored
 from forebay.workers.objects import Packed
 
 if TYPE_CHECKING:
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.pipeline.config import PipelineConfig
-    from forebay.surfaces.pipeline.profile import Profile
-    from forebay.surfaces.pipeline.wiring import Dag
+    from forebay.surfaces.pipeline.dag.wiring import Dag
+    from forebay.surfaces.pipeline.figures.profile import Profile
 
 log = logging.getLogger("forebay.pipeline")
 

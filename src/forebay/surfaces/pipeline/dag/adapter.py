@@ -12,10 +12,10 @@ import msgspec
 from forebay.batching.queue import BatchConfig
 from forebay.graph.pool import GraphPool, Node
 from forebay.serving.endpoint import Endpoint, EndpointConfig
-from forebay.surfaces.pipeline import workers
-from forebay.surfaces.pipeline.observers import Observers
-from forebay.surfaces.pipeline.service import PipelineService
-from forebay.surfaces.pipeline.store import Storage, open_store, store_config
+from forebay.surfaces.pipeline.dag import workers
+from forebay.surfaces.pipeline.dag.service import PipelineService
+from forebay.surfaces.pipeline.figures.observers import Observers
+from forebay.surfaces.pipeline.store.store import Storage, open_store, store_config
 from forebay.workers.objects import packed
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from forebay.surfaces.pipeline.config import PipelineConfig
-    from forebay.surfaces.pipeline.profile import CallTimes
+    from forebay.surfaces.pipeline.dag.wiring import Dag
+    from forebay.surfaces.pipeline.figures.profile import CallTimes
     from forebay.surfaces.pipeline.script import Script
-    from forebay.surfaces.pipeline.wiring import Dag
     from forebay.workers.pool import Pool
 
 NEVER_S: Final = 24 * 3600.0
@@ -150,7 +150,7 @@ def messages_of(config: PipelineConfig) -> tuple[Any, Any]:
         from forebay.protocols.pipeline.messages import Request, Response
 
         return Request, Response
-    from forebay.surfaces.pipeline.schema import load
+    from forebay.surfaces.pipeline.fronts.schema import load
 
     return load(config.proto, Path(config.folder))
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from forebay.surfaces.pipeline.channel import ChannelData, ChannelDataType, is_texts
 from forebay.surfaces.pipeline.codes import OK, CustomExceptionCode, error, from_v03, to_v03
+from forebay.surfaces.pipeline.ops.channel import ChannelData, ChannelDataType, is_texts
 
 RequestParse = Literal["raw", "ndarray", "literal"]
 """How the texts of a request become values: not at all, `array(...)` only, or every Python literal."""

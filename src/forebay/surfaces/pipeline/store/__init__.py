@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values that are too large to be handed on."""
