@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 NEVER: Final = float("inf")
 """`taken` of an entry that has left the queue without running."""
 
+MIN_ROW_S: Final = 1e-6
+"""No row is taken to be quicker."""
+
 Idle = Literal["gather", "go", "wait"]
 
 Divide = Callable[["Entry", int], "Entry | None"]
@@ -60,6 +63,8 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_running: Batches of one key that may run at a time; None leaves that to the slots.
         objective_s: The latency that 95 of 100 entries are to hold; the sizes and the waits are then learned, within
             `max_size`. None takes them as they are set.
+        bundle_s: For runners that take rows one after the other anyway: as many leave together as are expected to need
+            no longer than this, so that the way to the worker is shared by quick ones only. 0 fills batches up.
         ranked: Whether entries of one key leave by their rank, lower ones first, instead of in order of arrival.
     """
 
@@ -69,6 +74,7 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
     idle: Idle = "gather"
     max_running: int | None = None
     objective_s: float | None = None
+    bundle_s: float = 0.0
     ranked: bool = False
 
 
@@ -119,6 +125,8 @@ class BatchQueue:
         self.gather = Gather(config.max_size) if config.idle == "gather" else None
         self.auto = None if config.objective_s is None else Auto(config.objective_s, config.max_size)
         self._is_ranked = config.ranked
+        self._bundle_s = config.bundle_s
+        self._row_s = NEVER
         self._waits = config.idle == "wait" or self.auto is not None
         self._is_ordered = self.auto is None and config.max_running is None
 
@@ -179,8 +187,8 @@ class BatchQueue:
             line.entries = deque(entry for entry in line.entries if not entry.taken)
             line.dead = 0
 
-    def take(self, now: float) -> Batch | None:
-        """Hand the next batch to a free slot, or None if nothing is eligible yet."""
+    def take(self, now: float, idle: int = 1) -> Batch | None:
+        """Hand the next batch to one of `idle` free slots, or None if nothing is eligible yet."""
         while True:
             line = self._eligible(now)
             if self._alone and (line is None or self._alone[0].arrived <= self._since(line)):
@@ -188,7 +196,7 @@ class BatchQueue:
             elif line is None:
                 return None
             else:
-                batch = self._fill(line, now)
+                batch = self._fill(line, now, idle)
             if batch is not None:  # else all of it had expired
                 break
         if self.config.max_running is not None:
@@ -207,6 +215,10 @@ class BatchQueue:
             alone: Whether no other slot is idle.
             slots: How many batches can run at a time; only a latency objective needs it.
         """
+        if self._bundle_s:
+            # One slow row counts at once, a quick one little by little: who is bundled with a slow row has to wait.
+            row_s = batch.model_s / batch.rows
+            self._row_s = max(row_s, 0.8 * self._row_s + 0.2 * row_s if self._row_s < NEVER else row_s, MIN_ROW_S)
         if self.config.max_running is not None and batch.key in self._running:
             left = self._running[batch.key] - 1
             if left:
@@ -331,8 +343,11 @@ class BatchQueue:
         entry.taken = now
         return Batch([entry], ALONE, entry.size)
 
-    def _fill(self, line: Line, now: float) -> Batch | None:
+    def _fill(self, line: Line, now: float, idle: int) -> Batch | None:
         room = self._max_size
+        if self._bundle_s:
+            room = min(room, int(self._bundle_s / self._row_s), -(-line.rows // idle))  # the other slots are as quick
+            room = max(room, self._head(line).size)
         if self.auto is not None:
             head = self._head(line)
             room = self.auto.room(line.key, line.rows, now - head.arrived)

@@ -220,6 +220,9 @@ class Endpoint:
             self.cancel(request)
             raise
         if type(outcome) is Failure:
+            # The error's traceback holds this frame: without the request, which the garbage collector does not look
+            # at, in it, no circle is closed.
+            del request, future, reply, on_part
             raise outcome.error
         return parts or outcome
 

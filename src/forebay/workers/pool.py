@@ -87,7 +87,8 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, ForebayError):
         if isinstance(error, UserCodeError) and not error.trace:
             error.trace = "".join(traceback.format_exception(error))
-        return Failure(error)
+        # Its frames hold the batch, whose requests the garbage collector does not look at.
+        return Failure(error.with_traceback(None))
     text = "".join(traceback.format_exception(error))
     return Failure(RunnerFailed(f"{type(error).__name__}: {error}", trace=text))
 

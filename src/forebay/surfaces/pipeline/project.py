@@ -27,6 +27,7 @@ from forebay.surfaces.pipeline.dag.each_worker import EachWorker
 from forebay.surfaces.pipeline.dag.workers import built
 from forebay.surfaces.pipeline.figures.tracer import SHORTEST_S
 from forebay.surfaces.pipeline.fronts.http import PipelineHttp, with_cors
+from forebay.surfaces.pipeline.fronts.lane import Gateway
 from forebay.surfaces.pipeline.fronts.rpc import services
 from forebay.transports.grpc.listener import GrpcListener
 from forebay.transports.grpc.service import GrpcConfig
@@ -86,6 +87,7 @@ def project_of(server: PipelineServer, script: Callable[[], Script], options: Op
         app=app,
         http=http,
         asgi=with_cors(face, http) if has_http else None,
+        routes=Gateway(hosted.service, http) if isinstance(hosted, adapter.Hosted) else {},
         listeners=[rpc],
         summary=_summary(server, dag, config),
         warnings=[*server.warnings, *dag.warnings, *_ignored(config, options)],

@@ -531,7 +531,8 @@ class Connection(HttpToolsProtocol):
         if self._has_started:
             self._end_stream(head, native.error_event(native.error_body(error, self._request_id)))
         else:
-            status, headers, body = error_answer(error, self._request_id)
+            tell = error_answer if head.route is None else head.route.fault
+            status, headers, body = tell(error, self._request_id)
             self._write(status, headers, body, head)
         self._answered(head, status, request)
 

@@ -186,6 +186,10 @@ class Route:
         body = native.joined(outcome, params) if self.contract.batchable else outcome
         return native.content_type_of(self.contract, params).encode(), body
 
+    def fault(self, error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """Return status, headers and body of an answer that is an error."""
+        return error_answer(error, request_id)
+
     def _read_timeout(self, head: Head, value: bytes) -> None:
         milliseconds = int(value) if value.isdigit() and len(value) < _MAX_DIGITS else 0
         if milliseconds < 1:

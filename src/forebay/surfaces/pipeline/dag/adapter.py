@@ -37,6 +37,11 @@ STUCK_S: Final = 5.0
 """A process that goes on so long with a batch nobody waits for is replaced."""
 
 
+BUNDLE: Final = 16
+BUNDLE_S: Final = 0.001
+"""So many requests, or so many as need this long, go to a worker together where each is processed by itself."""
+
+
 class Hosted:
     """A graph on workers of this process, or of processes it starts, with its store.
 
@@ -131,7 +136,9 @@ class Hosted:
             pool: Pool = ThreadPool(RunnerSpec(factory=factory, local=instances.runner), workers=count)
         else:
             kwargs = {"script": msgspec.to_builtins(script()), "name": name, "store": self._store}
-            pool = ProcessPool(packed(RunnerSpec(factory=factory, kwargs=kwargs)), workers=count, stuck_s=STUCK_S)
+            pool = ProcessPool(
+                packed(RunnerSpec(factory=factory, kwargs=kwargs)), workers=count, stuck_s=STUCK_S, isolates=True
+            )
         endpoint = Endpoint(
             EndpointConfig(name=f"{dag.spec.name}/{name}", timeout_s=NEVER_S, max_timeout_s=NEVER_S),
             _batching(dag.settings[name], slots),
@@ -176,6 +183,6 @@ def inside_of(dag: Dag) -> int:
 def _batching(settings: Mapping[str, Any], slots: int) -> BatchConfig:
     size, wait_ms = settings["batch_size"], settings["auto_batching_timeout"]
     if size == 1:
-        return BatchConfig(max_size=1, idle="go", capacity=slots, ranked=True)
+        return BatchConfig(max_size=BUNDLE, idle="go", capacity=slots, bundle_s=BUNDLE_S, ranked=True)
     wait_s = wait_ms / 1000 if wait_ms and wait_ms > 0 else NEVER_S
     return BatchConfig(max_size=size, max_wait_s=wait_s, idle="wait", capacity=slots, ranked=True)

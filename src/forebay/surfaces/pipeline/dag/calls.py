@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,10 +16,12 @@ class OpenCalls:
 
     Attributes:
         is_closing: Set when the server begins to stop.
+        on_cut: Called when nobody is to wait any longer, for calls that wait without a task.
     """
 
     def __init__(self) -> None:
         self.is_closing = False
+        self.on_cut: Callable[[], None] = lambda: None
         self._is_cut = False
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -47,5 +49,6 @@ class OpenCalls:
     def cut(self) -> None:
         """Let nobody wait any longer."""
         self._is_cut = True
+        self.on_cut()
         for task in list(self._tasks):
             task.cancel()

@@ -27,6 +27,7 @@ from forebay.surfaces.pipeline.ops import hooks, packing
 from forebay.surfaces.pipeline.ops.channel import ChannelData
 from forebay.surfaces.pipeline.ops.op import REQUEST
 from forebay.surfaces.pipeline.store.store import Stored
+from forebay.types.call import Failure, Request
 from forebay.workers.objects import Packed
 
 if TYPE_CHECKING:
@@ -34,16 +35,32 @@ if TYPE_CHECKING:
     from forebay.surfaces.pipeline.config import PipelineConfig
     from forebay.surfaces.pipeline.dag.wiring import Dag
     from forebay.surfaces.pipeline.figures.profile import Profile
+    from forebay.types.call import Outcome
 
 log = logging.getLogger("forebay.pipeline")
 
 T = TypeVar("T")
+
+Respond = Callable[[Any], None]
+"""Takes a request's answer, or the `ForebayError` that is a fault of the transport."""
 
 SMALL_BYTES: Final = 64 * 1024
 """Requests and results up to this size are read and written on the loop, where no code of the project's is involved."""
 
 AGAIN: Final = codes.CustomExceptionCode.TIMEOUT.value
 """What `dag.retry` tries again."""
+
+
+class Direct(Request, gc=False, eq=False):
+    """A request to the graph that is answered without a task: nothing of the project's code is at its border."""
+
+    data_id: int = 0
+    log_id: Any = 0
+    asked: Any = None
+    peer: str = ""
+    times: CallTimes | None = None
+    respond: Respond | None = None
+    is_cut: bool = False
 
 
 class PipelineService:
@@ -98,6 +115,10 @@ class PipelineService:
         self._restored = restored
         self._answered = answered
         self._threads = EdgeThreads(config.worker_num)
+        self._is_direct = not self._unpacks_itself and not self._packs_itself and config.dag.retry == 1
+        self._direct: set[Direct] = set()
+        self._packing: set[asyncio.Task[None]] = set()
+        self.calls.on_cut = self._cut
         mode = config.dag.request_parse
         dag.request_op.request_parse = hooks.parse_mode_of(dag.ops.values()) if mode == "auto" else mode
         dag.response_op.response_class = self.response_class
@@ -148,11 +169,111 @@ class PipelineService:
         finally:
             times.ended = time.monotonic()
             self._answered(data_id, times, ok)
-        if logs.requests.isEnabledFor(logging.INFO):
-            text = "(data_id=%d log_id=%s) %s from %s: err_no %d, %.1f ms"
-            taken_ms = (times.ended - times.started) * 1000
-            logs.requests.info(text, data_id, log_id, request.method or "inference", peer, response.err_no, taken_ms)
+        _log(request, peer, response, data_id, log_id, times)
         return response
+
+    def submit(self, request: Any, *, deadline: float, peer: str, respond: Respond) -> Direct | None:
+        """Answer one request as `infer` does, without a task of its own where that is possible.
+
+        Args:
+            request: What came in.
+            deadline: Absolute, in seconds of `time.monotonic`.
+            peer: Who sent it, for the log.
+            respond: Called on the loop, once, unless the request is cancelled.
+
+        Returns:
+            What `cancel` takes; None where only `infer` can answer: hooks of the project's at the border, retries of
+            the whole graph, a profile, or values too large for the loop. Nothing was done then.
+        """
+        endpoint = self.endpoint
+        is_usual = self._is_direct and endpoint.accepting and _bytes_of(request) <= SMALL_BYTES
+        if not is_usual or KEY in request.key:
+            return None
+        times = CallTimes(time.monotonic())
+        direct = Direct(
+            body=None,
+            reply=self._direct_reply,
+            deadline=min(deadline, times.started + endpoint.config.timeout_s),
+            data_id=next(self._ids),
+            log_id=request.logid,
+            asked=request,
+            peer=peer,
+            times=times,
+            respond=respond,
+        )
+        self._direct.add(direct)
+        try:
+            unpacked = hooks.unpack(self._request_op, request, debug=self._config.debug_errors)
+        except ForebayError as error:
+            direct.done = True
+            self._direct_reply(direct, Failure(error))
+            return direct
+        direct.log_id = unpacked.log_id
+        direct.body = {REQUEST: unpacked.inputs}
+        direct.params = {"data_id": direct.data_id, "log_id": direct.log_id}
+        times.unpacked = time.monotonic()
+        endpoint.submit(direct)
+        return direct
+
+    def cancel(self, direct: Direct) -> None:
+        """Forget a request whose client went away."""
+        direct.respond = None
+        self.endpoint.cancel(direct)
+
+    def _cut(self) -> None:
+        for direct in list(self._direct):
+            direct.is_cut = True
+            self.endpoint.cancel(direct)
+
+    def _direct_reply(self, direct: Request, outcome: Outcome) -> None:
+        assert isinstance(direct, Direct)
+        times = direct.times
+        assert times is not None
+        times.packing = time.monotonic()
+        if type(outcome) is Failure:
+            self._direct_failed(direct, outcome.error)
+            return
+        result = outcome[RESULT]
+        if sum(map(_size_of, result.values())) > SMALL_BYTES:
+            task = asyncio.ensure_future(self._pack_directly(direct, result))
+            self._packing.add(task)
+            task.add_done_callback(self._packing.discard)
+            return
+        try:
+            values = self._restored(result, direct.data_id)
+            response = self._pack(ChannelData.of(values, data_id=direct.data_id, log_id=direct.log_id))
+        except ForebayError as error:
+            self._direct_failed(direct, error)
+        else:
+            self._direct_done(direct, response, ok=response.err_no == codes.OK)
+
+    async def _pack_directly(self, direct: Direct, result: Any) -> None:
+        try:
+            response = await self._pack_result(result, direct.data_id, direct.log_id, direct.deadline)
+        except ForebayError as error:
+            self._direct_failed(direct, error)
+        else:
+            self._direct_done(direct, response, ok=response.err_no == codes.OK)
+
+    def _direct_failed(self, direct: Direct, error: ForebayError) -> None:
+        if direct.is_cut:
+            error = Unavailable("the server stopped before the request was answered")
+        elif isinstance(error, QueueFull | Cancelled):
+            self._direct_done(direct, error, ok=False)
+            return
+        self._direct_done(direct, self._error_response(error, direct.data_id, direct.log_id), ok=False)
+
+    def _direct_done(self, direct: Direct, answer: Any, *, ok: bool) -> None:
+        times, respond = direct.times, direct.respond
+        assert times is not None
+        self._direct.discard(direct)
+        direct.respond = None
+        times.ended = time.monotonic()
+        self._answered(direct.data_id, times, ok)
+        if not isinstance(answer, ForebayError):
+            _log(direct.asked, direct.peer, answer, direct.data_id, direct.log_id, times)
+        if respond is not None:
+            respond(answer)
 
     def close(self) -> None:
         """Let its threads end."""
@@ -208,13 +329,7 @@ class PipelineService:
 
     async def _pack_error(self, error: ForebayError, data_id: int, log_id: int) -> Any:
         """Write the answer to a request that failed; the project's own hook may have a form of its own for it."""
-        cause = error.__cause__
-        if cause is not None and not self.calls.is_closing:
-            log.error("(data_id=%d log_id=%s) %s", data_id, log_id, error.message, exc_info=cause)
-        told = codes.err_of(error, closing=self.calls.is_closing)
-        text = told.text if told.product else f"(data_id={data_id} log_id={log_id}) {told.text}"
-        named = codes.error(told.err_no, text, product=told.product)
-        data = ChannelData.of(named, data_id=data_id, log_id=log_id)
+        told, data, text = self._error_data(error, data_id, log_id)
         try:
             if self._packs_itself:
                 patience = time.monotonic() + ERROR_S
@@ -222,8 +337,33 @@ class PipelineService:
             else:
                 response = self._pack(data)
         except ForebayError as worse:
-            log.error("(data_id=%d log_id=%s) %s", data_id, log_id, worse.message, exc_info=worse.__cause__)  # noqa: TRY400
-            response = packing.pack_error(told.err_no, text, self.response_class)
+            response = self._worse(worse, told, data_id, log_id, text)
+        return self._numbered(response, told)
+
+    def _error_response(self, error: ForebayError, data_id: int, log_id: Any) -> Any:
+        """Write the answer to a request that failed, where the project has no hook for it."""
+        told, data, text = self._error_data(error, data_id, log_id)
+        try:
+            response = self._pack(data)
+        except ForebayError as worse:
+            response = self._worse(worse, told, data_id, log_id, text)
+        return self._numbered(response, told)
+
+    def _error_data(self, error: ForebayError, data_id: int, log_id: Any) -> tuple[codes.Told, ChannelData, str]:
+        cause = error.__cause__
+        if cause is not None and not self.calls.is_closing:
+            log.error("(data_id=%d log_id=%s) %s", data_id, log_id, error.message, exc_info=cause)
+        told = codes.err_of(error, closing=self.calls.is_closing)
+        text = told.text if told.product else f"(data_id={data_id} log_id={log_id}) {told.text}"
+        named = codes.error(told.err_no, text, product=told.product)
+        return told, ChannelData.of(named, data_id=data_id, log_id=log_id), text
+
+    def _worse(self, error: ForebayError, told: codes.Told, data_id: int, log_id: Any, text: str) -> Any:
+        """Write an error in the usual form: the project's own form of it failed."""
+        log.error("(data_id=%d log_id=%s) %s", data_id, log_id, error.message, exc_info=error.__cause__)
+        return packing.pack_error(told.err_no, text, self.response_class)
+
+    def _numbered(self, response: Any, told: codes.Told) -> Any:
         if self._config.error_codes == "v0.4" and not told.product:
             response.err_no = codes.to_v04(told.err_no)
         return response
@@ -243,6 +383,13 @@ class PipelineService:
 
 ERROR_S: Final = 5.0
 """Time the project's hook has to write an error; after it the usual form is taken."""
+
+
+def _log(request: Any, peer: str, response: Any, data_id: int, log_id: Any, times: CallTimes) -> None:
+    if logs.requests.isEnabledFor(logging.INFO):
+        text = "(data_id=%d log_id=%s) %s from %s: err_no %d, %.1f ms"
+        taken_ms = (times.ended - times.started) * 1000
+        logs.requests.info(text, data_id, log_id, request.method or "inference", peer, response.err_no, taken_ms)
 
 
 def _bytes_of(request: Any) -> int:

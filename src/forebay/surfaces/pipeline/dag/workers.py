@@ -78,20 +78,19 @@ class StoringRunner:
     results goes there by itself, and comes back for the ops that read it.
     """
 
-    def __init__(self, runner: OpRunner, offloads_to: StoreConfig | None) -> None:
+    def __init__(self, runner: OpRunner, offloads_to: StoreConfig | None, *, one_by_one: bool = False) -> None:
         """Wrap a runner.
 
         Args:
             runner: The op's.
             offloads_to: Where large values go; None leaves them in the results.
+            one_by_one: Whether the samples of a batch came together only to share the way here.
         """
         self._runner = runner
         self._offloads_to = offloads_to
-
-    @property
-    def phases(self) -> Sequence[Phase]:
+        self._one_by_one = one_by_one
+        self.phases: list[Phase] = []
         """When each sample of the last batch was in which hook."""
-        return self._runner.phases
 
     def open(self, ctx: WorkerContext) -> None:
         """Initialise the op."""
@@ -99,8 +98,15 @@ class StoringRunner:
 
     def run(self, items: Sequence[Item]) -> Sequence[Outcome]:
         """Run a batch."""
+        self.phases = []
+        if not self._one_by_one:
+            return self._run_together(items)
+        return [outcome for item in items for outcome in self._run_together([item])]
+
+    def _run_together(self, items: Sequence[Item]) -> Sequence[Outcome]:
         _runs.set([run_of(item.params) for item in items])
         outcomes = self._runner.run(items) if self._offloads_to is None else self._run(items, self._offloads_to)
+        self.phases += self._runner.phases
         for outcome in outcomes:
             if type(outcome) is Failure:
                 _let_go(outcome.error)
@@ -204,12 +210,13 @@ class ThreadOp:
         self._make = lambda: instances_of(dag, name, config, store, own_process=False)
         self._offloads_to = lambda: offloads_to(config, store)
         self._instances: OpInstances | None = None
+        self._is_alone = dag.settings[name]["batch_size"] == 1
 
     def runner(self) -> StoringRunner:
         """Return the runner of one thread."""
         if self._instances is None:
             self._instances = self._make()
-        return StoringRunner(self._instances.runner(), self._offloads_to())
+        return StoringRunner(self._instances.runner(), self._offloads_to(), one_by_one=self._is_alone)
 
 
 def op_runner(script: Mapping[str, Any], name: str, store: Mapping[str, Any]) -> StoringRunner:
@@ -223,7 +230,7 @@ def op_runner(script: Mapping[str, Any], name: str, store: Mapping[str, Any]) ->
     server = _captured(script)
     dag, config = built(server)
     runner = instances_of(dag, name, config, store, own_process=True).runner()
-    return StoringRunner(runner, offloads_to(config, store))
+    return StoringRunner(runner, offloads_to(config, store), one_by_one=dag.settings[name]["batch_size"] == 1)
 
 
 def offloads_to(config: PipelineConfig, store: Mapping[str, Any]) -> StoreConfig | None:

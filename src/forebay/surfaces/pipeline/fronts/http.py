@@ -114,20 +114,15 @@ class PipelineHttp:
             if len(body) > self._max_body_bytes:
                 return self._too_large()
             request = rest.request_of(body, self._inference.request_class)
-            _name(request, name, method)
+            name_request(request, name, method)
             client = scope.get("client")
             peer = f"{client[0]}:{client[1]}" if client else ""
             asked = asyncio.ensure_future(answer(self._inference, request, timeout_s=timeout_s, peer=peer))
             if not await _outlives(asked, receive):
                 return None
             return 200, rest.response_json(asked.result())
-        except UserCodeError:  # whoever ran that code has logged it
-            return rest.fault_of(InternalError("the model failed; the server's log says why"))
-        except ForebayError as error:
-            return rest.fault_of(error)
-        except Exception:
-            log.exception("a request could not be answered")
-            return rest.fault_of(InternalError("the server failed; its log says why"))
+        except Exception as error:  # noqa: BLE001 - this client is told, and no other hears of it
+            return rest.fault_of(told(error))
 
     def _too_large(self) -> _Reply:
         return 413, rest.fault_json(8, f"the body is too long; at most {self._max_body_bytes} bytes are taken")
@@ -137,6 +132,16 @@ class PipelineHttp:
             return True
         given = [value for name, value in scope["headers"] if name in {b"x-api-key", b"authorization"}]
         return any(key_is_known(self._api_keys, value) for value in given)
+
+
+def told(error: Exception) -> ForebayError:
+    """Return what a client is told of an error; one that is no error of a request is logged."""
+    if isinstance(error, UserCodeError):  # whoever ran that code has logged it
+        return InternalError("the model failed; the server's log says why")
+    if isinstance(error, ForebayError):
+        return error
+    log.error("a request could not be answered", exc_info=error)
+    return InternalError("the server failed; its log says why")
 
 
 def with_cors(face: PipelineHttp, http: HttpConfig) -> ASGIApp:
@@ -169,7 +174,7 @@ def _head(scope: Scope) -> tuple[int, float | None]:
     return length, timeout_s
 
 
-def _name(request: Any, name: str, method: str) -> None:
+def name_request(request: Any, name: str, method: str) -> None:
     """Write the service and method of the path into the request; those in its body do not count."""
     fields = request.DESCRIPTOR.fields_by_name
     if "name" in fields:

@@ -41,13 +41,19 @@ class Inference(Protocol):
 
 async def answer(inference: Inference, request: Any, *, timeout_s: float | None, peer: str) -> Any:
     """Answer a request, or say that the service it names is another one."""
+    refusal = wrong_name(inference, request)
+    return refusal or await inference.infer(request, timeout_s=timeout_s, peer=peer)
+
+
+def wrong_name(inference: Inference, request: Any) -> Any:
+    """Return the answer to a request that names another service; None if it does not."""
     asked = getattr(request, "name", "")
-    if asked and inference.name and asked != inference.name:
-        response = inference.response_class()
-        response.err_no = CustomExceptionCode.NO_SERVICE.value
-        response.err_msg = f"service name error: this server serves {inference.name!r}, not {asked[:100]!r}"
-        return response
-    return await inference.infer(request, timeout_s=timeout_s, peer=peer)
+    if not asked or not inference.name or asked == inference.name:
+        return None
+    response = inference.response_class()
+    response.err_no = CustomExceptionCode.NO_SERVICE.value
+    response.err_msg = f"service name error: this server serves {inference.name!r}, not {asked[:100]!r}"
+    return response
 
 
 def services(inference: Inference) -> list[GrpcService]:

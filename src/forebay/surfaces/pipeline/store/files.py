@@ -116,9 +116,12 @@ class FileBackend:
             (self._folder_of(run) / one).unlink(missing_ok=True)
 
     def forget(self, runs: Sequence[str]) -> None:
-        """Remove the folders of these runs."""
-        for run in runs:
-            shutil.rmtree(self._folder_of(run), ignore_errors=True)
+        """Remove the folders of these runs, if they have any: most put nothing away."""
+        with contextlib.suppress(FileNotFoundError):
+            known = set(self._folder.iterdir())
+            for folder in map(self._folder_of, runs):
+                if folder in known:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def sweep(self) -> None:
         """Remove folders of runs in which nothing has changed for too long."""

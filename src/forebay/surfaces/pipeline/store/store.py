@@ -33,7 +33,7 @@ Type = Literal["shm", "file", "redis"]
 
 SWEEP_S = 1.0
 """Shortest time between two looks for entries whose time is over."""
-GATHER_S = 0.01
+GATHER_S = 0.05
 """Runs that end within this time are forgotten together."""
 
 _KEY = re.compile(r"[0-9a-f]{32}(?:\.[1-9][0-9]{0,3})?")
