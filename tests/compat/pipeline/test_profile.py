@@ -488,3 +488,23 @@ def test_prometheus_finds_counters_under_the_original_names_that_only_rise():  #
     for name, value in second.items():
         assert value >= first.get(name, 0)
         assert third[name] == value
+
+
+def test_requests_that_only_came_together_have_a_line_each():
+    phases = []
+    for sample in range(3):
+        begun = 10.0 + sample
+        steps = (("prep", begun, begun + 0.1), ("midp", begun + 0.1, begun + 0.3), ("postp", begun + 0.3, begun + 0.4))
+        phases += [("bow", step, started, ended, sample) for step, started, ended in steps]
+    lines = Profile("dag", in_threads=True).batch_line(told(phases, steps=3)).splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        stamps = dict(re.findall(r"(\S+):(\d+)", line))
+        assert int(stamps["midp#[bow|0]_1"]) - int(stamps["midp#[bow|0]_0"]) == pytest.approx(200_000, abs=2)
+
+
+def test_the_stages_of_a_batch_are_those_of_all_of_its_samples():
+    phases = [("bow", "prep", 10.0, 10.1, 0), ("bow", "prep", 10.1, 10.2, 1), ("bow", "midp", 10.2, 10.5, -1)]
+    (line,) = Profile("dag", in_threads=True).batch_line(told(phases, steps=2)).splitlines()
+    stamps = dict(re.findall(r"(\S+):(\d+)", line))
+    assert int(stamps["prep#[bow|0]_1"]) - int(stamps["prep#[bow|0]_0"]) == pytest.approx(200_000, abs=2)

@@ -382,3 +382,63 @@ def test_many_keys_are_served_in_order_without_looking_at_all_of_them_each_time(
     assert served == list(range(2000))
     assert looks < 20 * 2000
     assert queue.take(now=5000.0) is None
+
+
+# Bundles: rows that are taken one after the other anyway
+
+
+def ran(queue, batch, seconds):
+    batch.model_s = seconds
+    queue.answered(batch, 1.0)
+
+
+def test_nothing_is_bundled_before_a_time_is_known():
+    bundles = offered(queue(max_size=16, bundle_s=0.001), *map(entry, "abc"))
+    assert names(bundles.take(0.5)) == "a"
+
+
+def test_as_many_are_bundled_as_need_so_long():
+    bundles = offered(queue(max_size=16, bundle_s=0.001), *map(entry, "abcdefghij"))
+    ran(bundles, bundles.take(0.5), 0.000251)
+    assert names(bundles.take(0.5)) == "bcd"
+
+
+def test_idle_slots_share_what_waits():
+    bundles = offered(queue(max_size=16, bundle_s=0.001), *map(entry, "abcdefg"))
+    ran(bundles, bundles.take(0.5), 0.00001)
+    assert [names(bundles.take(0.5, idle)) for idle in (4, 3, 2, 1)] == ["bc", "de", "f", "g"]
+
+
+def test_one_slow_row_ends_bundling_at_once_and_quick_ones_bring_it_back():
+    bundles = queue(max_size=16, bundle_s=0.001)
+    for seconds, expected in ((0.00001, 1), (0.05, 16), (0.00001, 1), (0.00001, 1)):
+        batch = offered(bundles, *map(entry, "abcdefghijklmnop")).take(0.5)
+        assert batch.rows == expected
+        ran(bundles, batch, seconds * batch.rows)
+        while bundles.take(0.5):
+            pass
+    for _ in range(40):
+        ran(bundles, offered(bundles, entry()).take(0.5), 0.00001)
+    assert offered(bundles, *map(entry, "abcdefghijklmnop")).take(0.5).rows == 16
+
+
+# Ranks
+
+
+def test_lower_ranks_leave_first_where_the_queue_is_ranked():  # P71
+    ranked = queue(ranked=True, max_size=2)
+    for name, rank in (("d", 4), ("b", 2), ("c", 3), ("a", 1), ("B", 2)):
+        one = entry(name)
+        one.rank = rank
+        ranked.offer(one, 0.5)
+    assert all_of(ranked) == ["ab", "Bc", "d"]
+
+
+def test_a_late_low_rank_does_not_make_the_others_wait_longer():  # P78
+    ranked = queue(ranked=True, idle="wait", max_wait_s=0.1)
+    late, early = entry("late"), entry("early")
+    early.rank, late.rank = 2, 1
+    ranked.offer(early, 1.0)
+    ranked.offer(late, 1.09)
+    assert ranked.next_due() == pytest.approx(1.1)
+    assert names(ranked.take(1.1)) == "lateearly"

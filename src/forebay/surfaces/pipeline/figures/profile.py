@@ -21,9 +21,10 @@ import msgspec
 from forebay.observe.timeline import listening
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, MutableMapping
+    from collections.abc import Callable, Iterable, Iterator, MutableMapping
 
     from forebay.observe.timeline import BatchRecord
+    from forebay.types.batch import Phase
 
 KEY: Final = "pipeline.profile"
 """Key by which a client asks for the lines of its request, and under which they stand in the answer."""
@@ -63,16 +64,22 @@ class Profile:
         self._epoch_s = time.time() - time.monotonic()
 
     def batch_line(self, record: BatchRecord) -> str:
-        """Return the line of one batch of an op; empty for what is no op of the graph or ran no stage."""
+        """Return the line of one batch of an op, or the lines of the requests that came together and ran one by one.
+
+        Empty for what is no op of the graph or ran no stage.
+        """
         if not record.endpoint.name.startswith(self._prefix):
             return ""
         op = token(f"[{record.endpoint.name.removeprefix(self._prefix)}|{record.worker}]")
-        events: list[tuple[str, float, float]] = []
-        for step in STEPS:
-            times = [(started, ended) for _, phase, started, ended, _ in record.phases if phase == step]
-            if times:  # the stage of a batch is that of all of its samples
-                events.append((f"{step}#{op}", min(times)[0], max(ended for _, ended in times)))
-        return self._line(record.pid, events)
+        lines: list[str] = []
+        for run in runs_of(record.phases):
+            events: list[tuple[str, float, float]] = []
+            for step in STEPS:
+                times = [(started, ended) for _, phase, started, ended, _ in run if phase == step]
+                if times:  # the stage of a batch is that of all of its samples
+                    events.append((f"{step}#{op}", min(times)[0], max(ended for _, ended in times)))
+            lines.append(self._line(record.pid, events))
+        return "".join(lines)
 
     def call_line(self, data_id: int, times: CallTimes) -> str:
         """Return the line of one request; one that did not reach the graph has no unpacking and no packing."""
@@ -93,6 +100,20 @@ class Profile:
             for end, moment in enumerate(moments)
         ]
         return f"PROFILE\tpid:{pid}\t{' '.join(marks)}\n"
+
+
+def runs_of(phases: Iterable[Phase]) -> list[list[Phase]]:
+    """Return the phases of each run of an op's hooks.
+
+    A batch is one run; requests that came together only to share the way to the worker are one each. A new run begins
+    where the first hook follows a later one.
+    """
+    runs: list[list[Phase]] = []
+    for phase in phases:
+        if not runs or (phase[1] == STEPS[0] and runs[-1][-1][1] != STEPS[0]):
+            runs.append([])
+        runs[-1].append(phase)
+    return runs
 
 
 class ProfileWriter:

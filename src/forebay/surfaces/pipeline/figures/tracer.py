@@ -20,7 +20,7 @@ import msgspec
 from forebay.errors import ConfigError
 from forebay.observe.timeline import listening
 from forebay.observe.trace_format import cost_of
-from forebay.surfaces.pipeline.figures.profile import token
+from forebay.surfaces.pipeline.figures.profile import runs_of, token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,7 +76,7 @@ class _OpTotals:
     def add(self, record: BatchRecord) -> None:
         cost = cost_of(record)
         self.requests += len(record.steps)
-        self.batches += 1
+        self.batches += max(len(runs_of(record.phases)), 1)
         self.waited += sum(max(record.started - step.arrived, 0.0) for step in record.steps)
         self.pre += cost.pre_s
         self.process += cost.process_s
