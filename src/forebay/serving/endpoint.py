@@ -350,7 +350,12 @@ class Endpoint:
         metrics.model_s.observe(batch.model_s)
         if batch.noted is not None:
             timeline.end(self, batch, batch.noted, now)
-        if answered:
+        if len(answered) == 1:
+            (request,) = answered
+            metrics.codes["ok"] += 1
+            metrics.request_s.observe(now - request.arrived)
+            metrics.queue_s.observe(request.taken - request.arrived)
+        elif answered:
             metrics.codes["ok"] += len(answered)
             arrivals = [request.arrived for request in answered]
             if self.batching.ranked:
