@@ -133,12 +133,11 @@ def test_large_samples_and_answers_cross_to_processes_and_back(launch):
 
 
 def test_workers_of_processes_have_nothing_left_in_shared_memory(serve):
-    def folders():
-        return {path.name for path in Path("/dev/shm").glob("forebay-*")} if Path("/dev/shm").is_dir() else set()
-
-    before = folders()
     server = serve("zoo.py:Large", "--workers", "2")
     assert len(server.call("large", 500_000).content) == 500_000
+    held = [link.readlink() for link in Path(f"/proc/{server.process.pid}/fd").iterdir() if link.is_symlink()]
+    folders = {path.parent for path in held if path.name == "lock" and path.parent.name.startswith("forebay-")}
+    assert len(folders) == 1
     server.signal()
     assert server.wait() == 0
-    assert folders() <= before
+    assert not any(folder.exists() for folder in folders)

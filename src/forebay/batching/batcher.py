@@ -129,7 +129,7 @@ class Batcher:
         queue = self.queue
         now = time.monotonic()
         while pool.idle:
-            batch = queue.take(now, pool.idle)
+            batch = queue.take(now)
             if batch is None:
                 break
             self._run(batch, now)
@@ -157,7 +157,7 @@ class Batcher:
         queue = self.queue
         if self.pool.idle and not self.pool.blocks and queue.is_full():
             # A whole batch waits: the slot starts on it before the answers are written.
-            following = queue.take(now, self.pool.idle)
+            following = queue.take(now)
             if following is not None:
                 self._run(following, now)
         self._answer(batch, outcomes, now)

@@ -63,8 +63,9 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_running: Batches of one key that may run at a time; None leaves that to the slots.
         objective_s: The latency that 95 of 100 entries are to hold; the sizes and the waits are then learned, within
             `max_size`. None takes them as they are set.
-        bundle_s: For runners that take rows one after the other anyway: as many leave together as are expected to need
-            no longer than this, so that the way to the worker is shared by quick ones only. 0 fills batches up.
+        bundle_s: For one slot whose runner takes rows one after the other anyway: as many leave together as are
+            expected to need no longer than this, so that the way to the worker is shared by quick ones only. 0 fills
+            batches up.
         ranked: Whether entries of one key leave by their rank, lower ones first, instead of in order of arrival.
     """
 
@@ -187,8 +188,8 @@ class BatchQueue:
             line.entries = deque(entry for entry in line.entries if not entry.taken)
             line.dead = 0
 
-    def take(self, now: float, idle: int = 1) -> Batch | None:
-        """Hand the next batch to one of `idle` free slots, or None if nothing is eligible yet."""
+    def take(self, now: float) -> Batch | None:
+        """Hand the next batch to a free slot, or None if nothing is eligible yet."""
         while True:
             line = self._eligible(now)
             if self._alone and (line is None or self._alone[0].arrived <= self._since(line)):
@@ -196,7 +197,7 @@ class BatchQueue:
             elif line is None:
                 return None
             else:
-                batch = self._fill(line, now, idle)
+                batch = self._fill(line, now)
             if batch is not None:  # else all of it had expired
                 break
         if self.config.max_running is not None:
@@ -343,11 +344,10 @@ class BatchQueue:
         entry.taken = now
         return Batch([entry], ALONE, entry.size)
 
-    def _fill(self, line: Line, now: float, idle: int) -> Batch | None:
+    def _fill(self, line: Line, now: float) -> Batch | None:
         room = self._max_size
         if self._bundle_s:
-            room = min(room, int(self._bundle_s / self._row_s), -(-line.rows // idle))  # the other slots are as quick
-            room = max(room, self._head(line).size)
+            room = max(min(room, int(self._bundle_s / self._row_s)), self._head(line).size)
         if self.auto is not None:
             head = self._head(line)
             room = self.auto.room(line.key, line.rows, now - head.arrived)

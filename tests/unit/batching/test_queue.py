@@ -403,12 +403,6 @@ def test_as_many_are_bundled_as_need_so_long():
     assert names(bundles.take(0.5)) == "bcd"
 
 
-def test_idle_slots_share_what_waits():
-    bundles = offered(queue(max_size=16, bundle_s=0.001), *map(entry, "abcdefg"))
-    ran(bundles, bundles.take(0.5), 0.00001)
-    assert [names(bundles.take(0.5, idle)) for idle in (4, 3, 2, 1)] == ["bc", "de", "f", "g"]
-
-
 def test_one_slow_row_ends_bundling_at_once_and_quick_ones_bring_it_back():
     bundles = queue(max_size=16, bundle_s=0.001)
     for seconds, expected in ((0.00001, 1), (0.05, 16), (0.00001, 1), (0.00001, 1)):

@@ -39,7 +39,7 @@ STUCK_S: Final = 5.0
 
 BUNDLE: Final = 16
 BUNDLE_S: Final = 0.001
-"""So many requests, or so many as need this long, go to a worker together where each is processed by itself."""
+"""So many requests, or so many as need this long, go to an op's only worker together; each is processed by itself."""
 
 
 class Hosted:
@@ -182,7 +182,9 @@ def inside_of(dag: Dag) -> int:
 
 def _batching(settings: Mapping[str, Any], slots: int) -> BatchConfig:
     size, wait_ms = settings["batch_size"], settings["auto_batching_timeout"]
-    if size == 1:
+    if size == 1 and settings["concurrency"] == 1:
         return BatchConfig(max_size=BUNDLE, idle="go", capacity=slots, bundle_s=BUNDLE_S, ranked=True)
+    if size == 1:  # several workers: what one had in its bundle another could not take
+        return BatchConfig(max_size=1, idle="go", capacity=slots, ranked=True)
     wait_s = wait_ms / 1000 if wait_ms and wait_ms > 0 else NEVER_S
     return BatchConfig(max_size=size, max_wait_s=wait_s, idle="wait", capacity=slots, ranked=True)
