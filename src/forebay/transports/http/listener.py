@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BACKLOG = 2048
 TLS_GOODBYE_S = 1.0
 """How long a closing TLS connection waits for the client's goodbye."""
-IDLE_GRACE_S = 0.5
+IDLE_GRACE_S = 1.0
 """While draining, idle connections stay open this long: a request that is on its way to one of them is answered."""
 
 
