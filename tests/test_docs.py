@@ -92,3 +92,13 @@ def test_links_between_pages_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", text):
         if "://" not in target:
             assert ((ROOT / page).parent / target).exists(), target
+
+
+def test_the_table_of_model_clients_names_the_benchmark_that_measures_it():  # P115
+    text = (ROOT / "docs/how-to/pipeline-predictors.md").read_text()
+    script = re.search(r"benchmarks[./](pipeline_clients)", text)
+    assert script
+    assert (ROOT / "benchmarks" / f"{script[1]}.py").is_file()
+    rows = re.findall(r"^\| (\w+) \| .* \| ([\d.]+), ([\d.]+) \|", text, re.MULTILINE)
+    medians = {name: float(p50) for name, p50, _ in rows}
+    assert medians["local_predictor"] < medians["brpc"]

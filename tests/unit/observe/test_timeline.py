@@ -123,7 +123,7 @@ def test_a_runner_may_also_keep_its_phases(kind):
 
 
 @pytest.mark.parametrize("kind", ["inline", "thread", "process"])
-def test_nothing_is_noted_while_nobody_listens(kind):
+def test_nothing_is_noted_while_nobody_listens(kind):  # P144
     assert asyncio.run(call(endpoint_of(pool_of(kind)), "unheard")) == ["unheard"]
 
 
