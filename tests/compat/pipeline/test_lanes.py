@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import httpx
 import pytest
 from tests.compat.pipeline.conftest import post
+
+from forebay.protocols.pipeline.messages import Request
+from forebay.surfaces.pipeline import Op, RequestOp
 
 SCRIPT = """
 import os
@@ -113,3 +117,24 @@ def test_a_client_that_goes_away_leaves_nothing_behind(server, eventually):  # P
         lambda: server.client.get("/models/pipeline" if False else "/models").json()["models"][0]["in_flight"] == 0
     )
     assert post(server, x="b")["value"] == ["b"]
+
+
+@pytest.mark.parametrize("length", [1, 100_000])
+def test_a_defect_in_writing_an_answer_leaves_no_client_waiting(hosted, length, monkeypatch):  # G8
+    class Long(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            return {"x": "y" * length}, False, None, ""
+
+    async def use(service):
+        def broken(*_):
+            raise LookupError("a defect")
+
+        monkeypatch.setattr(service, "_restored", broken)
+        answered = asyncio.get_running_loop().create_future()
+        asked = Request(key=["x"], value=["a"])
+        service.submit(asked, deadline=float("inf"), peer="", respond=answered.set_result)
+        return await asyncio.wait_for(answered, 10)
+
+    answer = hosted(Long(name="long", input_ops=[RequestOp()]), use)
+    assert answer.err_no == 10000
+    assert "a defect" not in answer.err_msg

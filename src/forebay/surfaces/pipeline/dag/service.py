@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, QueueFull, Unavailable
+from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, InternalError, QueueFull, Unavailable
 from forebay.graph.values import loaded
 from forebay.surfaces.pipeline import codes, logs
 from forebay.surfaces.pipeline.dag.calls import OpenCalls
@@ -242,16 +242,16 @@ class PipelineService:
         try:
             values = self._restored(result, direct.data_id)
             response = self._pack(ChannelData.of(values, data_id=direct.data_id, log_id=direct.log_id))
-        except ForebayError as error:
-            self._direct_failed(direct, error)
+        except Exception as error:  # noqa: BLE001 - a defect must not leave a client without an answer
+            self._direct_failed(direct, _named(error))
         else:
             self._direct_done(direct, response, ok=response.err_no == codes.OK)
 
     async def _pack_directly(self, direct: Direct, result: Any) -> None:
         try:
             response = await self._pack_result(result, direct.data_id, direct.log_id, direct.deadline)
-        except ForebayError as error:
-            self._direct_failed(direct, error)
+        except Exception as error:  # noqa: BLE001 - see `_direct_reply`
+            self._direct_failed(direct, _named(error))
         else:
             self._direct_done(direct, response, ok=response.err_no == codes.OK)
 
@@ -390,6 +390,14 @@ def _log(request: Any, peer: str, response: Any, data_id: int, log_id: Any, time
         text = "(data_id=%d log_id=%s) %s from %s: err_no %d, %.1f ms"
         taken_ms = (times.ended - times.started) * 1000
         logs.requests.info(text, data_id, log_id, request.method or "inference", peer, response.err_no, taken_ms)
+
+
+def _named(error: Exception) -> ForebayError:
+    """Return an error as one that a client can be told; a defect of ours is logged."""
+    if isinstance(error, ForebayError):
+        return error
+    log.error("an answer could not be written", exc_info=error)
+    return InternalError("the server failed; its log says why")
 
 
 def _bytes_of(request: Any) -> int:

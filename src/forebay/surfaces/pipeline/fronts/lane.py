@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -112,8 +113,7 @@ class _Asked:
         """Count a request that was refused before it came here: nothing counts those."""
 
     async def _infer(self, request: Request, asked: Any) -> None:
-        loop = asyncio.get_running_loop()
-        timeout_s = None if request.deadline == float("inf") else max(request.deadline - loop.time(), 0.001)
+        timeout_s = None if request.deadline == float("inf") else max(request.deadline - time.monotonic(), 0.001)
         try:
             response = await answer(self._service, asked, timeout_s=timeout_s, peer=_peer(request))
             outcome: Any = rest.response_json(response)
