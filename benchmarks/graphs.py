@@ -22,7 +22,7 @@ import uvloop
 
 from benchmarks.records import line
 from benchmarks.report import machine, table
-from forebay.batching.queue import BatchConfig
+from forebay.batching.queue import BUNDLE_S, BatchConfig
 from forebay.graph.pool import GraphPool, Node
 from forebay.graph.spec import GraphSpec, NodeSpec
 from forebay.serving.endpoint import Endpoint, EndpointConfig
@@ -68,7 +68,9 @@ def fan(width: int) -> GraphSpec:
 
 def node(max_batch: int) -> Node:
     pool = ThreadPool(RunnerSpec(factory="", local=Nothing))
-    config = BatchConfig(max_size=max_batch, idle="go", capacity=100_000)
+    # As a composition runs its nodes: functions of one request share the way to their thread.
+    bundle_s = BUNDLE_S if max_batch == 1 else 0.0
+    config = BatchConfig(max_size=max_batch, idle="go", capacity=100_000, bundle_s=bundle_s)
     return Node(endpoint=Endpoint(EndpointConfig(name="node"), config, pool))
 
 

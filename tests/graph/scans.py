@@ -3,6 +3,7 @@
 
 import asyncio
 import os
+import signal
 import time
 
 import msgspec
@@ -132,6 +133,21 @@ lengths = node(Lengths, batch_key=len, worker_kind="process")
 @forebay.compose
 def keyed(texts: list[str]) -> list[list[int]]:
     return lengths.map(texts)
+
+
+@node(worker_kind="process")
+def risky(text: str) -> str:
+    """Quick, so that requests share the way here."""
+    if text == "raise":
+        raise RuntimeError("as you wished")
+    if text == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return text.upper()
+
+
+@forebay.compose
+def risked(text: str) -> str:
+    return risky(text)
 
 
 @node(worker_kind="inline", workers=8)

@@ -184,6 +184,26 @@ def test_a_node_without_a_worker_is_named_until_it_is_back(serve, eventually):
     assert server.call("keyed", ["a"]).json() == [[1]]
 
 
+@pytest.mark.parametrize("fault", ["raise", "die"])
+def test_requests_that_share_the_way_to_a_worker_do_not_share_a_fault(scans, at_once, fault):
+    def calls():
+        texts = [f"text {number}" for number in range(24)]
+        texts[10] = fault
+        answers = at_once(*(lambda text=text: scans.call("risked", text) for text in texts))
+        return [
+            answer.status_code if text == fault else answer.json() for text, answer in zip(texts, answers, strict=True)
+        ]
+
+    before = scans.client.get("/models/risked").json()["nodes"]["risky"]["batching"]["batches"]
+    expected = [f"TEXT {number}" for number in range(24)]
+    expected[10] = {"raise": 500, "die": 503}[fault]
+    assert calls() == expected
+    batching = scans.client.get("/models/risked").json()["nodes"]["risky"]["batching"]
+    assert batching["max_batch_size"] == 1
+    assert batching["mean_batch_size"] == 1  # a function of one sample is called for each, however they came
+    assert batching["batches"] >= before + 23
+
+
 def test_draining_answers_what_is_inside_the_graph(serve):
     server = serve(f"{SCANS}:slow")
     answers = []

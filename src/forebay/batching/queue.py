@@ -45,6 +45,10 @@ NEVER: Final = float("inf")
 MIN_ROW_S: Final = 1e-6
 """No row is taken to be quicker."""
 
+BUNDLE: Final = 16
+BUNDLE_S: Final = 0.001
+"""Usual size of a bundle: so many rows, or so many as are expected to need this long."""
+
 Idle = Literal["gather", "go", "wait"]
 
 Divide = Callable[["Entry", int], "Entry | None"]
@@ -63,9 +67,9 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_running: Batches of one key that may run at a time; None leaves that to the slots.
         objective_s: The latency that 95 of 100 entries are to hold; the sizes and the waits are then learned, within
             `max_size`. None takes them as they are set.
-        bundle_s: For one slot whose runner takes rows one after the other anyway: as many leave together as are
-            expected to need no longer than this, so that the way to the worker is shared by quick ones only. 0 fills
-            batches up.
+        bundle_s: For one slot whose runner takes the rows it is given one by one, and `max_size` 1: up to `BUNDLE` of
+            them leave together, as many as are expected to need no longer than this, so that quick ones share the way
+            to the worker. 0 lets each leave by itself.
         ranked: Whether entries of one key leave by their rank, lower ones first, instead of in order of arrival.
     """
 
@@ -77,6 +81,11 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
     objective_s: float | None = None
     bundle_s: float = 0.0
     ranked: bool = False
+
+    @property
+    def max_rows(self) -> int:
+        """Samples that leave the queue together: a batch, or a bundle of those that run one by one."""
+        return BUNDLE if self.bundle_s else self.max_size
 
 
 class Line:
@@ -109,13 +118,13 @@ class BatchQueue:
 
         Args:
             config: How requests are batched.
-            divide: Cuts entries that do not fit; whoever gives it may offer entries of more than `max_size` samples.
+            divide: Cuts entries that do not fit; whoever gives it may offer entries of more than `max_rows` samples.
         """
         self.config = config
         self._divide = divide
         self.waiting = 0
         """Samples that wait."""
-        self._max_size = config.max_size
+        self._max_size = config.max_rows
         self._capacity = config.capacity
         self._lines: dict[Hashable, Line] = {}
         self._full = 0
@@ -136,7 +145,7 @@ class BatchQueue:
 
         Raises:
             QueueFull: If `capacity` samples wait already; nothing was queued.
-            TooLarge: If the entry alone exceeds `max_size`.
+            TooLarge: If the entry alone exceeds `max_rows`.
         """
         size = entry.size
         if self.waiting + size > self._capacity:
@@ -346,6 +355,8 @@ class BatchQueue:
 
     def _fill(self, line: Line, now: float) -> Batch | None:
         room = self._max_size
+        if room == 1 and self._divide is None:
+            return self._take_one(line, now)
         if self._bundle_s:
             room = max(min(room, int(self._bundle_s / self._row_s)), self._head(line).size)
         if self.auto is not None:
@@ -375,6 +386,24 @@ class BatchQueue:
             else:
                 entry.taken = NEVER
         return Batch(alive, line.key, sum(entry.size for entry in alive)) if alive else None
+
+    def _take_one(self, line: Line, now: float) -> Batch | None:
+        """Take the first entry of a line: what there is to do where nothing is batched."""
+        entry = self._head(line)
+        line.entries.popleft()
+        line.rows -= 1
+        self.waiting -= 1
+        if line.rows == 0:
+            del self._lines[line.key]
+            self._full -= 1
+        else:
+            line.full_since = now
+            self._note(line)
+        if entry.deadline <= now:
+            entry.taken = NEVER
+            return None
+        entry.taken = now
+        return Batch([entry], line.key, 1)
 
     def _cut(self, line: Line, room: int, now: float) -> list[Entry]:
         """Take as many entries off the front of a line as fit."""

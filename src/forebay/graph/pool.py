@@ -194,8 +194,9 @@ class GraphPool:
         entry = batch.entries[0]
         try:
             given = self._decode(entry)
-            for stream in given.keys() - self.plan.inputs.keys():
-                state.feed(stream, 0, None)  # raises: there is no such input
+            if given.keys() != self.plan.inputs.keys():
+                for stream in given.keys() - self.plan.inputs.keys():
+                    state.feed(stream, 0, None)  # raises: there is no such input
             for stream in self.plan.inputs:
                 if stream in given:
                     self._emit(run, state.feed(stream, 0, given[stream]))
@@ -351,9 +352,10 @@ class GraphPool:
         """Free the slot, call off what still runs, answer."""
         del self._runs[run.batch]
         run.batch.on_cancel = None
-        for hop in list(run.hops):
-            assert hop.firing is not None
-            self._by_plan[hop.firing.node].endpoint.cancel(hop)
+        if run.hops:
+            for hop in list(run.hops):
+                assert hop.firing is not None
+                self._by_plan[hop.firing.node].endpoint.cancel(hop)
         if not self._is_stopping:
             self.idle += 1
         if self._empty is not None and not self._runs:

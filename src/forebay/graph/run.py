@@ -109,7 +109,7 @@ class GraphRun:
         self._bounds: dict[str, int] = {}
         self._ready: list[Firing] = []
         self._emitted: list[Emission] = []
-        self._settling: deque[tuple[PlannedStream, int]] = deque()
+        self._settling: deque[tuple[PlannedStream, int]] | None = None
 
     def feed(self, stream: str, timestamp: int, value: Any) -> list[Emission]:
         """Put a packet on an input of the graph; returns what left the graph by it.
@@ -231,10 +231,10 @@ class GraphRun:
 
     def _settle(self, stream: PlannedStream, bound: int) -> None:
         """Raise the bound of a stream, and of those behind it that depend on it; a list, for chains may be long."""
-        settling = self._settling
-        settling.append((stream, bound))
-        if len(settling) > 1:
-            return  # called by `_advance` below
+        if self._settling is not None:  # called by `_advance` below
+            self._settling.append((stream, bound))
+            return
+        settling = self._settling = deque([(stream, bound)])
         while settling:
             stream, bound = settling[0]
             if bound > self._bounds.get(stream.name, UNSEEN):
@@ -242,6 +242,7 @@ class GraphRun:
                 for node, _ in stream.readers:
                     self._advance(node, self._state(node))
             settling.popleft()
+        self._settling = None
 
     def _state(self, node: PlannedNode) -> _NodeState:
         state = self._states.get(node)

@@ -44,6 +44,7 @@ def loaded(values: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
         RunnerFailed: If one cannot be loaded.
     """
-    if Packed not in set(map(type, values.values())):
-        return values
-    return {port: value.load() if type(value) is Packed else value for port, value in values.items()}
+    for value in values.values():
+        if type(value) is Packed:
+            return {port: value.load() if type(value) is Packed else value for port, value in values.items()}
+    return values

@@ -33,10 +33,10 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, once or several times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
 
     def observe_since(self, now: float, moments: Sequence[float]) -> None:
         """Count how long ago each of these moments was, many at once.

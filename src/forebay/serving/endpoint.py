@@ -88,7 +88,8 @@ class Endpoint:
         self._open: dict[Request, None] = {}
         self._queue = BatchQueue(batching)
         self._timeout_s = config.timeout_s
-        self._max_size = batching.max_size
+        self._max_size = batching.max_rows
+        self._runs_one_by_one = batching.bundle_s > 0
         self._offer = self._queue.offer
         self._keys_of = keys_of
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -303,11 +304,11 @@ class Endpoint:
     def _answer(self, batch: Batch, outcomes: Sequence[Outcome], now: float) -> None:
         opened = self._open
         answered: list[Any] = batch.entries
-        special: set[Any] = set()
+        special: list[Any] = []
         logged = False
         for entry, outcome in zip(batch.entries, outcomes, strict=True):
             if type(outcome) is Failure:
-                special.add(entry)
+                special.append(entry)
                 error = outcome.error
                 if not logged and isinstance(error, UserCodeError):
                     logged = True
@@ -318,7 +319,7 @@ class Endpoint:
             try:
                 del opened[entry]
             except KeyError:  # a slice, or a request that nobody waits for any more
-                special.add(entry)
+                special.append(entry)
                 if not entry.done:
                     self._settle_entry(entry, outcome)
                 continue
@@ -328,7 +329,8 @@ class Endpoint:
             except Exception:
                 log.exception("an answer could not be handed over")
         if special:
-            answered = [entry for entry in answered if entry not in special]
+            others = set(special)
+            answered = [entry for entry in answered if entry not in others]
         self._count(batch, answered, now)
         if self._untaken:
             for request in answered:
@@ -346,8 +348,12 @@ class Endpoint:
     def _count(self, batch: Batch, answered: list[Request], now: float) -> None:
         """Count a batch and those of its requests that got an answer."""
         metrics = self.metrics
-        metrics.batch_size.observe(batch.rows)
-        metrics.model_s.observe(batch.model_s)
+        if self._runs_one_by_one:
+            metrics.batch_size.observe(1, batch.rows)
+            metrics.model_s.observe(batch.model_s / batch.rows, batch.rows)
+        else:
+            metrics.batch_size.observe(batch.rows)
+            metrics.model_s.observe(batch.model_s)
         if batch.noted is not None:
             timeline.end(self, batch, batch.noted, now)
         if len(answered) == 1:

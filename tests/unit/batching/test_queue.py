@@ -393,18 +393,18 @@ def ran(queue, batch, seconds):
 
 
 def test_nothing_is_bundled_before_a_time_is_known():
-    bundles = offered(queue(max_size=16, bundle_s=0.001), *map(entry, "abc"))
+    bundles = offered(queue(max_size=1, bundle_s=0.001), *map(entry, "abc"))
     assert names(bundles.take(0.5)) == "a"
 
 
 def test_as_many_are_bundled_as_need_so_long():
-    bundles = offered(queue(max_size=16, bundle_s=0.001), *map(entry, "abcdefghij"))
+    bundles = offered(queue(max_size=1, bundle_s=0.001), *map(entry, "abcdefghij"))
     ran(bundles, bundles.take(0.5), 0.000251)
     assert names(bundles.take(0.5)) == "bcd"
 
 
 def test_one_slow_row_ends_bundling_at_once_and_quick_ones_bring_it_back():
-    bundles = queue(max_size=16, bundle_s=0.001)
+    bundles = queue(max_size=1, bundle_s=0.001)
     for seconds, expected in ((0.00001, 1), (0.05, 16), (0.00001, 1), (0.00001, 1)):
         batch = offered(bundles, *map(entry, "abcdefghijklmnop")).take(0.5)
         assert batch.rows == expected

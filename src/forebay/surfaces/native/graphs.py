@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from forebay.batching.queue import BatchConfig
+from forebay.batching.queue import BUNDLE_S, BatchConfig
 from forebay.errors import ConfigError, nearest
 from forebay.graph.composition.compose import Composition, compositions_in, nodes_in
 from forebay.graph.composition.keys import NodeKeys
@@ -193,7 +193,11 @@ def _batching(node: NodeDefinition, target: GraphTarget) -> BatchConfig:
         overrides = msgspec.structs.replace(
             overrides, max_batch_size=None, max_wait_ms=None, idle=None, policy=None, latency_objective_ms=None
         )
-    return batching_of(f"node '{node.name}'", msgspec.structs.replace(node.model_settings, **own), overrides)
+    batching = batching_of(f"node '{node.name}'", msgspec.structs.replace(node.model_settings, **own), overrides)
+    is_alone = _workers(node, target) == (1, 1) and _kind(node, target) != "inline"
+    if is_alone and not node.runs_batches:
+        return msgspec.structs.replace(batching, idle="go", bundle_s=BUNDLE_S)
+    return batching
 
 
 def _kind(node: NodeDefinition, target: GraphTarget) -> Kind:
@@ -223,7 +227,9 @@ def _pool(call: Call, target: GraphTarget) -> Pool:
     spec = RunnerSpec(factory="forebay.graph.composition.runner:from_file", kwargs=kwargs)
     kind = _kind(node, target)
     if kind == "process":
-        return ProcessPool(packed(spec), workers=workers, threads=threads, isolates=is_isolating)
+        # Those that share the way to a worker are not to share its end.
+        separates = is_isolating or not node.runs_batches
+        return ProcessPool(packed(spec), workers=workers, threads=threads, isolates=separates)
     spec = msgspec.structs.replace(spec, local=lambda: node.runner(isolate_errors=is_isolating))
     if kind == "thread":
         return ThreadPool(spec, workers=workers, threads=threads)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.batching.queue import BatchConfig
+from forebay.batching.queue import BUNDLE_S, BatchConfig
 from forebay.graph.pool import GraphPool, Node
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.pipeline.dag import workers
@@ -35,11 +35,6 @@ NEVER_S: Final = 24 * 3600.0
 """Time a request has where none is configured: the original sets none, and nothing may wait for ever."""
 STUCK_S: Final = 5.0
 """A process that goes on so long with a batch nobody waits for is replaced."""
-
-
-BUNDLE: Final = 16
-BUNDLE_S: Final = 0.001
-"""So many requests, or so many as need this long, go to an op's only worker together; each is processed by itself."""
 
 
 class Hosted:
@@ -182,9 +177,9 @@ def inside_of(dag: Dag) -> int:
 
 def _batching(settings: Mapping[str, Any], slots: int) -> BatchConfig:
     size, wait_ms = settings["batch_size"], settings["auto_batching_timeout"]
-    if size == 1 and settings["concurrency"] == 1:
-        return BatchConfig(max_size=BUNDLE, idle="go", capacity=slots, bundle_s=BUNDLE_S, ranked=True)
-    if size == 1:  # several workers: what one had in its bundle another could not take
-        return BatchConfig(max_size=1, idle="go", capacity=slots, ranked=True)
+    if size == 1:
+        # With several workers, what one had in its bundle another could not take.
+        bundle_s = BUNDLE_S if settings["concurrency"] == 1 else 0.0
+        return BatchConfig(max_size=1, idle="go", capacity=slots, bundle_s=bundle_s, ranked=True)
     wait_s = wait_ms / 1000 if wait_ms and wait_ms > 0 else NEVER_S
     return BatchConfig(max_size=size, max_wait_s=wait_s, idle="wait", capacity=slots, ranked=True)
