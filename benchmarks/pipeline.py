@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests a second of a pipeline with one trivial op, over REST (wrk) and gRPC (a Python client), on two cores.
+"""Requests a second of a pipeline with one trivial op on two cores, over REST (wrk) and gRPC (h2load, Python).
 
     .venv/bin/python -m benchmarks.pipeline
 
@@ -20,11 +20,13 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.chaos import wait_ready
+from benchmarks.h2load import run_h2load
 from benchmarks.launch import ROOT, environment, free_port, stop
 from benchmarks.load import SCRIPT
 from benchmarks.report import table
 
 ORIGINAL = {("thread", "REST"): 856, ("process", "REST"): 625, ("thread", "gRPC"): 864, ("process", "gRPC"): 654}
+RPC, RPC_PYTHON = "gRPC (h2load)", "gRPC (Python client)"
 BODY = json.dumps({"key": ["x"], "value": ["a small request"]}).encode()
 
 
@@ -40,7 +42,30 @@ def rest(port: int, connections: int, seconds: int) -> float:
     return found["requests"] / found["duration_s"]
 
 
-async def rpc(port: int, connections: int, seconds: int) -> float:
+def rpc(port: int, connections: int, seconds: int) -> float:
+    from forebay.protocols.pipeline.messages import PATH, Request
+
+    message = Request(key=["x"], value=["a small request"]).SerializeToString()
+    before = one_answer(port, message)
+    rate = run_h2load(f"http://127.0.0.1:{port}{PATH}", message, before, connections, seconds)
+    assert one_answer(port, message) == before
+    return rate
+
+
+def one_answer(port: int, message: bytes) -> bytes:
+    """Ask once as a client of gRPC does, and look at the answer; returns its message."""
+    import grpc
+
+    from forebay.protocols.pipeline.messages import PATH, Response
+
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        answer = channel.unary_unary(PATH)(message, timeout=30)
+    response = Response.FromString(answer)
+    assert (response.err_no, *response.value) == (0, "a small request"), response
+    return answer
+
+
+async def rpc_python(port: int, connections: int, seconds: int) -> float:
     import grpc
 
     from forebay.protocols.pipeline.messages import METHOD, SERVICE, Request, Response
@@ -86,17 +111,18 @@ def main() -> None:
             for kind, (rpc_port, http_port) in servers.items():
                 found = {
                     "REST": rest(http_port, options.connections, options.seconds),
-                    "gRPC": asyncio.run(rpc(rpc_port, options.connections, options.seconds)),
+                    RPC: rpc(rpc_port, options.connections, options.seconds),
+                    RPC_PYTHON: asyncio.run(rpc_python(rpc_port, options.connections, options.seconds)),
                 }
                 for way, rate in found.items():
                     rates.setdefault((kind, way), []).extend([rate] if round_ else [])
     finally:
         for process in processes:
             stop(process)
-    rows = [
-        [kind, way, f"{median(found):,.0f}", f"{ORIGINAL[kind, way]:,}", f"{median(found) / ORIGINAL[kind, way]:.1f}"]
-        for (kind, way), found in rates.items()
-    ]
+    rows = []
+    for (kind, way), found in rates.items():
+        original = ORIGINAL[kind, way.partition(" ")[0]]
+        rows.append([kind, way, f"{median(found):,.0f}", f"{original:,}", f"{median(found) / original:.1f}"])
     print(f"{options.connections} connections, {options.rounds} rounds of {options.seconds} s\n")
     print(table(["op", "over", "req/s", "original", "factor"], rows))
 

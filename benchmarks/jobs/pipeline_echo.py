@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pipeline of one op that hands on what it is given: what is left is the server.
 
-Arguments: the ports of gRPC and of HTTP, thread or process.
+Arguments: the ports of gRPC and of HTTP, thread or process, and `profile` if calls are to be profiled.
 """
 
 import sys
@@ -23,7 +23,7 @@ server.prepare_server(
         "rpc_port": int(sys.argv[1]),
         "http_port": int(sys.argv[2]),
         "worker_num": 64,
-        "dag": {"is_thread_op": sys.argv[3] == "thread"},
+        "dag": {"is_thread_op": sys.argv[3] == "thread", "use_profile": "profile" in sys.argv[4:]},
     }
 )
 server.run_server()

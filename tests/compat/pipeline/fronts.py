@@ -30,6 +30,8 @@ class Echo:
 
     def __init__(self, name="", request_class=Request, response_class=Response):
         self.name = name
+        self.methods: list[str] | None = None
+        self.error_codes = "v0.7"
         self.request_class = request_class
         self.response_class = response_class
         self.seen = []

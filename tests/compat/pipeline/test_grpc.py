@@ -28,6 +28,7 @@ from forebay.transports.grpc.service import GrpcConfig
 
 Code = grpc.StatusCode
 ASKED = Request(key=["x"], value=["1"])
+REFLECTION = "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -82,7 +83,7 @@ def test_the_service_is_found_by_reflection(fronts):  # P18
     ]
     listed, described = stub.ServerReflectionInfo(iter(asked), timeout=PATIENCE_S)
     names = {service.name for service in listed.list_services_response.service}
-    assert names == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    assert names == {SERVICE, "grpc.health.v1.Health", *REFLECTION}
     (data,) = described.file_descriptor_response.file_descriptor_proto
     file = descriptor_pb2.FileDescriptorProto.FromString(data)
     assert [method.name for method in file.service[0].method] == ["inference"]

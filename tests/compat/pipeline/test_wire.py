@@ -90,6 +90,23 @@ def test_another_services_name_is_refused(fronts):  # P24
     assert fronts.call(Request()).err_no == 0  # no name at all
 
 
+def test_methods_that_are_not_allowed_are_refused():  # P26
+    inference = Echo(name="uci")
+    inference.methods = ["prediction", "health"]
+    with Fronts(inference) as restricted:
+        inference.error_codes = "v0.4"  # P91
+        assert restricted.post("/uci/training", b"{}").json()["err_no"] == 2
+        assert restricted.call(Request(name="wrong")).err_no == 7
+        inference.error_codes = "v0.7"
+        answer = restricted.post("/uci/training", b'{"method": "prediction"}')
+        assert (answer.status_code, answer.json()["err_no"]) == (200, 3000)
+        assert answer.json()["err_msg"] == "method error: this server has 'prediction' and 'health', not 'training'"
+        assert restricted.call(Request(method="training")).err_no == 3000
+        assert restricted.post("/uci/health", b"{}").json()["err_no"] == 0
+        assert restricted.call(Request(method="prediction")).err_no == 0
+        assert restricted.call(Request()).err_no == 0  # over gRPC none need be named
+
+
 def test_without_a_name_every_name_will_do():  # P25
     with Fronts(Echo()) as unnamed:
         assert unnamed.post("/x/y", b"{}").json()["err_no"] == 0

@@ -3,44 +3,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
+from forebay.errors import ForebayError
 
-class Context(Protocol):
-    """What a method may know of its call; part of what `grpc.aio` offers."""
 
-    def time_remaining(self) -> float | None:
-        """Return the seconds the client still waits, None if it waits for ever."""
-        ...
+class Call(Protocol):
+    """One call, as its method sees it.
 
+    Attributes:
+        deadline: Monotonic seconds at which the client stops waiting; infinity if it never does.
+        on_cancel: Called once if the client goes away, calls it off or its deadline passes before it is answered; a
+            method that answers later sets it.
+    """
+
+    deadline: float
+    on_cancel: Callable[[], object] | None
+
+    @property
     def peer(self) -> str:
-        """Return who calls, as `ipv4:ADDRESS:PORT`."""
+        """Who calls, as `ADDRESS:PORT`."""
         ...
 
-    def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]] | None:
-        """Return what the client says beside its message."""
+    @property
+    def metadata(self) -> Sequence[tuple[str, str | bytes]]:
+        """What the client says beside its message: names in lower case, bytes where the name ends in `-bin`."""
+        ...
+
+    def reply(self, message: bytes) -> None:
+        """Answer the call with its only message; does nothing if it has ended."""
+        ...
+
+    def fail(self, error: ForebayError) -> None:
+        """Answer the call with the status of an error; does nothing if it has ended."""
         ...
 
 
-Handler = Callable[[bytes, Context], Awaitable[bytes]]
-"""Answers one call; a `ForebayError` becomes the status of its code, and the coroutine is cancelled with the call."""
+Direct = Callable[[bytes, Call], None]
+"""Answers a call now or later by `reply` or `fail`, without a task; what it raises becomes the status."""
+
+Unary = Callable[[bytes, Call], Awaitable[bytes]]
+"""Answers a call with what it returns; it is cancelled with the call."""
+
+Stream = Callable[[AsyncIterator[bytes], Call], AsyncIterator[bytes]]
+"""Answers a call with what it yields; it is closed with the call. A client that takes nothing holds it up."""
 
 
 class GrpcService(msgspec.Struct, frozen=True, kw_only=True):
-    """A service of unary methods.
+    """A service. What a method raises becomes the status of the call, a `ForebayError` that of its code.
 
     Attributes:
         full_name: With its package.
-        methods: Handlers by the names of the methods.
+        direct: Methods that answer without a task, by name.
+        unary: Methods that are coroutines, by name.
+        streams: Methods that take and give any number of messages, by name.
         files: Serialized descriptors of the files it is described in, each after those it imports; without them it
             cannot be looked up by reflection.
     """
 
     full_name: str
-    methods: Mapping[str, Handler]
+    direct: Mapping[str, Direct] = {}
+    unary: Mapping[str, Unary] = {}
+    streams: Mapping[str, Stream] = {}
     files: Sequence[bytes] = ()
 
 
@@ -50,8 +77,16 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         host: Address to bind; other machines reach the server only if this says so.
         port: TCP port; 0 takes a free one.
-        max_message_bytes: Longest message, in and out; longer ones get RESOURCE_EXHAUSTED.
+        max_message_bytes: Longest message, in and out, also once unpacked; longer ones get RESOURCE_EXHAUSTED.
+        max_buffered_bytes: Bytes of messages that have not come whole yet, of all clients together; the call that
+            would exceed it gets RESOURCE_EXHAUSTED.
+        max_metadata_bytes: Longest metadata of a call, its names and values together.
         max_calls: Calls at a time, health checks included; more get RESOURCE_EXHAUSTED.
+        max_streams: Calls at a time on one connection; clients wait with more.
+        max_connections: Connections at a time; more are closed.
+        read_timeout_s: A client that is in the middle of a frame or of a message and sends nothing for this time is cut
+            off.
+        write_timeout_s: A client that takes nothing of its answers for this time is cut off.
         certfile: TLS certificate chain in PEM; with it the port speaks TLS.
         keyfile: Its private key; None if `certfile` holds both.
         api_keys: If any, a call needs one of them in its metadata, as `x-api-key` or `authorization: Bearer`.
@@ -60,7 +95,13 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 0
     max_message_bytes: int = 256 * 1024 * 1024
+    max_buffered_bytes: int = 1024 * 1024 * 1024
+    max_metadata_bytes: int = 16 * 1024
     max_calls: int = 4096
+    max_streams: int = 1024
+    max_connections: int = 4096
+    read_timeout_s: float = 30.0
+    write_timeout_s: float = 30.0
     certfile: str | None = None
     keyfile: str | None = None
     api_keys: tuple[str, ...] = ()

@@ -10,9 +10,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.errors import ForebayError, InternalError, InvalidRequest, UserCodeError
+from forebay.errors import ForebayError, InvalidRequest
 from forebay.protocols.pipeline import rest
-from forebay.surfaces.pipeline.fronts.rpc import answer
+from forebay.surfaces.pipeline.fronts.inference import answer, told
 from forebay.transports.http.exchange import key_is_known
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from forebay.server.config import HttpConfig
-    from forebay.surfaces.pipeline.fronts.rpc import Inference
+    from forebay.surfaces.pipeline.fronts.inference import Inference
     from forebay.transports.http.asgi import Pages
 
 log = logging.getLogger("forebay.requests")
@@ -132,16 +132,6 @@ class PipelineHttp:
             return True
         given = [value for name, value in scope["headers"] if name in {b"x-api-key", b"authorization"}]
         return any(key_is_known(self._api_keys, value) for value in given)
-
-
-def told(error: Exception) -> ForebayError:
-    """Return what a client is told of an error; one that is no error of a request is logged."""
-    if isinstance(error, UserCodeError):  # whoever ran that code has logged it
-        return InternalError("the model failed; the server's log says why")
-    if isinstance(error, ForebayError):
-        return error
-    log.error("a request could not be answered", exc_info=error)
-    return InternalError("the server failed; its log says why")
 
 
 def with_cors(face: PipelineHttp, http: HttpConfig) -> ASGIApp:

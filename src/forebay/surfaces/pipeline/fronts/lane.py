@@ -7,10 +7,8 @@ the same; one set of tests asks both.
 
 from __future__ import annotations
 
-import asyncio
 import re
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import ForebayError, TooLarge
@@ -18,9 +16,8 @@ from forebay.protocols.native import Contract
 from forebay.protocols.pipeline import rest
 from forebay.server.app import Served
 from forebay.serving.endpoint import EndpointConfig
-from forebay.surfaces.pipeline.dag.service import Direct
 from forebay.surfaces.pipeline.fronts import http
-from forebay.surfaces.pipeline.fronts.rpc import answer, wrong_name
+from forebay.surfaces.pipeline.fronts.inference import begin
 from forebay.transports.http.exchange import Route, Unauthorized, error_headers, status_of
 from forebay.types.call import Failure
 
@@ -75,7 +72,7 @@ class _Asked:
         self.config = EndpointConfig(name=name, max_timeout_s=service.endpoint.config.max_timeout_s)
         self._service = service
         self._method = method
-        self._open: dict[Request, Direct | asyncio.Task[None] | None] = {}
+        self._open: dict[Request, Callable[[], object] | None] = {}
 
     def submit(self, request: Request) -> None:
         """Answer a request."""
@@ -86,40 +83,23 @@ class _Asked:
             request.reply(request, Failure(error))
             return
         http.name_request(asked, self.name, self._method)
-        refusal = wrong_name(service, asked)
-        if refusal is not None:
-            request.reply(request, rest.response_json(refusal))
-            return
 
         def respond(found: Any) -> None:
             self._reply(request, Failure(found) if isinstance(found, ForebayError) else rest.response_json(found))
 
         self._open[request] = None
-        direct = service.submit(asked, deadline=request.deadline, peer=_peer(request), respond=respond)
-        if direct is None:
-            self._open[request] = asyncio.ensure_future(self._infer(request, asked))
-        elif request in self._open:
-            self._open[request] = direct
+        call_off = begin(service, asked, deadline=request.deadline, peer=_peer(request), respond=respond)
+        if request in self._open:
+            self._open[request] = call_off
 
     def cancel(self, request: Request) -> None:
         """Forget a request whose client went away."""
-        running = self._open.pop(request, None)
-        if isinstance(running, Direct):
-            self._service.cancel(running)
-        elif running is not None:
-            running.cancel()
+        call_off = self._open.pop(request, None)
+        if call_off is not None:
+            call_off()
 
     def reject(self, error: ForebayError) -> None:
         """Count a request that was refused before it came here: nothing counts those."""
-
-    async def _infer(self, request: Request, asked: Any) -> None:
-        timeout_s = None if request.deadline == float("inf") else max(request.deadline - time.monotonic(), 0.001)
-        try:
-            response = await answer(self._service, asked, timeout_s=timeout_s, peer=_peer(request))
-            outcome: Any = rest.response_json(response)
-        except Exception as error:  # noqa: BLE001 - whatever it is, this client is told and no other hears of it
-            outcome = Failure(http.told(error))
-        self._reply(request, outcome)
 
     def _reply(self, request: Request, outcome: Any) -> None:
         if request in self._open:

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One call, from its head to its status.
+
+A call has two ends that close on their own: the client's, when it has said everything (`is_half_closed`), and the
+method's, when its status is decided (`is_done`). Its stream is over when both are closed, or when one side gives up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.errors import ForebayError
+from forebay.transports.grpc import frames, statuses
+from forebay.transports.grpc.messages import BadMessage, Inbox
+from forebay.transports.grpc.statuses import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from forebay.transports.grpc.connection import Connection
+    from forebay.transports.grpc.heads import Head
+    from forebay.transports.grpc.sending import Outgoing
+
+log = logging.getLogger("forebay.requests")
+
+NEVER: Final = float("inf")
+STREAM_WINDOW: Final = 4 * 1024 * 1024
+"""How much a client may send of a call before it was taken."""
+MAX_UNSENT_BYTES: Final = 64 * 1024
+"""A stream that has more than this to send waits until all of it was taken."""
+MESSAGE_OVERHEAD_BYTES: Final = 512
+"""What a message counts beside its length, so that a stream of empty ones waits as well."""
+
+
+MAX_STREAK: Final = 64
+"""Messages that a method takes in one turn of the loop; others want to be served as well."""
+
+
+class OpenCall:
+    """A call that is not over.
+
+    Attributes:
+        stream: Its number on the connection.
+        window: How much of its answer the client takes now.
+        outgoing: What it has to send; None if it never had to wait for anything.
+        trailers: The header block after the last message; None while that is not known.
+    """
+
+    # What most calls never change stands here and not in __init__, which is on the hot path.
+    deadline = NEVER
+    on_cancel: Callable[[], object] | None = None
+    is_half_closed = False
+    is_done = False
+    has_begun = False
+    outgoing: Outgoing | None = None
+    trailers: bytes | None = None
+    _inbox: Inbox | None = None
+    _task: asyncio.Task[None] | None = None
+    _arrival: asyncio.Future[None] | None = None
+    _room: asyncio.Future[None] | None = None
+    _streak = 0
+    _received = 0
+    _allowed = STREAM_WINDOW
+
+    def __init__(self, connection: Connection, stream: int, head: Head, window: int, epoch: int) -> None:
+        self.stream = stream
+        self.window = window
+        self._connection = connection
+        self._head = head
+        self._seen = epoch
+
+    # What a method sees
+
+    @property
+    def peer(self) -> str:
+        """Who calls, as `ADDRESS:PORT`."""
+        return self._connection.peer
+
+    @property
+    def metadata(self) -> Sequence[tuple[str, str | bytes]]:
+        """What the client says beside its message."""
+        return self._head.metadata
+
+    def reply(self, message: bytes) -> None:
+        """Answer the call with its only message; does nothing if it has ended."""
+        if not self.is_done:
+            self._connection.answer(self, message)
+
+    def fail(self, error: ForebayError) -> None:
+        """Answer the call with the status of an error; does nothing if it has ended."""
+        self.end(*statuses.of_error(error))
+
+    # How it ends
+
+    def end(self, status: Status, text: str = "") -> None:
+        """Give the call its status, after what it has sent; does nothing if it has one."""
+        if self.is_done:
+            return
+        self.is_done = True
+        self.on_cancel = None
+        self._connection.end(self, statuses.trailers(status, text))
+
+    def fail_by(self, error: Exception, method: str) -> None:
+        """Give the call the status of whatever its method raised."""
+        if isinstance(error, ForebayError):
+            self.fail(error)
+            return
+        log.error("%s failed", method, exc_info=error)
+        self.end(Status.INTERNAL, "the server failed; its log says why")
+
+    def abandon(self, status: Status, text: str) -> None:
+        """Give the call its status although its method works on it, and send nothing else."""
+        if not self.is_done:
+            self.cancel()
+            self._connection.end(self, statuses.trailers(status, text), at_once=True)
+
+    def cancel(self) -> None:
+        """Let nobody work for this call any more: the client does not wait for it."""
+        if self.is_done:
+            return
+        self.is_done = True
+        on_cancel, self.on_cancel = self.on_cancel, None
+        if on_cancel is not None:
+            try:
+                on_cancel()
+            except Exception:
+                log.exception("a call could not be called off")
+        if self._task is not None:
+            self._task.cancel()
+
+    def forget(self) -> None:
+        """Free what the call holds; it is over."""
+        if self._inbox is not None:
+            self._connection.port.buffered_bytes -= len(self._inbox)
+            self._inbox = None
+
+    # What the client sends
+
+    def take_whole(self, size: int) -> bool:
+        """Take note of the only message of a call that came in one piece; false if it is not as simple as that."""
+        head = self._head
+        if self._inbox is None and not head.is_stream and (head.length < 0 or head.length == size):
+            self.is_half_closed = True
+            return True
+        return False
+
+    def begin(self, message: bytes) -> None:
+        """Begin the method."""
+        self._head.begin(self, message)
+
+    def begin_stream(self) -> None:
+        """Begin a method that takes any number of messages."""
+        self._head.begin(self)
+
+    def receive(self, payload: bytes, flow_bytes: int, *, is_last: bool) -> None:
+        """Take the payload of a DATA frame.
+
+        Args:
+            payload: Without padding.
+            flow_bytes: How long it was with its padding.
+            is_last: Whether the client has said everything with it.
+
+        Raises:
+            StreamFault: If it is more than the client was allowed to send.
+        """
+        port = self._connection.port
+        self._allowed -= flow_bytes
+        if self._allowed < 0:
+            msg = f"stream {self.stream} sent more than its window"
+            raise frames.StreamFault(self.stream, frames.Reason.FLOW_CONTROL_ERROR, msg)
+        self._seen = port.epoch
+        self._received += len(payload)
+        length = self._head.length
+        if length >= 0 and (self._received > length or (is_last and self._received < length)):
+            msg = f"stream {self.stream} has another length than its content-length"
+            raise frames.StreamFault(self.stream, frames.Reason.PROTOCOL_ERROR, msg)
+        self.is_half_closed = is_last
+        if self.is_done:
+            return
+        inbox = self._inbox
+        if inbox is None:
+            inbox = self._inbox = Inbox(self._head.encoding, port.config.max_message_bytes)
+        inbox.add(payload)
+        port.buffered_bytes += len(payload)
+        if port.buffered_bytes > port.config.max_buffered_bytes:
+            self.abandon(Status.RESOURCE_EXHAUSTED, "the server holds as many unfinished messages as it may")
+        elif self._head.is_stream:
+            self._wake(self._arrival)
+        else:
+            self._receive_only(inbox)
+        self._allow_more()
+
+    def _receive_only(self, inbox: Inbox) -> None:
+        """Begin the method once its only message has come."""
+        try:
+            inbox.check()
+            if inbox.is_overfull():
+                self.end(Status.UNIMPLEMENTED, "the method takes one message, more were sent")
+            elif self.is_half_closed:
+                message = self._take(inbox)
+                if message is None:
+                    self.end(Status.INTERNAL, "the call ended within a message")
+                else:
+                    self._head.begin(self, message)
+        except BadMessage as error:
+            self.end(error.status, error.message)
+
+    def close_early(self) -> None:
+        """Take note that the client ended the call outside of a DATA frame.
+
+        Raises:
+            StreamFault: If it announced more than it has sent.
+        """
+        if self._head.length > self._received:
+            msg = f"stream {self.stream} has another length than its content-length"
+            raise frames.StreamFault(self.stream, frames.Reason.PROTOCOL_ERROR, msg)
+        self.is_half_closed = True
+        if self.is_done:
+            return
+        if self._head.is_stream:
+            self._wake(self._arrival)
+        elif self._inbox is None or not len(self._inbox):
+            self.end(Status.UNIMPLEMENTED, "the method takes one message, none was sent")
+        else:
+            self._receive_only(self._inbox)
+
+    def _take(self, inbox: Inbox) -> bytes | None:
+        before = len(inbox)
+        try:
+            return inbox.take()
+        finally:
+            self._connection.port.buffered_bytes -= before - len(inbox)
+
+    def _allow_more(self) -> None:
+        """Give the client room for what was taken, and for the rest of a message that is waited for."""
+        if self.is_half_closed or self.is_done:
+            return
+        held = len(self._inbox) if self._inbox is not None and self._head.is_stream and self._arrival is None else 0
+        more = STREAM_WINDOW - held - self._allowed
+        if more >= STREAM_WINDOW // 2:
+            self._allowed += more
+            self._connection.send(frames.window_update(self.stream, more))
+
+    @staticmethod
+    def _wake(waiter: asyncio.Future[None] | None) -> None:
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # Methods that take their time
+
+    def run(self, method: Coroutine[Any, Any, None]) -> None:
+        """Run the method in a task of its own."""
+        port = self._connection.port
+        task = self._task = port.loop.create_task(method)
+        port.tasks.add(task)
+        task.add_done_callback(port.tasks.discard)
+
+    async def next_message(self) -> bytes | None:
+        """Wait for the next message; None after the last."""
+        while not self.is_done:
+            inbox = self._inbox
+            try:
+                message = None if inbox is None else self._take(inbox)
+                if message is None and self.is_half_closed:
+                    if inbox is None or not len(inbox):
+                        return None
+                    raise BadMessage(Status.INTERNAL, "the call ended within a message")
+            except BadMessage as error:
+                self.abandon(error.status, error.message)
+                break
+            if message is not None:
+                self._allow_more()
+                self._streak += 1
+                if self._streak >= MAX_STREAK:
+                    self._streak = 0
+                    await asyncio.sleep(0)
+                return message
+            self._streak = 0
+            self._seen = self._connection.port.epoch
+            self._arrival = asyncio.get_running_loop().create_future()
+            self._allow_more()
+            try:
+                await self._arrival
+            finally:
+                self._arrival = None
+        await asyncio.sleep(0)  # the task was cancelled: it ends here
+        return None
+
+    async def send(self, message: bytes) -> None:
+        """Send a message of a stream; waits while the client does not take what was sent before."""
+        if self.is_done:  # by itself: whoever else ends it cancels the task
+            raise asyncio.CancelledError
+        limit = self._connection.port.config.max_message_bytes
+        if len(message) > limit:
+            self.abandon(*too_long(message, limit))
+            await asyncio.sleep(0)  # the task was cancelled: it ends here
+        outgoing = self._connection.send_message(self, message)
+        if outgoing.unsent_bytes + len(outgoing.pieces) * MESSAGE_OVERHEAD_BYTES > MAX_UNSENT_BYTES:
+            self._room = asyncio.get_running_loop().create_future()
+            try:
+                await self._room
+            finally:
+                self._room = None
+
+    def drained(self) -> None:
+        """Take note that everything was sent."""
+        if self.trailers is not None:
+            self._connection.end(self, self.trailers)
+        self._wake(self._room)
+
+    # Limits
+
+    def is_young(self, epoch: int) -> bool:
+        """Whether the call began, or got something from its client, within the last second or two."""
+        return epoch - self._seen <= 1
+
+    def is_slow(self, epoch: int, max_quiet: float) -> bool:
+        """Whether the client is in the middle of a message and has been quiet for more sweeps than this."""
+        if self.is_half_closed or self.is_done or epoch - self._seen <= max_quiet:
+            return False
+        return not self._head.is_stream or (
+            self._arrival is not None and self._inbox is not None and len(self._inbox) > 0
+        )
+
+    def is_stuck(self, epoch: int, max_quiet: float) -> bool:
+        """Whether the client has taken nothing for more sweeps than this."""
+        outgoing = self.outgoing
+        return outgoing is not None and bool(outgoing.pieces) and epoch - outgoing.moved > max_quiet
+
+
+def too_long(message: bytes, limit: int) -> tuple[Status, str]:
+    """Return the status of a call whose answer may not be sent."""
+    return Status.RESOURCE_EXHAUSTED, f"the answer has {len(message)} bytes, {limit} are allowed"

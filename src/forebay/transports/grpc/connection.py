@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers gRPC calls on HTTP/2 connections, without a library between the socket and the method.
+
+Theory of operation. `data_received` cuts what came into frames and acts on each. A header block that was seen before
+means the same again as long as the client's compression table has not changed, and is not read again: it stands for a
+`Head`, which knows the method. A message that comes whole in one DATA frame goes to its method at once; everything
+else is collected by `OpenCall.receive`.
+
+What is to be written during one turn of the loop is gathered and leaves in one write at the end of it. A short answer
+is written as soon as it is known; one that is longer than a frame, or than the client's windows, waits in the `Sender`.
+
+Limits. The windows that clients have are large and are refilled as their bytes are taken. Nothing more is read from a
+client that does not take its answers. Frames that move no call forward are counted and may not be too many. One sweep
+a second looks for slow and stuck clients; no call sets a timer, and all deadlines of the port share one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from struct import Struct
+from typing import TYPE_CHECKING, Final, cast
+
+from forebay.transports.grpc import frames, statuses
+from forebay.transports.grpc.calls import OpenCall, too_long
+from forebay.transports.grpc.frames import ConnectionFault, Reason
+from forebay.transports.grpc.messages import PREFIX_BYTES
+from forebay.transports.grpc.receiving import GOODBYE, Receiver
+from forebay.transports.grpc.sending import Sender
+from forebay.transports.grpc.statuses import Status
+
+if TYPE_CHECKING:
+    from forebay.transports.grpc.port import Port
+    from forebay.transports.grpc.sending import Outgoing
+
+log = logging.getLogger("forebay")
+
+TURN_BYTES: Final = 256 * 1024
+"""How much of long answers is written in one turn of the loop."""
+LINGER_S: Final = 1.0
+"""How long a client may go on sending before it is cut off; without it what it is told could be lost."""
+
+_ANSWER: Final = Struct(f">5sI{len(statuses.HEADERS)}sHBBBIBI")
+_ANSWER_HEAD: Final = frames.head(len(statuses.HEADERS), frames.HEADERS, frames.END_HEADERS, 0)[:5]
+_END: Final = Struct(f">5sI{len(statuses.OK)}s")
+_END_HEAD: Final = frames.head(len(statuses.OK), frames.HEADERS, frames.END_FLAGS, 0)[:5]
+
+
+class Connection(asyncio.Protocol):
+    """One client connection.
+
+    Attributes:
+        port: What it shares with the others.
+        peer: Who is there, as `ADDRESS:PORT`.
+    """
+
+    def __init__(self, port: Port) -> None:
+        self.port = port
+        self.peer = ""
+        self._calls: dict[int, OpenCall] = {}
+        self._transport: asyncio.Transport | None = None
+        self._sender = Sender()
+        self._receiver = Receiver(self, self._calls, self._sender)
+        # Writing.
+        self._is_due = False
+        self._is_paused = False
+        self._written = 0
+        # Limits: sweeps after which something happened, and what was taken until then.
+        self._born = self._seen = self._awake = self._moved = port.epoch
+        self._taken: int = 0
+        # Leaving.
+        self.is_leaving = False
+        self._is_warned = False
+        self._is_deaf = False
+        self._has_hung_up = False
+
+    # The transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, or refuse it if there are too many."""
+        port, config = self.port, self.port.config
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=TURN_BYTES)
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # nothing else notices idle clients that are gone
+        host, number = (transport.get_extra_info("peername") or ("", 0))[:2]
+        self.peer = f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+        port.connections.add(self)
+        if len(port.connections) > config.max_connections:
+            self._refuse(Reason.ENHANCE_YOUR_CALM, f"all {config.max_connections} connections are taken")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let nobody work for this client any more."""
+        self._is_deaf = True
+        self._transport = None
+        self.port.connections.discard(self)
+        self._cancel_all()
+        del self._receiver  # it refers to the connection: without it that is freed at once
+
+    def pause_writing(self) -> None:
+        """Read nothing more from a client that does not take its answers."""
+        self._is_paused = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """The client has room again."""
+        self._is_paused = False
+        self._awake = self._seen = self.port.epoch
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+        self._read()
+
+    def data_received(self, data: bytes) -> None:
+        """Act on the frames that are complete."""
+        if self._is_deaf:
+            return
+        self._seen = self.port.epoch
+        self._receiver.feed(data)
+        if not self._is_paused:
+            self._read()
+
+    def _read(self) -> None:
+        if self._is_deaf:
+            return
+        self._is_due = True
+        try:
+            self._receiver.read()
+        except ConnectionFault as fault:
+            self._refuse(fault.reason, str(fault))
+        except Exception:
+            log.exception("a gRPC connection failed; this is a defect of forebay")
+            self._refuse(Reason.INTERNAL_ERROR, "the server failed")
+        self._flush()
+
+    # Writing
+
+    def send(self, data: bytes) -> None:
+        """Write with what else is written in this turn."""
+        self._sender.out.append(data)
+        self._schedule()
+
+    def write_some(self) -> bool:
+        """Write what was gathered so far; returns whether the client should be listened to."""
+        self._flush()
+        self._is_due = True
+        return not self._is_paused and not self._is_deaf
+
+    def _schedule(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self.port.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_due = False
+        transport, sender = self._transport, self._sender
+        out = sender.out
+        if transport is None or self._has_hung_up:
+            out.clear()
+            return
+        if sender.can_send and not self._is_paused:
+            self._is_due = True  # what calls do when they are drained belongs to this turn
+            sender.pump(TURN_BYTES, self.port.epoch)
+            self._is_due = False
+        if out:
+            data = b"".join(out)
+            out.clear()
+            self._written += len(data)
+            transport.write(data)
+        if sender.can_send and not self._is_paused:
+            self._schedule()
+        if self.is_leaving and not self._calls and not self._is_deaf:
+            self.hang_up()
+
+    def answer(self, call: OpenCall, message: bytes) -> None:
+        """Answer a call with its only message, and end it."""
+        sender, port = self._sender, self.port
+        size = len(message) + PREFIX_BYTES
+        if (
+            size <= port.max_small_bytes
+            and size <= min(call.window, sender.window)
+            and not (self._is_paused or call.has_begun)
+        ):
+            stream = call.stream
+            answer = _ANSWER.pack(
+                _ANSWER_HEAD, stream, statuses.HEADERS, size >> 8, size & 0xFF, 0, 0, stream, 0, size - PREFIX_BYTES
+            )
+            sender.out.append(answer + message + _END.pack(_END_HEAD, stream, statuses.OK))
+            sender.window -= size
+            call.is_done = True
+            call.on_cancel = None
+            self._close(call)
+            if not self._is_due:
+                self._is_due = True
+                port.loop.call_soon(self._flush)
+            return
+        if len(message) > port.config.max_message_bytes:
+            call.end(*too_long(message, port.config.max_message_bytes))
+            return
+        self.send_message(call, message)
+        call.is_done = True
+        call.on_cancel = None
+        self.end(call, statuses.OK)
+
+    def send_message(self, call: OpenCall, message: bytes) -> Outgoing:
+        """Send a message as the client has room for it."""
+        outgoing = self._sender.put(call, message, self.port.epoch)
+        if not call.has_begun:
+            call.has_begun = True
+            self._sender.out.append(frames.frame(frames.HEADERS, frames.END_HEADERS, call.stream, statuses.HEADERS))
+        self._schedule()
+        return outgoing
+
+    def end(self, call: OpenCall, trailers: bytes, *, at_once: bool = False) -> None:
+        """Send the status of a call after what it has sent, or instead of what was not sent yet."""
+        if self._calls.get(call.stream) is not call:
+            return
+        if at_once:
+            self._sender.drop(call)
+        elif call.outgoing is not None and call.outgoing.pieces:
+            call.trailers = trailers
+            return
+        out, stream = self._sender.out, call.stream
+        if not call.has_begun and trailers is statuses.OK:
+            out.append(frames.frame(frames.HEADERS, frames.END_HEADERS, stream, statuses.HEADERS))
+        elif not call.has_begun:
+            trailers = statuses.HEADERS + trailers
+        out.append(frames.frame(frames.HEADERS, frames.END_FLAGS, stream, trailers))
+        self._close(call)
+        self._schedule()
+
+    def _close(self, call: OpenCall) -> None:
+        """Forget a call that was answered."""
+        if not call.is_half_closed:
+            self.reset(call.stream, Reason.NO_ERROR)
+            return
+        del self._calls[call.stream]
+        self.port.closed(call)
+
+    def reset(self, stream: int, reason: Reason) -> None:
+        """End a stream at once; what the client still sends of it is ignored."""
+        call = self._calls.pop(stream, None)
+        if call is not None:
+            self.drop(call)
+        self._receiver.end_early(stream)
+        self.send(frames.rst_stream(stream, reason))
+
+    # Limits
+
+    def sweep(self, epoch: int) -> None:
+        """Cut off what is slow or stuck; called once a second."""
+        config, receiver = self.port.config, self._receiver
+        receiver.next_second()
+        if self._is_stuck(epoch):
+            if epoch - self._moved > config.write_timeout_s:
+                self.abort()
+        elif not receiver.is_ready:
+            if epoch - self._born > config.read_timeout_s:
+                self._refuse(Reason.PROTOCOL_ERROR, "the connection did not begin as HTTP/2 does")
+        elif not self._is_paused and receiver.is_inside and epoch - self._seen > config.read_timeout_s:
+            self._refuse(Reason.PROTOCOL_ERROR, f"the rest of a frame did not come within {config.read_timeout_s:g} s")
+        else:
+            self._sweep_calls(epoch)
+
+    def _sweep_calls(self, epoch: int) -> None:
+        config = self.port.config
+        may_be_slow = not self._is_paused and epoch - self._awake > config.read_timeout_s
+        for call in list(self._calls.values()):
+            if may_be_slow and call.is_slow(epoch, config.read_timeout_s):
+                text = f"the rest of the message did not come within {config.read_timeout_s:g} seconds"
+                call.abandon(Status.DEADLINE_EXCEEDED, text)
+            elif call.is_stuck(epoch, config.write_timeout_s):
+                self.reset(call.stream, Reason.CANCEL)
+
+    def _is_stuck(self, epoch: int) -> bool:
+        """Whether the client has taken nothing since the last sweep although something is there."""
+        left = self._transport.get_write_buffer_size() if self._transport is not None else 0
+        taken = self._written - left
+        if not left or taken != self._taken:
+            self._taken, self._moved = taken, epoch
+            return False
+        return True
+
+    # Leaving
+
+    def warn(self) -> None:
+        """Tell the client that the server is leaving; what it sends before it knows is answered."""
+        if not self._receiver.is_greeted:
+            self.leave()
+        elif not self._is_warned and not self._is_deaf:
+            self._is_warned = True
+            self.send(frames.goaway(frames.MAX_STREAM, Reason.NO_ERROR, "the server is stopping"))
+            self.send(frames.frame(frames.PING, 0, 0, GOODBYE))
+
+    def understood(self) -> None:
+        """Take note that the client knows that the server is leaving."""
+        if self._is_warned:
+            self.leave()
+
+    def leave(self) -> None:
+        """Begin no more calls, and close once those that run are answered."""
+        if not self.is_leaving and not self._is_deaf:
+            self.is_leaving = True
+            self._say_goodbye(Reason.NO_ERROR, "the server is stopping")
+
+    def give_up(self) -> None:
+        """End the calls that still run, and close."""
+        for call in list(self._calls.values()):
+            call.abandon(Status.UNAVAILABLE, "the server stopped")
+        self.leave()
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """End the connection now."""
+        self._is_deaf = True
+        self._cancel_all()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _cancel_all(self) -> None:
+        calls = self._calls
+        while calls:  # calling one off may answer others
+            self.drop(calls.popitem()[1])
+
+    def drop(self, call: OpenCall) -> None:
+        """Let nobody work for a call any more that its client has given up."""
+        self._sender.drop(call)
+        call.cancel()
+        self.port.closed(call)
+
+    def _refuse(self, reason: Reason, message: str) -> None:
+        """Say what the client did wrong, read nothing more, and close."""
+        if self._is_deaf:
+            return
+        self._cancel_all()
+        self._say_goodbye(reason, message)
+        self.hang_up()
+
+    def _say_goodbye(self, reason: Reason, message: str) -> None:
+        if not self._receiver.is_greeted:
+            self._receiver.introduce()
+        self.send(frames.goaway(self._receiver.last_stream, reason, message))
+
+    def hang_up(self) -> None:
+        """Close after what is to be written, and give the client time to read it."""
+        transport, out = self._transport, self._sender.out
+        self._is_deaf = self._has_hung_up = True
+        if transport is None or transport.is_closing():
+            return
+        if out:
+            transport.write(b"".join(out))
+            out.clear()
+        if transport.can_write_eof():
+            transport.write_eof()
+            self.port.loop.call_later(LINGER_S, transport.close)
+        else:
+            transport.close()

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frames of HTTP/2 (RFC 9113): cuts a stream of bytes into them, and writes them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""What a client sends first."""
+
+HEAD_BYTES: Final = 9
+MIN_FRAME_BYTES: Final = 1 << 14
+"""Every client takes frames of this length, and sends no longer ones unless it is told that it may."""
+MAX_FRAME_BYTES: Final = (1 << 24) - 1
+MAX_WINDOW: Final = (1 << 31) - 1
+FIRST_WINDOW: Final = (1 << 16) - 1
+"""Every window before anything was said about it."""
+MAX_STREAM: Final = (1 << 31) - 1
+
+# Kinds of frames. Plain numbers: comparing members of an enumeration would cost more than the frame.
+DATA: Final = 0
+HEADERS: Final = 1
+PRIORITY: Final = 2
+RST_STREAM: Final = 3
+SETTINGS: Final = 4
+PUSH_PROMISE: Final = 5
+PING: Final = 6
+GOAWAY: Final = 7
+WINDOW_UPDATE: Final = 8
+CONTINUATION: Final = 9
+
+# Flags.
+END_STREAM: Final = 0x1
+ACK: Final = 0x1
+END_HEADERS: Final = 0x4
+PADDED: Final = 0x8
+HAS_PRIORITY: Final = 0x20
+
+END_FLAGS: Final = END_HEADERS | END_STREAM
+"""Those of a header block that is the last frame of its stream."""
+
+# Settings.
+ENABLE_PUSH: Final = 2
+MAX_CONCURRENT_STREAMS: Final = 3
+INITIAL_WINDOW_SIZE: Final = 4
+MAX_FRAME_SIZE: Final = 5
+MAX_HEADER_LIST_SIZE: Final = 6
+
+Frame = tuple[int, int, int, bytes]
+"""Kind, flags, stream, payload."""
+
+_HEAD: Final = Struct(">HBBBI")
+_SETTING: Final = Struct(">HI")
+_NUMBER: Final = Struct(">I")
+
+
+class Reason(IntEnum):
+    """Why a stream or a connection ends."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    SETTINGS_TIMEOUT = 4
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    CONNECT_ERROR = 10
+    ENHANCE_YOUR_CALM = 11
+
+
+class ConnectionFault(Exception):
+    """The client broke a rule after which nothing more can be believed; it ends the connection."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class StreamFault(Exception):
+    """The client broke a rule of one stream; it ends that stream."""
+
+    def __init__(self, stream: int, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.stream = stream
+        self.reason = reason
+
+
+class FrameReader:
+    """Cuts the bytes of a connection into frames."""
+
+    def __init__(self) -> None:
+        self._data = b""
+        self._at = 0
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether there is more than was read, such as a part of a frame."""
+        return self._at < len(self._data)
+
+    def feed(self, data: bytes) -> None:
+        """Take what has come."""
+        self._data = self._data[self._at :] + data if self.is_inside else data
+        self._at = 0
+
+    def skip(self, expected: bytes) -> bytes | None:
+        """Skip these bytes if they are what comes first; returns what came instead, or so far."""
+        found = self._data[: len(expected)]
+        if found != expected:
+            return found
+        self._at = len(expected)
+        return None
+
+    def read(self) -> Iterator[Frame]:
+        """Return the frames that are complete now; whoever stops before the last reads on later.
+
+        Raises:
+            ConnectionFault: At a frame that is too long.
+        """
+        data, at, end = self._data, self._at, len(self._data)
+        read = _HEAD.unpack_from
+        while at + HEAD_BYTES <= end:
+            high, low, kind, flags, stream = read(data, at)
+            start = at + HEAD_BYTES
+            length = high << 8 | low
+            if length > MIN_FRAME_BYTES:
+                msg = f"a frame of {length} bytes is longer than the {MIN_FRAME_BYTES} that may be sent here"
+                raise ConnectionFault(Reason.FRAME_SIZE_ERROR, msg)
+            if start + length > end:
+                break
+            self._at = at = start + length
+            yield kind, flags, stream & MAX_STREAM, data[start:at]
+        self._data, self._at = data[at:], 0  # idle connections should hold nothing
+
+
+def unpadded(flags: int, payload: bytes) -> bytes:
+    """Return the payload of a HEADERS or DATA frame without padding and priority.
+
+    Raises:
+        ConnectionFault: If there is less than the flags say.
+    """
+    start, end = 0, len(payload)
+    if flags & PADDED:
+        if not payload:
+            msg = "a padded frame does not say how much padding it has"
+            raise ConnectionFault(Reason.FRAME_SIZE_ERROR, msg)
+        start, end = 1, end - payload[0]
+    if flags & HAS_PRIORITY:
+        start += 5
+    if start > end:
+        msg = "a frame is shorter than its padding or priority"
+        raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
+    return payload[start:end]
+
+
+def number(payload: bytes) -> int:
+    """Read the payload of an RST_STREAM or WINDOW_UPDATE frame."""
+    return _NUMBER.unpack(payload)[0]
+
+
+def settings_in(payload: bytes) -> list[tuple[int, int]]:
+    """Read the payload of a SETTINGS frame: names and values."""
+    return list(_SETTING.iter_unpack(payload))
+
+
+def head(length: int, kind: int, flags: int, stream: int) -> bytes:
+    """Write what stands before a payload of `length` bytes."""
+    return _HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream)
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """Write a frame."""
+    return head(len(payload), kind, flags, stream) + payload
+
+
+def settings(values: list[tuple[int, int]]) -> bytes:
+    """Write a SETTINGS frame."""
+    return frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*pair) for pair in values))
+
+
+def window_update(stream: int, more: int) -> bytes:
+    """Give a client room for more bytes; stream 0 is the whole connection."""
+    return frame(WINDOW_UPDATE, 0, stream, _NUMBER.pack(more))
+
+
+def rst_stream(stream: int, reason: Reason) -> bytes:
+    """End a stream."""
+    return frame(RST_STREAM, 0, stream, _NUMBER.pack(reason))
+
+
+def goaway(last_stream: int, reason: Reason, message: str = "") -> bytes:
+    """Say that streams after `last_stream` are not answered any more, and why."""
+    return frame(GOAWAY, 0, 0, _NUMBER.pack(last_stream) + _NUMBER.pack(reason) + message.encode())
+
+
+SETTINGS_ACK: Final = frame(SETTINGS, ACK, 0)

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the header block of a call means; it is read once for each distinct block."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.transports.grpc.messages import ENCODINGS
+from forebay.transports.grpc.statuses import ACCEPTED_ENCODINGS, HEADERS, Status, http_refusal, trailers
+from forebay.transports.http.exchange import key_is_known
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from forebay.transports.grpc.hpack import Field
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+_TIMEOUT: Final = re.compile(rb"(\d{1,8})([HMSmun])")
+_UNITS_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
+_OF_HTTP_1: Final = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
+_NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
+_BAD_VALUE: Final = re.compile(rb"[\0\r\n]")
+_OWN: Final = frozenset({b"te", b"content-type", b"content-length"})
+
+
+class Malformed(Exception):
+    """Fields that no HTTP/2 request may have."""
+
+
+class Method:
+    """A method of a service.
+
+    Attributes:
+        begin: Called with the call and its only message; for a stream with the call alone, as soon as it begins.
+    """
+
+    __slots__ = ("begin", "is_public", "is_stream")
+
+    def __init__(self, begin: Callable[..., None], *, is_stream: bool = False, is_public: bool = False) -> None:
+        self.begin = begin
+        self.is_stream = is_stream
+        self.is_public = is_public
+
+
+class Head:
+    """What is known of a call before its messages.
+
+    Attributes:
+        begin: What begins its method.
+        is_stream: Whether the method takes any number of messages.
+        timeout_s: Time the client gives it, None if it has any.
+        encoding: How its messages may be compressed.
+        length: Bytes that will come, -1 if that was not said.
+        metadata: What the client says beside its messages.
+        refusal: The header block of its answer if nothing of it is wanted.
+    """
+
+    __slots__ = ("begin", "encoding", "is_stream", "length", "metadata", "refusal", "timeout_s")
+
+    def __init__(self) -> None:
+        self.begin: Callable[..., None] = _nothing
+        self.is_stream = False
+        self.timeout_s: float | None = None
+        self.encoding = b"identity"
+        self.length = -1
+        self.metadata: Metadata = ()
+        self.refusal: bytes | None = None
+
+
+class HeadReader:
+    """Reads heads for one port."""
+
+    def __init__(self, methods: Mapping[bytes, Method], api_keys: Sequence[str], max_bytes: int) -> None:
+        """Describe the port.
+
+        Args:
+            methods: What is served, by path.
+            api_keys: If any, what is not public needs one of them.
+            max_bytes: Longest list of fields.
+        """
+        self._methods = methods
+        self._keys = [key.encode() for key in api_keys]
+        self._max_bytes = max_bytes
+
+    def read(self, fields: Sequence[Field], size: int) -> Head:
+        """Return what a list of fields means.
+
+        Args:
+            fields: Names and values.
+            size: How long the list is; if that is too long, `fields` is not complete.
+
+        Raises:
+            Malformed: If it is no request at all.
+        """
+        head = Head()
+        if size > self._max_bytes:
+            msg = f"the metadata is {size} bytes long, {self._max_bytes} are allowed"
+            head.refusal = _refusal(Status.RESOURCE_EXHAUSTED, msg)
+            return head
+        asked = _sorted(fields)
+        if asked.get(b":method") != b"POST":
+            head.refusal = http_refusal(405, (b"allow", b"POST"))
+        elif not _is_grpc(asked.get(b"content-type", b"")):
+            head.refusal = http_refusal(415, (b"accept", b"application/grpc"))
+        else:
+            self._read_call(head, asked, fields)
+        return head
+
+    def _read_call(self, head: Head, asked: Mapping[bytes, bytes], fields: Sequence[Field]) -> None:
+        method = self._methods.get(asked[b":path"])
+        if self._keys and not (method is not None and method.is_public) and not self._has_key(fields):
+            text = "an API key is needed, as x-api-key or as authorization: Bearer"
+            head.refusal = _refusal(Status.UNAUTHENTICATED, text)
+            return
+        if method is None:
+            head.refusal = _refusal(Status.UNIMPLEMENTED, "Method not found!")
+            return
+        head.begin, head.is_stream = method.begin, method.is_stream
+        encoding = asked.get(b"grpc-encoding", b"identity")
+        if encoding != b"identity" and encoding not in ENCODINGS:
+            text = f"messages cannot be unpacked with {encoding.decode(errors='replace')[:100]!r}"
+            head.refusal = _refusal(Status.UNIMPLEMENTED, text) + ACCEPTED_ENCODINGS
+            return
+        head.encoding = encoding
+        length = asked.get(b"content-length")
+        if length is not None:
+            if not length.isdigit() or len(length) > 18:
+                msg = "content-length is no number"
+                raise Malformed(msg)
+            head.length = int(length)
+        timeout = asked.get(b"grpc-timeout")
+        if timeout is not None:
+            found = _TIMEOUT.fullmatch(timeout)
+            if found is None:
+                text = "grpc-timeout is not up to eight digits and one of the units H, M, S, m, u, n"
+                head.refusal = _refusal(Status.INVALID_ARGUMENT, text)
+                return
+            head.timeout_s = int(found[1]) * _UNITS_S[found[2]]
+        try:
+            head.metadata = _metadata(fields)
+        except binascii.Error as error:
+            head.refusal = _refusal(Status.INVALID_ARGUMENT, f"the metadata cannot be read: {error}")
+
+    def _has_key(self, fields: Sequence[Field]) -> bool:
+        return any(
+            name in {b"x-api-key", b"authorization"} and key_is_known(self._keys, value) for name, value in fields
+        )
+
+
+def check_trailers(fields: Sequence[Field]) -> None:
+    """Check fields that come after the messages; they are not used.
+
+    Raises:
+        Malformed: If they may not stand there.
+    """
+    for name, value in fields:
+        if _NAME.fullmatch(name) is None or _BAD_VALUE.search(value):
+            msg = "the trailers hold a field that may not stand there"
+            raise Malformed(msg)
+
+
+def _sorted(fields: Sequence[Field]) -> dict[bytes, bytes]:
+    """Return the fields by name, the first of each, checked as far as HTTP/2 asks for it."""
+    found: dict[bytes, bytes] = {}
+    is_regular = False
+    for name, value in fields:
+        if name[:1] == b":":
+            if is_regular or name in found or name not in _PSEUDO:
+                msg = f"{name[:50]!r} may not stand here"
+                raise Malformed(msg)
+        else:
+            is_regular = True
+            if _NAME.fullmatch(name) is None or name in _OF_HTTP_1 or (name == b"te" and value != b"trailers"):
+                msg = f"a field may not be called {name[:50]!r} or have this value"
+                raise Malformed(msg)
+        if _BAD_VALUE.search(value):
+            msg = f"the value of {name[:50]!r} holds characters that it may not hold"
+            raise Malformed(msg)
+        found.setdefault(name, value)
+    if not found.keys() >= {b":method", b":scheme", b":path"} or not found[b":path"]:
+        msg = "a request needs :method, :scheme and :path"
+        raise Malformed(msg)
+    return found
+
+
+def _is_grpc(content_type: bytes) -> bool:
+    kind = content_type.lower()
+    return kind == b"application/grpc" or kind.startswith((b"application/grpc+", b"application/grpc;"))
+
+
+def _metadata(fields: Sequence[Field]) -> Metadata:
+    found: list[tuple[str, str | bytes]] = []
+    for name, value in fields:
+        if name[:1] == b":" or name in _OWN or name.startswith(b"grpc-"):
+            continue
+        shown = name.decode()
+        if name.endswith(b"-bin"):
+            found.extend((shown, _binary(part.strip())) for part in value.split(b","))
+        else:
+            found.append((shown, value.decode(errors="replace")))
+    return tuple(found)
+
+
+def _binary(text: bytes) -> bytes:
+    return base64.b64decode(text + b"=" * (-len(text) % 4), validate=True)
+
+
+def _refusal(status: Status, text: str) -> bytes:
+    return HEADERS + trailers(status, text)
+
+
+def _nothing(*_: Any) -> None:
+    """Stand in for a method of a call that is refused."""

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The three kinds of methods, as what begins a call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from forebay.transports.grpc.heads import Method
+from forebay.transports.grpc.statuses import Status
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from forebay.transports.grpc.calls import OpenCall
+    from forebay.transports.grpc.service import Direct, GrpcService, Stream, Unary
+
+log = logging.getLogger("forebay.requests")
+
+
+def by_path(services: Sequence[GrpcService], public: str) -> dict[bytes, Method]:
+    """Return the methods of services by path; `public` names the one that needs no API key."""
+    found: dict[bytes, Method] = {}
+    for service in services:
+        is_public = service.full_name == public
+        prefix = f"/{service.full_name}/"
+        for name, direct in service.direct.items():
+            found[(prefix + name).encode()] = _direct(name, direct, is_public=is_public)
+        for name, unary in service.unary.items():
+            found[(prefix + name).encode()] = _unary(name, unary, is_public=is_public)
+        for name, stream in service.streams.items():
+            found[(prefix + name).encode()] = _stream(name, stream, is_public=is_public)
+    return found
+
+
+def _direct(name: str, method: Direct, *, is_public: bool) -> Method:
+    def begin(call: OpenCall, message: bytes) -> None:
+        try:
+            method(message, call)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the status of this call
+            call.fail_by(error, name)
+
+    return Method(begin, is_public=is_public)
+
+
+def _unary(name: str, method: Unary, *, is_public: bool) -> Method:
+    async def run(call: OpenCall, message: bytes) -> None:
+        try:
+            call.reply(await method(message, call))
+        except asyncio.CancelledError:
+            call.end(Status.CANCELLED, "the call was called off")
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the status of this call
+            call.fail_by(error, name)
+
+    def begin(call: OpenCall, message: bytes) -> None:
+        call.run(run(call, message))
+
+    return Method(begin, is_public=is_public)
+
+
+def _stream(name: str, method: Stream, *, is_public: bool) -> Method:
+    async def run(call: OpenCall) -> None:
+        answers: Any = None
+        try:
+            answers = method(_Messages(call), call)
+            async for message in answers:
+                await call.send(message)
+            call.end(Status.OK)
+        except asyncio.CancelledError:
+            call.end(Status.CANCELLED, "the call was called off")
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the status of this call
+            call.fail_by(error, name)
+        finally:
+            await _close(answers, name)
+
+    def begin(call: OpenCall) -> None:
+        call.run(run(call))
+
+    return Method(begin, is_stream=True, is_public=is_public)
+
+
+async def _close(answers: Any, name: str) -> None:
+    close = getattr(answers, "aclose", None)
+    if close is not None:
+        try:
+            await close()
+        except Exception:
+            log.exception("%s failed while it was closed", name)
+
+
+class _Messages:
+    """The messages of a client, as a method sees them."""
+
+    def __init__(self, call: OpenCall) -> None:
+        self._call = call
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        message = await self._call.next_message()
+        if message is None:
+            raise StopAsyncIteration
+        return message

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all connections of a gRPC port share: its limits, its one clock, and the deadlines of all calls."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from forebay.transports.grpc.calls import NEVER
+from forebay.transports.grpc.frames import MIN_FRAME_BYTES
+from forebay.transports.grpc.messages import PREFIX_BYTES
+from forebay.transports.grpc.statuses import Status
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from forebay.transports.grpc.calls import OpenCall
+    from forebay.transports.grpc.connection import Connection
+    from forebay.transports.grpc.heads import HeadReader
+    from forebay.transports.grpc.service import GrpcConfig
+
+SWEEP_S: Final = 1.0
+"""How often connections are looked at."""
+SHORTEST_LOOK_S: Final = 0.005
+"""Shortest time between two looks at the deadlines."""
+
+
+class Port:
+    """What all connections of a listener share.
+
+    Attributes:
+        heads: Reads what calls want.
+        epoch: Sweeps so far; connections and calls note it instead of asking for the time.
+        connections: Those that are open.
+        calls: How many are open.
+        buffered_bytes: What is held of messages that were not taken yet.
+        tasks: Those of methods that run.
+        max_small_bytes: Longest answer, with its prefix, that fits in one frame.
+    """
+
+    def __init__(self, config: GrpcConfig, heads: HeadReader, loop: asyncio.AbstractEventLoop) -> None:
+        self.config = config
+        self.heads = heads
+        self.loop = loop
+        self.epoch = 0
+        self.connections: set[Connection] = set()
+        self.calls = 0
+        self.buffered_bytes = 0
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.max_small_bytes = min(MIN_FRAME_BYTES, config.max_message_bytes + PREFIX_BYTES)
+        self._timer: asyncio.TimerHandle | None = None
+        self._timed: dict[OpenCall, None] = {}
+        self._look: asyncio.TimerHandle | None = None
+        self._look_due = NEVER
+
+    def sweep(self) -> None:
+        """Look at every connection, now and then once a second."""
+        self.epoch += 1
+        for connection in list(self.connections):
+            connection.sweep(self.epoch)
+        self._timer = self.loop.call_later(SWEEP_S, self.sweep)
+
+    def stop(self) -> None:
+        """Look at nothing any more."""
+        for timer in (self._timer, self._look):
+            if timer is not None:
+                timer.cancel()
+
+    def expect(self, call: OpenCall, timeout_s: float) -> None:
+        """End a call after this time."""
+        now = time.monotonic()
+        call.deadline = now + timeout_s
+        self._timed[call] = None
+        if call.deadline < self._look_due:
+            self._look_at(call.deadline, now)
+
+    def closed(self, call: OpenCall) -> None:
+        """Count a call that is over."""
+        self.calls -= 1
+        if call.deadline != NEVER:
+            self._timed.pop(call, None)
+        call.forget()
+
+    def _look_at(self, deadline: float, now: float) -> None:
+        if self._look is not None:
+            self._look.cancel()
+        wait_s = max(deadline - now, SHORTEST_LOOK_S)
+        self._look_due = now + wait_s
+        self._look = self.loop.call_later(wait_s, self._expire)
+
+    def _expire(self) -> None:
+        self._look, self._look_due = None, NEVER
+        now = time.monotonic()
+        for call in [call for call in self._timed if call.deadline <= now + 0.001]:
+            self._timed.pop(call, None)  # calling one off may answer others
+            call.abandon(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        earliest = min((call.deadline for call in self._timed), default=NEVER)
+        if earliest != NEVER:
+            self._look_at(earliest, now)

@@ -1,0 +1,450 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one client says: acts on its frames, and holds it to the rules of HTTP/2 and of good manners.
+
+What breaks a rule of one stream raises `StreamFault` and ends that stream; what leaves nothing to believe raises
+`ConnectionFault`. Frames that move no call forward (pings, settings, empty ones) are counted: each call and each frame
+of an answer explains a few of them, and a second may have some more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from forebay.transports.grpc import frames, statuses
+from forebay.transports.grpc.calls import STREAM_WINDOW, OpenCall
+from forebay.transports.grpc.frames import ConnectionFault, Reason, StreamFault
+from forebay.transports.grpc.heads import Malformed, check_trailers
+from forebay.transports.grpc.hpack import BadBlock, Decoder
+from forebay.transports.grpc.messages import PREFIX_BYTES
+from forebay.transports.grpc.statuses import Status
+
+if TYPE_CHECKING:
+    from forebay.transports.grpc.connection import Connection
+    from forebay.transports.grpc.heads import Head
+    from forebay.transports.grpc.sending import Sender
+
+CONNECTION_WINDOW: Final = 16 * 1024 * 1024
+"""How much a client may have on its way, all calls together."""
+LONGEST_FRAME_BYTES: Final = 64 * 1024
+"""Longest frame that is written, whatever the client takes: calls take turns."""
+MAX_PIECES: Final = 64
+"""Short answers that are gathered before they are written, so that a client that reads none is noticed early."""
+MAX_HEADS: Final = 32
+"""Header blocks that are remembered; when there are more, all are forgotten and learned anew."""
+MAX_HEAD_BYTES: Final = 2048
+"""Longest list of fields that is remembered."""
+MAX_CONTROL: Final = 10_000
+"""Frames between two sweeps that move no call forward, and are not explained by what does."""
+CONTROL_OF_ONE: Final = 4
+"""How many of them a call or a frame of an answer explains: clients make room for it, and some measure the line."""
+SETTINGS_WEIGHT: Final = 100
+"""What a SETTINGS frame counts as: it may change the window of every call."""
+MAX_RESETS: Final = 2_000
+"""Calls between two sweeps that a client may begin only to call them off."""
+MAX_ENDED: Final = 1_024
+"""Streams ended by the server whose last frames may still come; older ones are forgotten."""
+GOODBYE: Final = b"goodbye?"
+"""A PING whose answer says that the client knows that the server is leaving."""
+
+_SENTENCE: Final = b"this port speaks gRPC, which needs HTTP/2\n"
+_NOT_HTTP_1: Final = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+) % (len(_SENTENCE), _SENTENCE)
+
+
+class Receiver:
+    """The inward side of a connection.
+
+    Attributes:
+        is_greeted: Whether the client began as HTTP/2 does.
+        last_stream: The last call that it began.
+    """
+
+    def __init__(self, connection: Connection, calls: dict[int, OpenCall], sender: Sender) -> None:
+        """Begin to listen.
+
+        Args:
+            connection: Where the client is.
+            calls: Its open calls, by stream.
+            sender: Where answers go.
+        """
+        port = self._port = connection.port
+        self._connection = connection
+        self._calls = calls
+        self._sender = sender
+        self._reader = frames.FrameReader()
+        self._untold = 0
+        # Where the conversation is.
+        self.is_greeted = False
+        self._has_settings = False
+        self.last_stream = 0
+        self._ended: dict[int, None] = {}
+        # Header blocks.
+        self._decoder = Decoder(port.config.max_metadata_bytes)
+        self._heads: dict[bytes, Head] = {}
+        self._heads_stamp = 0
+        self._block: bytearray | None = None
+        self._block_stream = 0
+        self._block_flags = 0
+        # Manners.
+        self._control = 0
+        self._credited = 0
+        self._resets = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the client has said what it must say before its first call."""
+        return self._has_settings
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the client is in the middle of a frame or of a header block."""
+        return self._reader.is_inside or self._block is not None
+
+    def feed(self, data: bytes) -> None:
+        """Take what has come."""
+        self._reader.feed(data)
+
+    def read(self) -> None:
+        """Act on the frames that are complete; stops early at a client that does not take its answers.
+
+        Raises:
+            ConnectionFault: If nothing more of this client can be believed.
+        """
+        if not self.is_greeted and not self._greet():
+            return
+        connection, out = self._connection, self._sender.out
+        for kind, flags, stream, payload in self._reader.read():
+            if self._block is not None and kind != frames.CONTINUATION:
+                msg = "a header block was interrupted"
+                raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
+            try:
+                if kind == frames.DATA:
+                    self._take_data(flags, stream, payload)
+                elif kind == frames.HEADERS:
+                    self._take_headers(flags, stream, payload)
+                else:
+                    self._take_control(kind, flags, stream, payload)
+            except StreamFault as fault:
+                self._count_control()
+                connection.reset(fault.stream, fault.reason)
+            if len(out) > MAX_PIECES and not connection.write_some():
+                break
+
+    def next_second(self) -> None:
+        """Begin to count anew."""
+        self._control = self._resets = 0
+        self._credited = self._progress()
+
+    def end_early(self, stream: int) -> None:
+        """Ignore what still comes of a stream that the server has ended before its client."""
+        ended = self._ended
+        if len(ended) >= MAX_ENDED:
+            del ended[next(iter(ended))]
+        ended[stream] = None
+
+    def _greet(self) -> bool:
+        """Look for the preface; returns whether it is there."""
+        found = self._reader.skip(frames.PREFACE)
+        if found is None:
+            self.is_greeted = True
+            self.introduce()
+        elif not frames.PREFACE.startswith(found):
+            if not found[:1].isalpha() or found.startswith(b"PRI "):
+                msg = "the connection does not begin as HTTP/2 does"
+                raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
+            self._sender.out.append(_NOT_HTTP_1)
+            self._connection.hang_up()
+        return self.is_greeted
+
+    def introduce(self) -> None:
+        """Tell the client what it may do here."""
+        config = self._port.config
+        values = [
+            (frames.MAX_CONCURRENT_STREAMS, config.max_streams),
+            (frames.INITIAL_WINDOW_SIZE, STREAM_WINDOW),
+            (frames.MAX_HEADER_LIST_SIZE, config.max_metadata_bytes),
+        ]
+        self._sender.out.append(frames.settings(values))
+        self._sender.out.append(frames.window_update(0, CONNECTION_WINDOW - frames.FIRST_WINDOW))
+
+    def _take_data(self, flags: int, stream: int, payload: bytes) -> None:
+        size = flow_bytes = len(payload)
+        self._untold += size
+        if self._untold >= CONNECTION_WINDOW // 2:
+            self._sender.out.append(frames.window_update(0, self._untold))
+            self._untold = 0
+        call = self._calls.get(stream)
+        if call is None or call.is_half_closed:
+            self._take_late_data(stream)
+            return
+        if flags & frames.PADDED:
+            payload = frames.unpadded(flags & frames.PADDED, payload)
+            size = len(payload)
+        if not size:
+            self._count_control()
+        if (
+            flags & frames.END_STREAM
+            and PREFIX_BYTES <= size <= self._port.max_small_bytes
+            and payload[0] == 0
+            and int.from_bytes(payload[1:PREFIX_BYTES]) == size - PREFIX_BYTES
+            and call.take_whole(size)
+        ):
+            call.begin(payload[PREFIX_BYTES:])
+        else:
+            call.receive(payload, flow_bytes, is_last=bool(flags & frames.END_STREAM))
+
+    def _take_late_data(self, stream: int) -> None:
+        if stream == 0 or stream > self.last_stream or not stream & 1:
+            msg = f"DATA on stream {stream}, which is not open"
+            raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
+        self._count_control()
+        if stream not in self._ended:
+            msg = f"DATA on stream {stream}, which is closed"
+            raise StreamFault(stream, Reason.STREAM_CLOSED, msg)
+
+    def _take_headers(self, flags: int, stream: int, payload: bytes) -> None:
+        if not self._has_settings:
+            self._miss_settings()
+        if not stream & 1:
+            msg = f"HEADERS on stream {stream}, which is no client's"
+            raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
+        if flags & (frames.PADDED | frames.HAS_PRIORITY):
+            payload = frames.unpadded(flags, payload)
+        if flags & frames.END_HEADERS:
+            self._take_block(flags, stream, payload)
+        else:
+            self._block = bytearray(payload)
+            self._block_stream, self._block_flags = stream, flags
+
+    def _take_continuation(self, flags: int, stream: int, payload: bytes) -> None:
+        block = self._block
+        if block is None or stream != self._block_stream:
+            msg = "CONTINUATION of nothing"
+            raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
+        self._count_control()
+        block += payload
+        if len(block) > 4 * self._port.config.max_metadata_bytes:
+            msg = "a header block is far too long"
+            raise ConnectionFault(Reason.ENHANCE_YOUR_CALM, msg)
+        if flags & frames.END_HEADERS:
+            self._block = None
+            self._take_block(self._block_flags, stream, bytes(block))
+
+    def _take_block(self, flags: int, stream: int, block: bytes) -> None:
+        """Begin a call, or end the client's side of one."""
+        is_last = flags & frames.END_STREAM
+        if stream <= self.last_stream:
+            self._take_trailers(stream, block, is_last=bool(is_last))
+            return
+        self.last_stream = stream
+        head = self._heads.get(block) or self._read_head(stream, block)
+        port, calls = self._port, self._calls
+        if head.refusal is not None:
+            self._turn_away(stream, head.refusal, is_last=bool(is_last))
+        elif len(calls) >= port.config.max_streams or self._connection.is_leaving:
+            msg = "too many streams"
+            raise StreamFault(stream, Reason.REFUSED_STREAM, msg)
+        elif port.calls >= port.config.max_calls:
+            text = f"all {port.config.max_calls} calls that may run at a time do; try again later"
+            refusal = statuses.HEADERS + statuses.trailers(Status.RESOURCE_EXHAUSTED, text)
+            self._turn_away(stream, refusal, is_last=bool(is_last))
+        else:
+            call = calls[stream] = OpenCall(self._connection, stream, head, self._sender.first_window, port.epoch)
+            port.calls += 1
+            if head.timeout_s is not None:
+                port.expect(call, head.timeout_s)
+            if head.is_stream:
+                call.begin_stream()
+            if is_last:
+                call.close_early()
+
+    def _read_head(self, stream: int, block: bytes) -> Head:
+        decoder = self._decoder
+        fields, size = self._decode(block)
+        if decoder.changes != self._heads_stamp or len(self._heads) >= MAX_HEADS:
+            self._heads.clear()
+            self._heads_stamp, is_same = decoder.changes, False
+        else:
+            is_same = True
+        try:
+            head = self._port.heads.read(fields, size)
+        except Malformed as error:
+            raise StreamFault(stream, Reason.PROTOCOL_ERROR, str(error)) from None
+        if is_same and size <= MAX_HEAD_BYTES:
+            self._heads[block] = head
+        return head
+
+    def _decode(self, block: bytes) -> tuple[list[tuple[bytes, bytes]], int]:
+        try:
+            return self._decoder.decode(block)
+        except BadBlock as error:
+            raise ConnectionFault(Reason.COMPRESSION_ERROR, str(error)) from None
+
+    def _turn_away(self, stream: int, refusal: bytes, *, is_last: bool) -> None:
+        self._sender.out.append(frames.frame(frames.HEADERS, frames.END_FLAGS, stream, refusal))
+        if not is_last:
+            self._connection.reset(stream, Reason.NO_ERROR)
+
+    def _take_trailers(self, stream: int, block: bytes, *, is_last: bool) -> None:
+        fields, _ = self._decode(block)
+        self._heads.clear()
+        self._heads_stamp = self._decoder.changes
+        call = self._calls.get(stream)
+        if call is None and stream in self._ended:
+            self._count_control()
+            return
+        if call is None or call.is_half_closed:
+            msg = f"HEADERS on stream {stream}, which is closed"
+            raise ConnectionFault(Reason.STREAM_CLOSED, msg)
+        if not is_last:
+            msg = "HEADERS within a call must end it"
+            raise StreamFault(stream, Reason.PROTOCOL_ERROR, msg)
+        try:
+            check_trailers(fields)
+        except Malformed as error:
+            raise StreamFault(stream, Reason.PROTOCOL_ERROR, str(error)) from None
+        call.close_early()
+
+    # Frames that are about the connection
+
+    def _take_control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if not self._has_settings and kind != frames.SETTINGS:
+            self._miss_settings()
+        if kind == frames.CONTINUATION:
+            self._take_continuation(flags, stream, payload)
+            return
+        self._count_control(SETTINGS_WEIGHT if kind == frames.SETTINGS else 1)
+        if kind == frames.WINDOW_UPDATE:
+            self._take_window_update(stream, payload)
+        elif kind == frames.SETTINGS:
+            self._take_settings(flags, stream, payload)
+        elif kind == frames.PING:
+            self._take_ping(flags, stream, payload)
+        elif kind == frames.RST_STREAM:
+            self._take_rst_stream(stream, payload)
+        elif kind == frames.PRIORITY:
+            if not stream:
+                _refuse_stream(kind, stream)
+            if len(payload) != 5:
+                msg = "PRIORITY of a wrong length"
+                raise StreamFault(stream, Reason.FRAME_SIZE_ERROR, msg)
+        elif kind == frames.GOAWAY:
+            if stream:
+                _refuse_stream(kind, stream)
+            _check_length(kind, payload[:8], 8)
+        elif kind == frames.PUSH_PROMISE:
+            msg = "clients do not push"
+            raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
+
+    def _take_window_update(self, stream: int, payload: bytes) -> None:
+        _check_length(frames.WINDOW_UPDATE, payload, 4)
+        more = frames.number(payload) & frames.MAX_WINDOW
+        sender = self._sender
+        if not stream:
+            if not more or sender.window + more > frames.MAX_WINDOW:
+                reason = Reason.FLOW_CONTROL_ERROR if more else Reason.PROTOCOL_ERROR
+                msg = f"the window of the connection cannot grow by {more}"
+                raise ConnectionFault(reason, msg)
+            sender.window += more
+            return
+        call = self._calls.get(stream)
+        if call is None:
+            if stream > self.last_stream or not stream & 1:
+                _refuse_stream(frames.WINDOW_UPDATE, stream)
+            return
+        if not more or call.window + more > frames.MAX_WINDOW:
+            reason = Reason.FLOW_CONTROL_ERROR if more else Reason.PROTOCOL_ERROR
+            msg = f"the window of stream {stream} cannot grow by {more}"
+            raise StreamFault(stream, reason, msg)
+        call.window += more
+        sender.wake(call)
+
+    def _take_settings(self, flags: int, stream: int, payload: bytes) -> None:
+        if stream:
+            _refuse_stream(frames.SETTINGS, stream)
+        if len(payload) % 6 or (flags & frames.ACK and payload):
+            msg = "SETTINGS of a wrong length"
+            raise ConnectionFault(Reason.FRAME_SIZE_ERROR, msg)
+        if flags & frames.ACK:
+            if not self._has_settings:
+                self._miss_settings()
+            return
+        self._has_settings = True
+        sender = self._sender
+        window = sender.first_window
+        for name, value in frames.settings_in(payload):
+            if name == frames.INITIAL_WINDOW_SIZE:
+                if value > frames.MAX_WINDOW:
+                    msg = f"a window cannot have {value} bytes"
+                    raise ConnectionFault(Reason.FLOW_CONTROL_ERROR, msg)
+                window = value
+            elif name == frames.MAX_FRAME_SIZE:
+                if not frames.MIN_FRAME_BYTES <= value <= frames.MAX_FRAME_BYTES:
+                    msg = f"frames cannot have {value} bytes"
+                    raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
+                sender.max_frame_bytes = min(value, LONGEST_FRAME_BYTES)
+            elif name == frames.ENABLE_PUSH and value > 1:
+                msg = "ENABLE_PUSH is neither 0 nor 1"
+                raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
+        if window != sender.first_window:
+            more, sender.first_window = window - sender.first_window, window
+            for call in self._calls.values():
+                call.window += more
+                if call.window > frames.MAX_WINDOW:
+                    msg = f"the window of stream {call.stream} cannot grow by {more}"
+                    raise ConnectionFault(Reason.FLOW_CONTROL_ERROR, msg)
+                sender.wake(call)
+        sender.out.append(frames.SETTINGS_ACK)
+
+    def _take_ping(self, flags: int, stream: int, payload: bytes) -> None:
+        if stream:
+            _refuse_stream(frames.PING, stream)
+        _check_length(frames.PING, payload, 8)
+        if not flags & frames.ACK:
+            self._sender.out.append(frames.frame(frames.PING, frames.ACK, 0, payload))
+        elif payload == GOODBYE:
+            self._connection.understood()
+
+    def _take_rst_stream(self, stream: int, payload: bytes) -> None:
+        _check_length(frames.RST_STREAM, payload, 4)
+        if stream > self.last_stream or not stream & 1:
+            _refuse_stream(frames.RST_STREAM, stream)
+        call = self._calls.pop(stream, None)
+        if call is None:
+            return
+        self._connection.drop(call)
+        if call.is_young(self._port.epoch):
+            self._resets += 1
+            if self._resets > MAX_RESETS:
+                msg = f"more than {MAX_RESETS} calls were begun and called off within a second"
+                raise ConnectionFault(Reason.ENHANCE_YOUR_CALM, msg)
+
+    def _miss_settings(self) -> None:
+        msg = "the first frame is not SETTINGS"
+        raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
+
+    def _count_control(self, weight: int = 1) -> None:
+        """Count a frame that moves no call forward; each that did allows for a few."""
+        self._control += weight
+        if self._control > MAX_CONTROL:
+            self._control -= CONTROL_OF_ONE * (self._progress() - self._credited)
+            self._credited = self._progress()
+            if self._control > MAX_CONTROL:
+                msg = f"more than {MAX_CONTROL} frames within a second that are about no call"
+                raise ConnectionFault(Reason.ENHANCE_YOUR_CALM, msg)
+
+    def _progress(self) -> int:
+        """How many calls there were, and frames of answers."""
+        return self.last_stream // 2 + self._sender.sent
+
+
+def _refuse_stream(kind: int, stream: int) -> NoReturn:
+    msg = f"a frame of kind {kind} on stream {stream}"
+    raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
+
+
+def _check_length(kind: int, payload: bytes, length: int) -> None:
+    if len(payload) != length:
+        msg = f"a frame of kind {kind} with {len(payload)} bytes instead of {length}"
+        raise ConnectionFault(Reason.FRAME_SIZE_ERROR, msg)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Server reflection: clients ask which services there are, and for their descriptors.
+
+Its two versions differ in their package only, so the messages of one are used for both.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from google.protobuf import descriptor_pb2, descriptor_pool, text_format
+from google.protobuf.message import DecodeError
+from grpc_reflection.v1alpha import reflection_pb2
+
+from forebay.errors import InvalidRequest
+from forebay.transports.grpc.service import GrpcService
+from forebay.transports.grpc.statuses import Status
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from forebay.transports.grpc.service import Call
+
+VERSIONS: Final = ("v1alpha", "v1")
+
+_messages: Final[Any] = reflection_pb2
+
+
+class Reflection:
+    """Answers ServerReflectionInfo."""
+
+    def __init__(self, services: Sequence[GrpcService]) -> None:
+        """Describe services.
+
+        Args:
+            services: Those of the port, beside this one.
+        """
+        self._files = {version: _file(version) for version in VERSIONS}
+        self._names = sorted([service.full_name for service in services] + [_name(version) for version in VERSIONS])
+        self._pool: Any = descriptor_pool.DescriptorPool()
+        files = [file for service in services for file in service.files] + list(self._files.values())
+        for file in dict.fromkeys(files):
+            self._pool.Add(descriptor_pb2.FileDescriptorProto.FromString(file))
+
+    def services(self) -> list[GrpcService]:
+        """Return what a port is given: the service in both its versions."""
+        return [
+            GrpcService(full_name=_name(version), streams={"ServerReflectionInfo": self._answer}, files=[file])
+            for version, file in self._files.items()
+        ]
+
+    async def _answer(self, messages: AsyncIterator[bytes], _call: Call) -> AsyncIterator[bytes]:
+        async for data in messages:
+            try:
+                request = _messages.ServerReflectionRequest.FromString(data)
+            except DecodeError as error:
+                msg = f"the request is no message of server reflection: {error}"
+                raise InvalidRequest(msg) from error
+            try:
+                found = self._find(request)
+            except KeyError:
+                found = {"error_response": _error(Status.NOT_FOUND, "not found")}
+            answer = _messages.ServerReflectionResponse(valid_host=request.host, original_request=request, **found)
+            yield answer.SerializeToString()
+
+    def _find(self, request: Any) -> dict[str, Any]:
+        """Return what was asked for, by its name in an answer.
+
+        Raises:
+            KeyError: If there is no such thing.
+        """
+        pool = self._pool
+        asked = request.WhichOneof("message_request")
+        if asked == "list_services":
+            listed = [_messages.ServiceResponse(name=name) for name in self._names]
+            return {"list_services_response": _messages.ListServiceResponse(service=listed)}
+        if asked == "file_by_filename":
+            return _described(pool.FindFileByName(request.file_by_filename))
+        if asked == "file_containing_symbol":
+            return _described(pool.FindFileContainingSymbol(request.file_containing_symbol))
+        if asked == "file_containing_extension":
+            wanted = request.file_containing_extension
+            kind = pool.FindMessageTypeByName(wanted.containing_type)
+            return _described(pool.FindExtensionByNumber(kind, wanted.extension_number).file)
+        if asked == "all_extension_numbers_of_type":
+            kind = pool.FindMessageTypeByName(request.all_extension_numbers_of_type)
+            numbers = sorted(extension.number for extension in pool.FindAllExtensions(kind))
+            found = _messages.ExtensionNumberResponse(base_type_name=kind.full_name, extension_number=numbers)
+            return {"all_extension_numbers_response": found}
+        return {"error_response": _error(Status.INVALID_ARGUMENT, "nothing was asked for")}
+
+
+def _name(version: str) -> str:
+    return f"grpc.reflection.{version}.ServerReflection"
+
+
+def _file(version: str) -> bytes:
+    """Return the file that describes a version: the same messages in another package."""
+    file = descriptor_pb2.FileDescriptorProto()
+    text_format.Parse(str(_file_of_v1alpha()).replace("v1alpha", version), file)
+    return file.SerializeToString()
+
+
+def _file_of_v1alpha() -> Any:
+    return descriptor_pb2.FileDescriptorProto.FromString(_messages.DESCRIPTOR.serialized_pb)
+
+
+def _described(file: Any) -> dict[str, Any]:
+    """Return a file and all it imports."""
+    files: dict[str, bytes] = {}
+
+    def add(found: Any) -> None:
+        if found.name not in files:
+            files[found.name] = found.serialized_pb
+            for needed in found.dependencies:
+                add(needed)
+
+    add(file)
+    return {"file_descriptor_response": _messages.FileDescriptorResponse(file_descriptor_proto=list(files.values()))}
+
+
+def _error(status: Status, text: str) -> Any:
+    return _messages.ErrorResponse(error_code=int(status), error_message=text)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages on their way out of one connection: as much as the client's windows have room for, each call in its turn."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING
+
+from forebay.transports.grpc import frames
+from forebay.transports.grpc.messages import PREFIX_BYTES, prefix
+
+if TYPE_CHECKING:
+    from forebay.transports.grpc.calls import OpenCall
+
+
+class Outgoing:
+    """What one call has still to send.
+
+    Attributes:
+        pieces: It.
+        unsent_bytes: How much it is.
+        moved: The sweep after which the client last took something.
+    """
+
+    __slots__ = ("moved", "pieces", "unsent_bytes")
+
+    def __init__(self, epoch: int) -> None:
+        self.pieces: deque[memoryview] = deque()
+        self.unsent_bytes = 0
+        self.moved = epoch
+
+
+class Sender:
+    """The outward side of a connection.
+
+    Attributes:
+        out: Bytes for the transport, in order.
+        window: How much the client takes now, of all calls together.
+        first_window: How much it takes of a new call.
+        max_frame_bytes: Longest frame it is sent.
+        sent: Frames so far, without those of short answers.
+    """
+
+    __slots__ = ("_ready", "first_window", "max_frame_bytes", "out", "sent", "window")
+
+    def __init__(self) -> None:
+        self.out: list[bytes | memoryview] = []
+        self.window = frames.FIRST_WINDOW
+        self.first_window = frames.FIRST_WINDOW
+        self.max_frame_bytes = frames.MIN_FRAME_BYTES
+        self.sent = 0
+        self._ready: OrderedDict[OpenCall, None] = OrderedDict()
+
+    @property
+    def can_send(self) -> bool:
+        """Whether a call has something that there is room for."""
+        return bool(self._ready) and self.window > 0
+
+    def put(self, call: OpenCall, message: bytes, epoch: int) -> Outgoing:
+        """Add a message to what a call has to send."""
+        outgoing = call.outgoing
+        if outgoing is None:
+            outgoing = call.outgoing = Outgoing(epoch)
+        elif not outgoing.pieces:
+            outgoing.moved = epoch
+        # The beginning shares a frame with the prefix; the rest is not copied.
+        cut = frames.MIN_FRAME_BYTES - PREFIX_BYTES
+        outgoing.pieces.append(memoryview(prefix(len(message)) + message[:cut]))
+        if len(message) > cut:
+            outgoing.pieces.append(memoryview(message)[cut:])
+        outgoing.unsent_bytes += PREFIX_BYTES + len(message)
+        self.wake(call)
+        return outgoing
+
+    def wake(self, call: OpenCall) -> None:
+        """Give a call its turn if it has something to send and room for it."""
+        outgoing = call.outgoing
+        if outgoing is not None and outgoing.pieces and call.window > 0:
+            self._ready[call] = None
+
+    def drop(self, call: OpenCall) -> None:
+        """Forget what a call has to send."""
+        outgoing = call.outgoing
+        if outgoing is not None:
+            self._ready.pop(call, None)
+            outgoing.pieces.clear()
+            outgoing.unsent_bytes = 0
+
+    def pump(self, max_bytes: int, epoch: int) -> None:
+        """Move up to about `max_bytes` to `out`, a frame of each call in turn."""
+        ready, out = self._ready, self.out
+        while ready and self.window > 0 and max_bytes > 0:
+            call, _ = ready.popitem(last=False)
+            outgoing = call.outgoing
+            assert outgoing is not None
+            if call.window <= 0:  # the client has changed its mind
+                continue
+            piece = outgoing.pieces[0]
+            size = min(len(piece), self.max_frame_bytes, self.window, call.window)
+            out.append(frames.head(size, frames.DATA, 0, call.stream))
+            if size == len(piece):
+                out.append(piece)
+                outgoing.pieces.popleft()
+            else:
+                out.append(piece[:size])
+                outgoing.pieces[0] = piece[size:]
+            self.sent += 1
+            self.window -= size
+            call.window -= size
+            max_bytes -= size
+            outgoing.unsent_bytes -= size
+            outgoing.moved = epoch
+            if outgoing.pieces:
+                ready[call] = None
+            else:
+                call.drained()

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How calls end: status numbers, and the header blocks that carry them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+from forebay.errors import Code, UserCodeError
+from forebay.transports.grpc.hpack import literal
+
+if TYPE_CHECKING:
+    from forebay.errors import ForebayError
+
+MAX_TEXT_BYTES: Final = 2000
+"""Longest text of a status; clients refuse metadata of more than 8 KiB, and each byte may become three."""
+
+_PLAIN: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+
+
+class Status(IntEnum):
+    """The statuses this server gives, under the numbers of gRPC."""
+
+    OK = 0
+    CANCELLED = 1
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    RESOURCE_EXHAUSTED = 8
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
+
+
+OF_CODE: Final = {code: Status[code.name] for code in Code}
+
+HEADERS: Final = b"\x88" + literal(b"content-type", b"application/grpc")
+"""The header block before an answer; it says 200."""
+OK: Final = literal(b"grpc-status", b"0")
+"""The trailers of an answer."""
+ACCEPTED_ENCODINGS: Final = literal(b"grpc-accept-encoding", b"identity, deflate, gzip")
+
+
+def trailers(status: Status, text: str) -> bytes:
+    """Return the header block that ends a call."""
+    if status is Status.OK:
+        return OK
+    shown = text.encode(errors="replace")[:MAX_TEXT_BYTES].decode(errors="ignore")
+    message = quote(shown, safe=_PLAIN).encode()
+    return literal(b"grpc-status", b"%d" % status) + literal(b"grpc-message", message)
+
+
+def http_refusal(status: int, *fields: tuple[bytes, bytes]) -> bytes:
+    """Return the header block of an answer to what is no call."""
+    return literal(b":status", b"%d" % status) + b"".join(literal(*field) for field in fields)
+
+
+def of_error(error: ForebayError) -> tuple[Status, str]:
+    """Return what a client is told of an error; whoever ran a user's code has logged what it is not told."""
+    if isinstance(error, UserCodeError):
+        return Status.INTERNAL, "the model failed; the server's log says why"
+    return OF_CODE[error.code], error.message

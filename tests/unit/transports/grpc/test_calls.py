@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a method may do without harm to others: take messages without a pause, and answer other calls when one ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import uvloop
+
+from forebay.transports.grpc import frames
+from forebay.transports.grpc.hpack import literal
+from forebay.transports.grpc.listener import GrpcListener
+from forebay.transports.grpc.messages import prefix
+from forebay.transports.grpc.service import GrpcConfig, GrpcService
+
+OPENING = frames.PREFACE + frames.settings([])
+HEAD = (
+    b"\x83\x86"  # POST, http
+    + literal(b":path", b"/a.B/Method")
+    + literal(b"content-type", b"application/grpc")
+    + literal(b"te", b"trailers")
+)
+EMPTY = prefix(0)
+
+
+def opened(stream):
+    return frames.frame(frames.HEADERS, frames.END_HEADERS, stream, HEAD)
+
+
+def asked(stream):
+    return opened(stream) + frames.frame(frames.DATA, frames.END_STREAM, stream, EMPTY)
+
+
+async def until(is_so):
+    while not is_so():  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0.001)
+
+
+@contextlib.asynccontextmanager
+async def serving(service):
+    listener = GrpcListener(GrpcConfig(), [service], lambda: True)
+    host, port = await listener.start()
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(OPENING)
+    try:
+        assert listener._port is not None
+        yield reader, writer, listener._port
+    finally:
+        writer.close()
+        await listener.stop(0.0)
+
+
+def test_a_method_that_takes_many_messages_leaves_time_to_others():
+    count = 100_000
+    turns: list[int] = []
+
+    async def run():
+        turn = 0
+        loop = asyncio.get_running_loop()
+        has_all = asyncio.Event()
+
+        def next_turn():
+            nonlocal turn
+            turn += 1
+            loop.call_soon(next_turn)
+
+        async def method(messages, _call) -> AsyncIterator[bytes]:
+            await has_all.wait()
+            turns.append(turn)
+            found = 0
+            async for _ in messages:
+                found += 1
+            turns.append(turn)
+            yield b"%d" % found
+
+        async with serving(GrpcService(full_name="a.B", streams={"Method": method})) as (reader, writer, port):
+            writer.write(opened(1))
+            part = frames.frame(frames.DATA, 0, 1, EMPTY * 3000)
+            for _ in range(count // 3000):
+                writer.write(part)
+            writer.write(frames.frame(frames.DATA, frames.END_STREAM, 1, EMPTY * (count % 3000)))
+            await until(lambda: port.buffered_bytes == count * len(EMPTY))
+            loop.call_soon(next_turn)
+            has_all.set()
+            answered = b""
+            while b"%d" % count not in answered:
+                answered += await reader.read(1 << 16)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+    began, ended = turns
+    assert ended - began >= count // 100
+
+
+def test_a_call_that_is_called_off_may_answer_others():
+    held = []
+    counts = []
+
+    def method(_message, call):
+        held.append(call)
+        call.on_cancel = lambda: [other.reply(b"late") for other in held]
+
+    async def run():
+        async with serving(GrpcService(full_name="a.B", direct={"Method": method})) as (_reader, writer, port):
+            for stream in range(1, 21, 2):
+                writer.write(asked(stream))
+            await until(lambda: len(held) == 10)
+            counts.append(port.calls)
+            writer.transport.abort()
+            await until(lambda: not port.connections)
+            counts.append(port.calls)
+
+    asyncio.run(run())
+    assert counts == [10, 0]
