@@ -86,24 +86,29 @@ def report(analyst: Analyst, qps: float | None, path: list[str] | None) -> list[
         msg = "the file has no PROFILE line of an op; serve with use_profile: true under dag, and send requests"
         raise ConfigError(msg)
     costs_s = {op: ops.cost(op).total_s for op in ops.ops}
+    shares_s = {op: cost_s / ops.calls_per_run(op) for op, cost_s in costs_s.items()}
     rows = [
         [
             op,
             *(f"{ops.times(op).get(step, 0.0):.3f}" for step in ("prep", "midp", "postp")),
             f"{costs_s[op] * 1000:.3f}",
+            f"{ops.calls_per_run(op):.2f}",
         ]
         for op in ops.ops
     ]
     workers = [["workers"], *([str(ops.workers(op))] for op in ops.ops)]
-    table = [["mean in ms", "prep", "midp", "postp", "cost"], *rows]
+    table = [["mean in ms", "prep", "midp", "postp", "cost", "calls/run"], *rows]
     lines = [*aligned([row + more for row, more in zip(table, workers, strict=True)]), ""]
     if call_ms:
-        lines.append(f"a call took {call_ms:.3f} ms, with {prepack_ms:.3f} to read it and {postpack_ms:.3f} to answer")
-    slowest, able = capacity.throughput({op: (max(costs_s[op], 1e-9), ops.workers(op)) for op in ops.ops})
-    lines.append(f"bottleneck: {slowest}, which lets {able:.4g} requests/s through")
+        lines.append(
+            f"a call took {call_ms:.3f} ms: {prepack_ms:.3f} of them to read it, {postpack_ms:.3f} to write its answer"
+        )
+    slowest, able = capacity.throughput({op: (max(shares_s[op], 1e-9), ops.workers(op)) for op in ops.ops})
+    lines.append(f"bottleneck: {slowest}, which lets up to {able:.4g} requests/s through")
     on_path = path or ops.ops
     average_ms = capacity.average_cost(ops.cost(op).total_s for op in on_path) * 1000
-    lines.append(f"a request that waits nowhere takes {average_ms:.4g} ms on the path {', '.join(on_path)}")
+    hint = "" if path or len(on_path) == 1 else "; give --path if some of them run side by side"
+    lines.append(f"a request that waits nowhere takes {average_ms:.4g} ms on the path {', '.join(on_path)}{hint}")
     if qps is not None:
-        lines += advice(costs_s, qps, able)
+        lines += advice(shares_s, qps, able)
     return lines

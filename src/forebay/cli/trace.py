@@ -99,7 +99,7 @@ def positive(text: str) -> float:
 def report(summary: Summary, qps: float | None) -> list[str]:
     """Return the lines that tell a person what a trace says."""
     if not summary.nodes:
-        return [f"no batch ran within {summary.seconds:g} s; send requests while the server is recorded"]
+        return [f"no batch ran within {summary.seconds:.3g} s; send requests while the server is recorded"]
     lines = [*_table(summary.nodes), ""]
     lines += [
         f"{whole.name}: {whole.requests} requests, {_pair(whole.latency)} ms from door to door (mean/p95)"
@@ -109,7 +109,7 @@ def report(summary: Summary, qps: float | None) -> list[str]:
     workers = "1 worker" if limit.slots == 1 else f"{limit.slots} workers"
     lines.append(
         f"bottleneck: {limit.name}, busy {limit.busy:.0%} of the time with {workers}; "
-        f"it lets {summary.throughput:.4g} requests/s through"
+        f"it lets up to {summary.throughput:.4g} requests/s through"
     )
     lines.append(
         f"a request that waits nowhere takes {summary.average_cost_s * 1000:.4g} ms on the critical path "

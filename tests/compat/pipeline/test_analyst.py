@@ -54,19 +54,19 @@ def profile(tmp_path):
 
 
 def check(trace):
-    """Asserts that the events are what chrome://tracing takes, and that each begin has its end."""
+    """Asserts that the events are what viewers take: a stack for each thread, on which the last begun ends first."""
     opened = {}
     for event in trace:
         assert set(event) == {"name", "ph", "ts", "pid", "tid"}
         assert isinstance(event["ts"], int | float)
         assert isinstance(event["pid"], int)
-        where = event["pid"], event["tid"], event["name"]
+        stack = opened.setdefault((event["pid"], event["tid"]), [])
         if event["ph"] == "B":
-            opened[where] = opened.get(where, 0) + 1
+            stack.append(event["name"])
         else:
             assert event["ph"] == "E"
-            opened[where] -= 1
-            assert opened[where] >= 0, "nothing ends before it began"
+            assert stack, "nothing ends before it began"
+            assert stack.pop() == event["name"], "of two that overlap, the first ends first"
     assert not any(opened.values()), "each begin has its end"
     assert [event["ts"] for event in trace] == sorted(event["ts"] for event in trace)
 
@@ -74,7 +74,14 @@ def check(trace):
 def test_a_profile_becomes_a_trace(profile, tmp_path):  # P135, trap 22
     trace = Analyst(profile).get_trace()
     check(trace)
-    assert {event["tid"] for event in trace} == {"[bow|0]", "[combine|0]", "[combine|1]", "DAG", "@DAGExecutor"}
+    assert {event["tid"] for event in trace} == {
+        "[bow|0]",
+        "[combine|0]",
+        "[combine|1]",
+        "DAG",
+        "DAG-2",
+        "@DAGExecutor",
+    }
     assert {event["name"] for event in trace if event["tid"] == "@DAGExecutor"} == {
         f"{kind}_{data_id}" for kind in ("prepack", "postpack") for data_id in (0, 1)
     }
@@ -82,6 +89,17 @@ def test_a_profile_becomes_a_trace(profile, tmp_path):  # P135, trap 22
     assert bow[:3] == [("prep", "B", 1000), ("prep", "E", 3000), ("midp", "B", 3000)]
     Analyst(profile).save_trace(tmp_path / "trace")
     assert json.loads((tmp_path / "trace").read_text()) == trace
+
+
+def test_calls_that_overlap_are_on_threads_of_their_own(tmp_path):  # P135
+    path = tmp_path / "profile.txt"
+    begins = {0: 0, 1: 5, 2: 6, 3: 25, 4: 30}
+    for dag in ("DAG", "DAG-{}"):
+        path.write_text("".join(line(1, *call(n, at, dag=dag.format(n))) for n, at in begins.items()))
+        trace = Analyst(path).get_trace()
+        check(trace)
+        calls = {event["name"]: event["tid"] for event in trace if event["name"].startswith("call")}
+        assert calls == {"call_0": "DAG", "call_1": "DAG-2", "call_2": "DAG-3", "call_3": "DAG", "call_4": "DAG-2"}
 
 
 def test_files_of_every_generation_are_read(tmp_path):
@@ -187,17 +205,27 @@ def test_the_command_says_what_an_expected_load_needs(profile, cli, tmp_path):  
     told = cli("analyse", profile, "--qps", "50", "--trace", trace)
     assert told.returncode == 0, told.stderr
     rows = [row.split() for row in told.stdout.splitlines()]
-    assert rows[0] == ["mean", "in", "ms", "prep", "midp", "postp", "cost", "workers"]
-    assert rows[1] == ["bow", "2.000", "5.000", "1.000", "8.000", "1"]
-    assert rows[2] == ["combine", "1.000", "20.000", "1.000", "22.000", "2"]
-    assert "bottleneck: combine, which lets 90.91 requests/s through" in told.stdout
-    assert "takes 30 ms on the path bow, combine" in told.stdout
+    assert rows[0] == ["mean", "in", "ms", "prep", "midp", "postp", "cost", "calls/run", "workers"]
+    assert rows[1] == ["bow", "2.000", "5.000", "1.000", "8.000", "2.00", "1"]
+    assert rows[2] == ["combine", "1.000", "20.000", "1.000", "22.000", "1.00", "2"]
+    assert "bottleneck: combine, which lets up to 90.91 requests/s through" in told.stdout
+    assert "takes 30 ms on the path bow, combine; give --path if some of them run side by side" in told.stdout
     assert "workers needed for 50 requests/s: bow 1, combine 2" in told.stdout
     assert "more wait" not in told.stdout
     check(json.loads(trace.read_text()))
     told = cli("analyse", profile, "--qps", "100", "--path", "combine")
-    assert "takes 22 ms on the path combine" in told.stdout
+    assert "takes 22 ms on the path combine\n" in told.stdout
     assert "9.091 requests more wait after each second" in told.stdout  # P143
+
+
+def test_calls_that_share_a_run_share_its_cost(cli, tmp_path):  # P141, P142
+    path = tmp_path / "profile.txt"
+    calls = [line(1, *call(data_id, 0)) for data_id in range(4)]
+    path.write_text(line(1, *run("bow", 0, 0)) + "".join(calls))  # a batch of four in 8 ms
+    told = cli("analyse", path, "--qps", "400").stdout
+    assert "bow, which lets up to 500 requests/s through" in told
+    assert "workers needed for 400 requests/s: bow 1" in told
+    assert "a request that waits nowhere takes 8 ms" in told
 
 
 def test_the_command_says_what_is_wrong_in_one_sentence(profile, cli, tmp_path):

@@ -8,6 +8,7 @@ import asyncio
 import os
 import re
 import time
+from statistics import median
 from types import SimpleNamespace
 
 import httpx
@@ -24,7 +25,7 @@ from forebay.observe.timeline import BatchRecord, Recording, Step
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.pipeline.figures.analyst import Analyst
 from forebay.surfaces.pipeline.figures.profile import KEY, CallTimes, Profile, ProfileWriter, RequestProfile, take_wish
-from forebay.surfaces.pipeline.figures.tracer import Channel, MetricsPort, Tracer, TracerFile
+from forebay.surfaces.pipeline.figures.tracer import Channel, MetricsPort, OpListener, Tracer, TracerFile
 from forebay.workers.objects import packed
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
@@ -270,9 +271,7 @@ def test_a_served_script_tells_where_its_time_goes(pipeline, cli, tmp_path, at_o
         *["PROFILE\tpid:N\tprep"] * 2,
         "PROFILE\tpid:N\tcall_N",
     ]
-    began = time.monotonic()
     at_once(*[lambda: [post(server, q="x") for _ in range(10)]] * 5)
-    measured = 50 / (time.monotonic() - began)
     trace = server.client.get("/trace?seconds=0.2")
     assert trace.status_code == 200
     assert server.client.get("/trace?seconds=no").status_code == 400
@@ -284,8 +283,12 @@ def test_a_served_script_tells_where_its_time_goes(pipeline, cli, tmp_path, at_o
     assert sorted(ops.ops) == ["quick", "slow"], "and none that a client made up"
     assert ops.workers("slow") == 2
     analysed = cli("analyse", path, "--qps", "100")
-    predicted = float(re.search(r"bottleneck: slow, which lets ([\d.]+)", analysed.stdout)[1])
-    assert 0.75 * predicted < measured < 1.15 * predicted
+    predicted = float(re.search(r"bottleneck: slow, which lets up to ([\d.]+)", analysed.stdout)[1])
+    # While all is busy two calls end every 30 ms; the median, so that one moment of a busy machine does not count.
+    trace = Analyst(path).get_trace()
+    ends = [one["ts"] / 1e6 for one in trace if one["ph"] == "E" and one["name"].startswith("call")][8:-6]
+    measured = 2 / median(after - before for before, after in zip(ends, ends[2:], strict=False))
+    assert measured == pytest.approx(predicted, rel=0.15)
     assert "slow 4" in analysed.stdout or "slow 5" in analysed.stdout
     blocks = (tmp_path / "PipelineServingLogs" / "pipeline.tracer").read_text()
     counts = [int(count) for count in re.findall(r"Query count\[(\d+)\]", blocks)]
@@ -369,12 +372,12 @@ def numbers(block):
 
 def test_a_block_of_the_tracer_says_what_the_ops_and_the_requests_took():  # P137
     channels = [Channel("bow", ["@DAGExecutor"], ["bow", "c\nnn"], 1, 4)]
-    tracer = Tracer("dag", {"bow": 2, "cnn": 1}, lambda: channels)
+    tracer = Tracer({"bow": 2, "cnn": 1}, lambda: channels)
 
     tracer.block(100.0)
 
     async def work(endpoint):
-        with tracer:
+        with OpListener("dag", ("bow", "cnn"), tracer.ran):
             for data_id in range(5):
                 times = await infer(endpoint, data_id)
                 tracer.answered(data_id, times.ended - times.started, ok=data_id != 3)
@@ -401,21 +404,21 @@ def test_a_block_of_the_tracer_says_what_the_ops_and_the_requests_took():  # P13
 
 
 def test_a_name_makes_no_line_in_a_block():  # P159
-    block = Tracer("dag", {"x\nDAGExecutor:\n\tQuery count[7]": 1}).block()
+    block = Tracer({"x\nDAGExecutor:\n\tQuery count[7]": 1}).block()
     assert "\n\tQuery count[7]" not in block
     assert block.count("DAGExecutor:") == 2, "one in the name, on its line"
     assert block.count("\nDAGExecutor:") == 1
 
 
 def test_an_idle_tracer_writes_a_block_without_figures():
-    told = numbers(Tracer("dag", {"bow": 1}).block())
+    told = numbers(Tracer({"bow": 1}).block())
     assert told["bow", "idle"] == 1
     assert told["DAGExecutor", "Succ"] == 1
 
 
 def test_latencies_are_a_fair_sample_when_there_are_many(monkeypatch):
     monkeypatch.setattr("forebay.surfaces.pipeline.figures.tracer.LATENCIES", 1000)
-    tracer = Tracer("dag", {})
+    tracer = Tracer({})
     for number in range(20_000):
         tracer.answered(number, number / 20_000, ok=number % 2 == 0)
     block = tracer.block()
@@ -436,7 +439,7 @@ def test_blocks_are_written_every_interval_and_when_it_ends(tmp_path):
     blocks = asyncio.Semaphore(0)
 
     async def main():
-        tracer = Told("dag", {"bow": 1})
+        tracer = Told({"bow": 1})
         writing = asyncio.create_task(TracerFile(tracer, tmp_path / "PipelineServingLogs", 0.02).run())
         tracer.answered(0, 0.001, ok=True)
         path = tmp_path / "PipelineServingLogs" / "pipeline.tracer"
@@ -456,11 +459,11 @@ def test_blocks_are_written_every_interval_and_when_it_ends(tmp_path):
 def test_a_folder_that_cannot_be_written_is_told_at_start(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"the tracer's folder .* cannot be written"):
-        TracerFile(Tracer("dag", {}), tmp_path / "file" / "logs", 1.0)
+        TracerFile(Tracer({}), tmp_path / "file" / "logs", 1.0)
 
 
 def test_prometheus_finds_counters_under_the_original_names_that_only_rise():  # P138
-    tracer = Tracer("dag", {"bow": 1})
+    tracer = Tracer({"bow": 1})
     port = MetricsPort(tracer.counters, "127.0.0.1", 0)
     try:
 
@@ -470,7 +473,7 @@ def test_prometheus_finds_counters_under_the_original_names_that_only_rise():  #
             return {name: float(value) for name, value in lines}
 
         first = scrape()
-        with tracer:
+        with OpListener("dag", ("bow",), tracer.ran):
             asyncio.run(served(graph_of("thread"), lambda endpoint: infer(endpoint, 0)))
         tracer.answered(0, 0.25, ok=True)
         tracer.answered(1, 0.5, ok=False)

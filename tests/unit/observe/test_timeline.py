@@ -227,13 +227,53 @@ def test_a_request_can_be_followed_through_all_nodes_of_a_graph():
             )
         )
     )
-    arrow = [event for event in events if event["ph"] in "stf"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert [names[event["pid"]] for event in arrow] == ["ocr", *["ocr/detect"] * 3, *["ocr/read"] * 3]
+    arrows = arrows_in(events)
+    assert [(names[begin["pid"]], names[end["pid"]]) for begin, end in arrows if begin["pid"] != end["pid"]] == [
+        ("ocr", "ocr/detect"),
+        ("ocr/detect", "ocr/read"),
+    ]
+    assert [(end["ts"], end["tid"]) for begin, end in arrows if begin["pid"] == end["pid"]] == [
+        (4000, 1000),
+        (61000, 1000),
+    ]
     queue = [event["dur"] for event in events if event["name"] == "queue"]
     assert queue == pytest.approx([1000, 1000, 9000], abs=0.01)
-    counters = {event["name"]: event["args"]["value"] for event in events if event["ph"] == "C"}
-    assert counters == {"queue length": 2, "in flight": 3}
+
+
+def test_arrows_lead_from_each_step_to_those_that_waited_for_it():
+    # b and c follow a, and d waits for both; the next call of a model has nothing to do with it
+    steps = {"g": (100.0, 100.9), "g/a": (100.1, 100.2), "g/b": (100.21, 100.3), "g/c": (100.21, 100.4)}
+    steps |= {"g/d": (100.41, 100.8), "model": (100.9, 101.0)}
+    records = [
+        record(endpoint_named(name), ("r", begun), taken=begun, started=0, ended=0, done=over)
+        for name, (begun, over) in steps.items()
+    ]
+    events = check(chrome_trace(recorded(*records)))
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    found = [(names[begin["pid"]], names[end["pid"]]) for begin, end in arrows_in(events)]
+    ways = [("g", "g/a"), ("g/a", "g/b"), ("g/a", "g/c"), ("g/b", "g/d"), ("g/c", "g/d")]
+    assert sorted(found) == ways
+
+
+def arrows_in(events):
+    """The begin and the end of each arrow, by the time of its end."""
+    ends = [event for event in events if event["ph"] == "f"]
+    return [(next(one for one in events if one["ph"] == "s" and one["id"] == end["id"]), end) for end in ends]
+
+
+def test_counters_show_what_was_open_at_each_moment_with_what_has_no_record():
+    model = endpoint_named("model")
+    told = record(model, ("a", 100.0), ("b", 100.1), taken=100.2, started=100.2, ended=100.3, done=100.3)
+    events = check(chrome_trace(recorded(told)))
+    # as it ends, three requests are open and two samples wait of which nothing is recorded
+    assert levels(events, "in flight") == [(0, 1), (100_000, 2), (300_000, 3)]
+    assert levels(events, "queue length") == [(0, 1), (100_000, 2), (200_000, 0), (300_000, 2)]
+
+
+def levels(events, name):
+    found = [event for event in events if event["ph"] == "C" and event["name"] == name]
+    return [(round(event["ts"]), *event["args"].values()) for event in found]
 
 
 def test_samples_that_shared_a_phase_are_one_slice():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -11,6 +12,7 @@ import msgspec
 
 from forebay.errors import ConfigError, nearest
 from forebay.observe import capacity
+from forebay.observe.lanes import lanes
 from forebay.surfaces.pipeline.figures.profile import STEPS, events_in
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 _Event: TypeAlias = tuple[int, str, int, int]
 
 _CALLS: Final = ("call", "prepack", "postpack")
+_CALLS_THREAD: Final = "DAG"
 
 
 class OpAnalyst:
@@ -32,8 +35,10 @@ class OpAnalyst:
         """
         self._durations: dict[str, dict[str, list[int]]] = {}
         self._workers: dict[str, set[tuple[int, str]]] = {}
+        self._calls = 0
         for pid, name, begun, ended in events:
             step, _, where = name.partition("#")
+            self._calls += step.startswith("call_")
             op, bar, worker = where.strip("[]").rpartition("|")
             if step in STEPS and bar:
                 self._durations.setdefault(op, {}).setdefault(step, []).append(ended - begun)
@@ -73,6 +78,14 @@ class OpAnalyst:
         """
         times = self.times(op)
         return capacity.Cost(*(times.get(step, 0.0) / 1000 for step in STEPS))
+
+    def calls_per_run(self, op: str) -> float:
+        """Return how many calls there were for each run of an op, at least 1: those of a batch share one.
+
+        Raises:
+            ConfigError: If there is no such op.
+        """
+        return max(self._calls / max(map(len, self._of(op).values())), 1.0)
 
     def workers(self, op: str) -> int:
         """Return how many workers of an op were seen.
@@ -135,13 +148,23 @@ class Analyst:
         self._events = list(events_in(text))
 
     def get_trace(self) -> list[dict[str, Any]]:
-        """Return the events as Chrome trace events: a begin and an end each, by time; the thread is the op's worker."""
-        trace: list[dict[str, Any]] = []
+        """Return the events as Chrome trace events: a begin and an end each, by time; the thread is the op's worker.
+
+        Calls are on the thread `DAG`. Viewers take the events of a thread for a stack, so those that overlap are on
+        threads of their own: `DAG-2`, `DAG-3`, as many as there were at a time.
+        """
+        threads: dict[tuple[int, str], list[tuple[str, int, int]]] = {}
         for pid, name, begun, ended in self._events:
-            step, _, where = name.partition("#")
-            for phase, moment in (("B", begun), ("E", max(ended, begun))):
-                trace.append({"name": step, "ph": phase, "ts": moment, "pid": pid, "tid": where})
-        return sorted(trace, key=lambda event: event["ts"])
+            kind, _, where = name.partition("#")
+            thread = _CALLS_THREAD if where.startswith(f"{_CALLS_THREAD}-") else where
+            threads.setdefault((pid, thread), []).append((kind, begun, max(ended, begun)))
+        trace: list[dict[str, Any]] = []
+        for (pid, thread), events in threads.items():
+            for lane, (kind, begun, ended) in lanes(events, itemgetter(1, 2)):
+                tid = f"{thread}-{lane + 1}" if lane else thread
+                for phase, moment in (("B", begun), ("E", ended)):
+                    trace.append({"name": kind, "ph": phase, "ts": moment, "pid": pid, "tid": tid})
+        return sorted(trace, key=itemgetter("ts"))
 
     def save_trace(self, trace_file: str | os.PathLike[str]) -> None:
         """Write the trace as a file that chrome://tracing and Perfetto show."""
