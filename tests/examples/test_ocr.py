@@ -308,6 +308,18 @@ def asked(server, picture, **query):
     return httpx.post(f"{server.url}/models/ocr", content=picture, params=query, timeout=50.0)
 
 
+def test_trap_31_each_picture_is_a_run_of_its_own(server):
+    # trap 31: on a CPU batches do not make convolutions quicker
+    with ThreadPoolExecutor(len(NAMES)) as threads:
+        answers = list(threads.map(lambda name: asked(server, picture_of(name)[0]), NAMES))
+    assert [answer.status_code for answer in answers] == [200] * len(NAMES)
+    nodes = server.client.get("/models/ocr").json()["nodes"]
+    detector = nodes["detect"]["batching"]
+    assert (detector["max_batch_size"], detector["mean_batch_size"]) == (1, 1.0)
+    assert detector["batches"] >= len(NAMES)
+    assert nodes["turn"]["batching"]["mean_batch_size"] > 1  # lines are small
+
+
 class TestServed:
     def test_everybody_gets_the_text_of_his_own_picture(self, server):
         asking = [picture_of(name) for name in NAMES] * 2

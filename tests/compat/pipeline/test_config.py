@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The configuration of a pipeline server: keys, defaults, ranges, precedence, and how it says what is wrong."""
 
+import re
+
 import msgspec
 import pytest
 import yaml
 
 from forebay.errors import ConfigError
 from forebay.surfaces.pipeline.config import OP_DEFAULTS, masked, read, settle
+from forebay.surfaces.pipeline.predictors import PredictorSettings
 
 SEED = """
 # gRPC port
@@ -98,12 +101,88 @@ op:
             use_calib: false
 """
 
+# Order of the keys, a list in lines, a fetch_list without a value, comments in Chinese.
+BERT = """
+dag:
+  #线程: True; 进程: False
+  is_thread_op: false
+  tracer:
+    interval_s: 30
+http_port: 18082
+op:
+  bert:
+    concurrency: 2
+    local_service_conf:
+      client_type: local_predictor
+      device_type: 1
+      devices: '2'
+      fetch_list:
+      #模型路径
+      model_config:  bert_seq128_model/
+  faster_rcnn:
+    concurrency: 10
+    local_service_conf:
+      precision: "FP16"
+      devices: "0" # "0,1"
+      fetch_list:
+      - save_infer_model/scale_0.tmp_1
+      model_config: ../../serving_server/
+rpc_port: 9998
+worker_num: 20
+"""
+
+INT8 = """
+worker_num: 10
+http_port: 18080
+rpc_port: 9993
+
+dag:
+    is_thread_op: False
+op:
+    imagenet:
+        concurrency: 1
+
+        local_service_conf:
+
+            model_config: serving_server/
+
+            device_type: 2
+
+            devices: "0" # "0,1"
+
+            client_type: local_predictor
+
+            fetch_list: ["save_infer_model/scale_0.tmp_0"]
+
+            precision: "int8" 
+
+            use_calib: False
+
+            ir_optim: True 
+"""  # noqa: W291 - the same
+
+# Keys that the original has never read where they stand, or that only one of its versions reads.
+UNREAD = {
+    "build_dag_each_request: true\n": ["build_dag_each_request"],
+    "grpc_gateway_port: 18080\n": ["grpc_gateway_port"],
+    "op:\n    pre_det:\n        device_type: 0\n        devices: ''\n": [
+        "op.pre_det.device_type",
+        "op.pre_det.devices",
+    ],
+    "op:\n    seg:\n        local_service_conf:\n            concurrency: 1\n": [
+        "op.seg.local_service_conf.concurrency"
+    ],
+    "op:\n    bert:\n        local_service_conf:\n            device_type: 7\n            ipu_config: ./ipu_config\n": [
+        "op.bert.local_service_conf.ipu_config"
+    ],
+}
+
 PORT = {"rpc_port": 18080}
 
 
 def written(tmp_path, text):
     path = tmp_path / "config.yml"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     return path
 
 
@@ -114,12 +193,36 @@ def wrong(source):
     return caught.value.message
 
 
-@pytest.mark.parametrize("text", [SEED, ENSEMBLE, OCR], ids=["seed", "ensemble", "ocr"])
+@pytest.mark.parametrize(
+    "text", [SEED, ENSEMBLE, OCR, BERT, INT8], ids=["seed", "ensemble", "ocr", "bert and detection", "low precision"]
+)
 def test_files_written_for_the_original_load_unchanged(tmp_path, text):
     # P121, P35
     config, warnings = read(written(tmp_path, text))
     assert warnings == []
     assert set(config.op) == set(yaml.safe_load(text)["op"])
+    for name, section in config.op.items():
+        assert PredictorSettings.of_op(name, settle(name, {}, section)).kind in {"brpc", "local_predictor", None}
+
+
+@pytest.mark.parametrize("text", UNREAD)
+def test_keys_of_the_original_that_nothing_reads_load_with_a_warning(tmp_path, text):
+    # P121, P33
+    config, warnings = read(written(tmp_path, f"port: 18080\n{text}"))
+    assert [re.findall("the key '([^']*)'", one) for one in warnings] == [[key] for key in UNREAD[text]]
+    for name, section in config.op.items():
+        PredictorSettings.of_op(name, settle(name, {}, section))
+
+
+def test_an_encrypted_model_loads_and_is_refused_in_words():
+    # P116, P121
+    section = {"server_endpoints": ["127.0.0.1:9400"], "use_encryption_model": True, "encryption_key": "./key"}
+    config, warnings = read({**PORT, "op": {"imagenet": section}})
+    assert warnings == []
+    settled = settle("imagenet", {}, config.op["imagenet"])
+    with pytest.raises(ConfigError, match="op 'imagenet': encrypted models are not supported"):
+        PredictorSettings.of_op("imagenet", settled)
+    assert "./key" not in masked(config, {"imagenet": settled})
 
 
 def test_what_a_file_leaves_out_has_the_documented_value():

@@ -112,7 +112,7 @@ def test_the_kind_of_client_follows_from_endpoints_and_model(given, kind, wanted
         ({"local_service_conf": {"encryption_key": "k"}}, "encrypted models are not supported"),  # P116
         ({"local_service_conf": {"precision": "fp64"}}, "fp32, fp16, bf16 and int8"),
         ({"local_service_conf": {"devices": "gpu0"}}, "numbers separated by commas"),
-        ({"local_service_conf": {"device_type": 9}}, "from -1 to 6"),
+        ({"local_service_conf": {"device_type": 9}}, "from -1 to 7"),
         ({"local_service_conf": {"thread_num": 0}}, "at least 1"),
     ],
 )
@@ -376,6 +376,22 @@ def test_a_model_of_openvino(tmp_path, model):  # P104, P109
     assert number_of(caught) == 9000
 
 
+def test_openvino_reports_to_nobody_that_it_is_used(tmp_path, model):
+    openvino = pytest.importorskip("openvino")
+    openvino.save_model(openvino.Core().read_model(model / "model.onnx"), tmp_path / "model.xml")
+    code = """
+import os, sys
+from pathlib import Path
+os.register_at_fork(before=lambda: print("forked"))
+from forebay.surfaces.pipeline.predictors.runtimes import OpenVino
+from forebay.surfaces.pipeline.predictors.settings import LocalConf
+OpenVino(Path(sys.argv[1]), LocalConf(), None)
+print(sys.modules.get("openvino_telemetry"))
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "model.xml")]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "None\n"
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # A model that is a callable
 
@@ -455,8 +471,10 @@ from forebay.surfaces.pipeline.predictors.local import local_client
 from forebay.surfaces.pipeline.predictors.settings import LocalConf
 
 order = json.load(sys.stdin)
-client = local_client(LocalConf(**order["conf"]), [], None)
-found = [client.predict({"x": np.array(rows)})["price"].tolist() for rows in order["rows"]]
+found = []
+for folder in order["folders"]:
+    client = local_client(LocalConf(model_config=folder, **order["conf"]), [], None)
+    found.append([client.predict({"x": np.array(rows)})["price"].tolist() for rows in order["rows"]])
 try:
     client.predict({"x": np.zeros((1, 3))})
 except ForebayError as error:
@@ -465,30 +483,90 @@ print("\\n" + json.dumps([found, client._backend.runtime.threads, refused]))
 """
 
 
-@pytest.mark.slow
-def test_house_prices_from_paddle(tmp_path):  # P104, P109
-    uci = uci_folder()
-    order = {
-        "conf": {"model_config": str(uci), "thread_num": 3, "use_mkldnn": True, "ir_optim": True},
-        "rows": [[HOUSE], [HOUSE, HOUSE]],
-    }
+NEWEST_SCRIPT = """
+import json, sys
+import numpy as np
+import paddle
+from forebay.surfaces.pipeline.predictors.local import local_client
+from forebay.surfaces.pipeline.predictors.settings import LocalConf
+from forebay.surfaces.pipeline.predictors.signature import TYPES
+
+DESCRIPTION = (
+    'feed_var {{ name: "x" feed_type: {0} shape: 2 }} feed_var {{ name: "z" feed_type: 1 shape: 1 }}'
+    'fetch_var {{ name: "y" fetch_type: {0} shape: 1 }} fetch_var {{ name: "more" fetch_type: 1 shape: 1 }}'
+)
+
+paddle.enable_static()
+found = {}
+for number in json.load(sys.stdin):
+    program, startup = paddle.static.Program(), paddle.static.Program()
+    with paddle.static.program_guard(program, startup):
+        x = paddle.static.data("x", [-1, 2], TYPES[number])
+        z = paddle.static.data("z", [-1, 1], "float32")
+        fetched = [paddle.reshape(x, [-1, 1]), paddle.static.nn.fc(z, 1)]
+        executor = paddle.static.Executor(paddle.CPUPlace())
+        executor.run(startup)
+        paddle.static.save_inference_model(f"{number}/model", [x, z], fetched, executor, program=program)
+    with open(f"{number}/serving_server_conf.prototxt", "w") as file:
+        file.write(DESCRIPTION.format(number))
+    client = local_client(LocalConf(model_config=str(number), ir_optim=number == 1), [], None)
+    y = client.predict({"x": np.array([[1, 0]]), "z": np.ones((1, 1))})["y"]
+    found[number] = [y.dtype.name, y.tolist()]
+print("\\n" + json.dumps(found))
+"""
+
+
+def in_paddle(script, order, folder):
+    """What a script prints in its last line in the environment of Paddle."""
     ran = subprocess.run(
-        [PADDLE, "-W", "ignore", "-c", PADDLE_SCRIPT],
+        [PADDLE, "-W", "ignore", "-c", script],
         input=json.dumps(order),
         capture_output=True,
         text=True,
         check=False,
         timeout=50,
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )
     assert ran.returncode == 0, ran.stderr
-    found, threads, refused = json.loads(ran.stdout.splitlines()[-1])
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def uci_forms(tmp_path):
+    """The same model with a file for each parameter, with one for all, and under the names of later versions."""
+    uci = uci_folder()
+    together = b"".join((uci / name).read_bytes() for name in ("fc_0.b_0", "fc_0.w_0"))
+    forms = {"first": ("__model__", "__params__"), "later": ("uci.pdmodel", "uci.pdiparams")}
+    for name, (program, parameters) in forms.items():
+        (tmp_path / name).mkdir()
+        shutil.copy(uci / "__model__", tmp_path / name / program)
+        (tmp_path / name / parameters).write_bytes(together)
+        shutil.copy(uci / "serving_server_conf.prototxt", tmp_path / name)
+    return [str(uci), *(str(tmp_path / name) for name in forms)]
+
+
+@pytest.mark.slow
+def test_house_prices_from_paddle(tmp_path, uci_forms):  # P104, P109
+    order = {
+        "folders": uci_forms,
+        "conf": {"thread_num": 3, "use_mkldnn": True, "ir_optim": True},
+        "rows": [[HOUSE], [HOUSE, HOUSE]],
+    }
+    found, threads, refused = in_paddle(PADDLE_SCRIPT, order, tmp_path)
     price = pytest.approx(PRICE, abs=1e-5)
-    assert found == [[[price]], [[price], [price]]]
+    assert found == [[[[price]], [[price], [price]]]] * 3
     assert threads == 3
     assert refused[0] == 9000
     assert "second dimension is 3" in refused[1]
+
+
+@pytest.mark.slow
+def test_paddles_newest_format_with_every_type_it_feeds(tmp_path):  # P109
+    uci_folder()  # skips without the environment
+    numbers = [number for number in signatures.TYPES if number not in {4, 6, 20}]  # it makes an int32 of an int16
+    found = in_paddle(NEWEST_SCRIPT, numbers, tmp_path)
+    assert found == {str(number): [signatures.TYPES[number], [[1], [0]]] for number in numbers}
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -9,10 +9,12 @@ import socket
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import numpy as np
 import pytest
@@ -26,6 +28,7 @@ from forebay.errors import ConfigError, ForebayError
 from forebay.protocols.kserve import rest, rpc
 from forebay.protocols.kserve.arrays import from_array, to_array
 from forebay.protocols.kserve.calls import InferRequest
+from forebay.protocols.pipeline import general_model as general_rpc
 from forebay.protocols.pipeline import tensors
 from forebay.protocols.pipeline.messages import Response
 from forebay.surfaces.pipeline.predictors import PredictorSettings, client_for, general_model
@@ -343,11 +346,6 @@ def test_many_threads_share_a_client(face, remote, described, at_once):  # P111
     assert at_once(*(ask(at % 2) for at in range(8))) == [[PRICES[at % 2, 0]] * 20 for at in range(8)]
 
 
-def test_grpc_is_not_what_these_servers_speak(remote):
-    with pytest.raises(ConfigError, match="take client_type brpc"):
-        remote("127.0.0.1:1", client_type="grpc", endpoint_protocol="paddle")
-
-
 def test_an_op_may_ask_the_host_of_another(face, remote, tmp_path):  # P112, P113: both ends of the face
     host = client_for(
         PredictorSettings.of_op(
@@ -380,6 +378,222 @@ def test_an_answer_that_breaks_off_is_no_answer(remote, described):  # P112
                 client.predict({"x": X})
             assert number_of(caught) == 9000
         thread.join()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Their gRPC face
+
+PADDLE_RPC = {"client_type": "grpc", "endpoint_protocol": "paddle"}
+
+
+class RpcFace:
+    """A server of the original's gRPC service; answers as a function of the request says, or with bytes."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.seen: list[Any] = []
+        self.server = grpc.server(ThreadPoolExecutor(4))
+        method = grpc.unary_unary_rpc_method_handler(self.infer)
+        service, _, name = general_rpc.PATH.strip("/").rpartition("/")
+        self.server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {name: method})])
+        self.endpoint = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.server.start()
+
+    def infer(self, data, context):
+        request = general_rpc.Request.FromString(data)
+        self.seen.append(request)
+        found = self.answer(request)
+        return found if isinstance(found, bytes) else found.SerializeToString()
+
+    def stop(self):
+        self.server.stop(None).wait(20)
+
+
+@pytest.fixture
+def rpc_face():
+    """Makes such servers."""
+    with contextlib.ExitStack() as stack:
+
+        def make(answer):
+            made = RpcFace(answer)
+            stack.callback(made.stop)
+            return made
+
+        yield make
+
+
+def rpc_answer(*given, **fields):
+    """An answer with these tensors from one engine."""
+    response = general_rpc.Response(**fields)
+    output = response.outputs.add(engine_name="general_infer_0")
+    for one in given:
+        output.tensor.add(**one)
+    return response
+
+
+def rpc_prices(request):
+    """What the model of house prices answers."""
+    (given,) = request.tensor
+    rows = np.array(given.float_data).reshape(given.shape)
+    out = (rows @ [[1.0], [10.0], [100.0]]).ravel().tolist()
+    return rpc_answer(
+        {"name": "out", "alias_name": "price", "elem_type": 1, "shape": [len(rows), 1], "float_data": out}
+    )
+
+
+def rpc_echo(request):
+    """Gives back the first tensor as `y`."""
+    return rpc_answer({"alias_name": "y"}) if not request.tensor else _as_y(request.tensor[0])
+
+
+def _as_y(tensor):
+    response = general_rpc.Response()
+    made = response.outputs.add().tensor.add()
+    made.CopyFrom(tensor)
+    made.name = made.alias_name = "y"
+    return response
+
+
+def test_a_remote_model_is_asked_over_grpc(rpc_face, remote, described):  # P112
+    server = rpc_face(rpc_prices)
+    client = remote(server.endpoint, client_config=described, fetch_list=["price"], **PADDLE_RPC)
+    found = client.predict({"x": X.astype("f8")}, log_id=7)
+    np.testing.assert_array_equal(found["price"], PRICES)
+    assert (found["price"].dtype, found["price"].flags.writeable) == (np.float32, True)
+    (request,) = server.seen
+    (sent,) = request.tensor
+    assert (sent.name, sent.alias_name, sent.elem_type, list(sent.shape)) == ("in", "x", 1, [2, 3])
+    assert list(sent.float_data) == X.ravel().tolist()
+    assert (list(request.fetch_var_names), request.log_id) == (["price"], 7)
+    with pytest.raises(ForebayError) as caught:
+        client.predict({"y": X})  # refused before anybody is asked
+    assert number_of(caught) == 5000
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.arange(4).reshape(2, 2).astype(kind) for kind in ("i8", "f4", "i4", "f8", "i2", "f2", "u1", "i1", "?")]
+    + [np.array([np.nan, np.inf, -np.inf], np.float32), np.array(["a", "bé"]), np.zeros((2, 0), np.float32)],
+)
+def test_arrays_of_every_type_survive_the_way(rpc_face, remote, array):  # P109, P112
+    server = rpc_face(rpc_echo)
+    found = remote(server.endpoint, **PADDLE_RPC).predict({"x": array, "x.lod": [0, 1, len(array)]}, ["y"])
+    assert found["y"].dtype == array.dtype
+    np.testing.assert_array_equal(found["y"], array)
+    assert found["y.lod"].tolist() == [0, 1, len(array)]
+    (sent,) = server.seen[0].tensor
+    assert bool(sent.tensor_content) == (array.dtype.name in {"int16", "float16", "uint8", "int8"})
+
+
+def test_bits_of_a_bf16_are_sent_as_they_are(rpc_face, remote, tmp_path):  # P109
+    describe(tmp_path, feed="x", fetch="y", type=6, name="serving_client_conf.prototxt")
+    server = rpc_face(
+        lambda request: rpc_answer(
+            {"name": "y", "tensor_content": request.tensor[0].tensor_content, "elem_type": 6, "shape": [2]}
+        )
+    )
+    client = remote(server.endpoint, client_config=str(tmp_path), **PADDLE_RPC)
+    assert client.predict({"x": np.array([1, 65535], np.uint16)}, ["price"])["price"].tolist() == [1, 65535]
+
+
+def test_a_type_that_is_not_on_the_wire_is_the_described_one(rpc_face, remote, described):  # P112
+    server = rpc_face(lambda request: rpc_answer({"alias_name": "price", "shape": [1], "float_data": [0.5]}))
+    client = remote(server.endpoint, client_config=described, fetch_list=["price"], **PADDLE_RPC)
+    assert client.predict({"x": X})["price"].tolist() == [0.5]
+
+
+def test_grpc_requests_go_round_and_past_a_server_that_is_down(rpc_face, remote, described):  # P112
+    first, second = rpc_face(rpc_prices), rpc_face(rpc_prices)
+    endpoints = f"127.0.0.1:{free_port()}", first.endpoint, second.endpoint
+    client = remote(*endpoints, client_config=described, fetch_list=["price"], **PADDLE_RPC)
+    for _ in range(8):
+        np.testing.assert_array_equal(client.predict({"x": X})["price"], PRICES)
+    assert len(first.seen) + len(second.seen) == 8
+    assert len(second.seen) >= 3
+    first.stop()
+    second.stop()
+    with pytest.raises(ForebayError, match="no model server can be reached") as caught:
+        client.predict({"x": X})
+    assert number_of(caught) == 9000
+
+
+def test_a_grpc_server_that_hangs_is_given_up_in_time(rpc_face, remote, described):  # P112, P87
+    over = threading.Event()
+
+    def hang(request):
+        over.wait(20)
+        return rpc_prices(request)
+
+    client = remote(
+        rpc_face(hang).endpoint, client_config=described, fetch_list=["price"], **PADDLE_RPC, timeout_ms=300
+    )
+    try:
+        with pytest.raises(ForebayError, match=r"did not answer within 0\.3 s") as caught:
+            client.predict({"x": X})
+        assert number_of(caught) == 6000
+    finally:
+        over.set()
+
+
+@pytest.mark.parametrize(
+    "answer, said",
+    [
+        (rpc_answer(err_no=-5100, err_msg="Op Inference Error."), r"answers -5100: Op Inference Error\."),
+        (b"\xff\xff", "cannot be read"),
+        (general_rpc.Response(), "gave nothing, and not price"),
+        (rpc_answer({"alias_name": "cost", "float_data": [1]}), "gave cost, and not price"),
+        (rpc_answer({"alias_name": "price", "elem_type": 77}), "elem_type is 77"),
+        (rpc_answer({"alias_name": "price", "shape": [2], "float_data": [1]}), "announced as"),
+        (rpc_answer({"alias_name": "price", "shape": [-1], "float_data": [1]}), "announced as"),
+        (rpc_answer({"alias_name": "price", "elem_type": 5, "shape": [1], "tensor_content": b"abc"}), "announced as"),
+        (rpc_answer({"alias_name": "price", "shape": [2_000_000_000, 2_000_000_000]}), "announced as"),
+    ],
+)
+def test_a_grpc_answer_that_is_none_has_a_number(rpc_face, remote, described, answer, said):  # P92
+    server = rpc_face(lambda _request: answer)
+    client = remote(server.endpoint, client_config=described, fetch_list=["price"], **PADDLE_RPC)
+    with pytest.raises(ForebayError, match=said) as caught:
+        client.predict({"x": X})
+    assert number_of(caught) == 9000
+
+
+def test_what_these_messages_have_no_place_for_is_told(rpc_face, remote):  # P92
+    client = remote(rpc_face(rpc_echo).endpoint, **PADDLE_RPC)
+    for array in (np.zeros(2, "c8"), np.array(["\ud800"])):
+        with pytest.raises(ForebayError) as caught:
+            client.predict({"x": array}, ["y"])
+        assert number_of(caught) == 7000
+
+
+PRICING = """
+import numpy as np
+from pathlib import Path
+from paddle_serving_server.pipeline import Op, PipelineServer, RequestOp, ResponseOp
+
+class Price(Op):
+    def preprocess(self, input_dicts, data_id, log_id):
+        (given,) = input_dicts.values()
+        return {"x": np.array([given["x"].split(",")], dtype="float32")}, False, None, ""
+
+    def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+        return {"price": str(float(fetch_data["price"][0, 0]))}, None, ""
+
+server = PipelineServer("svc")
+server.set_response_op(ResponseOp([Price(name="price", input_ops=[RequestOp()])]))
+server.prepare_server(str(Path(__file__).with_name("config.yml")))
+server.run_server()
+"""
+
+
+def test_an_op_of_a_pipeline_asks_over_grpc(pipeline, rpc_face):  # P112, P11
+    face = rpc_face(rpc_prices)
+    op = {"server_endpoints": [face.endpoint], "fetch_list": ["price"], "timeout": 20_000, **PADDLE_RPC}
+    server = pipeline(PRICING, {"dag": {"is_thread_op": False}, "op": {"price": op}})
+    body = {"key": ["x"], "value": ["1,2,3"], "logid": 77}
+    found = server.client.post("/svc/prediction", json=body).json()
+    assert (found["err_no"], found["value"]) == (0, [str(float(PRICES[0, 0]))]), found
+    assert face.seen[0].log_id == 77
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,14 @@ from {server}.pipeline.error_catch import ProductErrCode as AsWell
 from {server}.pipeline.proto import pipeline_service_pb2
 from {server}.pipeline.proto.pipeline_service_pb2 import Request, Response, Tensor
 from {server}.web_service import WebService, Op as SameOp
+from {server}.pipeline.operator import Op as InnerOp
+from {server}.pipeline.analyse import Analyst as InnerAnalyst
+from {server}.pipeline.local_service_handler import LocalServiceHandler as InnerHandler
 from paddle_serving_client.pipeline import PipelineClient as SameClient
+from paddle_serving_client.pipeline.channel import ChannelDataErrcode as SameCode
+from {server} import pipeline
+assert (InnerOp, InnerAnalyst, InnerHandler, SameCode) == (Op, Analyst, LocalServiceHandler, ChannelDataErrcode)
+assert pipeline.Op is Op
 assert SameOp is Op and AsWell is ProductErrCode and SameClient is PipelineClient
 assert pipeline_service_pb2.Response is Response
 """

@@ -70,6 +70,7 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_queue: Requests that may wait outside the graph; one more is refused.
         max_message_bytes: Longest request or answer.
         proto: A .proto file, or a generated module, whose Request and Response replace the usual ones.
+        methods: What requests may call; None allows anything.
         error_codes: Which generation's numbers answers carry.
         debug_errors: Errors name classes and functions.
         log_path: Folder for the log files; None writes none.
@@ -87,6 +88,7 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queue: int = 1024
     max_message_bytes: int = 256 * 1024 * 1024
     proto: str | None = None
+    methods: Sequence[str] | None = None
     error_codes: ErrorCodes = "v0.7"
     debug_errors: bool = False
     log_path: str | None = None
@@ -108,6 +110,8 @@ OP_DEFAULTS: Final[Mapping[str, Any]] = {
     "fetch_list": None,
     "local_service_conf": None,
     "endpoint_protocol": None,
+    "use_encryption_model": None,
+    "encryption_key": None,
     "run_process": False,
     "batch_style": "merged",
     "share_instance": False,
@@ -375,6 +379,7 @@ _TOP_KEYS: Final[Mapping[str, _Check]] = {
     "max_queue": whole(1),
     "max_message_bytes": whole(1),
     "proto": text,
+    "methods": words,
     "error_codes": one_of("v0.7", "v0.4"),
     "debug_errors": boolean,
     "log_path": text,
@@ -408,6 +413,7 @@ _LOCAL_KEYS: Final[Mapping[str, _Check]] = {
     "client_type": text,
     "fetch_list": words,
     "workdir": text,
+    "model_poll_s": number,
     "thread_num": whole(1),
     "device_type": whole(-1),
     "devices": _devices,
@@ -437,6 +443,8 @@ _OP_KEYS: Final[Mapping[str, _Check]] = {
     "fetch_list": words,
     "local_service_conf": _local_service,
     "endpoint_protocol": one_of("kserve_v2", "paddle"),
+    "use_encryption_model": boolean,
+    "encryption_key": text,
     "run_process": boolean,
     "batch_style": one_of("merged", "list"),
     "share_instance": boolean,

@@ -8,14 +8,14 @@ them into whatever folder it was started in.
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from logging.handlers import RotatingFileHandler
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from forebay.errors import ConfigError
-from forebay.observe.log import TextFormatter
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from forebay.observe.log import TextFormatter, configure
 
 FOLDER: Final = "PipelineServingLogs"
 VARIABLE: Final = "SERVING_LOG_PATH"
@@ -29,6 +29,12 @@ requests: Final = logging.getLogger("forebay.pipeline.requests")
 """A line for each request, with its ids; only in the files, for the console would drown in them."""
 requests.propagate = False
 requests.setLevel(logging.CRITICAL)
+
+
+def base_of(log_path: str | None) -> Path | None:
+    """Return where the folder of the log files is made: as configured, else as the variable says; None for nowhere."""
+    base = log_path or os.environ.get(VARIABLE)
+    return Path(base) if base else None
 
 
 def write_to(base: Path, level: str) -> list[logging.Handler]:
@@ -59,6 +65,16 @@ def write_to(base: Path, level: str) -> list[logging.Handler]:
             logger.addHandler(handler)
     requests.setLevel(level.upper())
     return handlers
+
+
+def to_stderr(level: str) -> None:
+    """Write forebay's records to stderr in a process that was started for a worker, unless they go somewhere already.
+
+    Args:
+        level: Lowest level of what is written.
+    """
+    if not logging.getLogger("forebay").hasHandlers():
+        configure(level, "text" if sys.stderr.isatty() else "json")
 
 
 class _OneLine(TextFormatter):

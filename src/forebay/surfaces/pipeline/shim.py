@@ -72,6 +72,8 @@ _SERVER: Final[Mapping[str, Mapping[str, str]]] = {
     ".pipeline.error_catch": _ERRORS,
     ".pipeline.pipeline_server": {"PipelineServer": f"{_HOME}.server"},
     ".pipeline.pipeline_client": {"PipelineClient": f"{_HOME}.fronts.client"},
+    ".pipeline.local_service_handler": {"LocalServiceHandler": f"{_HOME}.predictors"},
+    ".pipeline.analyse": {"Analyst": f"{_HOME}.figures.analyst"},
     ".pipeline.proto": {},
     ".pipeline.proto.pipeline_service_pb2": _MESSAGES,
     ".web_service": _SERVICE,
@@ -84,7 +86,8 @@ _OURS: Final[Mapping[str, Mapping[str, str]]] = {
         for name, names in _SERVER.items()
     },
     "paddle_serving_client": {},
-    "paddle_serving_client.pipeline": {"PipelineClient": f"{_HOME}.fronts.client"},
+    # The original has the same folder in both of its packages.
+    **{f"paddle_serving_client{name}": names for name, names in _SERVER.items() if name.startswith(".pipeline")},
 }
 _IF_ABSENT: Final[Mapping[str, Mapping[str, str]]] = {
     "paddle_serving_app": {},

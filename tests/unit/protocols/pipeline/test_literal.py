@@ -297,15 +297,21 @@ HOSTILE = {
 }
 
 
+def seconds_to_read(text, mode):
+    """Time of the processor for one reading; of up to three, for what else the machine does slows one down."""
+    times = []
+    while len(times) < 3 and min(times, default=1.0) >= 1.0:
+        started = time.process_time()
+        parse(text, mode)
+        times.append(time.process_time() - started)
+    return min(times)
+
+
 @pytest.mark.parametrize("name", HOSTILE)
-def test_ten_hostile_megabytes_take_little_time_and_room(name):  # P156
-    text = HOSTILE[name]
+def test_ten_hostile_megabytes_take_less_than_a_second_and_little_room(name):  # P156
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    started = time.process_time()
-    parse(text, "literal")
-    parse(text, "ndarray")
-    # A second each was asked for; the machine may be three times as slow.
-    assert time.process_time() - started < 6.0
+    for mode in ("literal", "ndarray"):
+        assert seconds_to_read(HOSTILE[name], mode) < 1.0
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 700 * 1024
 
 

@@ -9,20 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError
 from forebay.surfaces.pipeline.predictors.chained import ChainedClient
-from forebay.surfaces.pipeline.predictors.general_model import GeneralModelBackend
+from forebay.surfaces.pipeline.predictors.general_servers import GeneralModelBackend
 from forebay.surfaces.pipeline.predictors.hosting import leave_host, take_host
 from forebay.surfaces.pipeline.predictors.kserve import KServeBackend
-from forebay.surfaces.pipeline.predictors.local import describe, is_reference, local_client
+from forebay.surfaces.pipeline.predictors.local import describe, is_reference
 from forebay.surfaces.pipeline.predictors.model_client import Backend, ModelClient
 from forebay.surfaces.pipeline.predictors.remote import Endpoint
+from forebay.surfaces.pipeline.predictors.watching import watched_client
 
 if TYPE_CHECKING:
     from forebay.surfaces.pipeline.predictors.model_client import Client
     from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
     from forebay.surfaces.pipeline.predictors.signature import Signature
+    from forebay.surfaces.pipeline.predictors.watching import ModelWatch
 
 
-def client_for(settings: PredictorSettings, *, concurrency_idx: int | None, process: bool) -> Client:
+def client_for(
+    settings: PredictorSettings, *, concurrency_idx: int | None, process: bool, watch: ModelWatch | None = None
+) -> Client:
     """Make the client of one worker of an op; it is used by one call at a time, remote ones by any number.
 
     Args:
@@ -30,6 +34,7 @@ def client_for(settings: PredictorSettings, *, concurrency_idx: int | None, proc
         concurrency_idx: Number of the worker process, which decides on the device; None in threads.
         process: Whether the worker is a process, which then starts a model service of its own where one is wanted;
             the threads of a server share one.
+        watch: Replaces a model in this process when it changes; None keeps what is there now.
 
     Raises:
         ConfigError: If the settings are wrong, or a library or a file is missing.
@@ -42,7 +47,7 @@ def client_for(settings: PredictorSettings, *, concurrency_idx: int | None, proc
         msg = f"op '{settings.name}' has no model; server_endpoints or local_service_conf.model_config names one"
         raise ConfigError(msg)
     if kind == "local_predictor":
-        return local_client(conf, settings.wanted, concurrency_idx)
+        return watched_client(conf, settings.wanted, concurrency_idx, watch)
     if kind == "pipeline_grpc":
         return ChainedClient(settings)
     if settings.server_endpoints:
@@ -87,13 +92,6 @@ def _backend(settings: PredictorSettings) -> Backend:
     endpoints = [Endpoint.parse(text, scheme) for text in settings.server_endpoints]
     if settings.protocol == "kserve_v2":
         return KServeBackend(endpoints, settings.name, settings.timeout_s)
-    wrong = next((one for one in endpoints if one.scheme.startswith("grpc")), None)
-    if wrong is not None:
-        msg = (
-            f"op '{settings.name}': the endpoint {wrong.address} is to be asked over gRPC, and the protocol paddle is "
-            "spoken over HTTP; take client_type brpc, which asks the same servers, or the endpoint_protocol kserve_v2"
-        )
-        raise ConfigError(msg)
     return GeneralModelBackend(endpoints, settings.timeout_s)
 
 

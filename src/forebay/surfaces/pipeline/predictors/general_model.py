@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP face of the original's model servers: a codec of its JSON, and models behind such servers.
+"""What the original's model servers are asked and answer, and its form in JSON, which they speak over HTTP.
 
 POST /GeneralModelService/inference with
     {"tensor": [{"float_data": [...], "elem_type": 1, "shape": [1, 13], "name": "x", "alias_name": "x"}],
      "fetch_var_names": ["price"], "log_id": 0}
 gives
     {"outputs": [{"tensor": [{...}], "engine_name": "..."}], "err_no": 0, "err_msg": ""}
+
+`rpc_tensors` has the same in protobuf, which they speak over gRPC.
 """
 
 from __future__ import annotations
@@ -16,17 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.surfaces.pipeline.codes import CustomExceptionCode, error
-from forebay.surfaces.pipeline.predictors.http_calls import HttpCalls
-from forebay.surfaces.pipeline.predictors.remote import Endpoint, Servers, Unreachable
-from forebay.surfaces.pipeline.predictors.signature import LOD, TYPES, Signature, Value, Var
+from forebay.surfaces.pipeline.predictors.signature import LOD, TYPES, Value, Var
 
 if TYPE_CHECKING:
-    from forebay.surfaces.pipeline.predictors.model_client import Feed
     from forebay.surfaces.pipeline.predictors.signature import Array
 
 PATH: Final = "/GeneralModelService/inference"
 
-_FIELDS: Final[Mapping[int, str]] = {
+FIELDS: Final[Mapping[int, str]] = {
     0: "int64_data",
     1: "float_data",
     2: "int_data",
@@ -39,7 +38,9 @@ _FIELDS: Final[Mapping[int, str]] = {
     9: "bool_data",
     20: "data",
 }
-"""Where the elements of each type are."""
+"""Where the elements of each type are, if they are numbers and texts one by one."""
+CONTENT: Final[Mapping[int, str]] = {4: "<i2", 5: "<f2", 6: "<u2", 7: "u1", 8: "i1"}
+"""Types whose elements are sent as bytes, in `tensor_content`; these servers look for narrow ones nowhere else."""
 
 _NUMBERS: Final = {name: number for number, name in TYPES.items() if number != 6}
 
@@ -59,6 +60,7 @@ class Tensor(msgspec.Struct, omit_defaults=True):
     uint32_data: list[int] | None = None
     bool_data: list[bool] | None = None
     data: list[str] | None = None
+    tensor_content: bytes | None = None
 
 
 class Request(msgspec.Struct, omit_defaults=True):
@@ -84,69 +86,39 @@ class Response(msgspec.Struct):
     err_msg: str = ""
 
 
-class GeneralModelBackend:
-    """The same model on several servers."""
+def number_of(var: Var, array: Array) -> int:
+    """Return the number of an array's type: what the description says, else what it is.
 
-    def __init__(self, endpoints: Sequence[Endpoint], timeout_s: float) -> None:
-        """Describe them.
-
-        Args:
-            endpoints: Where they are.
-            timeout_s: How long a call may take in all.
-        """
-        self._servers = Servers(endpoints, [HttpCalls(endpoint) for endpoint in endpoints], timeout_s)
-
-    def signature(self) -> Signature | None:
-        """Return None: these servers do not say what they take."""
-        return None
-
-    def run(self, feed: Feed, fetch: Sequence[Var], log_id: int) -> Sequence[Value]:
-        """Ask a server."""
-        request = Request([pack(var, value) for var, value in feed], [var.alias for var in fetch], log_id)
-        body = msgspec.json.encode(request)
-        response = self._servers.ask(lambda calls, deadline: _ask(calls, body, deadline))
-        if response.err_no:
-            text = f"the model server answers {response.err_no}: {response.err_msg}"
-            raise error(CustomExceptionCode.CLIENT_ERROR.value, text)
-        tensors = [tensor for output in response.outputs for tensor in output.tensor]
-        by_name = {name: tensor for tensor in tensors for name in (tensor.name, tensor.alias_name) if name}
-        values: list[Value] = []
-        for at, var in enumerate(fetch):
-            tensor = by_name.get(var.alias) or by_name.get(var.name)
-            if tensor is None and not by_name and at < len(tensors):
-                tensor = tensors[at]
-            if tensor is None:
-                text = f"the model server gave {', '.join(by_name) or 'nothing'}, and not {var.alias}"
-                raise error(CustomExceptionCode.CLIENT_ERROR.value, text)
-            values.append(unpack(tensor, var.type))
-        return values
-
-    def close(self) -> None:
-        """Hang up."""
-        for calls in self._servers.connections:
-            calls.close()
+    Raises:
+        ForebayError: 7000 if there is no number for it.
+    """
+    if var.dtype is not None:
+        return var.type
+    number = _NUMBERS.get("str" if array.dtype.kind in "USO" else array.dtype.name)
+    if number is None:
+        text = f"'{var.alias}' is an array of {array.dtype}, which this protocol has no type for; cast it to another"
+        raise error(CustomExceptionCode.TYPE_ERROR.value, text)
+    return number
 
 
 def pack(var: Var, value: Value) -> Tensor:
     """Make a tensor of an array.
 
     Raises:
-        ForebayError: 7000 if there is no number for its type, or JSON cannot say an element.
+        ForebayError: 7000 if there is no number for its type.
     """
     array = value.array
-    number = (
-        var.type if var.dtype is not None else _NUMBERS.get("str" if array.dtype.kind in "USO" else array.dtype.name)
-    )
-    if number is None:
-        text = f"'{var.alias}' is an array of {array.dtype}, which this protocol has no type for; cast it to another"
-        raise error(CustomExceptionCode.TYPE_ERROR.value, text)
-    elements: list[Any] = array.ravel().tolist()
-    if array.dtype.kind == "f":
-        elements = _spelt(array, elements)
+    number = number_of(var, array)
     made = Tensor(number, list(array.shape), None, var.name, var.alias)
     if value.lod is not None:
         made.lod = value.lod.tolist()
-    setattr(made, _FIELDS[number], list(map(str, elements)) if number == _NUMBERS["str"] else elements)
+    if number in CONTENT:
+        made.tensor_content = array.astype(CONTENT[number], copy=False).tobytes()
+        return made
+    elements: list[Any] = array.ravel().tolist()
+    if array.dtype.kind == "f":
+        elements = _spelt(array, elements)
+    setattr(made, FIELDS[number], list(map(str, elements)) if number == _NUMBERS["str"] else elements)
     return made
 
 
@@ -162,32 +134,21 @@ def unpack(tensor: Tensor, usual: int = 1) -> Value:
     """
     import numpy as np
 
-    number = usual if tensor.elem_type is None else tensor.elem_type
+    number = tensor.elem_type
+    if number is None:  # protobuf leaves out a 0, in JSON too
+        number = 0 if tensor.int64_data else usual
     dtype = TYPES.get(number)
     if dtype is None:
         raise _broken(tensor, f"its elem_type is {number}, and {', '.join(map(str, TYPES))} are known")
-    elements: Any = getattr(tensor, _FIELDS[number]) or []
+    elements: Any = getattr(tensor, FIELDS[number]) or []
     try:
+        if tensor.tensor_content and number in CONTENT:
+            elements = np.frombuffer(tensor.tensor_content, CONTENT[number])
         array = np.array(elements, dtype=None if dtype == "str" else dtype)
         array = array if tensor.shape is None else array.reshape(_lengths(tensor.shape))
     except (ValueError, TypeError, OverflowError):
         raise _broken(tensor, f"{len(elements)} elements of {dtype} were announced as {tensor.shape}") from None
     return Value(array, None if not tensor.lod else np.asarray(tensor.lod, np.int32))
-
-
-def _ask(calls: HttpCalls, body: bytes, deadline: float) -> Response:
-    answer = calls.call("POST", PATH, deadline, body, {"Content-Type": "application/json"})
-    if answer.status in {502, 503}:
-        raise Unreachable(f"it answers {answer.status}")
-    try:
-        response = msgspec.json.decode(answer.body, type=Response)
-    except (msgspec.DecodeError, RecursionError):
-        response = None
-    if response is None or (answer.status >= 400 and not response.err_no):
-        said = answer.body[:200].decode(errors="replace")
-        text = f"the model server {calls.endpoint.address} answers HTTP {answer.status}: {said}"
-        raise error(CustomExceptionCode.CLIENT_ERROR.value, text)
-    return response
 
 
 def _spelt(array: Array, elements: list[Any]) -> list[Any]:

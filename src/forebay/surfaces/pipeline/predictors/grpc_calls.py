@@ -24,6 +24,9 @@ _OPTIONS: Final = [
     # Else channels to the same address share their back-off.
     ("grpc.use_local_subchannel_pool", 1),
 ]
+_LOOK_S: Final = 0.02
+_WATCH_S: Final = 0.25
+"""How long grpc's own thread takes for one look at a channel, and how long it watches on when nobody wants it to."""
 
 
 class GrpcCalls:
@@ -44,6 +47,8 @@ class GrpcCalls:
             self._channel = self._grpc.insecure_channel(endpoint.address, _OPTIONS)
         self._calls: dict[str, Any] = {}
         self._is_connected = False
+        self._watched_until = 0.0
+        self._closable_at = 0.0
 
     def call(self, method: str, request: bytes, deadline: float) -> bytes:
         """Make a call.
@@ -76,11 +81,13 @@ class GrpcCalls:
 
     def close(self) -> None:
         """Hang up."""
+        time.sleep(max(0.0, self._closable_at - time.monotonic()))
         self._channel.close()
 
     def _connect(self, deadline: float) -> None:
         """Wait until the server lets us in, so that a silent one takes no more than its share of the deadline."""
         states = self._grpc.ChannelConnectivity
+        began = time.monotonic()
         settled = threading.Event()
         found: list[Any] = []
 
@@ -94,6 +101,10 @@ class GrpcCalls:
             settled.wait(max(0.001, min(CONNECT_S, deadline - time.monotonic())))
         finally:
             self._channel.unsubscribe(watch)
+            # The thread with which grpc watches ends with a traceback if it looks at a channel that is closed, and it
+            # looks once more where it was asked to connect while it still watched.
+            self._closable_at = time.monotonic() + (_WATCH_S if began < self._watched_until else _LOOK_S)
+            self._watched_until = began + _WATCH_S
         if not found:
             raise Unreachable("it does not answer")
         if found[0] is not states.READY:

@@ -56,6 +56,7 @@ class LocalServiceHandler:
                 client_type=client_type,
                 fetch_list=fetch_names,
                 workdir=workdir,
+                model_poll_s=0,  # the script's own, to keep or to change
                 thread_num=thread_num,
                 device_type=device_type,
                 devices=devices,

@@ -17,13 +17,14 @@ from typing import Any
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError
+from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline.codes import CustomExceptionCode, err_of, error
 from forebay.surfaces.pipeline.predictors import general_model
-from forebay.surfaces.pipeline.predictors.local import local_client
 from forebay.surfaces.pipeline.predictors.model_client import Client
 from forebay.surfaces.pipeline.predictors.remote import MAX_ANSWER_BYTES
 from forebay.surfaces.pipeline.predictors.settings import LocalConf
 from forebay.surfaces.pipeline.predictors.signature import LOD
+from forebay.surfaces.pipeline.predictors.watching import watch_of, watched_client
 
 
 class _Server(ThreadingHTTPServer):
@@ -96,8 +97,10 @@ def main() -> int:
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a library prints must not be taken for an answer
     sys.path.extend(folder for folder in order["path"] if folder not in sys.path)
+    logs.to_stderr("info")
     try:
-        model = local_client(msgspec.convert(order["conf"], LocalConf), (), order["index"])
+        conf = msgspec.convert(order["conf"], LocalConf)
+        model = watched_client(conf, (), order["index"], watch_of("a model's process", conf))
     except Exception as problem:  # noqa: BLE001 - whatever a library raises is why it cannot be loaded
         reason = problem.message if isinstance(problem, ConfigError) else f"{type(problem).__name__}: {problem}"
         out.write(" ".join(reason.split()).encode() + b"\n")

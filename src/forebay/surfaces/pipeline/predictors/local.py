@@ -44,6 +44,12 @@ def local_client(conf: LocalConf, wanted: Sequence[str], index: int | None) -> C
     assert conf.model_config is not None
     if is_reference(conf.model_config):
         return FunctionClient(conf.model_config, wanted)
+    return load_model(conf, wanted, index)
+
+
+def load_model(conf: LocalConf, wanted: Sequence[str], index: int | None) -> ModelClient:
+    """Load a model that is no callable but a folder or a file; see `local_client`."""
+    assert conf.model_config is not None
     path = Path(conf.model_config)
     runtime = _runtime(path, conf, conf.device_of(index))
     described = describe(path)
@@ -96,14 +102,14 @@ class LocalBackend:
         except ForebayError:
             raise
         except Exception as problem:
-            text = f"the model '{self._name}' cannot be run on this: {_reason(problem)}"
+            text = f"the model '{self._name}' cannot be run on this: {reason_of(problem)}"
             raise error(CustomExceptionCode.CLIENT_ERROR.value, text, trace=traceback.format_exc()) from problem
 
     def close(self) -> None:
         """Leave it to the garbage collector, as the libraries do."""
 
 
-def _reason(problem: Exception) -> str:
+def reason_of(problem: Exception) -> str:
     """Return what a library says without the trace that some of them say it with."""
     lines = [" ".join(line.split()) for line in str(problem).splitlines() if line.strip()]
     told = [line for line in lines if _VERDICT.search(line)] or lines[:3]

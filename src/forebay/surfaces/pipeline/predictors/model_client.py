@@ -121,9 +121,20 @@ class ModelClient:
                 answer[var.alias + LOD] = value.lod
         return answer
 
+    def different(self, other: ModelClient) -> str | None:
+        """Return what another model of this kind would take or give that this one does not; None if it is nothing."""
+        ours, theirs = self._described(), other._described()
+        return ours[0].different(theirs[0]) or ours[1].different(theirs[1])
+
     def close(self) -> None:
         """Let go of the model."""
         self._backend.close()
+
+    def _described(self) -> tuple[Signature, Signature]:
+        """Return what a description says of the model and what it says of itself, both with the same aliases."""
+        own = self._backend.signature() or Signature((), ())
+        described = self._signature or own
+        return described, described.as_in(own)
 
 
 def _as_it_comes(feed: Mapping[str, Any], wanted: Sequence[str]) -> Signature:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from forebay.errors import ConfigError
 from forebay.surfaces.pipeline.codes import CustomExceptionCode, error
@@ -39,7 +40,7 @@ _BY_DEVICES: Final = -1
 _GPU: Final = 1
 _TENSORRT: Final = 2
 _XPU: Final = 4
-_ASCEND: Final = frozenset({5, 6})
+_NOT_SUPPORTED: Final[Mapping[int, str]] = {5: "Ascend", 6: "Ascend", 7: "IPU"}
 _ONE_SEQUENCE: Final = 2
 _PADDLE_ONLY: Final = ("mem_optim", "use_mkldnn", "mkldnn_cache_capacity", "mkldnn_op_list", "mkldnn_bf16_op_list")
 _TENSORRT_ONLY: Final = ("use_calib", "min_subgraph_size")
@@ -73,8 +74,7 @@ class OnnxRuntime:
         providers = _onnx_providers(model, ort.get_available_providers(), conf, device)
         self._session = ort.InferenceSession(str(model), options, providers=providers)
         self.signature = Signature(
-            tuple(Var(one.name, one.name, _ONNX_TYPES.get(one.type)) for one in self._session.get_inputs()),
-            tuple(Var(one.name, one.name, _ONNX_TYPES.get(one.type)) for one in self._session.get_outputs()),
+            tuple(map(_onnx_var, self._session.get_inputs())), tuple(map(_onnx_var, self._session.get_outputs()))
         )
         _ignored(model, "onnxruntime", conf, *_PADDLE_ONLY, *_TENSORRT_ONLY, "precision")
 
@@ -105,8 +105,11 @@ class OpenVino:
             conf: Threads and precision.
             device: Number of the GPU; None for the CPU.
         """
+        # Else the import tells the maker's server of itself, from a process that it forks off this one.
+        sys.modules.setdefault("openvino_telemetry", cast("Any", None))
         openvino = library("openvino", f"{model.name} is run by OpenVINO", "forebay[openvino]")
-        config: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}
+        # A file that is mapped and then copied over changes the model that is in use, or ends its process.
+        config: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "ENABLE_MMAP": False}
         if device is None:
             config["INFERENCE_NUM_THREADS"] = conf.thread_num
         precision = _OPENVINO_PRECISIONS.get(conf.precision.lower())
@@ -155,15 +158,16 @@ class Paddle:
         config: Any = paddle.Config(*map(str, files))
         config.disable_glog_info()
         config.switch_ir_optim(conf.ir_optim)
-        if conf.mem_optim:
+        # Paddle cannot load its newest format when it is told this.
+        if conf.mem_optim and where.suffix != ".json":
             config.enable_memory_optim()
         config.set_cpu_math_library_num_threads(conf.thread_num)
         if device is None:
             config.disable_gpu()
             _paddle_onednn(config, conf)
-        elif conf.device_type in _ASCEND:
+        elif unsupported := _NOT_SUPPORTED.get(conf.device_type):
             config.disable_gpu()
-            _tell(f"{where}: models on Ascend devices are not supported; the model runs on the CPU")
+            _tell(f"{where}: models on {unsupported} devices are not supported; the model runs on the CPU")
         elif conf.device_type == _XPU:
             config.enable_xpu()
             config.set_xpu_device_id(device)
@@ -251,13 +255,24 @@ def _onnx_providers(model: Path, available: Sequence[str], conf: LocalConf, devi
     return [*providers, "CPUExecutionProvider"]
 
 
+def _onnx_var(port: Any) -> Var:
+    return Var(port.name, port.name, _ONNX_TYPES.get(port.type), _sample(port.shape))
+
+
+def _sample(shape: Sequence[Any]) -> tuple[int, ...]:
+    """Return a shape without its first axis, which counts samples; whatever is no number stands for any length."""
+    return tuple(axis if type(axis) is int else -1 for axis in shape[1:])
+
+
 def _openvino_ports(ports: Sequence[Any]) -> tuple[Var, ...]:
     import numpy as np
 
     found: list[Var] = []
     for port in ports:
         name, *others = sorted(port.get_names())
-        found.append(Var(name, name, np.dtype(port.element_type.to_dtype()).name, synonyms=tuple(others)))
+        axes: Any = port.partial_shape
+        shape = _sample([None if axis.is_dynamic else axis.get_length() for axis in axes])
+        found.append(Var(name, name, np.dtype(port.element_type.to_dtype()).name, shape, synonyms=tuple(others)))
     return tuple(found)
 
 

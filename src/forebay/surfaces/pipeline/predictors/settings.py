@@ -14,6 +14,7 @@ CLIENT_TYPES: Final = ("local_predictor", "brpc", "grpc", "pipeline_grpc")
 PROTOCOLS: Final = ("kserve_v2", "paddle")
 DEFAULT_TIMEOUT_S: Final = 60.0
 """How long a remote model may take where the op has no timeout of its own: nothing waits for ever."""
+MAX_POLL_S: Final = 86_400.0
 
 
 class LocalConf(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,8 +25,9 @@ class LocalConf(msgspec.Struct, frozen=True, kw_only=True):
         client_type: `local_predictor`; `brpc` and `grpc` start a process for the model.
         fetch_list: The results that are wanted.
         workdir: Where a process that is started for the model runs; empty for the server's own folder.
+        model_poll_s: Seconds between two looks at whether the files of the model have changed; 0 never looks.
         thread_num: Threads that compute one prediction.
-        device_type: -1 as `devices` says, 0 CPU, 1 GPU, 2 TensorRT, 3 ARM CPU, 4 XPU, 5 and 6 Ascend.
+        device_type: -1 as `devices` says, 0 CPU, 1 GPU, 2 TensorRT, 3 ARM CPU, 4 XPU, 5 and 6 Ascend, 7 IPU.
         devices: Numbers of the devices, separated by commas, which the workers share out; empty for the CPU.
         mem_optim: Let Paddle reuse memory.
         ir_optim: Let Paddle rewrite the model.
@@ -44,6 +46,7 @@ class LocalConf(msgspec.Struct, frozen=True, kw_only=True):
     client_type: str | None = None
     fetch_list: Sequence[str] | None = None
     workdir: str = ""
+    model_poll_s: float = 1.0
     thread_num: int = 2
     device_type: int = -1
     devices: str | int = ""
@@ -85,17 +88,18 @@ class LocalConf(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ConfigError: If not.
         """
-        if self.use_encryption_model or self.encryption_key:
-            msg = "encrypted models are not supported; decrypt the model and leave out use_encryption_model and its key"
-            raise ConfigError(msg)
+        _refuse_encryption(self)
         if self.precision.lower() not in {"fp32", "fp16", "bf16", "int8"}:
             msg = f"precision is '{self.precision}'; fp32, fp16, bf16 and int8 are allowed"
+            raise ConfigError(msg)
+        if not 0 <= self.model_poll_s <= MAX_POLL_S:
+            msg = f"model_poll_s is {self.model_poll_s:g}; seconds from 0 (never look) to {MAX_POLL_S:g} are allowed"
             raise ConfigError(msg)
         if self.thread_num < 1:
             msg = f"thread_num is {self.thread_num}; a whole number of at least 1 is needed"
             raise ConfigError(msg)
-        if not -1 <= self.device_type <= 6:
-            msg = f"device_type is {self.device_type}; a number from -1 to 6 is needed"
+        if not -1 <= self.device_type <= 7:
+            msg = f"device_type is {self.device_type}; a number from -1 to 7 is needed"
             raise ConfigError(msg)
         self.device_of(0)
         return self
@@ -115,6 +119,8 @@ class PredictorSettings(msgspec.Struct, frozen=True, kw_only=True):
         endpoint_protocol: `kserve_v2` or `paddle`; None is `kserve_v2` for `grpc` and `paddle` for `brpc`.
         timeout_ms: How long a remote model may take, all tries included; None or 0 and less for a minute.
         pack_tensors: Send tensors instead of texts to another pipeline.
+        use_encryption_model: Not supported.
+        encryption_key: Not supported.
     """
 
     name: str = "op"
@@ -126,6 +132,8 @@ class PredictorSettings(msgspec.Struct, frozen=True, kw_only=True):
     endpoint_protocol: str | None = None
     timeout_ms: float | None = None
     pack_tensors: bool = False
+    use_encryption_model: bool = False
+    encryption_key: str | None = None
 
     @classmethod
     def of_op(cls, name: str, settled: Mapping[str, Any], *, pack_tensors: bool = False) -> PredictorSettings:
@@ -194,8 +202,15 @@ class PredictorSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
             raise ConfigError(msg)
         try:
+            _refuse_encryption(self)
             self.local_service_conf.checked()
         except ConfigError as error:
             msg = f"op '{self.name}': {error.message}"
             raise ConfigError(msg) from None
         return self
+
+
+def _refuse_encryption(given: LocalConf | PredictorSettings) -> None:
+    if given.use_encryption_model or given.encryption_key:
+        msg = "encrypted models are not supported; decrypt the model and leave out use_encryption_model and its key"
+        raise ConfigError(msg)

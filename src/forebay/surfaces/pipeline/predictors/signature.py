@@ -56,7 +56,7 @@ class Var(msgspec.Struct, frozen=True):
         name: What the model calls it.
         alias: What ops call it.
         dtype: NumPy's name of its type; None where it is not known, and arrays go as they are.
-        shape: One sample; empty where it is not known.
+        shape: One sample, -1 for an axis of any length; empty where it is not known.
         is_lod: Whether it is sequences of several lengths.
         type: The number of its type in descriptions.
         synonyms: Other names the model has for it.
@@ -84,6 +84,17 @@ class Signature(msgspec.Struct, frozen=True):
             ConfigError: If there are more than the file has.
         """
         return Signature(_bound(self.feeds, file.feeds, "inputs"), _bound(self.fetches, file.fetches, "outputs"))
+
+    def as_in(self, file: Signature) -> Signature:
+        """Return what a model file says of these, under their aliases."""
+        return Signature(_as_in(self.feeds, file.feeds), _as_in(self.fetches, file.fetches))
+
+    def different(self, other: Signature) -> str | None:
+        """Return how a model of another signature would disappoint those who know this one; None if it would not.
+
+        It must take and give the same names with the same types, as far as these are known, and take the same shapes.
+        """
+        return _different("takes", self.feeds, other.feeds) or _different("gives", self.fetches, other.fetches)
 
     def fed(self, feed: Mapping[str, Any], *, batch: bool) -> list[tuple[Var, Value]]:
         """Check what a model is given and cast it to the declared types.
@@ -219,6 +230,33 @@ def _bound(described: tuple[Var, ...], file: tuple[Var, ...], what: str) -> tupl
         )
         raise ConfigError(msg)
     return tuple(msgspec.structs.replace(var, name=name) for var, name in zip(described, names, strict=True))
+
+
+def _as_in(described: tuple[Var, ...], file: tuple[Var, ...]) -> tuple[Var, ...]:
+    known = {name: var for var in file for name in (var.name, *var.synonyms)}
+    return tuple(msgspec.structs.replace(known[var.name], alias=var.alias) for var in described)
+
+
+def _different(does: str, ours: tuple[Var, ...], theirs: tuple[Var, ...]) -> str | None:
+    known = {var.alias: var for var in theirs}
+    if known.keys() != {var.alias for var in ours}:
+        return f"it {does} {', '.join(sorted(known))} instead of {', '.join(sorted(var.alias for var in ours))}"
+    for our in ours:
+        their = known[our.alias]
+        if None not in {our.dtype, their.dtype} and our.dtype != their.dtype:
+            return f"it {does} '{our.alias}' as {their.dtype} instead of {our.dtype}"
+        if our.is_lod != their.is_lod:
+            return f"it {does} '{our.alias}' {'with' if their.is_lod else 'without'} the offsets of sequences"
+        if does == "takes" and not _fits(our.shape, their.shape):
+            return f"it takes '{our.alias}' of the shape {list(their.shape)} instead of {list(our.shape)}"
+    return None
+
+
+def _fits(our: tuple[int, ...], their: tuple[int, ...]) -> bool:
+    """Tell whether all samples of our shape are samples of theirs."""
+    if not our or not their:  # one of them is not known
+        return True
+    return len(our) == len(their) and all(to in {-1, axis} for axis, to in zip(our, their, strict=True))
 
 
 def _joined(samples: Sequence[Mapping[str, Any]], name: str, *, batch: bool) -> Array:

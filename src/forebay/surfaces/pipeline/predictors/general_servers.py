@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models behind the original's model servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from forebay.surfaces.pipeline.codes import CustomExceptionCode, error
+from forebay.surfaces.pipeline.predictors.general_model import PATH, Request, Response, pack, unpack
+from forebay.surfaces.pipeline.predictors.grpc_calls import GrpcCalls
+from forebay.surfaces.pipeline.predictors.http_calls import HttpCalls
+from forebay.surfaces.pipeline.predictors.remote import Endpoint, Servers, Unreachable
+
+if TYPE_CHECKING:
+    from forebay.surfaces.pipeline.predictors.model_client import Feed
+    from forebay.surfaces.pipeline.predictors.signature import Signature, Value, Var
+
+
+class _Face(Protocol):
+    """One server by one of its two faces."""
+
+    def infer(self, feed: Feed, fetch: Sequence[Var], log_id: int, deadline: float) -> Response: ...
+
+    def close(self) -> None: ...
+
+
+class GeneralModelBackend:
+    """The same model on several servers."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], timeout_s: float) -> None:
+        """Describe them.
+
+        Args:
+            endpoints: Where they are.
+            timeout_s: How long a call may take in all.
+
+        Raises:
+            ConfigError: If one is asked over gRPC, and grpcio is not installed.
+        """
+        faces = [_Grpc(endpoint) if endpoint.scheme.startswith("grpc") else _Http(endpoint) for endpoint in endpoints]
+        self._servers = Servers[_Face](endpoints, faces, timeout_s)
+
+    def signature(self) -> Signature | None:
+        """Return None: these servers do not say what they take."""
+        return None
+
+    def run(self, feed: Feed, fetch: Sequence[Var], log_id: int) -> Sequence[Value]:
+        """Ask a server."""
+        response = self._servers.ask(lambda face, deadline: face.infer(feed, fetch, log_id, deadline))
+        if response.err_no:
+            text = f"the model server answers {response.err_no}: {response.err_msg}"
+            raise error(CustomExceptionCode.CLIENT_ERROR.value, text)
+        tensors = [tensor for output in response.outputs for tensor in output.tensor]
+        by_name = {name: tensor for tensor in tensors for name in (tensor.name, tensor.alias_name) if name}
+        values: list[Value] = []
+        for at, var in enumerate(fetch):
+            tensor = by_name.get(var.alias) or by_name.get(var.name)
+            if tensor is None and not by_name and at < len(tensors):
+                tensor = tensors[at]
+            if tensor is None:
+                text = f"the model server gave {', '.join(by_name) or 'nothing'}, and not {var.alias}"
+                raise error(CustomExceptionCode.CLIENT_ERROR.value, text)
+            values.append(unpack(tensor, var.type))
+        return values
+
+    def close(self) -> None:
+        """Hang up."""
+        for face in self._servers.connections:
+            face.close()
+
+
+class _Http:
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._calls = HttpCalls(endpoint)
+
+    def infer(self, feed: Feed, fetch: Sequence[Var], log_id: int, deadline: float) -> Response:
+        request = Request([pack(var, value) for var, value in feed], [var.alias for var in fetch], log_id)
+        body = msgspec.json.encode(request)
+        answer = self._calls.call("POST", PATH, deadline, body, {"Content-Type": "application/json"})
+        if answer.status in {502, 503}:
+            raise Unreachable(f"it answers {answer.status}")
+        try:
+            response = msgspec.json.decode(answer.body, type=Response)
+        except (msgspec.DecodeError, RecursionError):
+            response = None
+        if response is None or (answer.status >= 400 and not response.err_no):
+            said = answer.body[:200].decode(errors="replace")
+            text = f"the model server {self._calls.endpoint.address} answers HTTP {answer.status}: {said}"
+            raise error(CustomExceptionCode.CLIENT_ERROR.value, text)
+        return response
+
+    def close(self) -> None:
+        self._calls.close()
+
+
+class _Grpc:
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._calls = GrpcCalls(endpoint)
+        from forebay.surfaces.pipeline.predictors import rpc_tensors
+
+        self._codec = rpc_tensors
+
+    def infer(self, feed: Feed, fetch: Sequence[Var], log_id: int, deadline: float) -> Response:
+        request = self._codec.encode_request(feed, fetch, log_id)
+        return self._codec.decode_response(self._calls.call(self._codec.PATH, request, deadline))
+
+    def close(self) -> None:
+        self._calls.close()

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the original's model servers are asked and answer, as the protobuf messages they speak over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from google.protobuf.message import DecodeError
+
+from forebay.protocols.pipeline import general_model as messages
+from forebay.surfaces.pipeline.codes import CustomExceptionCode, error
+from forebay.surfaces.pipeline.predictors.general_model import CONTENT, FIELDS, Output, Response, Tensor, number_of
+
+if TYPE_CHECKING:
+    from forebay.surfaces.pipeline.predictors.model_client import Feed
+    from forebay.surfaces.pipeline.predictors.signature import Value, Var
+
+PATH: Final = messages.PATH
+
+
+def encode_request(feed: Feed, fetch: Sequence[Var], log_id: int) -> bytes:
+    """Write a request.
+
+    Raises:
+        ForebayError: 7000 if an array has a type or a shape these messages have no place for.
+    """
+    request = messages.Request(fetch_var_names=[var.alias for var in fetch], log_id=log_id % 2**64)
+    for var, value in feed:
+        try:
+            _fill(request.tensor.add(), var, value)
+        except (ValueError, TypeError) as problem:
+            text = f"'{var.alias}' cannot be sent to the model server: {problem}"
+            raise error(CustomExceptionCode.TYPE_ERROR.value, text) from problem
+    return request.SerializeToString()
+
+
+def decode_response(data: bytes) -> Response:
+    """Read an answer.
+
+    Raises:
+        ForebayError: 9000 if it is none.
+    """
+    try:
+        response = messages.Response.FromString(data)
+    except DecodeError as problem:
+        text = f"the model server's answer cannot be read: {problem}"
+        raise error(CustomExceptionCode.CLIENT_ERROR.value, text) from problem
+    outputs = [Output(list(map(_tensor, one.tensor)), one.engine_name) for one in response.outputs]
+    return Response(outputs, response.err_no, response.err_msg)
+
+
+def _fill(tensor: Any, var: Var, value: Value) -> None:
+    array = value.array
+    number = number_of(var, array)
+    tensor.elem_type = number
+    tensor.shape.extend(array.shape)
+    tensor.name, tensor.alias_name = var.name, var.alias
+    if value.lod is not None:
+        tensor.lod.extend(value.lod.tolist())
+    if number in CONTENT:
+        tensor.tensor_content = array.astype(CONTENT[number], copy=False).tobytes()
+        return
+    elements: list[Any] = array.ravel().tolist()
+    getattr(tensor, FIELDS[number]).extend(map(str, elements) if array.dtype.kind in "USO" else elements)
+
+
+def _tensor(message: Any) -> Tensor:
+    tensor = Tensor(
+        message.elem_type or None,
+        list(message.shape),
+        list(message.lod) or None,
+        message.name,
+        message.alias_name,
+        tensor_content=message.tensor_content or None,
+    )
+    for field in {*FIELDS.values()}:
+        if elements := getattr(message, field):
+            setattr(tensor, field, list(elements))
+    return tensor
