@@ -136,11 +136,17 @@ class ServingStopped(Unavailable):
 
 
 class UserCodeError(ForebayError):
-    """The user's code failed; `trace` is for the log, never for the client."""
+    """The user's code failed.
+
+    Attributes:
+        trace: For the log, never for the client.
+        is_logged: Whether the log has it; in a graph it passes several endpoints.
+    """
 
     def __init__(self, message: str, *, detail: Any = None, trace: str = "") -> None:
         super().__init__(message, detail=detail)
         self.trace = trace
+        self.is_logged = False
 
 
 class RunnerFailed(UserCodeError):

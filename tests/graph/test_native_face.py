@@ -195,7 +195,7 @@ def test_requests_that_share_the_way_to_a_worker_do_not_share_a_fault(scans, at_
         ]
 
     before = scans.client.get("/models/risked").json()["nodes"]["risky"]["batching"]["batches"]
-    expected = [f"TEXT {number}" for number in range(24)]
+    expected: list[object] = [f"TEXT {number}" for number in range(24)]
     expected[10] = {"raise": 500, "die": 503}[fault]
     assert calls() == expected
     batching = scans.client.get("/models/risked").json()["nodes"]["risky"]["batching"]

@@ -593,6 +593,86 @@ def test_a_worker_that_hangs_on_work_nobody_waits_for_is_replaced(tmp_path):
     run(main())
 
 
+def test_a_thread_that_hangs_on_work_nobody_waits_for_is_left_behind(tmp_path):
+    async def main():
+        started, end, log = tmp_path / "started", tmp_path / "end", tmp_path / "log"
+        pool = pool_of("threads", log=str(log))
+        pool._stuck_s = 0.05
+        async with Rig(pool) as rig:
+            batch = rig.submit(["until", str(started), str(end)])
+            await eventually(started.exists)
+            call_off(batch)
+            await eventually(lambda: rig.pool.idle == 1)
+            assert errors(rig.answers[batch][0]) == [Unavailable]
+            assert await rig.run("next") == ["next"]
+            statistics = rig.pool.statistics()
+            assert (statistics.restarts, statistics.alive) == (1, 1)
+            end.touch()  # it comes back, and takes no more work
+            await eventually(lambda: log.read_text() == "open open close ")
+            assert await rig.run("next") == ["next"]
+        assert log.read_text() == "open open close close "
+
+    run(main())
+
+
+def test_a_thread_that_is_late_but_comes_back_keeps_its_place(tmp_path):
+    async def main():
+        started, end = tmp_path / "started", tmp_path / "end"
+        pool = pool_of("threads")
+        pool._stuck_s = 0.2
+        async with Rig(pool) as rig:
+            batch = rig.submit(["until", str(started), str(end)])
+            await eventually(started.exists)
+            call_off(batch)
+            end.touch()
+            assert await rig.outcomes(batch) == ["done"]
+            await asyncio.sleep(0.3)
+            assert rig.pool.statistics().restarts == 0
+            assert rig.pool.idle == 1
+
+    run(main())
+
+
+def test_no_more_threads_than_a_bound_are_left_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr("forebay.workers.threads.MAX_LEFT", 1)
+
+    async def main():
+        pool = pool_of("threads")
+        pool._stuck_s = 0.05
+        async with Rig(pool) as rig:
+            for number in range(2):
+                await eventually(lambda: rig.pool.idle)
+                started = tmp_path / f"started{number}"
+                batch = rig.submit(["until", str(started), str(tmp_path / f"end{number}")])
+                await eventually(started.exists)
+                call_off(batch)
+                await rig.outcomes(batch)
+            assert rig.pool.statistics().alive == 0  # which readiness tells
+            (tmp_path / "end0").touch()
+            assert await rig.run("next") == ["next"]
+            assert rig.pool.statistics().alive == 1
+            (tmp_path / "end1").touch()
+
+    run(main())
+
+
+def test_a_runner_that_cannot_be_opened_in_place_of_a_stuck_one_is_tried_again(tmp_path):
+    async def main():
+        started, end, log = tmp_path / "started", tmp_path / "end", tmp_path / "log"
+        pool = pool_of("threads", "Unwilling", how="raise", log=str(log), times=1)
+        pool._stuck_s = 0.05
+        async with Rig(pool) as rig:
+            batch = rig.submit(["until", str(started), str(end)])
+            await eventually(started.exists)
+            call_off(batch)
+            await eventually(lambda: log.read_text().count("open") == 2)
+            log.write_text("")
+            assert await rig.run("next") == ["next"]
+            end.touch()
+
+    run(main())
+
+
 def test_large_results_of_one_batch_survive_the_next():
     async def main():
         async with Rig(pool_of("processes")) as rig:

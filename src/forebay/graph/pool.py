@@ -293,6 +293,8 @@ class GraphPool:
             return  # the run has ended; this was called off, or came too late to be
         try:
             if type(outcome) is Failure:
+                entry = run.batch.entries[0]
+                entry.id = entry.id or hop.id  # the log knows the request by it, and so must its client
                 self._try_again(run, firing, hop.attempt, outcome.error)
             else:
                 self._take(run, firing, outcome)

@@ -194,6 +194,7 @@ class Endpoint:
         size: int = 1,
         key: Hashable = None,
         timeout_s: float | None = None,
+        request_id: str = "",
     ) -> Any:
         """Submit and wait; for callers that are coroutines and not on the hot path.
 
@@ -213,7 +214,16 @@ class Endpoint:
             parts.append(part)
             release()
 
-        request = Request(body=body, reply=reply, params=params, size=size, key=key, deadline=deadline, on_part=on_part)
+        request = Request(
+            body=body,
+            reply=reply,
+            params=params,
+            size=size,
+            key=key,
+            deadline=deadline,
+            id=request_id,
+            on_part=on_part,
+        )
         self.submit(request)
         try:
             outcome = await future
@@ -445,6 +455,9 @@ class Endpoint:
         for entry, outcome in zip(batch.entries, outcomes, strict=True):
             if type(outcome) is Failure and isinstance(outcome.error, UserCodeError):
                 error = outcome.error
+                if error.is_logged and (error.message, error.trace) not in concerned:
+                    continue
+                error.is_logged = True
                 _, requests = concerned.setdefault((error.message, error.trace), (error, []))
                 if not entry.done:
                     requests += self._cut_into(entry) if type(entry) is Slice else [entry]

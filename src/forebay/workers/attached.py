@@ -58,7 +58,7 @@ class AttachedPool(SlotPool[S]):
             hang_s: See the attribute.
             on_first: Called once, when the first worker asks for work.
             arena_path: Returns a new name for two arenas each time, or None where memory cannot be shared.
-            isolates: Run a batch that lost two workers once more, each of its entries alone.
+            isolates: Hand on the entries of a batch that lost its worker each alone.
         """
         super().__init__(isolates=isolates)
         self.name = name

@@ -69,6 +69,7 @@ class ProcessPool(SlotPool[Slot]):
         stagger: bool = False,
         stuck_s: float | None = 30.0,
         isolates: bool = False,
+        handover_s: float | None = None,
         on_death: Callable[[int], None] | None = None,
     ) -> None:
         """Describe the workers; `start` brings them up.
@@ -83,10 +84,11 @@ class ProcessPool(SlotPool[Slot]):
             cwd: Their working folder.
             stagger: Open one runner after the other instead of all at once.
             stuck_s: A worker that goes on with a batch nobody waits for is replaced after this time; None lets it.
-            isolates: Run a batch that lost two workers once more, each of its entries alone.
+            isolates: Hand on the entries of a batch that lost its worker each alone.
+            handover_s: How long what lost its worker waits for another; None lets its own deadline decide.
             on_death: Called with the exit status when a worker dies; None replaces it.
         """
-        super().__init__(isolates=isolates)
+        super().__init__(isolates=isolates, handover_s=handover_s)
         spec.require_portable()
         self.restarts = 0
         self._spec = spec

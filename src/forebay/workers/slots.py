@@ -2,12 +2,14 @@
 """What pools whose workers dial in have in common: idle slots, and batches that lost their worker.
 
 Theory of operation. A connection is a slot. What a slot was running when its connection closed is handed to the next
-idle slot, once; if that one is lost too, every sample of the batch gets its own error, or, where the pool isolates, is
-run alone to find the one at fault. A batch is therefore answered exactly once, on the loop, however its workers end.
+idle slot, once; if that one is lost too, every sample of the batch gets its own error. Where the pool isolates, each
+sample is handed on alone, so that the one at fault ends one more worker and nobody else's request. A batch is therefore
+answered exactly once, on the loop, however its workers end.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -63,14 +65,16 @@ class SlotPool(Generic[S]):
     idle: int
     """Slots that could take a batch now."""
 
-    def __init__(self, *, isolates: bool = False) -> None:
+    def __init__(self, *, isolates: bool = False, handover_s: float | None = None) -> None:
         """Begin without slots.
 
         Args:
-            isolates: Whether a batch that lost two workers is run once more, each of its entries alone.
+            isolates: Whether the entries of a batch that lost its worker are handed on each alone.
+            handover_s: How long what lost its worker waits for another; None lets its own deadline decide.
         """
         self.idle = 0
         self._isolates = isolates
+        self._handover_s = handover_s
         self._on_idle: Callable[[], None] = lambda: None
         self._idle_slots: deque[S] = deque()
         self._orphans: deque[tuple[Batch, Done]] = deque()
@@ -132,13 +136,24 @@ class SlotPool(Generic[S]):
         if batch is None or done is None:
             return
         batch.on_cancel = None
-        isolates = self._isolates and len(batch.entries) > 1
-        if slot.streamed or batch.cancelled or self._stopping or (batch.attempts > 1 and not isolates):
+        if slot.streamed or batch.cancelled or self._stopping or batch.attempts > 1:
             done(batch, lost(batch))
             return
-        self._orphans.extend(apart(batch, done) if batch.attempts > 1 else [(batch, done)])
+        isolates = self._isolates and len(batch.entries) > 1
+        orphans = apart(batch, done) if isolates else [(batch, done)]
+        self._orphans.extend(orphans)
         while self._orphans and self._idle_slots:
             self.submit(*self._orphans.popleft())
+        if self._orphans and self._handover_s is not None:
+            asyncio.get_running_loop().call_later(self._handover_s, self._fail_untaken, orphans)
+
+    def _fail_untaken(self, orphans: Sequence[tuple[Batch, Done]]) -> None:
+        """Answer those that no worker has taken."""
+        for orphan in orphans:
+            if orphan in self._orphans:
+                self._orphans.remove(orphan)
+                batch, done = orphan
+                done(batch, lost(batch))
 
     def _stop_slots(self) -> None:
         """Take no more work."""

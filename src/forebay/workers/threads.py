@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import ModelError, Unavailable
 from forebay.types.call import Failure
@@ -24,9 +25,14 @@ if TYPE_CHECKING:
     from forebay.types.batch import Batch, Done
     from forebay.workers.runner import Runner, RunnerSpec
 
+log = logging.getLogger("forebay.workers")
 
-JOIN_S = 0.5
+JOIN_S: Final = 0.5
 """How long the threads of a stopped pool are waited for, all together."""
+MAX_LEFT: Final = 64
+"""Threads that may be left behind in calls that do not end; further ones are not replaced."""
+MAX_PAUSE_S: Final = 10.0
+"""Longest pause before a runner that cannot be opened in place of a stuck one is tried again."""
 
 
 class _Worker:
@@ -54,18 +60,33 @@ class _Worker:
 class ThreadPool:
     """`workers` runners, each called by `threads` threads.
 
-    A batch that hangs in user code holds its thread for ever: nothing can end a thread from outside. Models that may
-    hang or crash belong into processes.
+    Nothing can end a thread from outside, so a call that hangs keeps its thread. With `stuck_s` another one takes its
+    place. Models that may crash belong into processes.
     """
 
-    def __init__(self, spec: RunnerSpec, *, workers: int = 1, threads: int = 1) -> None:
+    def __init__(self, spec: RunnerSpec, *, workers: int = 1, threads: int = 1, stuck_s: float | None = None) -> None:
+        """Describe the threads; `start` brings them up.
+
+        Args:
+            spec: What each worker runs.
+            workers: Runners.
+            threads: Slots of each.
+            stuck_s: A thread that goes on with a batch nobody waits for is left behind after this time, and a new
+                worker with one thread takes its place; None leaves it in place.
+        """
         self.idle = 0
         self._on_idle: Callable[[], None] = lambda: None
         self._workers = [_Worker(spec, WorkerContext(index, threads)) for index in range(workers)]
         self._threads_per_worker = threads
+        self._stuck_s = stuck_s
         self._inbox: SimpleQueue[tuple[Batch, Done] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._running: dict[Batch, Done] = {}
+        # Who runs what. Whoever pops a batch decides, a thread that comes back or the loop that leaves it behind.
+        self._held: dict[Batch, tuple[_Worker, threading.Thread]] = {}
+        self._left = asyncio.Semaphore(MAX_LEFT)
+        self._replacing: set[asyncio.Task[None]] = set()
+        self._restarts = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drained: asyncio.Event | None = None
         self._is_stopping = False
@@ -79,13 +100,7 @@ class ThreadPool:
         self._loop = asyncio.get_running_loop()
         keep_freed_memory()
         for worker in self._workers:
-            for number in range(self._threads_per_worker):
-                name = f"forebay-worker-{worker.ctx.index}-{number}"
-                thread = threading.Thread(
-                    target=self._serve, args=(worker,), kwargs={"first": number == 0}, name=name, daemon=True
-                )
-                self._threads.append(thread)
-                thread.start()
+            self._threads += [self._begin(worker, number) for number in range(self._threads_per_worker)]
             await (
                 worker.has_opened.wait()
             )  # not in an executor: a load that hangs must not keep the server from stopping
@@ -107,14 +122,18 @@ class ThreadPool:
         """Hand the batch to whichever thread is free."""
         self.idle -= 1
         self._running[batch] = done
+        if self._stuck_s is not None:
+            batch.on_cancel = lambda: self._called_off(batch)
         self._inbox.put((batch, done))
 
     async def stop(self, grace_s: float) -> None:
         """Wait for running batches up to `grace_s`, answer what is late as unavailable, end the idle threads."""
         self._is_stopping = True
         self.idle = 0
-        for _ in self._threads:
+        for _ in range(len(self._threads) + len(self._replacing)):
             self._inbox.put(None)
+        for task in self._replacing:
+            task.cancel()
         if self._running:
             self._drained = asyncio.Event()
             try:
@@ -131,7 +150,56 @@ class ThreadPool:
         """Return a snapshot."""
         alive = sum(thread.is_alive() for thread in self._threads)
         slots = len(self._workers) * self._threads_per_worker
-        return PoolStatistics(slots=slots, idle=self.idle, alive=alive)
+        return PoolStatistics(slots=slots, idle=self.idle, restarts=self._restarts, alive=alive)
+
+    def _begin(self, worker: _Worker, number: int) -> threading.Thread:
+        thread = threading.Thread(
+            target=self._serve,
+            args=(worker,),
+            kwargs={"first": number == 0},
+            name=f"forebay-worker-{worker.ctx.index}-{number}",
+            daemon=True,
+        )
+        thread.start()
+        return thread
+
+    def _called_off(self, batch: Batch) -> None:
+        """Nobody waits for a batch: if its thread does not come back, it hangs in user code."""
+        assert self._loop is not None
+        assert self._stuck_s is not None
+        self._loop.call_later(self._stuck_s, self._leave_behind, batch)
+
+    def _leave_behind(self, batch: Batch) -> None:
+        held = None if self._is_stopping else self._held.pop(batch, None)
+        if held is None:
+            return
+        assert self._loop is not None
+        worker, thread = held
+        log.warning("a thread did not stop %g s after its batch was called off; it is left behind", self._stuck_s)
+        self._threads.remove(thread)
+        task = self._loop.create_task(self._replace(worker))
+        self._replacing.add(task)
+        task.add_done_callback(self._replacing.discard)
+        done = self._running.pop(batch)
+        batch.on_cancel = None
+        done(batch, [Failure(Unavailable("the request was called off"))] * len(batch.entries))
+
+    async def _replace(self, stuck: _Worker) -> None:
+        """Open a runner for one more thread, unless too many have been left behind: then wait until one is back."""
+        await self._left.acquire()
+        pause_s = 0.1
+        while True:
+            worker = _Worker(stuck.spec, WorkerContext(stuck.ctx.index, 1))
+            thread = self._begin(worker, 0)
+            await worker.has_opened.wait()
+            if worker.error is None:
+                break
+            log.error("no thread can take the place of a stuck one: %s", failure_of(worker.error).error.message)
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, MAX_PAUSE_S)
+        self._threads.append(thread)
+        self._restarts += 1
+        self._freed()
 
     def _finish(
         self, batch: Batch, done: Done, outcomes: Sequence[Any], written: threading.Event | None = None
@@ -140,6 +208,7 @@ class ThreadPool:
             if written is not None:
                 written.set()
             return
+        batch.on_cancel = None
         if written is None:
             self.idle += not self._is_stopping
         done(batch, outcomes)
@@ -169,9 +238,15 @@ class ThreadPool:
         runner = worker.runner
         if worker.error is not None or runner is None:
             return
+        me = worker, threading.current_thread()
         while (work := self._inbox.get()) is not None:
             batch, done = work
+            self._held[batch] = me
             outcomes, work = split_after(self._run(runner, batch, worker.ctx.index))
+            if self._held.pop(batch, None) is None:
+                with contextlib.suppress(RuntimeError):  # as above
+                    self._loop.call_soon_threadsafe(self._left.release)
+                break
             try:
                 if work:
                     written = threading.Event()

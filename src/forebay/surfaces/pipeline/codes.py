@@ -211,5 +211,10 @@ def to_v04(err_no: int) -> int:
     return _V04.get(err_no, _V04_UNKNOWN if err_no in _KNOWN else err_no)
 
 
+def numbered(err_no: int, error_codes: str) -> int:
+    """Return the number answers carry for this one, by the configuration's `error_codes`."""
+    return to_v04(err_no) if error_codes == "v0.4" else err_no
+
+
 def _name(code: Any) -> Any:
     return code.name if isinstance(code, enum.Enum) else code

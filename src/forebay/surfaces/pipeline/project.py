@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
 import socket
 import sys
 from pathlib import Path
@@ -25,7 +24,6 @@ from forebay.surfaces.pipeline.config import LAST_PORT, masked
 from forebay.surfaces.pipeline.dag import adapter
 from forebay.surfaces.pipeline.dag.each_worker import EachWorker
 from forebay.surfaces.pipeline.dag.workers import built
-from forebay.surfaces.pipeline.figures.tracer import SHORTEST_S
 from forebay.surfaces.pipeline.fronts.http import PipelineHttp, with_cors
 from forebay.surfaces.pipeline.fronts.lane import Gateway
 from forebay.surfaces.pipeline.fronts.rpc import services
@@ -133,9 +131,9 @@ class _App(App):
 
     async def start(self) -> None:
         """Tell what will be served, and bring up the ops."""
-        base = self._config.log_path or os.environ.get(logs.VARIABLE)
-        if base:
-            self._handlers = logs.write_to(Path(base), self._config.log_level or "info")
+        base = logs.base_of(self._config.log_path)
+        if base is not None:
+            self._handlers = logs.write_to(base, self._config.log_level or "info")
         log.info("the configuration that holds:\n%s", masked(self._config, self._dag.settings))
         for line in self._dag.lines():
             log.info("%s", line)
@@ -252,11 +250,6 @@ def _labels(dag: Dag, config: PipelineConfig) -> dict[str, list[str]]:
 
 def _ignored(config: PipelineConfig, options: Options) -> list[str]:
     """Say which of the given options and settings do nothing here."""
-    alone = {
-        "dag.tracer": config.dag.tracer_interval_s >= SHORTEST_S,
-        "dag.enable_prometheus": config.dag.enable_prometheus,
-        "dag.is_thread_op: false": not config.dag.is_thread_op,
-    }
     overrides = {
         "worker_kind",
         "workers",
@@ -272,6 +265,6 @@ def _ignored(config: PipelineConfig, options: Options) -> list[str]:
         f"--{name.replace('_', '-')}: a pipeline takes this from its configuration; the option is ignored"
         for name in sorted(overrides & options.given)
     ]
-    if config.build_dag_each_worker:
-        found += [f"{key} does nothing with build_dag_each_worker" for key, is_set in alone.items() if is_set]
+    if config.build_dag_each_worker and not config.dag.is_thread_op:
+        found.append("dag.is_thread_op: false does nothing with build_dag_each_worker")
     return found

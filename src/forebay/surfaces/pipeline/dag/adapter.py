@@ -28,13 +28,16 @@ if TYPE_CHECKING:
     from forebay.surfaces.pipeline.config import PipelineConfig
     from forebay.surfaces.pipeline.dag.wiring import Dag
     from forebay.surfaces.pipeline.figures.profile import CallTimes
+    from forebay.surfaces.pipeline.figures.reports import Reporter
     from forebay.surfaces.pipeline.script import Script
     from forebay.workers.pool import Pool
 
 NEVER_S: Final = 24 * 3600.0
 """Time a request has where none is configured: the original sets none, and nothing may wait for ever."""
 STUCK_S: Final = 5.0
-"""A process that goes on so long with a batch nobody waits for is replaced."""
+"""A worker that goes on so long with a batch nobody waits for is replaced."""
+HANDOVER_S: Final = 0.8
+"""What a worker was running when it died waits so long for another one."""
 
 
 class Hosted:
@@ -44,6 +47,7 @@ class Hosted:
         endpoint: The graph; to be started after `open` and drained before `close`.
         nodes: The endpoint of each op.
         service: What answers requests with it.
+        reporter: Tells the server that started this process; None where this is the server.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class Hosted:
         )
         self.nodes = {one: node.endpoint for one, node in nodes.items()}
         self._observers = Observers(dag, config, self.nodes, slots)
+        self.reporter: Reporter | None = self._observers.reporter
         self.service = PipelineService(
             name,
             dag,
@@ -128,11 +133,15 @@ class Hosted:
         factory = f"{workers.__name__}:op_runner"
         if in_threads:
             instances = workers.ThreadOp(dag, name, config, self._store)
-            pool: Pool = ThreadPool(RunnerSpec(factory=factory, local=instances.runner), workers=count)
+            pool: Pool = ThreadPool(RunnerSpec(factory=factory, local=instances.runner), workers=count, stuck_s=STUCK_S)
         else:
             kwargs = {"script": msgspec.to_builtins(script()), "name": name, "store": self._store}
             pool = ProcessPool(
-                packed(RunnerSpec(factory=factory, kwargs=kwargs)), workers=count, stuck_s=STUCK_S, isolates=True
+                packed(RunnerSpec(factory=factory, kwargs=kwargs)),
+                workers=count,
+                stuck_s=STUCK_S,
+                isolates=True,
+                handover_s=HANDOVER_S,
             )
         endpoint = Endpoint(
             EndpointConfig(name=f"{dag.spec.name}/{name}", timeout_s=NEVER_S, max_timeout_s=NEVER_S),

@@ -12,7 +12,7 @@ import copy
 import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -32,7 +32,7 @@ from forebay.workers.objects import Packed
 
 if TYPE_CHECKING:
     from forebay.serving.endpoint import Endpoint
-    from forebay.surfaces.pipeline.config import PipelineConfig
+    from forebay.surfaces.pipeline.config import ErrorCodes, PipelineConfig
     from forebay.surfaces.pipeline.dag.wiring import Dag
     from forebay.surfaces.pipeline.figures.profile import Profile
     from forebay.types.call import Outcome
@@ -70,6 +70,8 @@ class PipelineService:
         name: What requests may name it as; with an empty name any will do.
         request_class: Message of a request.
         response_class: Message of an answer.
+        methods: What requests may call; None allows anything.
+        error_codes: Which generation's numbers answers carry.
         calls: The requests that wait.
         endpoint: The graph.
     """
@@ -103,6 +105,8 @@ class PipelineService:
         """
         self.name = name
         self.request_class, self.response_class = messages
+        self.methods: Sequence[str] | None = config.methods
+        self.error_codes: ErrorCodes = config.error_codes
         self.calls = OpenCalls()
         self.endpoint = endpoint
         self._config = config
@@ -123,13 +127,14 @@ class PipelineService:
         dag.request_op.request_parse = hooks.parse_mode_of(dag.ops.values()) if mode == "auto" else mode
         dag.response_op.response_class = self.response_class
 
-    async def infer(self, request: Any, *, timeout_s: float | None, peer: str) -> Any:
+    async def infer(self, request: Any, *, timeout_s: float | None, peer: str, came: float | None = None) -> Any:
         """Answer one request.
 
         Args:
             request: What came in.
             timeout_s: Time it has; None takes the configured one.
             peer: Who sent it, for the log.
+            came: When it came in, in seconds of `time.monotonic`, if it was in another process before; None means now.
 
         Returns:
             The answer; its `err_no` says whether it is an error.
@@ -143,7 +148,8 @@ class PipelineService:
             msg = "the ops are still loading; try again later"
             raise Unavailable(msg)
         data_id, log_id = next(self._ids), request.logid
-        times = CallTimes(time.monotonic())
+        now = time.monotonic()
+        times = CallTimes(now) if came is None else CallTimes(came, entered=now)
         limit_s = endpoint.config.timeout_s
         until = times.started + (limit_s if timeout_s is None else min(timeout_s, limit_s))
         ok = False
@@ -169,7 +175,7 @@ class PipelineService:
         finally:
             times.ended = time.monotonic()
             self._answered(data_id, times, ok)
-        _log(request, peer, response, data_id, log_id, times)
+        log_call(request, peer, response, data_id, log_id, times)
         return response
 
     def submit(self, request: Any, *, deadline: float, peer: str, respond: Respond) -> Direct | None:
@@ -211,6 +217,7 @@ class PipelineService:
         direct.log_id = unpacked.log_id
         direct.body = {REQUEST: unpacked.inputs}
         direct.params = {"data_id": direct.data_id, "log_id": direct.log_id}
+        direct.id = _name_of(direct.data_id, direct.log_id)
         times.unpacked = time.monotonic()
         endpoint.submit(direct)
         return direct
@@ -271,7 +278,7 @@ class PipelineService:
         times.ended = time.monotonic()
         self._answered(direct.data_id, times, ok)
         if not isinstance(answer, ForebayError):
-            _log(direct.asked, direct.peer, answer, direct.data_id, direct.log_id, times)
+            log_call(direct.asked, direct.peer, answer, direct.data_id, direct.log_id, times)
         if respond is not None:
             respond(answer)
 
@@ -295,7 +302,9 @@ class PipelineService:
             if left_s <= 0:
                 break
             try:
-                results = await self.endpoint.call({REQUEST: given}, params=params, timeout_s=left_s)
+                results = await self.endpoint.call(
+                    {REQUEST: given}, params=params, timeout_s=left_s, request_id=_name_of(**params)
+                )
             except ForebayError as error:
                 is_last = attempt == attempts or codes.err_of(error).err_no != AGAIN
                 if is_last or time.monotonic() >= until:
@@ -354,7 +363,7 @@ class PipelineService:
         if cause is not None and not self.calls.is_closing:
             log.error("(data_id=%d log_id=%s) %s", data_id, log_id, error.message, exc_info=cause)
         told = codes.err_of(error, closing=self.calls.is_closing)
-        text = told.text if told.product else f"(data_id={data_id} log_id={log_id}) {told.text}"
+        text = told.text if told.product else f"({_name_of(data_id, log_id)}) {told.text}"
         named = codes.error(told.err_no, text, product=told.product)
         return told, ChannelData.of(named, data_id=data_id, log_id=log_id), text
 
@@ -364,8 +373,8 @@ class PipelineService:
         return packing.pack_error(told.err_no, text, self.response_class)
 
     def _numbered(self, response: Any, told: codes.Told) -> Any:
-        if self._config.error_codes == "v0.4" and not told.product:
-            response.err_no = codes.to_v04(told.err_no)
+        if not told.product:
+            response.err_no = codes.numbered(told.err_no, self.error_codes)
         return response
 
     async def _in_thread(self, work: Callable[[], T], until: float) -> T:
@@ -385,11 +394,17 @@ ERROR_S: Final = 5.0
 """Time the project's hook has to write an error; after it the usual form is taken."""
 
 
-def _log(request: Any, peer: str, response: Any, data_id: int, log_id: Any, times: CallTimes) -> None:
+def log_call(request: Any, peer: str, response: Any, data_id: Any, log_id: Any, times: CallTimes) -> None:
+    """Write the line of a request that was answered."""
     if logs.requests.isEnabledFor(logging.INFO):
-        text = "(data_id=%d log_id=%s) %s from %s: err_no %d, %.1f ms"
+        text = "(data_id=%s log_id=%s) %s from %s: err_no %d, %.1f ms"
         taken_ms = (times.ended - times.started) * 1000
         logs.requests.info(text, data_id, log_id, request.method or "inference", peer, response.err_no, taken_ms)
+
+
+def _name_of(data_id: int, log_id: Any) -> str:
+    """Return what clients and the log call a request."""
+    return f"data_id={data_id} log_id={log_id}"
 
 
 def _named(error: Exception) -> ForebayError:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -12,14 +11,13 @@ from forebay.errors import ConfigError, nearest
 from forebay.graph.spec import OUT, GraphSpec, NodeSpec, check
 from forebay.surfaces.pipeline.config import settle
 from forebay.surfaces.pipeline.ops import hooks
-from forebay.surfaces.pipeline.ops.op import REQUEST, Op, RequestOp
+from forebay.surfaces.pipeline.ops.op import REQUEST, Op, RequestOp, ResponseOp
 from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from forebay.surfaces.pipeline.config import PipelineConfig
-    from forebay.surfaces.pipeline.ops.op import ResponseOp
 
 RESULT: Final = "result"
 """The one output of the graph."""
@@ -185,7 +183,7 @@ def _settings(op: Op, config: PipelineConfig, warnings: list[str]) -> Mapping[st
 
 
 def _unused(used: list[Op], config: PipelineConfig) -> list[str]:
-    """Tell of ops that are configured or defined and lead nowhere."""
+    """Tell of ops that are configured and not there, or there and lead nowhere."""
     names = {op.name for op in used}
     warnings: list[str] = []
     for name in config.op:
@@ -193,12 +191,17 @@ def _unused(used: list[Op], config: PipelineConfig) -> list[str]:
             hint = nearest(name, names - {REQUEST})
             did_you_mean = f"; did you mean '{hint}'?" if hint else ""
             warnings.append(f"the configuration names op '{name}', which the graph does not use{did_you_mean}")
-    defined = [one for one in vars(sys.modules["__main__"]).values() if isinstance(one, Op)]
-    reachable = [op for op in dict.fromkeys(defined) if op not in used and _leads_from(op, used)]
-    warnings += [f"op '{op.name}' is not used: its result leads to no answer" for op in reachable]
+    warnings += [f"op '{op.name}' is not used: its result leads to no answer" for op in _dead_ends(used)]
     return warnings
 
 
-def _leads_from(op: Op, used: list[Op]) -> bool:
-    """Tell whether an op reads, directly or not, what the graph has; the ResponseOp does, and is no op of the graph."""
-    return op.name != "@ResponseOp" and any(one in used or _leads_from(one, used) for one in op.get_input_ops())
+def _dead_ends(used: list[Op]) -> list[Op]:
+    """Return the ops that read, directly or not, what the graph has, and are not in it."""
+    found: dict[Op, None] = {}
+    waiting = list(used)
+    while waiting:
+        for op in waiting.pop(0).readers:
+            if op not in used and op not in found and not isinstance(op, ResponseOp):
+                found[op] = None
+                waiting.append(op)
+    return list(found)

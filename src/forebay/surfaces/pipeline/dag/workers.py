@@ -6,23 +6,28 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from concurrent.futures import CancelledError
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.errors import ConfigError, ForebayError
+from forebay.errors import Cancelled, ConfigError, ForebayError
 from forebay.graph.values import inputs_of
+from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline import script as scripts
 from forebay.surfaces.pipeline.dag.wiring import wire
 from forebay.surfaces.pipeline.ops.runner import OpInstances, OpRun
 from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
+from forebay.surfaces.pipeline.predictors.watching import one_version, watch_of
 from forebay.surfaces.pipeline.store.store import Store, StoreConfig, open_store
 from forebay.types.call import After, Failure
+from forebay.workers.cancel import is_cancelled
 from forebay.workers.pool import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from concurrent.futures import Future
 
     from forebay.surfaces.pipeline.config import PipelineConfig
     from forebay.surfaces.pipeline.dag.adapter import Hosted
@@ -105,7 +110,8 @@ class StoringRunner:
 
     def _run_together(self, items: Sequence[Item]) -> Sequence[Outcome]:
         _runs.set([run_of(item.params) for item in items])
-        outcomes = self._runner.run(items) if self._offloads_to is None else self._run(items, self._offloads_to)
+        with one_version():
+            outcomes = self._runner.run(items) if self._offloads_to is None else self._run(items, self._offloads_to)
         self.phases += self._runner.phases
         for outcome in outcomes:
             if type(outcome) is Failure:
@@ -176,11 +182,12 @@ def instances_of(
     op, settings = dag.ops[name], dag.settings[name]
     before = [one.name for one in op.get_input_ops()]
     predictor = PredictorSettings.of_op(name, settings, pack_tensors=op.is_tensor_format)
+    watch = watch_of(f"op '{name}'", predictor.local_service_conf)
 
     def client_for(index: int | None) -> Any:
         from forebay.surfaces.pipeline import predictors
 
-        return predictors.client_for(predictor, concurrency_idx=index, process=own_process)
+        return predictors.client_for(predictor, concurrency_idx=index, process=own_process, watch=watch)
 
     return OpInstances(
         op,
@@ -249,28 +256,38 @@ def built(server: PipelineServer) -> tuple[Dag, PipelineConfig]:
 
 
 def _captured(script: Mapping[str, Any]) -> PipelineServer:
-    return scripts.capture(msgspec.convert(script, scripts.Script))
+    server = scripts.capture(msgspec.convert(script, scripts.Script))
+    logs.to_stderr("info" if server.config is None else server.config.log_level or "info")
+    return server
 
 
-def dag_runner(script: Mapping[str, Any], count: int) -> DagRunner:
+LOOK_S: Final = 0.1
+"""So often a request inside of a graph is asked whether anybody still waits for it."""
+
+
+def dag_runner(script: Mapping[str, Any], count: int, given: int) -> DagRunner:
     """Execute a script in this process and host its whole graph; the factory of `build_dag_each_worker`.
 
     Args:
         script: The fields of the `Script`.
         count: How many processes do so.
+        given: How many requests the processes before this one, in its place, were given at most.
     """
-    return DagRunner(_captured(script), count)
+    return DagRunner(_captured(script), count, given)
 
 
 class DagRunner:
     """A whole graph on a loop of its own, in a thread beside those that bring the requests; a `Runner`.
 
-    A body is a request as bytes, an outcome the answer as bytes.
+    A body is a request as bytes. An outcome is the answer as bytes, or a list of these and of a report for the server
+    (see `figures.reports`) where there is something to tell it.
     """
 
-    def __init__(self, server: PipelineServer, count: int) -> None:
+    def __init__(self, server: PipelineServer, count: int, given: int = 0) -> None:
+        """See `dag_runner`."""
         self._server = server
         self._count = count
+        self._given = given
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="forebay-graph", daemon=True)
         self._hosted: Hosted | None = None
@@ -283,7 +300,7 @@ class DagRunner:
     def run(self, items: Sequence[Item]) -> Sequence[Outcome]:
         """Answer requests."""
         futures = [asyncio.run_coroutine_threadsafe(self._answer(item), self._loop) for item in items]
-        return [future.result() for future in futures]
+        return [_outcome(future) for future in futures]
 
     def close(self) -> None:
         """Stop the ops."""
@@ -296,23 +313,38 @@ class DagRunner:
         from forebay.surfaces.pipeline.dag.adapter import Hosted
 
         dag, config = built(self._server)
-        self._hosted = Hosted(self._server.name, dag, config, scripts.running, itertools.count(index, self._count))
+        ids = itertools.count(index + self._given * self._count, self._count)
+        self._hosted = Hosted(self._server.name, dag, config, scripts.running, ids)
         self._hosted.open()
         await self._hosted.endpoint.start()
 
     async def _answer(self, item: Item) -> Outcome:
         assert self._hosted is not None
-        service, params = self._hosted.service, item.params
-        try:
-            request = service.request_class.FromString(item.body)
-            response = await service.infer(request, timeout_s=params["timeout_s"], peer=params["peer"])
-        except ForebayError as error:
-            return Failure(error)
-        except Exception as error:  # noqa: BLE001 - a defect here must not leave the request without an answer
-            return failure_of(error)
-        return response.SerializeToString()
+        service, reporter = self._hosted.service, self._hosted.reporter
+        assert reporter is not None
+        with reporter.answering():
+            try:
+                request = service.request_class.FromString(item.body)
+                response = await service.infer(request, **item.params)
+            except ForebayError as error:
+                return Failure(error)
+            except Exception as error:  # noqa: BLE001 - a defect here must not leave the request without an answer
+                return failure_of(error)
+            return reporter.beside(response.SerializeToString())
 
     async def _stop(self) -> None:
         if self._hosted is not None:
             await self._hosted.endpoint.drain(0.0)
             await self._hosted.close()
+
+
+def _outcome(future: Future[Outcome]) -> Outcome:
+    """Wait for an outcome; once nobody else does, the request is called off and leaves the graph."""
+    while True:
+        try:
+            return future.result(LOOK_S)
+        except TimeoutError:
+            if is_cancelled():
+                future.cancel()
+        except CancelledError:
+            return Failure(Cancelled("nobody waits for the request any more"))

@@ -4,51 +4,58 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline.figures.profile import Profile, ProfileWriter
-from forebay.surfaces.pipeline.figures.tracer import SHORTEST_S, Channel, MetricsPort, Tracer, TracerFile
+from forebay.surfaces.pipeline.figures.reports import Reporter
+from forebay.surfaces.pipeline.figures.tracer import (
+    SHORTEST_S,
+    Channel,
+    MetricsPort,
+    OpListener,
+    Tracer,
+    TracerFile,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.pipeline.config import PipelineConfig
     from forebay.surfaces.pipeline.dag.wiring import Dag
     from forebay.surfaces.pipeline.figures.profile import CallTimes
 
 
-class Observers:
-    """Those of one graph.
+class Outlets:
+    """Where the figures of a graph leave the server: the tracer's file and the port of the metrics.
 
     Attributes:
-        profile: Makes profile lines, also for clients that ask for theirs.
+        tracer: Who is to be told of requests and ops; None where the configuration wants no figures.
     """
 
-    def __init__(self, dag: Dag, config: PipelineConfig, nodes: dict[str, Endpoint], slots: int) -> None:
+    def __init__(
+        self, dag: Dag, config: PipelineConfig, waiting: Callable[[], Mapping[str, int]], slots: int, processes: int = 1
+    ) -> None:
         """Describe them; `open` begins.
 
         Args:
             dag: The ops.
             config: What holds for them.
-            nodes: The endpoint of each op.
-            slots: Requests that may be inside the graph.
+            waiting: Returns how many requests are before each op.
+            slots: Requests that may be inside the graph, of all processes together.
+            processes: How many processes host the graph.
         """
-        self.profile = Profile(dag.spec.name, in_threads=config.dag.is_thread_op or config.build_dag_each_worker)
+        self.tracer: Tracer | None = None
         self._dag = dag
         self._config = config
-        self._nodes = nodes
-        self._slots = slots
-        self._writer = ProfileWriter(self.profile) if config.dag.use_profile else None
-        self._tracer: Tracer | None = None
-        # Each of several processes would open the same file and the same port.
-        self._has_file = config.dag.tracer_interval_s >= SHORTEST_S and not config.build_dag_each_worker
-        self._has_port = config.dag.enable_prometheus and not config.build_dag_each_worker
-        if self._has_file or self._has_port:
-            workers = {name: settings["concurrency"] for name, settings in dag.settings.items()}
-            self._tracer = Tracer(dag.spec.name, workers, self._channels)
+        self._waiting = waiting
+        self._limit = config.dag.channel_size * processes or slots
+        if wants_figures(config):
+            workers = {name: settings["concurrency"] * processes for name, settings in dag.settings.items()}
+            self.tracer = Tracer(workers, self._channels)
         self._open = ExitStack()
         self._writing: asyncio.Task[None] | None = None
 
@@ -59,25 +66,15 @@ class Observers:
             ConfigError: If the tracer's folder or the port of the metrics cannot be used.
         """
         config = self._config
-        if self._writer is not None:
-            self._open.enter_context(self._writer)
-        if self._tracer is None:
+        if self.tracer is None:
             return
-        self._open.enter_context(self._tracer)
-        if self._has_port:
-            port = MetricsPort(self._tracer.counters, config.host, config.dag.prometheus_port)
+        if config.dag.enable_prometheus:
+            port = MetricsPort(self.tracer.counters, config.host, config.dag.prometheus_port)
             self._open.callback(port.close)
-        if self._has_file:
-            base = config.log_path or os.environ.get(logs.VARIABLE) or "."
-            file = TracerFile(self._tracer, Path(base) / logs.FOLDER, config.dag.tracer_interval_s)
+        if config.dag.tracer_interval_s >= SHORTEST_S:
+            base = logs.base_of(config.log_path) or Path()
+            file = TracerFile(self.tracer, base / logs.FOLDER, config.dag.tracer_interval_s)
             self._writing = asyncio.get_running_loop().create_task(file.run())
-
-    def answered(self, data_id: int, times: CallTimes, *, ok: bool) -> None:
-        """Note a request that was answered."""
-        if self._writer is not None:
-            self._writer.called(data_id, times)
-        if self._tracer is not None:
-            self._tracer.answered(data_id, times.ended - times.started, ok=ok)
 
     async def close(self) -> None:
         """End; what the tracer has not written yet is written."""
@@ -89,14 +86,86 @@ class Observers:
 
     def _channels(self) -> list[Channel]:
         """Return what waits before each op: the channel that its predecessors write."""
-        limit = self._config.dag.channel_size or self._slots
         return [
             Channel(
                 name=f"chl{number}",
                 producers=[one.name for one in self._dag.ops[name].get_input_ops()],
                 consumers=[name],
-                size=node.waiting,
-                limit=limit,
+                size=size,
+                limit=self._limit,
             )
-            for number, (name, node) in enumerate(self._nodes.items())
+            for number, (name, size) in enumerate(self._waiting().items())
         ]
+
+
+class Observers:
+    """Those of a graph in this process: its own outlets, or a reporter where several processes host the graph.
+
+    Attributes:
+        profile: Makes profile lines, also for clients that ask for theirs.
+        reporter: Tells the server that started this process; None where this is the server.
+    """
+
+    def __init__(self, dag: Dag, config: PipelineConfig, nodes: Mapping[str, Endpoint], slots: int) -> None:
+        """Describe them; `open` begins.
+
+        Args:
+            dag: The ops.
+            config: What holds for them.
+            nodes: The endpoint of each op.
+            slots: Requests that may be inside the graph.
+        """
+        self.profile = Profile(dag.spec.name, in_threads=config.dag.is_thread_op or config.build_dag_each_worker)
+        self._writer = ProfileWriter(self.profile) if config.dag.use_profile else None
+        self._nodes = nodes
+        self._counting: Tracer | Reporter | None = None
+        self.reporter: Reporter | None = None
+        self._outlets: Outlets | None = None
+        self._listener: OpListener | None = None
+        if config.build_dag_each_worker:
+            self._counting = self.reporter = Reporter(
+                dag.spec.name,
+                nodes,
+                counts=wants_figures(config),
+                level=None if logs.base_of(config.log_path) is None else config.log_level or "info",
+            )
+        else:
+            self._outlets = Outlets(dag, config, self._waiting, slots)
+            tracer = self._outlets.tracer
+            if tracer is not None:
+                self._listener = OpListener(dag.spec.name, nodes, tracer.ran)
+            self._counting = tracer
+        self._open = ExitStack()
+
+    def open(self) -> None:
+        """Begin; on the loop.
+
+        Raises:
+            ConfigError: If the tracer's folder or the port of the metrics cannot be used.
+        """
+        for one in (self._writer, self._listener, self.reporter):
+            if one is not None:
+                self._open.enter_context(one)
+        if self._outlets is not None:
+            self._outlets.open()
+
+    def answered(self, data_id: int, times: CallTimes, *, ok: bool) -> None:
+        """Note a request that was answered."""
+        if self._writer is not None:
+            self._writer.called(data_id, times)
+        if self._counting is not None:
+            self._counting.answered(data_id, times.ended - times.started, ok=ok)
+
+    async def close(self) -> None:
+        """End; what the tracer has not written yet is written."""
+        if self._outlets is not None:
+            await self._outlets.close()
+        self._open.close()
+
+    def _waiting(self) -> dict[str, int]:
+        return {name: node.waiting for name, node in self._nodes.items()}
+
+
+def wants_figures(config: PipelineConfig) -> bool:
+    """Tell whether anybody is to count what the ops do."""
+    return config.dag.tracer_interval_s >= SHORTEST_S or config.dag.enable_prometheus

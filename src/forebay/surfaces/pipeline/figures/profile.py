@@ -38,12 +38,14 @@ class CallTimes(msgspec.Struct):
 
     Attributes:
         started: It came in.
+        entered: It came to the process with the graph; 0 where that is the one it came in by.
         unpacked: Its inputs were read, and it entered the graph.
         packing: It left the graph.
         ended: Its answer was ready.
     """
 
     started: float
+    entered: float = 0.0
     unpacked: float = 0.0
     packing: float = 0.0
     ended: float = 0.0
@@ -86,7 +88,7 @@ class Profile:
         dag = "DAG" if self._in_threads else f"DAG-{data_id}"
         events = [(f"call_{data_id}#{dag}", times.started, times.ended)]
         if times.unpacked:
-            events.append((f"prepack_{data_id}#{_CALLER}", times.started, times.unpacked))
+            events.append((f"prepack_{data_id}#{_CALLER}", times.entered or times.started, times.unpacked))
         if times.packing:
             events.append((f"postpack_{data_id}#{_CALLER}", times.packing, times.ended))
         return self._line(os.getpid(), events)

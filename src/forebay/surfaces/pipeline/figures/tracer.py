@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tracer: every `dag.tracer.interval_s` a block of figures in a file, and the same as metrics of Prometheus.
 
-The server tells it of each request that was answered; what ops do it learns from the timeline.
+The server tells it of each request that was answered. What ops do is learnt from the timeline of the process that
+hosts them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from forebay.observe.trace_format import cost_of
 from forebay.surfaces.pipeline.figures.profile import runs_of, token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from prometheus_client import Metric
@@ -60,50 +61,92 @@ class Channel(msgspec.Struct, frozen=True):
     limit: int
 
 
-class _OpTotals:
-    """What one op did since some moment; times in seconds."""
+class OpTotals(msgspec.Struct, array_like=True):
+    """What one op did since some moment.
 
-    def __init__(self) -> None:
-        self.requests = 0
-        self.batches = 0
-        self.waited = 0.0
-        self.pre = 0.0
-        self.process = 0.0
-        self.post = 0.0
-        self.out = 0.0
-        self.busy = 0.0
+    Attributes:
+        requests: Requests it ran.
+        batches: Runs of its hooks.
+        waited_s: Time its requests waited for a worker.
+        pre_s: Time in `preprocess`.
+        process_s: Time in `process`.
+        post_s: Time in `postprocess`.
+        out_s: Time its results were on the way back.
+        busy_s: Time its workers ran something.
+    """
 
-    def add(self, record: BatchRecord) -> None:
+    requests: int = 0
+    batches: int = 0
+    waited_s: float = 0.0
+    pre_s: float = 0.0
+    process_s: float = 0.0
+    post_s: float = 0.0
+    out_s: float = 0.0
+    busy_s: float = 0.0
+
+    @classmethod
+    def of(cls, record: BatchRecord) -> OpTotals:
+        """Return what an op did in one batch."""
         cost = cost_of(record)
-        self.requests += len(record.steps)
-        self.batches += max(len(runs_of(record.phases)), 1)
-        self.waited += sum(max(record.started - step.arrived, 0.0) for step in record.steps)
-        self.pre += cost.pre_s
-        self.process += cost.process_s
-        self.post += cost.post_s
-        self.out += max(record.done - record.ended, 0.0)
-        self.busy += record.ended - record.started
+        return cls(
+            requests=len(record.steps),
+            batches=max(len(runs_of(record.phases)), 1),
+            waited_s=sum(max(record.started - step.arrived, 0.0) for step in record.steps),
+            pre_s=cost.pre_s,
+            process_s=cost.process_s,
+            post_s=cost.post_s,
+            out_s=max(record.done - record.ended, 0.0),
+            busy_s=record.ended - record.started,
+        )
+
+    def add(self, more: OpTotals) -> None:
+        """Add what it did besides."""
+        for field in self.__struct_fields__:
+            setattr(self, field, getattr(self, field) + getattr(more, field))
 
 
-class Tracer:
-    """Counts what a graph of ops does; as a context manager, on the loop, it listens to the timeline."""
+class OpListener:
+    """Hands on what the ops of a graph do; as a context manager, on the loop, it listens to the timeline."""
 
-    def __init__(
-        self, graph: str, workers: Mapping[str, int], channels: Callable[[], Sequence[Channel]] = tuple
-    ) -> None:
+    def __init__(self, graph: str, ops: Iterable[str], ran: Callable[[str, OpTotals], object]) -> None:
         """Describe the graph.
 
         Args:
             graph: Its name; the endpoints of its ops are named `graph/op`.
+            ops: Its ops.
+            ran: Called with an op and what it did, for each batch.
+        """
+        self._names = {f"{graph}/{op}": op for op in ops}
+        self._ran = ran
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._open.enter_context(listening(self._hear))
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._open.close()
+
+    def _hear(self, record: BatchRecord) -> None:
+        op = self._names.get(record.endpoint.name)
+        if op is not None and record.started:
+            self._ran(op, OpTotals.of(record))
+
+
+class Tracer:
+    """Counts what the ops of a graph and its requests do, as it is told."""
+
+    def __init__(self, workers: Mapping[str, int], channels: Callable[[], Sequence[Channel]] = tuple) -> None:
+        """Describe the graph.
+
+        Args:
             workers: How many workers each op has.
             channels: Returns the state of its channels now.
         """
-        self._prefix = f"{graph}/"
         self._workers = workers
         self._channels = channels
-        self._open = ExitStack()
         self._since = time.monotonic()
-        self._ops = {op: _OpTotals() for op in workers}
+        self._ops = {op: OpTotals() for op in workers}
         self._latencies = array("d")
         self._answered = 0
         self._latency_s = 0.0
@@ -111,15 +154,14 @@ class Tracer:
         self._failures = 0
         self.counters = QueryCounters()
 
-    def __enter__(self) -> Self:
-        self._open.enter_context(listening(self._ran))
-        return self
+    def ran(self, op: str, totals: OpTotals) -> None:
+        """Count what an op did."""
+        if op in self._ops:
+            self._ops[op].add(totals)
+        self.counters.inferred(op, totals.requests, totals.process_s)
 
-    def __exit__(self, *_error: object) -> None:
-        self._open.close()
-
-    def answered(self, data_id: int, latency_s: float, *, ok: bool) -> None:
-        """Count one request that was answered."""
+    def answered(self, data_id: int | None, latency_s: float, *, ok: bool) -> None:
+        """Count one request that was answered; it has no number if it was refused before it got one."""
         self.counters.answered(latency_s, ok=ok)
         self._answered += 1
         self._latency_s += latency_s
@@ -129,7 +171,7 @@ class Tracer:
             self._latencies[place] = latency_s
         if not ok:
             self._failures += 1
-            if len(self._failed) < ERROR_IDS:
+            if data_id is not None and len(self._failed) < ERROR_IDS:
                 self._failed.append(data_id)
 
     def block(self, now: float | None = None) -> str:
@@ -151,23 +193,23 @@ class Tracer:
             lines.append(f"\t{token(channel.name)}(In: {inputs}, Out: {outputs}) size[{size}]")
         lines.append(lines[0])
         self._since = now
-        self._ops = {op: _OpTotals() for op in self._workers}
+        self._ops = {op: OpTotals() for op in self._workers}
         self._latencies = array("d")
         self._answered = self._failures = 0
         self._latency_s = 0.0
         self._failed = []
         return "\n".join(lines) + "\n"
 
-    def _op_lines(self, op: str, totals: _OpTotals, seconds: float) -> list[str]:
+    def _op_lines(self, op: str, totals: OpTotals, seconds: float) -> list[str]:
         batches, requests = max(totals.batches, 1), max(totals.requests, 1)
         means = {
-            "in": totals.waited / requests,
-            "prep": totals.pre / batches,
-            "midp": totals.process / batches,
-            "postp": totals.post / batches,
-            "out": totals.out / batches,
+            "in": totals.waited_s / requests,
+            "prep": totals.pre_s / batches,
+            "midp": totals.process_s / batches,
+            "postp": totals.post_s / batches,
+            "out": totals.out_s / batches,
         }
-        idle = min(max(1 - totals.busy / (self._workers[op] * seconds), 0.0), 1.0)
+        idle = min(max(1 - totals.busy_s / (self._workers[op] * seconds), 0.0), 1.0)
         return [
             f"Op({token(op)}):",
             *(f"\t{name}[{mean_s * 1000:.3f} ms]" for name, mean_s in means.items()),
@@ -187,13 +229,6 @@ class Tracer:
             f"\t\tave[{self._latency_s / max(count, 1) * 1000:.3f} ms]",
             *(f"\t\t{_share(share)}[{_at(latencies, share) * 1000:.3f} ms]" for share in _SHARES),
         ]
-
-    def _ran(self, record: BatchRecord) -> None:
-        op = record.endpoint.name.removeprefix(self._prefix)
-        totals = self._ops.get(op) if record.endpoint.name.startswith(self._prefix) else None
-        if totals is not None and record.started:
-            totals.add(record)
-            self.counters.inferred(op, len(record.steps), cost_of(record).process_s)
 
 
 class TracerFile:

@@ -39,6 +39,7 @@ class Op:
         feeds_list: Whether `process` is given a dict for each sample instead of one for all; set by the server.
         is_tensor_format: Whether another pipeline is sent tensors instead of texts.
         given: What the constructor was given; None stands for nothing.
+        readers: The ops that have this one among their input ops, in the order they were made.
     """
 
     concurrency_idx: int | None = None
@@ -99,6 +100,9 @@ class Op:
         }
         self._input_ops = _ops(self.name, "input_ops", input_ops)
         self._jump_to_ops = _ops(self.name, "jump_to_ops", jump_to_ops)
+        self.readers: list[Op] = []
+        for op in self._input_ops:
+            op.readers.append(self)
 
     def init_op(self) -> None:
         """Load resources; once for an op in threads, once in each process of an op in processes."""
