@@ -79,8 +79,8 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
         port: TCP port; 0 takes a free one.
         max_message_bytes: Longest message, in and out, also once unpacked; longer ones get RESOURCE_EXHAUSTED.
         max_buffered_bytes: Bytes of messages that have not come whole yet, of all clients together; the call that
-            would exceed it gets RESOURCE_EXHAUSTED.
-        max_metadata_bytes: Longest metadata of a call, its names and values together.
+            would exceed it gets RESOURCE_EXHAUSTED. Clients that drip a byte now and then can hold them.
+        max_metadata_bytes: Longest metadata of a call as HTTP/2 counts it: names, values and 32 bytes for each field.
         max_calls: Calls at a time, health checks included; more get RESOURCE_EXHAUSTED.
         max_streams: Calls at a time on one connection; clients wait with more.
         max_connections: Connections at a time; more are closed.
