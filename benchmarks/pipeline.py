@@ -3,15 +3,19 @@
 
     .venv/bin/python -m benchmarks.pipeline
 
-`original` is what the original server of version 0.9.0 reached on a machine of this kind when it was looked at; it is
-not run here (its packages need a Python of their own), so hold the factors for a size and not for a figure.
+The original server (0.9.0) runs the same script in turns with ours, in the environment that `make setup` makes for the
+tests; its figure for REST has its gateway, which is written in Go, in it. Each server runs with its defaults.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import itertools
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,13 +23,17 @@ import time
 from pathlib import Path
 from statistics import median
 
-from benchmarks.chaos import wait_ready
+import httpx
+
 from benchmarks.h2load import run_h2load
-from benchmarks.launch import ROOT, environment, free_port, stop
+from benchmarks.launch import ROOT, environment, free_port
 from benchmarks.load import SCRIPT
 from benchmarks.report import table
 
-ORIGINAL = {("thread", "REST"): 856, ("process", "REST"): 625, ("thread", "gRPC"): 864, ("process", "gRPC"): 654}
+KINDS = ("thread", "process")
+JOB = "benchmarks/jobs/pipeline_echo.py"
+ORIGINAL = ROOT / ".venv/environments/pipeline/bin/python"
+ORIGINAL_DRIVER = ROOT / "tests/compat/pipeline/projects/original.py"
 RPC, RPC_PYTHON = "gRPC (h2load)", "gRPC (Python client)"
 BODY = json.dumps({"key": ["x"], "value": ["a small request"]}).encode()
 
@@ -90,39 +98,73 @@ async def rpc_python(port: int, connections: int, seconds: int) -> float:
     return answered / seconds
 
 
+def start(kind: str, folder: str, *, is_original: bool) -> tuple[subprocess.Popen[bytes], int, int]:
+    """Start a server; returns it with its ports of gRPC and HTTP once it answers."""
+    rpc_port, http_port = free_port(), free_port()
+    arguments = [str(rpc_port), str(http_port), kind]
+    if is_original:
+        command = [str(ORIGINAL), "-W", "ignore", str(ORIGINAL_DRIVER), "serve", str(ROOT / JOB), *arguments]
+    else:
+        program = str(Path(sys.executable).with_name("forebay"))
+        command = [program, "serve", str(ROOT / JOB), "--log-level", "warning", "--", *arguments]
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    for _ in range(600):
+        try:
+            answer = httpx.post(f"http://127.0.0.1:{http_port}/echo/prediction", content=BODY, timeout=5)
+            if answer.json().get("value") == ["a small request"]:
+                return process, rpc_port, http_port
+        except (httpx.TransportError, ValueError):
+            pass
+        time.sleep(0.05)
+    end(process)
+    raise SystemExit("the server did not start")
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """The original ends with its whole group or not at all."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.pipeline", description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=2)
     parser.add_argument("--connections", type=int, default=16)
     options = parser.parse_args()
-    servers, processes = {}, []
-    try:
-        for kind in ("thread", "process"):
-            ports = free_port(), free_port()
-            program = str(Path(sys.executable).with_name("forebay"))
-            command = [program, "serve", "benchmarks/jobs/pipeline_echo.py", "--log-level", "warning", "--"]
-            command += [*map(str, ports), kind]
-            processes.append(subprocess.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.DEVNULL))
-            wait_ready(processes[-1], ports[1])
-            servers[kind] = ports
-        rates: dict[tuple[str, str], list[float]] = {}
+    rates: dict[tuple[str, str, bool], list[float]] = {}
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        servers = {}
+        for kind, is_original in itertools.product(KINDS, (False, True)):
+            servers[kind, is_original] = process, *_ = start(kind, folder, is_original=is_original)
+            stack.callback(end, process)
+            os.killpg(
+                process.pid, signal.SIGSTOP
+            )  # only one is awake: the original's processes look for work all the time
         for round_ in range(options.rounds + 1):  # the first one warms up
-            for kind, (rpc_port, http_port) in servers.items():
+            for (kind, is_original), (process, rpc_port, http_port) in servers.items():
+                os.killpg(process.pid, signal.SIGCONT)
                 found = {
                     "REST": rest(http_port, options.connections, options.seconds),
                     RPC: rpc(rpc_port, options.connections, options.seconds),
                     RPC_PYTHON: asyncio.run(rpc_python(rpc_port, options.connections, options.seconds)),
                 }
+                os.killpg(process.pid, signal.SIGSTOP)
                 for way, rate in found.items():
-                    rates.setdefault((kind, way), []).extend([rate] if round_ else [])
-    finally:
-        for process in processes:
-            stop(process)
+                    rates.setdefault((kind, way, is_original), []).extend([rate] if round_ else [])
     rows = []
-    for (kind, way), found in rates.items():
-        original = ORIGINAL[kind, way.partition(" ")[0]]
-        rows.append([kind, way, f"{median(found):,.0f}", f"{original:,}", f"{median(found) / original:.1f}"])
+    for kind, way in itertools.product(KINDS, ("REST", RPC, RPC_PYTHON)):
+        ours, original = median(rates[kind, way, False]), median(rates[kind, way, True])
+        rows.append([kind, way, f"{ours:,.0f}", f"{original:,.0f}", f"{ours / original:.1f}"])
     print(f"{options.connections} connections, {options.rounds} rounds of {options.seconds} s\n")
     print(table(["op", "over", "req/s", "original", "factor"], rows))
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs in the environment of the original.
 
-    original.py serve SCRIPT
+    original.py serve SCRIPT [ARGUMENT...]
     original.py ask ENDPOINT... < calls.json > answers.json
     original.py model > ports.json
 
@@ -130,6 +130,7 @@ if __name__ == "__main__":
     prepare()
     task, *arguments = sys.argv[1:]
     if task == "serve":
+        sys.argv = arguments
         runpy.run_path(arguments[0], run_name="__main__")
     elif task == "ask":
         json.dump(ask(arguments, json.load(sys.stdin)), sys.stdout)
