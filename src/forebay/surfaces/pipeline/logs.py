@@ -12,7 +12,7 @@ import os
 import sys
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TextIO, cast
 
 from forebay.errors import ConfigError
 from forebay.observe.log import TextFormatter, configure
@@ -52,7 +52,7 @@ def write_to(base: Path, level: str) -> list[logging.Handler]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, lowest in (("pipeline.log", level), ("pipeline.log.wf", "warning")):
-            handler = RotatingFileHandler(folder / name, maxBytes=MAX_BYTES, backupCount=KEPT, encoding="utf-8")
+            handler = _LogFile(folder / name, maxBytes=MAX_BYTES, backupCount=KEPT, encoding="utf-8")
             handler.setLevel(lowest.upper())
             handler.setFormatter(_OneLine())
             handlers.append(handler)
@@ -75,6 +75,30 @@ def to_stderr(level: str) -> None:
     """
     if not logging.getLogger("forebay").hasHandlers():
         configure(level, "text" if sys.stderr.isatty() else "json")
+
+
+class _LogFile(RotatingFileHandler):
+    """Counts what it writes, instead of formatting each record twice and asking the file system how full it is."""
+
+    _size = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, into a new file if the old one is full."""
+        try:
+            line = self.format(record) + self.terminator
+            length = len(line.encode(errors="replace"))
+            if self._size > 0 and self._size + length > self.maxBytes:
+                self.doRollover()
+            self._size += length
+            cast("TextIO", self.stream).write(line)
+            self.flush()
+        except Exception:  # noqa: BLE001 - as logging does it: what logs must not fail by it
+            self.handleError(record)
+
+    def _open(self) -> Any:
+        stream = super()._open()
+        self._size = stream.tell()
+        return stream
 
 
 class _OneLine(TextFormatter):
