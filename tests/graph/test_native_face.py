@@ -126,7 +126,10 @@ def test_the_time_of_a_request_spans_all_nodes(scans):
 
 
 def test_a_full_queue_is_429_at_once(scans, eventually):
-    threads = [threading.Thread(target=scans.call, args=("slow", 0.5)) for _ in range(2)]
+    def block():
+        scans.call("slow", 30.0, x_request_timeout_ms="3000")
+
+    threads = [threading.Thread(target=block) for _ in range(2)]
     for thread in threads:
         thread.start()
     eventually(lambda: scans.client.get("/models/slow").json()["waiting"] == 1)
