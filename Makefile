@@ -17,7 +17,7 @@ ENVIRONMENTS_NO_DEPS := $(wildcard tests/environments/*.no-deps)
 # A build of torch that is offered beside the package index (PIP_FIND_LINKS) is small enough to test with.
 TORCH := $(wildcard $(PIP_FIND_LINKS)/torch-*+cpu-*.whl)
 # Many tests wait for a moment to come, so more of them fit on a core than one.
-TEST_PROCESSES ?= 4
+TEST_PROCESSES ?= 3
 # Extra arguments for one run, e.g. make test ARGS='-k batch -x'
 ARGS ?=
 
