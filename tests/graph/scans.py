@@ -135,6 +135,19 @@ def keyed(texts: list[str]) -> list[list[int]]:
     return lengths.map(texts)
 
 
+def no_key(text: str) -> int:
+    """A batch key that fails for some."""
+    return {"short": 1}[text]
+
+
+picky = node(Lengths, name="picky", batch_key=no_key, worker_kind="thread")
+
+
+@forebay.compose
+def picked(text: str) -> list[int]:
+    return picky(text)
+
+
 @node(worker_kind="process")
 def risky(text: str) -> str:
     """Quick, so that requests share the way here."""

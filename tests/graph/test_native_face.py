@@ -120,19 +120,37 @@ def test_a_node_that_raises_fails_its_request_and_the_log_has_the_trace(scans, e
     assert post(scans, "ocr", b"ab").json()["words"] == ["AB"]
 
 
+@pytest.mark.parametrize(
+    "model, body, told", [("picked", "long", "KeyError: 'long'"), ("risked", "raise", "as you wished")]
+)
+def test_what_fails_in_a_node_is_logged_once_by_the_id_its_client_has(scans, eventually, model, body, told):
+    mine = f"once-{model}"
+    assert scans.call(model, body, x_request_id=mine).status_code == 500
+    (record,) = eventually(lambda: [one for one in scans.records if mine in one.get("request_ids", [])])
+    assert told in record["message"]
+    answer = scans.call(model, body)  # without an id: the server makes one
+    made = answer.json()["error"]["request_id"]
+    (record,) = eventually(lambda: [one for one in scans.records if made in one.get("request_ids", [])])
+    assert sum(told in one["message"] for one in scans.records if "request_ids" in one) == 2
+
+
 def test_the_time_of_a_request_spans_all_nodes(scans):
     assert scans.call("slow", 30.0, x_request_timeout_ms="60").status_code == 504
     assert scans.call("slow", 0.0).json() == 0.0  # the slot of the one that was given up is free again
 
 
 def test_a_full_queue_is_429_at_once(scans, eventually):
-    def block():
-        scans.call("slow", 30.0, x_request_timeout_ms="3000")
+    def told():
+        return scans.client.get("/models/slow").json()
 
-    threads = [threading.Thread(target=block) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    eventually(lambda: scans.client.get("/models/slow").json()["waiting"] == 1)
+    threads = [
+        threading.Thread(target=scans.call, args=("slow", 30.0), kwargs={"x_request_timeout_ms": "3000"})
+        for _ in range(2)
+    ]
+    threads[0].start()
+    eventually(lambda: told()["nodes"]["wait"]["in_flight"] == 1)
+    threads[1].start()
+    eventually(lambda: told()["waiting"] == 1)
     assert scans.call("slow", 0.0).status_code == 429
     for thread in threads:
         thread.join()

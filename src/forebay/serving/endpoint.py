@@ -468,6 +468,7 @@ class Endpoint:
         return [request for request, pieces in self._slices.items() if piece in pieces]
 
     def _log_failure(self, error: UserCodeError, requests: Sequence[Request]) -> None:
+        error.is_logged = True
         for request in requests:
             request.id = request.id or next_id()
         ids = [request.id for request in requests]
