@@ -14,6 +14,7 @@
     │   ├── QueueFull                                             RESOURCE_EXHAUSTED
     │   ├── DeadlineExceeded                                      DEADLINE_EXCEEDED
     │   └── Unavailable        loading, draining, worker lost     UNAVAILABLE
+    │       ├── WorkerLost     it died, and nothing is run again  UNAVAILABLE
     │       └── ServingStopped  stopped before the rows were run  UNAVAILABLE
     ├── UserCodeError          raised by the user's code; its traceback goes to the log only
     │   ├── RunnerFailed                                          INTERNAL
@@ -129,6 +130,10 @@ class DeadlineExceeded(CapacityError):
 
 class Unavailable(CapacityError):
     """Loading, draining, or the worker that held the request died."""
+
+
+class WorkerLost(Unavailable):
+    """The worker that held the request died, and what it had begun is not run again."""
 
 
 class ServingStopped(Unavailable):

@@ -197,6 +197,10 @@ class BatchQueue:
             line.entries = deque(entry for entry in line.entries if not entry.taken)
             line.dead = 0
 
+    def hasten(self) -> None:
+        """Let nothing wait for company from now on: no more of it is to come."""
+        self.config = msgspec.structs.replace(self.config, max_wait_s=0.0)
+
     def take(self, now: float) -> Batch | None:
         """Hand the next batch to a free slot, or None if nothing is eligible yet."""
         while True:

@@ -119,9 +119,16 @@ class App:
             raise errors.exceptions[0] from None
         self.started_s = time.monotonic() - started
 
+    def begin_drain(self) -> None:
+        """Say that no more is to come: the server is not ready any more, and no batch waits for company."""
+        self.is_draining = True
+        for one in self._served.values():
+            for endpoint in (one.endpoint, *one.nodes.values()):
+                endpoint.hasten()
+
     async def drain(self, grace_s: float) -> None:
         """Refuse new requests, let open ones end within `grace_s`, stop the workers."""
-        self.is_draining = True
+        self.begin_drain()
         if self.door is not None:
             self.door.close()
         await asyncio.gather(*(one.endpoint.drain(grace_s) for one in self._served.values()))

@@ -138,9 +138,16 @@ class Endpoint:
         await self.pool.start()
         self.accepting = True
 
+    def hasten(self) -> None:
+        """Let no batch wait for company any longer: the last requests are on their way."""
+        self._queue.hasten()
+        if self._batcher is not None:
+            self._batcher.wake()
+
     async def drain(self, grace_s: float) -> None:
         """Refuse new requests, wait up to `grace_s` for the open ones, then stop the workers and fail what is left."""
         self.accepting = False
+        self.hasten()
         started = time.monotonic()
         if self._open:
             self._drained = asyncio.Event()

@@ -120,7 +120,7 @@ class Server:
 
     async def _drain(self) -> None:
         assert self._hurry is not None
-        self._app.is_draining = True
+        self._app.begin_drain()
         closing = [asyncio.ensure_future(listener.stop(self._drain_s)) for listener in self._listeners]
         closed = asyncio.ensure_future(asyncio.wait(closing))
         hurried = asyncio.ensure_future(self._hurry.wait())

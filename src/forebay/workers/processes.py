@@ -70,6 +70,7 @@ class ProcessPool(SlotPool[Slot]):
         stuck_s: float | None = 30.0,
         isolates: bool = False,
         handover_s: float | None = None,
+        hands_on: bool = True,
         on_death: Callable[[int], None] | None = None,
     ) -> None:
         """Describe the workers; `start` brings them up.
@@ -86,9 +87,10 @@ class ProcessPool(SlotPool[Slot]):
             stuck_s: A worker that goes on with a batch nobody waits for is replaced after this time; None lets it.
             isolates: Hand on the entries of a batch that lost its worker each alone.
             handover_s: How long what lost its worker waits for another; None lets its own deadline decide.
+            hands_on: Whether what lost its worker may be run a second time; else it fails at once.
             on_death: Called with the exit status when a worker dies; None replaces it.
         """
-        super().__init__(isolates=isolates, handover_s=handover_s)
+        super().__init__(isolates=isolates, handover_s=handover_s, hands_on=hands_on)
         spec.require_portable()
         self.restarts = 0
         self._spec = spec

@@ -3,8 +3,9 @@
 
 Theory of operation. A connection is a slot. What a slot was running when its connection closed is handed to the next
 idle slot, once; if that one is lost too, every sample of the batch gets its own error. Where the pool isolates, each
-sample is handed on alone, so that the one at fault ends one more worker and nobody else's request. A batch is therefore
-answered exactly once, on the loop, however its workers end.
+sample is handed on alone, so that the one at fault ends one more worker and nobody else's request. Where batches may
+have effects, the pool hands nothing on. A batch is therefore answered exactly once, on the loop, however its workers
+end.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from forebay.errors import Unavailable
+from forebay.errors import Unavailable, WorkerLost
 from forebay.types.batch import Batch
 from forebay.types.call import Failure
 
@@ -65,14 +66,16 @@ class SlotPool(Generic[S]):
     idle: int
     """Slots that could take a batch now."""
 
-    def __init__(self, *, isolates: bool = False, handover_s: float | None = None) -> None:
+    def __init__(self, *, isolates: bool = False, handover_s: float | None = None, hands_on: bool = True) -> None:
         """Begin without slots.
 
         Args:
             isolates: Whether the entries of a batch that lost its worker are handed on each alone.
             handover_s: How long what lost its worker waits for another; None lets its own deadline decide.
+            hands_on: Whether what lost its worker may be run a second time; else it fails at once.
         """
         self.idle = 0
+        self._hands_on = hands_on
         self._isolates = isolates
         self._handover_s = handover_s
         self._on_idle: Callable[[], None] = lambda: None
@@ -136,8 +139,8 @@ class SlotPool(Generic[S]):
         if batch is None or done is None:
             return
         batch.on_cancel = None
-        if slot.streamed or batch.cancelled or self._stopping or batch.attempts > 1:
-            done(batch, lost(batch))
+        if not self._hands_on or slot.streamed or batch.cancelled or self._stopping or batch.attempts > 1:
+            done(batch, lost(batch, hands_on=self._hands_on))
             return
         isolates = self._isolates and len(batch.entries) > 1
         orphans = apart(batch, done) if isolates else [(batch, done)]
@@ -193,8 +196,12 @@ def apart(batch: Batch, done: Done) -> list[tuple[Batch, Done]]:
     return [(single, one_done) for single in singles]
 
 
-def lost(batch: Batch) -> list[Any]:
+def lost(batch: Batch, *, hands_on: bool = True) -> list[Any]:
     """Return the outcomes of a batch whose worker is gone."""
     times = "twice" if batch.attempts > 1 else "once"
-    error = Unavailable(f"the worker that held the request died ({times}); try again")
+    error: Unavailable
+    if hands_on:
+        error = Unavailable(f"the worker that held the request died ({times}); try again")
+    else:
+        error = WorkerLost("the worker that held the request died; what it had begun is not run again")
     return [Failure(error)] * len(batch.entries)

@@ -3,10 +3,11 @@
 
 import time
 
+import httpx
 import pytest
 
 HANDLER = """
-    import os, threading, time
+    import http, os, threading, time
     from fastapi import HTTPException
     from starlette.background import BackgroundTask
     from starlette.exceptions import HTTPException as StarletteException
@@ -29,6 +30,12 @@ HANDLER = """
 
     def fail():
         raise RuntimeError("callback failed on purpose")
+
+    def raise_(error):
+        raise error
+
+    class Bytes(bytes):
+        pass
 
     class Custom(Response):
         async def __call__(self, scope, receive, send):
@@ -65,6 +72,22 @@ HANDLER = """
         "streamcallback": lambda: (StreamingResponse(async_chunks()), lambda: (time.sleep(0.4), done.append("stream"))),
         "background": lambda: Response("x", background=BackgroundTask(done.append, "background")),
         "done": lambda: list(done),
+        "subclass": lambda: Bytes(b"of bytes"),
+        "bodysubclass": lambda: Response(Bytes(b"of bytes"), status_code=http.HTTPStatus.CREATED),
+        "crlf": lambda: Response("x", headers={"x-mine": "1\\r\\nx-other: 2"}),
+        "badname": lambda: Response("x", headers={"x mine": "1"}),
+        "status": lambda: Response("x", status_code=999),
+        "early": lambda: Response("x", status_code=102),
+        "streamcrlf": lambda: StreamingResponse(chunks(), headers={"x-mine": "1\\n2"}),
+        "streamstatus": lambda: StreamingResponse(chunks(), status_code=999),
+        "errorstatus": lambda: raise_(HTTPException(999, "x")),
+        "errorcrlf": lambda: raise_(HTTPException(400, "x", headers={"x-mine": "1\\r\\n"})),
+        "errorunicode": lambda: raise_(HTTPException(400, "x", headers={"x-mine": "\\u4e2d"})),
+        "interrupt": lambda: raise_(KeyboardInterrupt("by hand")),
+        "exit": lambda: raise_(GeneratorExit("by hand")),
+        "interruptback": lambda: (1, lambda: raise_(KeyboardInterrupt("in a callback"))),
+        "interruptstream": lambda: StreamingResponse(raise_(KeyboardInterrupt("in a stream")) for _ in "a"),
+        "framed": lambda: Response("x", headers={"transfer-encoding": "chunked", "connection": "close, x-mine"}),
     }
 
     class Handler:
@@ -170,8 +193,6 @@ def test_async_streams_and_files(get):
 
 def test_a_stream_that_breaks_is_cut(get):
     # N46: a client can tell that it did not get everything
-    import httpx
-
     with pytest.raises(httpx.RemoteProtocolError):
         get("broken")
     assert get("dict").status_code == 200
@@ -247,3 +268,61 @@ def test_success_and_failure_carry_the_cors_headers(server):
         assert answer.headers["access-control-allow-credentials"] == "true"
         assert answer.headers["access-control-expose-headers"] == "Content-Length,Content-Range"
     assert "access-control-allow-origin" not in server.request(path="/info").headers
+
+
+def test_a_subclass_of_bytes_is_bytes(get):
+    # F41: numpy.bytes_, for one
+    answer = get("subclass")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/octet-stream")
+    assert answer.content == b"of bytes"
+    answer = get("bodysubclass")
+    assert (answer.status_code, answer.content) == (201, b"of bytes")
+
+
+@pytest.mark.parametrize(
+    "what, said",
+    [
+        ("crlf", "x-mine"),
+        ("badname", "x mine"),
+        ("status", "999"),
+        ("early", "102"),
+        ("streamcrlf", "x-mine"),
+        ("streamstatus", "999"),
+        ("errorstatus", "999"),
+        ("errorcrlf", "x-mine"),
+        ("errorunicode", "x-mine"),
+    ],
+)
+def test_a_response_that_cannot_be_written_is_500_and_logged(server, get, what, said):
+    # F41
+    before = len(server.logged)
+    answer = get(what)
+    assert (answer.status_code, answer.text) == (500, "internal server error")
+    assert any(said in line["message"] for line in server.logged[before:])
+
+
+@pytest.mark.parametrize("what", ["interrupt", "exit"])
+def test_whatever_a_verb_raises_ends_its_request_alone(server, get, what):
+    # F41: not the worker, and with it the server
+    answer = get(what)
+    assert (answer.status_code, answer.text) == (500, "internal server error")
+    assert any("by hand" in line.get("exc_info", "") for line in server.logged)
+    assert get("dict").status_code == 200
+
+
+def test_whatever_follows_an_answer_raises_is_logged(server, get):
+    # F41
+    assert get("interruptback").content == b"1"
+    with pytest.raises(httpx.RemoteProtocolError):
+        get("interruptstream")
+    assert get("dict").status_code == 200
+    assert any("in a callback" in line.get("exc_info", "") for line in server.logged)
+    assert any("in a stream" in line.get("exc_info", "") for line in server.logged)
+
+
+def test_how_an_answer_is_framed_is_the_servers_business(get):
+    # F41: a handler that passes on somebody else's headers
+    answer = get("framed")
+    assert (answer.status_code, answer.text) == (200, "x")
+    assert "transfer-encoding" not in answer.headers
+    assert answer.headers["content-length"] == "1"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Server-side batching: section 4 of the specification."""
 
+import re
 import socket
 import statistics
 import threading
@@ -340,3 +341,23 @@ def test_load_case_of_the_original_two_clients(server, together):
         answers = together(None, None)
         assert [answer.json()[4] for answer in answers] == [2, 2]
         assert time.monotonic() - started == pytest.approx(0.4, abs=0.12)
+
+
+def test_a_partial_batch_fires_at_once_while_draining(serve, at_once):
+    # F41, N60: nobody else comes, so there is nothing to wait for
+    server = serve(HANDLER, batching(5, 600), "--drain-s", "5")
+    opened = server.client()
+
+    def post():
+        return opened.post("/", json="x")
+
+    def stop():
+        deadline = time.monotonic() + 10
+        while not re.search(r"^forebay_waiting\S* 1", page := opened.get("/metrics").text, re.MULTILINE):
+            assert time.monotonic() < deadline, page
+        return server.stop()
+
+    with opened:
+        answer, status = at_once(post, stop)
+    assert status == 0
+    assert answer.json() == ["str", "x", None, None, 1]

@@ -105,10 +105,19 @@ def test_a_broken_handler_ends_the_server(serve):
     assert not list(server.state.rglob("*ready*"))
 
 
-def test_a_missing_package_is_named_with_the_requirements_file(open_runner):
+def test_a_missing_package_is_named_with_the_requirements_file(open_runner, tmp_path):
     # N28
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "requirements.txt").touch()
     with pytest.raises(ModelError, match=r"surely_not_there.*requirements\.txt"):
         open_runner("import surely_not_there")
+
+
+def test_a_missing_package_is_named_without_a_file_that_is_not_there(open_runner):
+    # F41
+    with pytest.raises(ModelError, match="surely_not_there") as caught:
+        open_runner("import surely_not_there")
+    assert "listed in" not in caught.value.message
 
 
 def test_a_pickled_class_is_a_handler(tmp_path, ask):
@@ -333,6 +342,23 @@ def test_broken_forms_are_400(server, content_type):
     assert answer.status_code == 400
     assert answer.headers["content-type"].startswith("text/plain")
     assert answer.text
+
+
+WHOLE_FORM = b'--x\r\ncontent-disposition: form-data; name="a"\r\n\r\none\r\n--x--\r\n'
+
+
+@pytest.mark.parametrize("length", [0, 10, 40, 52, 58, len(WHOLE_FORM) - 4])
+def test_a_form_that_breaks_off_is_400(server, length):
+    # F41: not an empty form, nor one without its last field
+    answer = post(server, WHOLE_FORM[:length], "multipart/form-data; boundary=x")
+    assert answer.status_code == 400
+    assert "boundary" in answer.text
+
+
+@pytest.mark.parametrize("body", [WHOLE_FORM, WHOLE_FORM[:-2]])
+def test_a_form_may_end_with_its_last_boundary(server, body):
+    # N40
+    assert post(server, body, "multipart/form-data; boundary=x").json()["items"] == [["a", "one"]]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Routes, methods, headers, disconnects, readiness and the end: section 2 of the specification."""
 
+import asyncio
 import signal
 import socket
 import time
@@ -9,6 +10,8 @@ import httpx
 import pytest
 
 from forebay.errors import ConfigError
+from forebay.server.config import HttpConfig
+from forebay.surfaces.contract import Options
 from forebay.surfaces.nucleus import NucleusSurface
 from forebay.surfaces.nucleus.readiness import Readiness
 
@@ -231,3 +234,26 @@ def test_at_most_max_concurrency_in_flight(serve, parallel):
     # N51: the option leaves the project's own paths only.
     for path in ("/metrics", "/healthz", "/readyz"):
         assert server.request(path=path).status_code == 404
+
+
+def test_ready_means_that_the_handler_answers(tmp_path):
+    # F41: not only that its worker is up
+    (tmp_path / "handler.py").write_text("class Handler:\n    def handle_get(self): return 1\n")
+    (tmp_path / "nucleus.yaml").write_text("type: python\npath: handler.py\n")
+    app = NucleusSurface().build(str(tmp_path), Options(http=HttpConfig(), state_dir=tmp_path / "state")).app
+    endpoint = app.only.endpoint
+    ask, seen = endpoint.call, []
+
+    async def call(*arguments, **more):
+        seen.append(app.problems())
+        return await ask(*arguments, **more)
+
+    endpoint.call = call
+
+    async def run():
+        await app.start()
+        seen.append(app.problems())
+        await app.drain(0.0)
+
+    asyncio.run(run())
+    assert seen == [["the handler is loading"], []]

@@ -148,3 +148,34 @@ def test_projects_do_not_see_each_other(tmp_path):
 
     found = asyncio.run(run())
     assert found == [(200, f'["model of {n}", "{n}", "data of {n}"]'.encode()) for n in ("a", "b")]
+
+
+EFFECTS = """
+    import os
+    from pathlib import Path
+
+    class Handler:
+        def __init__(self):
+            self.runs = Path("runs")
+
+        def handle_post(self, payload):
+            with self.runs.open("a") as runs:
+                runs.write("run\\n")
+            if payload != "live":
+                os._exit(3)
+            return payload
+
+        def handle_get(self):
+            return len(self.runs.read_text().splitlines()) if self.runs.exists() else 0
+"""
+
+
+@pytest.mark.parametrize("more", [{}, {"server_side_batching": {"max_batch_size": 2, "batch_interval_seconds": 0.01}}])
+def test_what_lost_its_worker_is_answered_and_not_run_again(serve, more):
+    # F39: a handler may have effects; the original answers 502 once and ends
+    server = serve(EFFECTS, {"processes": 2, **more})
+    answer = server.request("POST", json="die")
+    assert answer.status_code == 502
+    assert "not run again" in answer.text
+    assert server.process.wait(15) == 3
+    assert (server.folder / "runs").read_text() == "run\n"

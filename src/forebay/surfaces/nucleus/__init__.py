@@ -117,6 +117,7 @@ class _App(App):
         super().__init__([Served(endpoint, Contract(raw_input=True, raw_output=True, batchable=False, streams=True))])
         self.face: NucleusHttp | None = None
         self._endpoint = endpoint
+        self._has_learned = False
 
     async def start(self) -> None:
         """Bring up the workers and learn what their handler can do."""
@@ -124,6 +125,12 @@ class _App(App):
         about: dict[str, Any] = await self._endpoint.call(b"", params={"verb": "about"}, key=ALONE)
         if self.face is not None:
             self.face.learn(about["verbs"], reads_posts=about["reads_posts"])
+        self._has_learned = True
+
+    def problems(self) -> list[str]:
+        """Return why the server is not ready; a handler whose verbs are not known yet is not."""
+        found = super().problems()
+        return found or ([] if self._has_learned else ["the handler is loading"])
 
 
 class _Deaths:
@@ -161,6 +168,7 @@ def _pool(config: NucleusConfig, options: Options, port: int, on_death: Callable
         cwd=str(config.project_dir),
         stagger=True,
         stuck_s=None,
+        hands_on=False,  # a handler may have had effects
         on_death=on_death,
     )
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from starlette.responses import Response
@@ -23,13 +24,18 @@ from forebay.errors import RunnerFailed
 from forebay.types.call import After, Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 
     from forebay.surfaces.nucleus.coroutines import Coroutines
     from forebay.surfaces.nucleus.payload import BadPayload
 
 Answer = list[Any]
 """`[status, headers, body]`"""
+
+_NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_NOT_IN_A_VALUE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_STATUSES: Final = range(200, 600)
+"""What can end a request."""
 
 JSON: Final = b"application/json"
 TEXT: Final = b"text/plain; charset=utf-8"
@@ -64,13 +70,17 @@ def refusal(error: BadPayload) -> Answer:
 
 
 def http_error(error: Any) -> Answer:
-    """Return the answer of an `HTTPException` (Starlette's or FastAPI's): status, detail and headers."""
+    """Return the answer of an `HTTPException` (Starlette's or FastAPI's): status, detail and headers.
+
+    Raises:
+        ValueError: If it cannot be written.
+    """
     body = b"" if error.status_code in _NO_CONTENT else str(error.detail).encode(errors="replace")
     given: Mapping[str, str] = error.headers or {}
-    headers = [[name.lower().encode("latin-1"), str(value).encode("latin-1")] for name, value in given.items()]
+    headers = [[_encoded(name, name).lower(), _encoded(name, str(value))] for name, value in given.items()]
     if not any(name == b"content-type" for name, _ in headers):
         headers.append([b"content-type", TEXT])
-    return [error.status_code, headers, body]
+    return [*_head(error.status_code, headers), body]
 
 
 def split_callback(result: Any) -> tuple[Any, Callable[[], object] | None]:
@@ -91,13 +101,42 @@ def answer_of(result: Any, scope: Callable[[], MutableMapping[str, Any]]) -> Ans
     if isinstance(result, Response):
         if type(result).__call__ is not Response.__call__:
             return Streamed(result, scope())
-        headers = [list(pair) for pair in result.raw_headers]
-        return [result.status_code, headers, bytes(result.body)]
+        return [*_head(result.status_code, result.raw_headers), bytes(result.body)]
     if isinstance(result, bytes):
-        return whole(200, BINARY, result)
+        return whole(200, BINARY, bytes(result))  # of a subclass, too
     if isinstance(result, str):
         return whole(200, TEXT, result.encode())
     return whole(200, JSON, json.dumps(result).encode())
+
+
+def _head(status: Any, headers: Iterable[Sequence[Any]]) -> list[Any]:
+    """Return status and headers as plain data.
+
+    Raises:
+        ValueError: If HTTP has no way to write them, naming what is wrong.
+    """
+    if not isinstance(status, int) or status not in _STATUSES:
+        msg = f"the response has status {status!r}; one from {_STATUSES[0]} to {_STATUSES[-1]} can be written"
+        raise ValueError(msg)
+    plain = [[bytes(name), bytes(value)] for name, value in headers]
+    for name, value in plain:
+        shown = name.decode("latin-1")
+        if not _NAME.fullmatch(name):
+            msg = f"the response has a header named {shown!r}; that cannot be the name of one"
+            raise ValueError(msg)
+        if _NOT_IN_A_VALUE.search(value):
+            msg = f"the response's header {shown} is {value!r}; line breaks and control characters cannot be written"
+            raise ValueError(msg)
+    return [int(status), plain]
+
+
+def _encoded(name: str, text: str) -> bytes:
+    """Return a header's name or value as it travels."""
+    try:
+        return text.encode("latin-1")
+    except UnicodeEncodeError:
+        msg = f"the response's header {name!r} has characters that latin-1 has not: {text!r}"
+        raise ValueError(msg) from None
 
 
 def steps(
@@ -132,7 +171,7 @@ def steps(
         for index, stream in streams.items():
             try:
                 row[index] = next(stream, None)
-            except Exception as error:  # noqa: BLE001 - what a response raises ends that response only
+            except BaseException as error:  # noqa: BLE001 - what a response raises ends that response only
                 report(error)
                 row[index] = Failure(RunnerFailed("a streamed response failed"))
             if row[index] is None or type(row[index]) is Failure:
@@ -172,7 +211,7 @@ def _parts(streamed: Streamed, coroutines: Coroutines) -> Iterator[list[Any]]:
     try:
         while (message := coroutines.run(following())) is not None:
             if message["type"] == "http.response.start":
-                yield ["head", message["status"], [list(pair) for pair in message.get("headers", ())]]
+                yield ["head", *_head(message["status"], message.get("headers", ()))]
             elif message["type"] == "http.response.body":
                 body = message.get("body", b"")
                 if body:

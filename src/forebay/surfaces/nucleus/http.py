@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import Request as HttpRequest
 
-from forebay.errors import DeadlineExceeded, ForebayError, QueueFull, Unavailable
+from forebay.errors import DeadlineExceeded, ForebayError, QueueFull, Unavailable, WorkerLost
 from forebay.surfaces.nucleus import answers
 from forebay.surfaces.nucleus.logs import log_access
 from forebay.surfaces.nucleus.payload import BadPayload, check
@@ -44,7 +44,13 @@ _PREFLIGHT: Final = [
 CORS: Final = [*_PREFLIGHT, (b"access-control-expose-headers", b"Content-Length,Content-Range")]
 PREFLIGHT: Final = [*_PREFLIGHT, (b"access-control-max-age", b"1728000")]
 
-_STATUS: Final[dict[type[ForebayError], int]] = {QueueFull: 503, Unavailable: 503, DeadlineExceeded: 504}
+_STATUS: Final[Sequence[tuple[type[ForebayError], int]]] = (
+    (QueueFull, 503),
+    (WorkerLost, 502),  # as the original's proxy says it: what was asked for may have begun
+    (Unavailable, 503),
+    (DeadlineExceeded, 504),
+)
+_FRAMING: Final = frozenset({b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"})
 _OPEN_PAGES: Final = frozenset({"/healthz", "/readyz"})
 
 _PART, _OUTCOME, _GONE = range(3)
@@ -286,9 +292,10 @@ async def _write(send: Send, answer: Answer, more: Sequence[tuple[bytes, bytes]]
 
 
 def _joined(headers: Sequence[Sequence[bytes]], more: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Add headers, except those the handler has set itself."""
-    given = {name.lower() for name, _ in headers}
-    return [(name.lower(), value) for name, value in headers] + [pair for pair in more if pair[0] not in given]
+    """Add headers, except those the handler has set itself; how the answer is framed is not the handler's to say."""
+    own = [(name.lower(), value) for name, value in headers]
+    given = {name for name, _ in own}
+    return [pair for pair in own if pair[0] not in _FRAMING] + [pair for pair in more if pair[0] not in given]
 
 
 def forwarded(scope: Scope) -> list[tuple[bytes, bytes]]:
@@ -319,7 +326,7 @@ def _without_port(host: bytes) -> bytes:
 
 
 def _error(error: ForebayError) -> Answer:
-    status = _STATUS.get(type(error), 500)
+    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
     return answers.text(status, INTERNAL_ERROR if status == 500 else error.message)
 
 

@@ -78,6 +78,18 @@ def check(content_type: str, body: bytes) -> None:
 
 _skim: Final = msgspec.json.Decoder(msgspec.Raw)
 _NO_BOUNDARY: Final = "the multipart Content-Type names no boundary"
+_BREAKS_OFF: Final = "the multipart body breaks off before its last boundary"
+
+
+class _Parts(MultiPartParser):
+    """A parser that knows whether the body came to its end."""
+
+    has_ended = False
+
+    def on_end(self) -> None:
+        """The last boundary was read."""
+        self.has_ended = True
+        super().on_end()
 
 
 def _json(body: bytes) -> Any:
@@ -106,10 +118,12 @@ async def _form(headers: Headers, body: bytes, *, multipart: bool) -> FormData:
             return await form.parse()
         if "boundary=" not in headers.get("content-type", "").lower():
             raise BadPayload(_NO_BOUNDARY)
-        parser = MultiPartParser(
-            headers, _pieces(body), max_files=_NO_LIMIT, max_fields=_NO_LIMIT, max_part_size=_NO_LIMIT
-        )
-        return await parser.parse()
+        parser = _Parts(headers, _pieces(body), max_files=_NO_LIMIT, max_fields=_NO_LIMIT, max_part_size=_NO_LIMIT)
+        form = await parser.parse()
+        if not parser.has_ended:
+            await form.close()
+            raise BadPayload(_BREAKS_OFF)
+        return form
     except MultiPartException as error:
         raise BadPayload(error.message) from None
     except ValueError as error:  # python-multipart's own errors are ValueErrors

@@ -159,8 +159,8 @@ class NucleusRunner:
         try:
             return self._outcome(self._call(verb, values), item)
         except HTTPException as error:
-            return answers.http_error(error)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
+            return _http_error(error)
+        except BaseException as error:  # noqa: BLE001 - the boundary to user code
             _report(error)
             return answers.text(500, INTERNAL_ERROR)
 
@@ -191,8 +191,8 @@ class NucleusRunner:
         try:
             results = self._call(verb, values)
         except HTTPException as error:
-            return [_Refused(answers.http_error(error))] * count
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
+            return [_Refused(_http_error(error))] * count
+        except BaseException as error:  # noqa: BLE001 - the boundary to user code
             _report(error)
             return [_Refused(answers.text(500, str(error)))] * count
         if not isinstance(results, list):
@@ -213,7 +213,7 @@ class NucleusRunner:
         """Return the outcome of one element of a batch; what cannot be written fails alone."""
         try:
             return self._outcome(result, item)
-        except Exception as error:  # noqa: BLE001 - a result of the user's may raise anything when it is written
+        except BaseException as error:  # noqa: BLE001 - a result of the user's may raise anything when it is written
             _report(error)
             return answers.text(500, INTERNAL_ERROR)
 
@@ -247,7 +247,7 @@ class NucleusRunner:
             result = work()
             if inspect.isawaitable(result):
                 self._coroutines.run(result)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
+        except BaseException as error:  # noqa: BLE001 - the boundary to user code
             logger.error("a callback failed after its request was answered", exc_info=error)
         if following is not None:
             following()
@@ -349,10 +349,9 @@ def _handler_class(path: Path, requirements: str) -> type:
             module = _import(path)
         except ModuleNotFoundError as error:
             logger.exception("the handler cannot be imported")
-            msg = (
-                f"failed to start api: {path}: ModuleNotFoundError: {error}; install what the project needs first "
-                f"(its packages are listed in {requirements})"
-            )
+            listed = f" (its packages are listed in {requirements})" if Path(requirements).is_file() else ""
+            what = f"{path}: ModuleNotFoundError: {error}"
+            msg = f"failed to start api: {what}; install what the project needs first{listed}"
             raise ModelError(msg, trace="".join(traceback.format_exception(error))) from error
         found = getattr(module, "Handler", None)
     if not inspect.isclass(found):
@@ -384,6 +383,14 @@ def _scope(item: Item) -> dict[str, Any]:
         "headers": [(name, value) for name, value in params["headers"]],
         "extensions": {},
     }
+
+
+def _http_error(error: HTTPException) -> Answer:
+    try:
+        return answers.http_error(error)
+    except Exception as unwritable:  # noqa: BLE001 - its detail and headers are the user's and may be anything
+        _report(unwritable)
+        return answers.text(500, INTERNAL_ERROR)
 
 
 def _unwrapped(outcome: Outcome) -> Any:

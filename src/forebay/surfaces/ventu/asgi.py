@@ -134,7 +134,7 @@ class VentuHttp:
 
 
 def _failure(error: ForebayError) -> Reply:
-    known = _CAPACITY.get(type(error))
+    known = next((reply for kind, reply in _CAPACITY.items() if isinstance(error, kind)), None)
     return broken() if known is None else Reply(known[0], _TEXT, known[1])
 
 
