@@ -14,7 +14,7 @@
     │   ├── QueueFull                                             RESOURCE_EXHAUSTED
     │   ├── DeadlineExceeded                                      DEADLINE_EXCEEDED
     │   └── Unavailable        loading, draining, worker lost     UNAVAILABLE
-    │       ├── WorkerLost     it died, and nothing is run again  UNAVAILABLE
+    │       ├── WorkerLost     and what it ran is not run again   UNAVAILABLE
     │       └── ServingStopped  stopped before the rows were run  UNAVAILABLE
     ├── UserCodeError          raised by the user's code; its traceback goes to the log only
     │   ├── RunnerFailed                                          INTERNAL
