@@ -241,6 +241,7 @@ def test_ready_means_that_the_handler_answers(tmp_path):
     (tmp_path / "handler.py").write_text("class Handler:\n    def handle_get(self): return 1\n")
     (tmp_path / "nucleus.yaml").write_text("type: python\npath: handler.py\n")
     app = NucleusSurface().build(str(tmp_path), Options(http=HttpConfig(), state_dir=tmp_path / "state")).app
+    assert app.only is not None
     endpoint = app.only.endpoint
     ask, seen = endpoint.call, []
 
