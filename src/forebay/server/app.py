@@ -144,9 +144,9 @@ class App:
             if not one.endpoint.accepting:
                 found.append(f"model '{name}' is loading")
             elif dead := [node for node, endpoint in one.nodes.items() if endpoint.pool.statistics().alive == 0]:
-                found += [f"model '{name}': its node '{node}' has no worker" for node in dead]
+                found += [f"model '{name}': its node '{node}' has no worker{_why(one.nodes[node])}" for node in dead]
             elif one.endpoint.pool.statistics().alive == 0:
-                found.append(f"model '{name}' has no worker")
+                found.append(f"model '{name}' has no worker{_why(one.endpoint)}")
         return found
 
     def describe(self, name: str) -> dict[str, Any]:
@@ -166,6 +166,11 @@ class App:
         if one.nodes:
             facts["nodes"] = {node: _facts(endpoint) for node, endpoint in one.nodes.items()}
         return facts
+
+
+def _why(endpoint: Endpoint) -> str:
+    problem = endpoint.pool.statistics().problem
+    return f": {problem}" if problem else ""
 
 
 def _facts(endpoint: Endpoint) -> dict[str, Any]:

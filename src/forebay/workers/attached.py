@@ -15,7 +15,6 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forebay.errors import Unavailable
-from forebay.types.call import Failure
 from forebay.workers.pool import PoolStatistics
 from forebay.workers.slots import Slot, SlotPool
 
@@ -70,7 +69,6 @@ class AttachedPool(SlotPool[S]):
         self.arena_path = arena_path
         self._slots: dict[S, Hashable] = {}
         self._greeted: set[slot.Slot] = set()
-        self._is_vacant = False
         self._vacancy: asyncio.TimerHandle | None = None
         self._watchdog: asyncio.TimerHandle | None = None
         self._left_all: asyncio.Event | None = None
@@ -92,10 +90,6 @@ class AttachedPool(SlotPool[S]):
 
     def submit(self, batch: Batch, done: Done) -> None:
         """Give the batch to the slot that has been idle longest, or answer it if nobody is here."""
-        if self._is_vacant:
-            outcomes = [Failure(self._nobody())] * len(batch.entries)
-            asyncio.get_running_loop().call_soon(done, batch, outcomes)
-            return
         super().submit(batch, done)
         self._watch_over()
 
@@ -123,7 +117,6 @@ class AttachedPool(SlotPool[S]):
 
     async def stop(self, grace_s: float) -> None:
         """Send idle workers away now, busy ones when they have answered or `grace_s` is over."""
-        self._is_vacant = False
         self._stop_slots()
         for timer in (self._vacancy, self._watchdog):
             if timer is not None:
@@ -155,16 +148,14 @@ class AttachedPool(SlotPool[S]):
 
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""
-        idle = 0 if self._is_vacant else self.idle
+        idle = 0 if self._refusal is not None else self.idle
         return PoolStatistics(slots=len(self._slots), idle=idle, alive=self.alive, joined=self.joined, left=self.left)
 
     def _admit(self, slot: S) -> None:
         if self._vacancy is not None:
             self._vacancy.cancel()
             self._vacancy = None
-        if self._is_vacant:
-            self._is_vacant = False
-            self.idle = 0
+        self._admit_again()
         is_new = slot.worker not in self._slots.values()
         self._slots[slot] = slot.worker
         if is_new:
@@ -183,13 +174,7 @@ class AttachedPool(SlotPool[S]):
         if self._slots or self._stopping:
             return
         log.warning("no worker has come for '%s' in %g s; its requests are refused", self.name, self._grace_s)
-        self._is_vacant = True
-        self.idle = 1
-        self._fail_orphans()
-        self._on_idle()
-
-    def _nobody(self) -> Unavailable:
-        return Unavailable(f"no worker of '{self.name}' is attached; try again when one has joined")
+        self._refuse(Unavailable(f"no worker of '{self.name}' is attached; try again when one has joined"))
 
     def _watch_over(self) -> None:
         if self.hang_s is not None and self._watchdog is None and len(self._slots) > self.idle:

@@ -28,6 +28,7 @@ from forebay.types.call import Failure
 from forebay.workers import frames, proof
 from forebay.workers.address import dial, parse_address
 from forebay.workers.cancel import probe
+from forebay.workers.leash import end_with
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.phases import Laps, lap, phases_of
 from forebay.workers.pool import CREDIT, checked, do_after, failure_of, split_after
@@ -309,9 +310,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--connect", required=True, help="where the server listens, unix:PATH")
     parser.add_argument("--worker", type=int, help="number of this worker in its pool")
+    parser.add_argument("--server", type=int, help="the process to end with")
     options = parser.parse_args(arguments)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # Both may reach the whole group; only the server decides what they mean. A handler instead of SIG_IGN, because
+    if options.server is not None:
+        end_with(options.server)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # They may reach the whole group; only the server decides what they mean. A handler instead of SIG_IGN, because
         # ignored signals stay ignored in programs that a model starts.
         signal.signal(number, _leave_it_to_the_server)
     keep_freed_memory()

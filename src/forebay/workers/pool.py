@@ -34,6 +34,7 @@ class PoolStatistics(msgspec.Struct, frozen=True):
         alive: Workers that are up.
         joined: Workers that ever came, where they come by themselves.
         left: Those of them that are gone.
+        problem: Why a worker cannot be replaced; empty if all can.
     """
 
     slots: int
@@ -42,6 +43,7 @@ class PoolStatistics(msgspec.Struct, frozen=True):
     alive: int = 0
     joined: int = 0
     left: int = 0
+    problem: str = ""
 
 
 class Pool(Protocol):

@@ -1,56 +1,84 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run batches in worker processes that may die at any time.
 
-Theory of operation. The pool listens on a unix socket in a private folder and starts its workers; each dials in
-and speaks first (`frames.py`, `slot.py`, `child.py`). What happens to the batch of a worker that dies stands in
-`slots.py`. A worker that ends is replaced at once if it had lived for a second, else after a pause that doubles up to
-ten seconds.
+Theory of operation. The pool listens on a unix socket in a private folder; its workers are started and replaced by a
+supervisor each (`supervisor.py`), and dial in and speak first (`frames.py`, `slot.py`, `child.py`). What happens to the
+batch of a worker that dies stands in `slots.py`. When no worker is left and none can be had, the pool refuses with the
+reason until one is back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import os
 import shutil
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.errors import InvalidRequest, ModelError, revive
+from forebay.errors import InvalidRequest, ModelError, Unavailable, revive
 from forebay.workers import shm
 from forebay.workers.pool import PoolStatistics
 from forebay.workers.slot import Slot
 from forebay.workers.slots import SlotPool
+from forebay.workers.supervisor import END_S, LAST_S, LIVED_S, Supervisor, start_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from forebay.errors import ForebayError
     from forebay.types.batch import Batch, Done
     from forebay.workers.runner import RunnerSpec
+    from forebay.workers.supervisor import End
 
 log = logging.getLogger("forebay.workers")
 
-LIVED_S = 1.0
-"""A worker that lived this long is replaced at once when it dies."""
-MAX_PAUSE_S = 10.0
-"""Longest pause before a worker that keeps dying is started again."""
-
 
 class Worker:
-    """One worker process and its successors."""
+    """One worker process and its successors.
+
+    Attributes:
+        slots: Its connections, with the number of the process that opened each.
+        ready_life: The number of the process that is ready; 0 if none is.
+        has_left: Whether the last process has ended and none will follow.
+    """
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self.process: asyncio.subprocess.Process | None = None
-        self.slots: set[Slot] = set()
-        self.ready = False
-        self.started = 0.0
-        self.error: ModelError | None = None
+        self.slots: dict[Slot, int] = {}
+        self.ready_life = 0
+        self.has_left = True
+        self.supervisor: Supervisor | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its runner is open."""
+        return self.ready_life != 0
+
+    @property
+    def problem(self) -> ForebayError | None:
+        """Why it is not ready, after attempts that failed."""
+        return None if self.supervisor is None else self.supervisor.problem
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether so many attempts have failed that those who wait are to be told."""
+        return self.supervisor is not None and self.supervisor.has_given_up
+
+    def is_awaited(self) -> bool:
+        """Return whether it has something to end that matters: what somebody waits for, or what follows an answer."""
+        batches = [slot.batch for slot in self.slots if slot.batch is not None]
+        return self.is_ready and (not batches or not all(batch.cancelled for batch in batches))
+
+    def kill(self, life: int | None = None) -> None:
+        """End this process, or the one that runs now."""
+        if self.supervisor is not None:
+            self.supervisor.kill(self.supervisor.lives if life is None else life)
 
 
 class ProcessPool(SlotPool[Slot]):
@@ -83,7 +111,7 @@ class ProcessPool(SlotPool[Slot]):
             env: Environment of the workers, all of it; None hands on this process's own.
             path: Folders appended to the workers' `sys.path`.
             cwd: Their working folder.
-            stagger: Open one runner after the other instead of all at once.
+            stagger: At the start, open one runner after the other instead of all at once.
             stuck_s: A worker that goes on with a batch nobody waits for is replaced after this time; None lets it.
             isolates: Hand on the entries of a batch that lost its worker each alone.
             handover_s: How long what lost its worker waits for another; None lets its own deadline decide.
@@ -95,43 +123,46 @@ class ProcessPool(SlotPool[Slot]):
         self.restarts = 0
         self._spec = spec
         self._threads = threads
-        self._python = python or sys.executable
-        self._env = env
+        self._start_worker = functools.partial(start_worker, python=python, env=env, cwd=cwd)
         self._path = list(path)
-        self._cwd = cwd
         self._stuck_s = stuck_s
         self._on_death = on_death
         self._workers = [Worker(index) for index in range(workers)]
-        self._opening = asyncio.Semaphore(1 if stagger else workers)
+        self._stagger = stagger
         self._arena_ids = itertools.count()
         self._folder: Path | None = None
         self._lock: int | None = None
         self._server: asyncio.Server | None = None
-        self._supervisors: list[asyncio.Task[None]] = []
         self._changed: asyncio.Event = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._shared = True
 
     async def start(self) -> None:
         """Start the workers and wait until every one is ready.
 
         Raises:
-            ModelError: If a runner could not be opened.
+            ModelError: If a runner could not be opened, or a process not be started.
         """
-        self._folder, self._lock, self._shared = shm.private_folder()
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: Slot(self), str(self._folder / "socket"))
-        self._supervisors = [loop.create_task(self._supervise(worker)) for worker in self._workers]
-        while not all(worker.ready for worker in self._workers):
-            self._changed.clear()
-            await self._changed.wait()
-            error = next((worker.error for worker in self._workers if worker.error), None)
-            if error is not None:
-                await self.stop(0.0)
-                raise error
+        self._loop = asyncio.get_running_loop()
+        try:
+            self._folder, self._lock, self._shared = shm.private_folder()
+            self._server = await self._loop.create_unix_server(lambda: Slot(self), str(self._folder / "socket"))
+            for worker in self._workers:
+                self._begin(worker)
+                if self._stagger:
+                    await self._up([worker])
+            await self._up(self._workers)
+        except (OSError, RuntimeError) as error:
+            await self.stop(0.0)
+            msg = f"the workers cannot be started: {getattr(error, 'strerror', None) or error}"
+            raise ModelError(msg) from error
+        except ModelError:
+            await self.stop(0.0)
+            raise
 
     def submit(self, batch: Batch, done: Done) -> None:
         """Give the batch to the worker with the most idle slots, of several to the one that has been idle longest."""
-        if self._threads == 1:
+        if self._threads == 1 or self._refusal is not None:
             super().submit(batch, done)
             return
         self.idle -= 1
@@ -141,22 +172,23 @@ class ProcessPool(SlotPool[Slot]):
         slot.run(batch, done)
 
     async def stop(self, grace_s: float) -> None:
-        """Stop idle workers now, busy ones when their batch has ended or `grace_s` is over."""
+        """Stop idle workers now, busy ones when their batch has ended or `grace_s` is over.
+
+        Who is still starting, or runs what nobody waits for, is not waited for.
+        """
         self._stop_slots()
+        until = time.monotonic() + grace_s
         for worker in self._workers:
+            if worker.supervisor is not None:
+                worker.supervisor.stop()
             for slot in worker.slots:
                 slot.stop()
-        processes = [worker.process for worker in self._workers if worker.process is not None]
-        if processes:
-            _, late = await asyncio.wait([asyncio.ensure_future(p.wait()) for p in processes], timeout=grace_s + 0.5)
-            if late:
-                for process in processes:
-                    with contextlib.suppress(ProcessLookupError):
-                        process.kill()
-                await asyncio.wait(late)
-        for task in self._supervisors:
-            task.cancel()
-        await asyncio.gather(*self._supervisors, return_exceptions=True)
+            if not worker.is_ready:
+                worker.kill()
+        await self._kill_late([worker for worker in self._workers if not worker.is_awaited()], END_S)
+        await self._kill_late(self._workers, max(until - time.monotonic(), 0.0) + END_S)
+        if not await self._all_left(self._workers, LAST_S):
+            log.error("a worker that was killed does not end; it is left behind")
         if self._server is not None:
             self._server.close()
         self._fail_orphans()
@@ -168,13 +200,16 @@ class ProcessPool(SlotPool[Slot]):
 
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""
-        alive = sum(worker.ready for worker in self._workers)
+        alive = sum(worker.is_ready for worker in self._workers)
         slots = len(self._workers) * self._threads
-        return PoolStatistics(slots=slots, idle=self.idle, restarts=self.restarts, alive=alive)
+        idle = 0 if self._refusal is not None else self.idle
+        problem = next((worker.problem.message for worker in self._workers if worker.problem is not None), "")
+        return PoolStatistics(slots=slots, idle=idle, restarts=self.restarts, alive=alive, problem=problem)
 
     def pids(self) -> list[int]:
         """Return the process ids of the workers that are up."""
-        return [worker.process.pid for worker in self._workers if worker.ready and worker.process is not None]
+        supervisors = [worker.supervisor for worker in self._workers if worker.is_ready]
+        return [one.pid for one in supervisors if one is not None and one.pid is not None]
 
     def greeted(self, slot: Slot, about: Mapping[str, Any]) -> None:
         """A worker said hello on a new connection: tell it what to run."""
@@ -183,7 +218,7 @@ class ProcessPool(SlotPool[Slot]):
             msg = f"worker {index} was not started by this pool"
             raise InvalidRequest(msg)
         worker = slot.worker = self._workers[index]
-        worker.slots.add(slot)
+        worker.slots[slot] = 0 if worker.supervisor is None else worker.supervisor.lives
         options: dict[str, Any] = {}
         if about["first"]:
             options = {
@@ -198,94 +233,115 @@ class ProcessPool(SlotPool[Slot]):
     def ready(self, slot: Slot, before: Callable[[], None] | None = None) -> None:
         """A slot asks for work; its worker is up."""
         worker: Worker = slot.worker
-        if not worker.ready and not self._stopping:
-            worker.ready = True
-            worker.error = None
+        if not worker.is_ready and not self._stopping:
+            worker.ready_life = worker.slots[slot]
+            assert worker.supervisor is not None
+            worker.supervisor.ready(worker.ready_life)
+            self._admit_again()
             self._changed.set()
         super().ready(slot, before)
 
     def failed(self, slot: Slot, kind: str, message: str, detail: Any, trace: str) -> None:
         """A worker could not open its runner."""
-        assert slot.worker is not None
+        worker: Worker = slot.worker
+        assert worker.supervisor is not None
         error = revive(kind, message, detail, trace)
-        slot.worker.error = ModelError(error.message, detail=detail, trace=trace)
-        self._changed.set()
+        life = worker.slots[slot]
+        worker.supervisor.refused(life, ModelError(error.message, detail=detail, trace=trace))
+        asyncio.get_running_loop().call_later(END_S, worker.kill, life)  # threads of the model may keep it from ending
 
     def called_off(self, slot: Slot, batch_id: int) -> None:
         """Nobody waits for what a slot is running: if it does not come back, its worker hangs in user code."""
         if self._stuck_s is not None and slot.worker is not None:
-            asyncio.get_running_loop().call_later(self._stuck_s, self._end_stuck, slot, batch_id, slot.worker.process)
+            asyncio.get_running_loop().call_later(self._stuck_s, self._end_stuck, slot, batch_id)
 
     def gone(self, slot: Slot) -> None:
         """A connection closed, and its worker with it."""
-        if slot.worker is not None:
-            slot.worker.slots.discard(slot)
-            slot.worker.ready = False
+        worker: Worker | None = slot.worker
+        if worker is not None:
+            life = worker.slots.pop(slot, 0)
+            if worker.ready_life == life:
+                worker.ready_life = 0
             # A worker that dies takes its connections along; one that only lost them is of no use either.
-            asyncio.get_running_loop().call_later(LIVED_S, _kill, slot.worker.process)
+            asyncio.get_running_loop().call_later(LIVED_S, worker.kill, life)
         super().gone(slot)
 
     def arena_path(self) -> str | None:
         """Return a new name for a slot's two arenas, or None where memory cannot be shared."""
         return f"{self._folder}/{next(self._arena_ids)}" if self._shared else None
 
-    def _end_stuck(self, slot: Slot, batch_id: int, process: asyncio.subprocess.Process | None) -> None:
+    def _end_stuck(self, slot: Slot, batch_id: int) -> None:
         if slot.batch is not None and slot.batch_id == batch_id:
             log.warning("a worker did not stop %g s after its batch was called off; it is replaced", self._stuck_s)
-            _kill(process)
+            slot.worker.kill(slot.worker.slots.get(slot))
 
-    async def _supervise(self, worker: Worker) -> None:
-        pause_s = 0.1
-        while not self._stopping:
-            async with self._opening:
-                if self._stopping:  # another worker failed while this one waited for its turn
-                    return
-                await self._spawn(worker)
-                while not worker.ready and not worker.error and worker.process and worker.process.returncode is None:
-                    self._changed.clear()
-                    exited = asyncio.ensure_future(worker.process.wait())
-                    changed = asyncio.ensure_future(self._changed.wait())
-                    await asyncio.wait([exited, changed], return_when=asyncio.FIRST_COMPLETED)
-                    exited.cancel()
-                    changed.cancel()
-            assert worker.process is not None
-            status = await worker.process.wait()
-            if self._stopping:
-                return
-            lived_s = time.monotonic() - worker.started
-            self._ended(worker, status, lived_s)
-            self.restarts += 1
-            if worker.error is not None or lived_s < LIVED_S:
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, MAX_PAUSE_S)
-            else:
-                pause_s = 0.1
+    def _begin(self, worker: Worker) -> None:
+        """Start a worker; what becomes of it is told on the loop."""
 
-    async def _spawn(self, worker: Worker) -> None:
-        worker.error = None
-        worker.started = time.monotonic()
+        def told(act: Callable[..., None], *what: Any) -> None:
+            assert self._loop is not None
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the server has stopped meanwhile
+                self._loop.call_soon_threadsafe(act, worker, *what)
+
         address = f"unix:{self._folder}/socket"
-        arguments = ["-P", "-m", "forebay.workers.child", "--connect", address, "--worker", str(worker.index)]
-        env = dict(os.environ if self._env is None else self._env)
-        worker.process = await asyncio.create_subprocess_exec(
-            self._python, *arguments, env=env, cwd=self._cwd, stdin=asyncio.subprocess.DEVNULL
+        supervisor = Supervisor(
+            f"worker {worker.index}",
+            lambda: self._start_worker(address, worker.index),
+            on_end=functools.partial(told, self._ended),
+            on_left=functools.partial(told, self._left),
         )
+        supervisor.begin()
+        worker.supervisor = supervisor
+        worker.has_left = False
 
-    def _ended(self, worker: Worker, status: int, lived_s: float) -> None:
-        for slot in list(worker.slots):
-            slot.hang_up()
-        if worker.error is None and not worker.ready and lived_s < LIVED_S:
-            how = f"by signal {-status}" if status < 0 else f"with status {status}"
-            worker.error = ModelError(f"worker {worker.index} ended {how} before it was ready")
+    async def _up(self, workers: Sequence[Worker]) -> None:
+        """Wait until workers are ready.
+
+        Raises:
+            ModelError: Why one of them cannot be.
+        """
+        while not all(worker.is_ready for worker in workers):
+            for worker in workers:
+                if worker.has_given_up and worker.problem is not None:
+                    raise worker.problem
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _ended(self, worker: Worker, end: End) -> None:
+        """A process has ended, whatever became of its connections; or it could not be started."""
+        for slot, life in list(worker.slots.items()):
+            if life <= end.life:
+                slot.hang_up()
+        if worker.ready_life <= end.life:
+            worker.ready_life = 0
         self._changed.set()
-        log.warning(
-            "worker %d (pid %s) ended with status %d", worker.index, getattr(worker.process, "pid", "?"), status
-        )
-        if self._on_death is not None:
-            self._on_death(status)
+        if self._stopping:
+            return
+        why = "" if worker.problem is None else f": {worker.problem.message}"
+        if end.status is None:
+            log.warning("worker %d could not be started%s", worker.index, why)
+        else:
+            self.restarts += 1
+            log.warning("worker %d (pid %s) ended with status %d%s", worker.index, end.pid, end.status, why)
+            if self._on_death is not None:
+                self._on_death(end.status)
+        if all(one.has_given_up for one in self._workers):
+            self._refuse(Unavailable(f"there is no worker{why}; it is tried again"))
 
+    def _left(self, worker: Worker) -> None:
+        worker.has_left = True
+        self._changed.set()
 
-def _kill(process: asyncio.subprocess.Process | None) -> None:
-    if process is not None and process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+    async def _kill_late(self, workers: Sequence[Worker], within_s: float) -> None:
+        if not await self._all_left(workers, within_s):
+            for worker in workers:
+                worker.kill()
+
+    async def _all_left(self, workers: Sequence[Worker], within_s: float) -> bool:
+        """Wait until these have ended; returns whether they have."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while not all(worker.has_left for worker in workers):
+                    self._changed.clear()
+                    await self._changed.wait()
+        return all(worker.has_left for worker in workers)

@@ -6,6 +6,9 @@ idle slot, once; if that one is lost too, every sample of the batch gets its own
 sample is handed on alone, so that the one at fault ends one more worker and nobody else's request. Where batches may
 have effects, the pool hands nothing on. A batch is therefore answered exactly once, on the loop, however its workers
 end.
+
+A pool that has no worker and no hope of one refuses: it offers a slot that answers every batch with the reason, so that
+what waits and what comes is told at once instead of at its deadline.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from forebay.types.call import Failure
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from forebay.errors import ForebayError
     from forebay.types.batch import Done
 
 
@@ -82,6 +86,7 @@ class SlotPool(Generic[S]):
         self._idle_slots: deque[S] = deque()
         self._orphans: deque[tuple[Batch, Done]] = deque()
         self._stopping = False
+        self._refusal: ForebayError | None = None
 
     @property
     def blocks(self) -> bool:
@@ -93,7 +98,11 @@ class SlotPool(Generic[S]):
         self._on_idle = on_idle
 
     def submit(self, batch: Batch, done: Done) -> None:
-        """Give the batch to the slot that has been idle longest."""
+        """Give the batch to the slot that has been idle longest, or answer it if the pool refuses."""
+        if self._refusal is not None:
+            outcomes = [Failure(self._refusal)] * len(batch.entries)
+            asyncio.get_running_loop().call_soon(done, batch, outcomes)
+            return
         self.idle -= 1
         self._idle_slots.popleft().run(batch, done)
 
@@ -124,6 +133,19 @@ class SlotPool(Generic[S]):
             before()
         else:
             self._on_idle()
+
+    def _refuse(self, why: ForebayError) -> None:
+        """Answer what waits, and from now on whatever comes."""
+        self._refusal = why
+        self.idle = 1
+        self._fail_orphans()
+        self._on_idle()
+
+    def _admit_again(self) -> None:
+        """Go on with slots, of which there is none yet."""
+        if self._refusal is not None:
+            self._refusal = None
+            self.idle = 0
 
     def retire(self, slot: S) -> None:
         """A slot takes no more work; it may still be busy."""
@@ -161,6 +183,7 @@ class SlotPool(Generic[S]):
     def _stop_slots(self) -> None:
         """Take no more work."""
         self._stopping = True
+        self._refusal = None
         self.idle = 0
         self._idle_slots.clear()
 

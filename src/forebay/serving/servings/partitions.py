@@ -18,6 +18,7 @@ from many.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import threading
 import time
@@ -46,8 +47,22 @@ log = logging.getLogger("forebay.workers")
 class Runner(Protocol):
     """What a partition runs batches with; used by one thread."""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a batch could be run now."""
+        ...
+
+    @property
+    def problem(self) -> ForebayError | None:
+        """Why that will not change soon; None if it may."""
+        ...
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Call this, from another thread, whenever one of these two may have changed."""
+        ...
+
     def ready(self) -> bool:
-        """Make sure that a batch can be run now, however long that takes; False if the runner was closed meanwhile."""
+        """Wait until a batch can be run, however long that takes; False if the runner was closed meanwhile."""
         ...
 
     def run(self, batch: Batch, sink: Sink | None) -> Executed:
@@ -92,6 +107,9 @@ class Partitions:
         self._watcher: _Seat | None = None
         self._roused = 0
         self._is_stopping = False
+        self._refusal: ServingCrashed | None = None
+        for runner in runners:
+            runner.watch(self._changed)
         self._threads = [
             threading.Thread(target=self._serve, args=(runner,), name=f"{name}-{index}", daemon=True)
             for index, runner in enumerate(runners)
@@ -125,10 +143,13 @@ class Partitions:
         Raises:
             QueueFull: There is no room for its rows.
             ServingNotFound: The serving was stopped.
+            ServingCrashed: No partition is left, and none can be had.
         """
         with self._lock:
             if self._is_stopping:
                 raise missing(self._name)
+            if self._refusal is not None:
+                raise copy.copy(self._refusal)
             self._dispatch.offer(call, time.monotonic())
             if self._parked and not self._roused and (self._watcher is None or self._dispatch.is_pressing()):
                 self._rouse()
@@ -147,6 +168,9 @@ class Partitions:
             while self._parked:
                 self._rouse()
         _wake(calls)
+        for runner in self.runners:
+            if not runner.is_ready:
+                runner.close()  # or its thread would wait for it
         patience = time.monotonic() + grace_s
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -156,6 +180,18 @@ class Partitions:
         _wake(calls)
         for runner in self.runners:
             runner.close()
+
+    def _changed(self) -> None:
+        """A partition is gone or back: with none left that could come back soon, nobody is to wait."""
+        problems = [runner.problem for runner in self.runners if not runner.is_ready]
+        problem = problems[0] if problems else None
+        calls: list[Call] = []
+        with self._lock:
+            self._refusal = None
+            if problem is not None and len(problems) == len(self.runners) and all(problems) and not self._is_stopping:
+                self._refusal = ServingCrashed(f"the serving {self._name!r} has no process: {problem.message}")
+                calls = self._dispatch.close(self._refusal, running=False)
+        _wake(calls)
 
     def _rouse(self) -> None:
         seat = self._parked.pop()
@@ -167,7 +203,11 @@ class Partitions:
 
     def _serve(self, runner: Runner) -> None:
         seat = _Seat()
-        while runner.ready():
+        while True:
+            if not runner.is_ready:
+                self._pass_on()
+                if not runner.ready():
+                    return
             timeout_s = -1.0
             with self._lock:
                 work = self._dispatch.take(time.monotonic())
@@ -189,6 +229,12 @@ class Partitions:
                     calls = self._dispatch.fail(work, InternalError(f"the batch could not be run: {error}"))
                 _wake(calls)
             work = None  # or its rows would stay in memory until the next batch
+
+    def _pass_on(self) -> None:
+        """Let another partition do what one was roused for that has lost its process."""
+        with self._lock:
+            if self._parked and not self._roused and self._is_watch_needed():
+                self._rouse()
 
     def _is_watch_needed(self) -> bool:
         return self._dispatch.is_pressing() or (self._watcher is None and self._dispatch.next_due() is not None)

@@ -3,8 +3,9 @@
 
 Theory of operation. The process is an ordinary worker (`workers/child.py`) and speaks the worker protocol. The thread
 of the partition is the only one that talks to it, so there is no loop in between: a batch costs one frame in each
-direction, with the rows in shared memory if they are large. A process that dies fails the batch it was running; it is
-replaced, and its module initialised again, before the partition takes the next one.
+direction, with the rows in shared memory if they are large. A process that dies fails the batch it was running. Its
+supervisor (`workers/supervisor.py`) replaces it at once, whether or not there is work, and initialises its module
+again; meanwhile other partitions take the calls.
 """
 
 from __future__ import annotations
@@ -15,40 +16,33 @@ import os
 import select
 import shutil
 import socket
-import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from forebay.errors import ConfigError, ForebayError, InvalidRequest, ModelError, RunnerFailed, revive
+from forebay.errors import ConfigError, InvalidRequest, ModelError, RunnerFailed, revive
 from forebay.serving.servings.execution import Executed
 from forebay.serving.servings.packing import pack, unpack
 from forebay.serving.servings.serving_runner import place_of
 from forebay.workers import frames, shm
+from forebay.workers.supervisor import END_S, Supervisor, start_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    import subprocess
+    from collections.abc import Callable, Mapping, Sequence
 
     from forebay.arrays.batch import Batch
+    from forebay.errors import ForebayError
     from forebay.serving.servings.execution import Sink
     from forebay.serving.servings.serving import Serving
     from forebay.serving.servings.settings import ProcessOptions
+    from forebay.workers.supervisor import End
 
 log = logging.getLogger("forebay.workers")
-
-LIVED_S = 1.0
-"""A process that lived this long is replaced at once when it dies."""
-
-MAX_PAUSE_S = 10.0
-"""Longest pause before a process that keeps dying is started again."""
-
-END_S = 0.5
-"""How long a process that was told to end is waited for before it is killed."""
 
 _RECEIVE_BYTES = 1 << 18
 
@@ -66,60 +60,58 @@ class ProcessPartition:
             open_with: What the worker is told to run.
         """
         self._folder = folder
-        self._path = folder.path
-        self._lock = threading.Lock()
         self._index = index
         self._keys = {key: number for number, key in enumerate(batch_keys)}
         self._open_with = open_with
-        self._closed = threading.Event()
+        self._on_change: Callable[[], None] = lambda: None
+        self._closing = threading.Lock()
+        self._in_use = threading.Lock()
+        self._listener: socket.socket | None = None
         self._connection: _Connection | None = None
-        self._failures = 0
-        self._spawned = 0
-        self._spawn()
+        self._supervisor = Supervisor(
+            f"the process of partition {index}",
+            self._start,
+            load=self._load,
+            on_ready=self._tell,
+            on_end=self._ended,
+        )
+        self._supervisor.begin()
 
     @property
-    def pid(self) -> int:
+    def pid(self) -> int | None:
         """Id of the process that runs now, or ran last."""
-        return self._process.pid
+        return self._supervisor.pid
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a batch could be run now."""
+        connection = self._connection
+        return self._supervisor.is_ready and connection is not None and connection.is_open()
+
+    @property
+    def problem(self) -> ForebayError | None:
+        """Why there is no process, once it could not be replaced several times."""
+        supervisor = self._supervisor
+        return supervisor.problem if supervisor.has_given_up else None
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Call this, from another thread, whenever `is_ready` or `problem` may have changed."""
+        self._on_change = on_change
 
     def greet(self) -> None:
         """Wait until the module is initialised.
 
         Raises:
-            ModelError: It could not be; or the process ended before that.
+            ModelError: It could not be; or the process ended before that, or cannot be started.
         """
-        with contextlib.closing(self._listener):
-            ended = os.pidfd_open(self._process.pid)
-            try:
-                select.select([self._listener, ended], [], [])
-                self._listener.setblocking(False)
-                accepted, _ = self._listener.accept()
-            except BlockingIOError:
-                raise self._ended() from None
-            finally:
-                os.close(ended)
-        accepted.setblocking(True)
-        connection = self._connection = _Connection(accepted, self._path / f"{self._index}-{self._spawned}")
-        try:
-            connection.open(self._open_with)
-        except (EOFError, ConnectionError):
-            raise self._ended() from None
+        self._supervisor.wait_ready()
 
     def ready(self) -> bool:
-        """Make sure that the process is there, starting it again if it is not; False if the partition was closed."""
-        while not self._closed.is_set():
-            if self._connection is not None and self._connection.is_open():
-                return True
-            lived_s = time.monotonic() - self._started
-            if self._connection is not None:
-                log.warning("partition %d: process %d has ended; it is replaced", self._index, self.pid)
-                self._hang_up()
-            self._failures = self._failures + 1 if lived_s < LIVED_S else 0
-            if self._failures:
-                self._closed.wait(min(0.05 * 2**self._failures, MAX_PAUSE_S))
-            self._restart()
-        self._hang_up()
-        return False
+        """Wait until a process is there; False if the partition was closed."""
+        connection = self._connection
+        if connection is not None and not connection.is_open():
+            self._supervisor.how_it_ended(connection.life)
+        return self._supervisor.wait_ready(patient=True)
 
     def run(self, batch: Batch, sink: Sink | None) -> Executed:
         """Run a batch in the process.
@@ -128,76 +120,86 @@ class ProcessPartition:
             RunnerFailed: What the function raised there; or the process ended.
             BadOutcome: It returned something other than it should.
         """
-        connection = self._connection
-        assert connection is not None
         rows, padding = batch.size, batch.padding
         packed = pack(batch.pad(0).realize(), [self._keys[batch.batch_key], rows, padding])
-        try:
-            output, metadata = connection.execute(packed, sink)
-        except (EOFError, ConnectionError):
-            raise RunnerFailed(self._ended().message) from None
+        with self._in_use:
+            connection = self._connection
+            if connection is None:
+                msg = f"the process of partition {self._index} has just ended"
+                raise RunnerFailed(msg)
+            try:
+                output, metadata = connection.execute(packed, sink)
+            except (EOFError, ConnectionError):
+                how = self._supervisor.how_it_ended(connection.life)
+                msg = f"the process of partition {self._index} {how}"
+                raise RunnerFailed(msg) from None
         return Executed(output, metadata, rows)
 
     def close(self) -> None:
         """End the process."""
-        with self._lock:
-            if self._closed.is_set():
+        with self._closing:
+            if self._folder.has_left(self):
                 return
-            self._closed.set()
-        connection = self._connection
-        if connection is not None:
-            connection.say_stop()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(END_S)
-        self._hang_up()
-        self._folder.leave()
+            self._supervisor.stop()
+            connection = self._connection
+            if connection is not None:
+                connection.say_stop()
+            self._supervisor.join(0.0 if connection is None else END_S)
+            self._folder.leave(self)
 
-    def _restart(self) -> None:
+    def _start(self) -> subprocess.Popen[bytes]:
+        path = self._folder.path / f"socket-{self._index}-{self._supervisor.lives}"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with self._lock:
-                if self._closed.is_set():
-                    return
-                self._spawn()
-            self.greet()
-        except (ForebayError, OSError) as error:
-            if not self._closed.is_set():
-                log.warning("partition %d could not be started again: %s", self._index, error)
-            self._hang_up()
+            listener.bind(str(path))
+            listener.listen(1)
+            process = start_worker(f"unix:{path}", self._index)
+        except BaseException:
+            listener.close()
+            raise
+        self._listener = listener
+        return process
 
-    def _spawn(self) -> None:
-        self._spawned += 1
-        self._started = time.monotonic()
-        path = self._path / f"socket-{self._index}-{self._spawned}"
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(path))
-        self._listener.listen(1)
-        arguments = ["-P", "-m", "forebay.workers.child", "--connect", f"unix:{path}", "--worker", str(self._index)]
-        self._process = subprocess.Popen([sys.executable, *arguments], stdin=subprocess.DEVNULL)
+    def _load(self, process: subprocess.Popen[bytes]) -> None:
+        """Let the process in and wait until the module is initialised."""
+        assert self._listener is not None
+        with contextlib.closing(self._listener) as listener:
+            ended = os.pidfd_open(process.pid)
+            try:
+                select.select([listener, ended], [], [])
+                listener.setblocking(False)
+                accepted, _ = listener.accept()
+            except BlockingIOError:
+                raise EOFError from None
+            finally:
+                os.close(ended)
+                Path(listener.getsockname()).unlink(missing_ok=True)
+        accepted.setblocking(True)
+        life = self._supervisor.lives
+        connection = _Connection(accepted, self._folder.path / f"{self._index}-{life}", life)
+        self._connection = connection
+        connection.open(self._open_with)
 
-    def _ended(self) -> ModelError:
-        """Return the error for a process that ended by itself."""
-        try:
-            status = self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            status = self._process.wait()
-        how = f"by signal {-status}" if status < 0 else f"with status {status}"
-        return ModelError(f"the process of partition {self._index} ended {how}")
+    def _ended(self, _end: End) -> None:
+        """The process has ended, though a child that it forked may hold its socket open."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._connection is not None:
+            self._connection.hang_up()
+            with self._in_use:
+                connection, self._connection = self._connection, None
+                connection.close()
+        self._tell()
 
-    def _hang_up(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._listener.close()
-        with self._lock:
-            connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+    def _tell(self) -> None:
+        self._on_change()
 
 
 class _Connection:
     """The socket and the shared memory of one process."""
 
-    def __init__(self, accepted: socket.socket, arena: Path) -> None:
+    def __init__(self, accepted: socket.socket, arena: Path, life: int) -> None:
+        self.life = life
         self._socket = accepted
         self._arena = arena
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
@@ -285,8 +287,13 @@ class _Connection:
                 raise EOFError from error
         return self._inbox.popleft()
 
+    def hang_up(self) -> None:
+        """Let whoever waits for a message wait no longer; from any thread."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
-        """Hang up and give the memory back."""
+        """Give the socket and the memory back."""
         self._socket.close()
         self._outgoing.close()
         if self._incoming is not None:
@@ -307,12 +314,17 @@ class _Folder:
 
     def __init__(self, partitions: int) -> None:
         self.path, self._lock, _ = shm.private_folder()
-        self._left = partitions
+        self._partitions = partitions
+        self._left: set[ProcessPartition] = set()
 
-    def leave(self) -> None:
+    def has_left(self, partition: ProcessPartition) -> bool:
+        """Return whether a partition was closed."""
+        return partition in self._left
+
+    def leave(self, partition: ProcessPartition) -> None:
         """One partition was closed."""
-        self._left -= 1
-        if self._left == 0:
+        self._left.add(partition)
+        if len(self._left) == self._partitions:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
 

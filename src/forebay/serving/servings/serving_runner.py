@@ -118,7 +118,7 @@ def place_of(serving: Serving[Any, Any]) -> tuple[str, dict[str, str]]:
         for name, value in list(cast("dict[str, Any]", getattr(module, "__dict__", {})).items()):
             if value is not serving:
                 continue
-            if module_name != "__main__" and not module_name.startswith("forebay_target_"):
+            if module_name not in {"__main__", "__mp_main__"} and not module_name.startswith("forebay_target_"):
                 return f"{__name__}:from_module", {"module": module_name, "name": name}
             file = getattr(module, "__file__", None)
             if file is not None:

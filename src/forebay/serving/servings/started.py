@@ -24,10 +24,11 @@ from forebay.serving.servings.settings import options_of, partitions_of
 from forebay.serving.servings.stream import AHEAD, stream, stream_async
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
+    from forebay.errors import ForebayError
     from forebay.serving.servings.execution import Executed, Execution, Sink
     from forebay.serving.servings.partitions import Runner
     from forebay.serving.servings.serving import Serving
@@ -324,6 +325,17 @@ class _Threaded:
     def __init__(self, execution: Execution, index: int) -> None:
         self._execution = execution
         self._index = index
+
+    @property
+    def is_ready(self) -> bool:
+        return True
+
+    @property
+    def problem(self) -> ForebayError | None:
+        return None
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        pass
 
     def ready(self) -> bool:
         return True

@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import msgspec
@@ -25,6 +25,7 @@ from forebay.surfaces.pipeline.predictors.remote import MAX_ANSWER_BYTES
 from forebay.surfaces.pipeline.predictors.settings import LocalConf
 from forebay.surfaces.pipeline.predictors.signature import LOD
 from forebay.surfaces.pipeline.predictors.watching import watch_of, watched_client
+from forebay.workers.leash import end_with
 
 
 class _Server(ThreadingHTTPServer):
@@ -93,7 +94,11 @@ class _Exchange(BaseHTTPRequestHandler):
 
 def main() -> int:
     """Be the process; returns its exit status."""
-    order: Any = json.loads(sys.stdin.buffer.readline())
+    said = sys.stdin.buffer.readline()
+    if not said:
+        return 1  # who started it is gone already
+    order: Any = json.loads(said)
+    end_with(order["server"])
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a library prints must not be taken for an answer
     sys.path.extend(folder for folder in order["path"] if folder not in sys.path)
@@ -106,16 +111,10 @@ def main() -> int:
         out.write(" ".join(reason.split()).encode() + b"\n")
         return 1
     server = _Server(socket.socket(fileno=order["socket"]), model)
-    threading.Thread(target=_leave_with_the_parent, args=(server,), daemon=True).start()
     out.write(b"ready\n")
     out.close()
-    server.serve_forever(poll_interval=0.1)
+    server.serve_forever()
     return 0
-
-
-def _leave_with_the_parent(server: HTTPServer) -> None:
-    sys.stdin.buffer.read()
-    server.shutdown()
 
 
 if __name__ == "__main__":

@@ -2,27 +2,32 @@
 """A process that is started for a model: what `client_type` brpc and grpc mean where there are no endpoints.
 
 The parent binds the port and keeps the socket, so the port is known before the process is up and outlives its crashes.
-The process is told what to load on its standard input and ends when that closes: with its parent, however that ends.
+The process is told what to load on its standard input, is replaced by a supervisor (`workers/supervisor.py`) when it
+dies, and ends with its parent, however that ends.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
+import os
 import select
 import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from forebay.errors import ModelError
 from forebay.surfaces.pipeline.predictors.local import is_reference
 from forebay.surfaces.pipeline.predictors.settings import LocalConf
+from forebay.workers.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from forebay.workers.supervisor import End
 
 log = logging.getLogger("forebay.pipeline")
 
@@ -33,8 +38,6 @@ START_S: Final = 300.0
 """How long a model may take to load."""
 STOP_S: Final = 5.0
 """How long a process may take to end."""
-MAX_PAUSE_S: Final = 10.0
-"""Longest pause before a process that keeps dying is started again."""
 
 
 class ModelProcess:
@@ -51,8 +54,9 @@ class ModelProcess:
         self._index = index
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._stopping = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="forebay-model-process", daemon=True)
+        self._supervisor = Supervisor(
+            f"the process of the model '{conf.model_config}'", self._start, load=self._load, on_end=self._ended
+        )
 
     @property
     def port(self) -> int:
@@ -63,8 +67,8 @@ class ModelProcess:
     @property
     def pid(self) -> int:
         """Its process id; known once it was started."""
-        assert self._process is not None
-        return self._process.pid
+        assert self._supervisor.pid is not None
+        return self._supervisor.pid
 
     def start(self) -> None:
         """Start it and wait until its model is loaded.
@@ -74,79 +78,64 @@ class ModelProcess:
         """
         self._socket = socket.create_server((HOST, 0), backlog=128)
         try:
-            self._process = self._spawn(self._socket)
+            self._supervisor.begin()
+            self._supervisor.wait_ready()
         except BaseException:
-            self._socket.close()
+            self.stop()
             raise
-        self._watcher.start()
 
     def stop(self) -> None:
         """End it."""
-        self._stopping.set()
+        self._supervisor.stop()
         if self._process is not None:
-            _end(self._process)
-        if self._watcher.is_alive():
-            self._watcher.join()
+            self._process.terminate()
+        self._supervisor.join(STOP_S)
         if self._socket is not None:
             self._socket.close()
 
-    def _spawn(self, listener: socket.socket) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
+    def _start(self) -> subprocess.Popen[bytes]:
+        assert self._socket is not None
+        self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", PROGRAM],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            pass_fds=[listener.fileno()],
+            pass_fds=[self._socket.fileno()],
             cwd=self._conf.workdir or None,
             start_new_session=True,  # Ctrl+C at the terminal is the server's business
         )
+        return self._process
+
+    def _load(self, process: subprocess.Popen[bytes]) -> None:
+        """Say what to load and wait until it is."""
+        assert self._socket is not None
         assert process.stdin is not None
         assert process.stdout is not None
         order = {
-            "socket": listener.fileno(),
+            "socket": self._socket.fileno(),
             "conf": msgspec.to_builtins(self._conf),
             "index": self._index,
             "path": [str(Path(folder or ".").absolute()) for folder in sys.path],
+            "server": os.getpid(),
         }
-        try:
-            process.stdin.write(json.dumps(order).encode() + b"\n")
-            process.stdin.flush()
-            is_heard, _, _ = select.select([process.stdout], [], [], START_S)
-            said = process.stdout.readline() if is_heard else b""
-        except BaseException as problem:
-            _end(process)
-            if not isinstance(problem, OSError):
-                raise
-            said = b""
-        process.stdout.close()
-        if said == b"ready\n":
-            return process
-        _end(process)
-        model = self._conf.model_config
-        reason = said.decode(errors="replace").strip() or f"its process ended with status {process.returncode}"
-        msg = f"the model '{model}' could not be started: {reason}"
-        raise ModelError(msg)
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+        process.stdin.flush()
+        is_heard, _, _ = select.select([process.stdout], [], [], START_S)
+        if not is_heard:
+            msg = f"the model '{self._conf.model_config}' was not loaded in {START_S:g} s"
+            raise ModelError(msg)
+        said = process.stdout.readline()
+        if not said:
+            raise EOFError
+        if said != b"ready\n":
+            msg = f"the model '{self._conf.model_config}' could not be started: {said.decode(errors='replace').strip()}"
+            raise ModelError(msg)
 
-    def _watch(self) -> None:
-        assert self._process is not None
-        assert self._socket is not None
-        pause_s = 0.1
-        while True:
-            status = self._process.wait()
-            _end(self._process)
-            if self._stopping.wait(pause_s):
-                return
-            log.warning("the process of the model '%s' ended with status %d", self._conf.model_config, status)
-            try:
-                process = self._spawn(self._socket)
-            except ModelError as problem:
-                log.error("%s", problem.message)  # noqa: TRY400 - the trace is the process's own, on its stderr
-                pause_s = min(pause_s * 2, MAX_PAUSE_S)
-                continue
-            self._process = process
-            pause_s = 0.1
-            if self._stopping.is_set():
-                _end(process)
-                return
+    def _ended(self, end: End) -> None:
+        if self._supervisor.is_stopping:
+            return
+        how = "could not be started" if end.status is None else f"ended with status {end.status}"
+        why = "" if self._supervisor.problem is None else f": {self._supervisor.problem.message}"
+        log.warning("the process of the model '%s' %s%s", self._conf.model_config, how, why)
 
 
 class ModelHost:
@@ -225,14 +214,3 @@ def leave_host(conf: LocalConf, index: int | None) -> None:
 
 def _key(conf: LocalConf, index: int | None) -> bytes:
     return msgspec.json.encode([conf, index])
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    assert process.stdin is not None
-    with contextlib.suppress(OSError):
-        process.stdin.close()
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
