@@ -155,9 +155,11 @@ BROKEN = {
     "a reset of an idle stream": (frame(RST_STREAM, number(8), stream=1), {PROTOCOL_ERROR}),
     "a window for an idle stream": (frame(WINDOW_UPDATE, number(1), stream=1), {PROTOCOL_ERROR}),
     "a stream of the server's": (headers("Echo", stream=2), {PROTOCOL_ERROR}),
-    "a stream below the last one": (
-        headers("Hang", stream=5) + headers("Echo", stream=3),
-        {PROTOCOL_ERROR, STREAM_CLOSED},
+    # F13, and 5.1.1: it was never opened, so that it is no closed one
+    "a stream below the last one": (headers("Hang", stream=5) + headers("Echo", stream=3), {PROTOCOL_ERROR}),
+    "a stream below the last one that was opened and closed": (
+        OPEN + frame(RST_STREAM, number(8), stream=1) + headers("Hang", stream=5) + headers("Echo", stream=1),
+        {STREAM_CLOSED},
     ),
     # 6.5.2, 6.9: values
     "push neither on nor off": (settings((ENABLE_PUSH, 2)), {PROTOCOL_ERROR}),
@@ -320,6 +322,13 @@ MALFORMED = {
     "a header of the connection": [*header_list("Echo"), ("connection", "close")],
     "chunks": [*header_list("Echo"), ("transfer-encoding", "chunked")],
     "te with more than trailers": header_list("Echo", te="gzip"),
+    # F13
+    "two lengths": [*header_list("Echo"), ("content-length", "6"), ("content-length", "7")],
+    "two lengths of a refused call": [*header_list("None"), ("content-length", "6"), ("content-length", "7")],
+    "a length that is none": [*header_list("None"), ("content-length", "x")],
+    "a space before a value": [*header_list("Echo"), ("name", " value")],
+    "a tab behind a value": [*header_list("Echo"), ("name", "value\t")],
+    "a path without a slash": header_list("Echo", **{":path": "test.Echo/Echo"}),
 }
 
 

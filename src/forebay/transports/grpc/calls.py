@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError
 from forebay.transports.grpc import frames, statuses
-from forebay.transports.grpc.messages import BadMessage, Inbox
+from forebay.transports.grpc.messages import STEP_BYTES, BadMessage, Inbox, Unpacking
 from forebay.transports.grpc.statuses import Status
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ MESSAGE_OVERHEAD_BYTES: Final = 512
 
 MAX_STREAK: Final = 64
 """Messages that a method takes in one turn of the loop; others want to be served as well."""
+STREAK_BYTES: Final = 4 * 1024
+"""A message counts once more for each of these."""
+SMALL_BYTES: Final = 16 * 1024
+"""Packed messages are unpacked on the loop as far as this, and beside it from there on."""
 
 
 class OpenCall:
@@ -43,6 +47,7 @@ class OpenCall:
 
     Attributes:
         stream: Its number on the connection.
+        is_public: Whether it needed no API key.
         window: How much of its answer the client takes now.
         outgoing: What it has to send; None if it never had to wait for anything.
         trailers: The header block after the last message; None while that is not known.
@@ -53,6 +58,7 @@ class OpenCall:
     on_cancel: Callable[[], object] | None = None
     is_half_closed = False
     is_done = False
+    is_public = False
     has_begun = False
     outgoing: Outgoing | None = None
     trailers: bytes | None = None
@@ -62,6 +68,7 @@ class OpenCall:
     _room: asyncio.Future[None] | None = None
     _streak = 0
     _received = 0
+    _held = 0
     _allowed = STREAM_WINDOW
 
     def __init__(self, connection: Connection, stream: int, head: Head, window: int, epoch: int) -> None:
@@ -70,6 +77,11 @@ class OpenCall:
         self._connection = connection
         self._head = head
         self._seen = epoch
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether its method takes any number of messages."""
+        return self._head.is_stream
 
     # What a method sees
 
@@ -133,8 +145,9 @@ class OpenCall:
     def forget(self) -> None:
         """Free what the call holds; it is over."""
         if self._inbox is not None:
-            self._connection.port.buffered_bytes -= len(self._inbox)
+            self._connection.port.buffered_bytes -= len(self._inbox) + self._held
             self._inbox = None
+            self._held = 0
 
     # What the client sends
 
@@ -185,7 +198,7 @@ class OpenCall:
         inbox.add(payload)
         port.buffered_bytes += len(payload)
         if port.buffered_bytes > port.config.max_buffered_bytes:
-            self.abandon(Status.RESOURCE_EXHAUSTED, "the server holds as many unfinished messages as it may")
+            self._refuse(_full())
         elif self._head.is_stream:
             self._wake(self._arrival)
         else:
@@ -202,10 +215,60 @@ class OpenCall:
                 message = self._take(inbox)
                 if message is None:
                     self.end(Status.INTERNAL, "the call ended within a message")
-                else:
+                elif isinstance(message, bytes):
                     self._head.begin(self, message)
+                else:
+                    self.run(self._begin_unpacked(message))
         except BadMessage as error:
+            self._refuse(error)
+
+    async def _begin_unpacked(self, unpacking: Unpacking) -> None:
+        """Begin the method once its only message is unpacked."""
+        try:
+            message = await self._unpack(unpacking)
+        except BadMessage as error:
+            self._refuse(error)
+        else:
+            self._head.begin(self, message)
+
+    async def _unpack(self, unpacking: Unpacking) -> bytes:
+        """Unpack the rest of a message beside the loop, each step within the bytes that may be held.
+
+        Raises:
+            BadMessage: If it cannot be unpacked, or is too long.
+        """
+        port = self._connection.port
+        while True:
+            async with port.unpacking:
+                self._hold(unpacking.size + STEP_BYTES)
+                message = await port.loop.run_in_executor(port.unpackers, unpacking.step, STEP_BYTES)
+                self._hold(unpacking.size)
+            if message is not None:
+                return message
+
+    def _hold(self, size: int) -> None:
+        """Count what the unpacked message takes.
+
+        Raises:
+            BadMessage: If it is more than may be held.
+        """
+        port = self._connection.port
+        if self._inbox is None:  # the call is over
+            return
+        port.buffered_bytes += size - self._held
+        self._held = size
+        if port.buffered_bytes > port.config.max_buffered_bytes:
+            raise _full()
+
+    def _refuse(self, error: BadMessage) -> None:
+        """End the call by what its client has sent."""
+        port, connection = self._connection.port, self._connection
+        if self._task is not None and self._head.is_stream:
+            self.abandon(error.status, error.message)
+        else:
             self.end(error.status, error.message)
+        port.refused(connection.peer, error.message)
+        connection.wasted()
 
     def close_early(self) -> None:
         """Take note that the client ended the call outside of a DATA frame.
@@ -226,12 +289,20 @@ class OpenCall:
         else:
             self._receive_only(self._inbox)
 
-    def _take(self, inbox: Inbox) -> bytes | None:
+    def _take(self, inbox: Inbox) -> bytes | Unpacking | None:
+        """Take the next message, unpacked if it is small."""
         before = len(inbox)
+        self._hold(0)
         try:
-            return inbox.take()
+            message = inbox.take()
         finally:
             self._connection.port.buffered_bytes -= before - len(inbox)
+        if isinstance(message, Unpacking) and message.packed_bytes <= SMALL_BYTES:
+            unpacking = message
+            whole = unpacking.step(SMALL_BYTES)
+            self._hold(unpacking.size)
+            return unpacking if whole is None else whole
+        return message
 
     def _allow_more(self) -> None:
         """Give the client room for what was taken, and for the rest of a message that is waited for."""
@@ -267,12 +338,14 @@ class OpenCall:
                     if inbox is None or not len(inbox):
                         return None
                     raise BadMessage(Status.INTERNAL, "the call ended within a message")
+                if isinstance(message, Unpacking):
+                    message = await self._unpack(message)
             except BadMessage as error:
-                self.abandon(error.status, error.message)
+                self._refuse(error)
                 break
             if message is not None:
                 self._allow_more()
-                self._streak += 1
+                self._streak += 1 + len(message) // STREAK_BYTES
                 if self._streak >= MAX_STREAK:
                     self._streak = 0
                     await asyncio.sleep(0)
@@ -328,6 +401,10 @@ class OpenCall:
         """Whether the client has taken nothing for more sweeps than this."""
         outgoing = self.outgoing
         return outgoing is not None and bool(outgoing.pieces) and epoch - outgoing.moved > max_quiet
+
+
+def _full() -> BadMessage:
+    return BadMessage(Status.RESOURCE_EXHAUSTED, "the server holds as many bytes of messages as it may")
 
 
 def too_long(message: bytes, limit: int) -> tuple[Status, str]:

@@ -325,6 +325,14 @@ class Connection(asyncio.Protocol):
         while calls:  # calling one off may answer others
             self.drop(calls.popitem()[1])
 
+    def wasted(self) -> None:
+        """Count a call that came to nothing by what the client has sent."""
+        if not self._is_deaf:
+            try:
+                self._receiver.waste()
+            except ConnectionFault as fault:  # frames may be being read, which does not end here
+                self.port.loop.call_soon(self._refuse, fault.reason, str(fault))
+
     def drop(self, call: OpenCall) -> None:
         """Let nobody work for a call any more that its client has given up."""
         self._sender.drop(call)
@@ -335,6 +343,7 @@ class Connection(asyncio.Protocol):
         """Say what the client did wrong, read nothing more, and close."""
         if self._is_deaf:
             return
+        self.port.refused(self.peer, message)
         self._cancel_all()
         self._say_goodbye(reason, message)
         self.hang_up()

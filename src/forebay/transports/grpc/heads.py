@@ -56,20 +56,28 @@ class Head:
         timeout_s: Time the client gives it, None if it has any.
         encoding: How its messages may be compressed.
         length: Bytes that will come, -1 if that was not said.
+        is_public: Whether the method needs no API key.
         metadata: What the client says beside its messages.
         refusal: The header block of its answer if nothing of it is wanted.
+        reason: Why not, for the log.
     """
 
-    __slots__ = ("begin", "encoding", "is_stream", "length", "metadata", "refusal", "timeout_s")
+    __slots__ = ("begin", "encoding", "is_public", "is_stream", "length", "metadata", "reason", "refusal", "timeout_s")
 
     def __init__(self) -> None:
         self.begin: Callable[..., None] = _nothing
         self.is_stream = False
+        self.is_public = False
         self.timeout_s: float | None = None
         self.encoding = b"identity"
         self.length = -1
         self.metadata: Metadata = ()
         self.refusal: bytes | None = None
+        self.reason = ""
+
+    def refuse(self, status: Status, text: str) -> None:
+        """Want nothing of it."""
+        self.refusal, self.reason = HEADERS + trailers(status, text), text
 
 
 class HeadReader:
@@ -100,13 +108,13 @@ class HeadReader:
         head = Head()
         if size > self._max_bytes:
             msg = f"the metadata is {size} bytes long, {self._max_bytes} are allowed"
-            head.refusal = _refusal(Status.RESOURCE_EXHAUSTED, msg)
+            head.refuse(Status.RESOURCE_EXHAUSTED, msg)
             return head
         asked = _sorted(fields)
         if asked.get(b":method") != b"POST":
-            head.refusal = http_refusal(405, (b"allow", b"POST"))
+            head.refusal, head.reason = http_refusal(405, (b"allow", b"POST")), "another HTTP method than POST"
         elif not _is_grpc(asked.get(b"content-type", b"")):
-            head.refusal = http_refusal(415, (b"accept", b"application/grpc"))
+            head.refusal, head.reason = http_refusal(415, (b"accept", b"application/grpc")), "no content of gRPC"
         else:
             self._read_call(head, asked, fields)
         return head
@@ -115,36 +123,34 @@ class HeadReader:
         method = self._methods.get(asked[b":path"])
         if self._keys and not (method is not None and method.is_public) and not self._has_key(fields):
             text = "an API key is needed, as x-api-key or as authorization: Bearer"
-            head.refusal = _refusal(Status.UNAUTHENTICATED, text)
+            head.refuse(Status.UNAUTHENTICATED, text)
             return
         if method is None:
-            head.refusal = _refusal(Status.UNIMPLEMENTED, "Method not found!")
+            head.refuse(Status.UNIMPLEMENTED, "Method not found!")
             return
-        head.begin, head.is_stream = method.begin, method.is_stream
+        head.begin, head.is_stream, head.is_public = method.begin, method.is_stream, method.is_public
         encoding = asked.get(b"grpc-encoding", b"identity")
         if encoding != b"identity" and encoding not in ENCODINGS:
             text = f"messages cannot be unpacked with {encoding.decode(errors='replace')[:100]!r}"
-            head.refusal = _refusal(Status.UNIMPLEMENTED, text) + ACCEPTED_ENCODINGS
+            head.refuse(Status.UNIMPLEMENTED, text)
+            head.refusal = HEADERS + trailers(Status.UNIMPLEMENTED, text) + ACCEPTED_ENCODINGS
             return
         head.encoding = encoding
         length = asked.get(b"content-length")
         if length is not None:
-            if not length.isdigit() or len(length) > 18:
-                msg = "content-length is no number"
-                raise Malformed(msg)
             head.length = int(length)
         timeout = asked.get(b"grpc-timeout")
         if timeout is not None:
             found = _TIMEOUT.fullmatch(timeout)
             if found is None:
                 text = "grpc-timeout is not up to eight digits and one of the units H, M, S, m, u, n"
-                head.refusal = _refusal(Status.INVALID_ARGUMENT, text)
+                head.refuse(Status.INVALID_ARGUMENT, text)
                 return
             head.timeout_s = int(found[1]) * _UNITS_S[found[2]]
         try:
             head.metadata = _metadata(fields)
         except binascii.Error as error:
-            head.refusal = _refusal(Status.INVALID_ARGUMENT, f"the metadata cannot be read: {error}")
+            head.refuse(Status.INVALID_ARGUMENT, f"the metadata cannot be read: {error}")
 
     def _has_key(self, fields: Sequence[Field]) -> bool:
         return any(
@@ -159,7 +165,7 @@ def check_trailers(fields: Sequence[Field]) -> None:
         Malformed: If they may not stand there.
     """
     for name, value in fields:
-        if _NAME.fullmatch(name) is None or _BAD_VALUE.search(value):
+        if _NAME.fullmatch(name) is None or _BAD_VALUE.search(value) or value.strip(b" \t") != value:
             msg = "the trailers hold a field that may not stand there"
             raise Malformed(msg)
 
@@ -178,12 +184,18 @@ def _sorted(fields: Sequence[Field]) -> dict[bytes, bytes]:
             if _NAME.fullmatch(name) is None or name in _OF_HTTP_1 or (name == b"te" and value != b"trailers"):
                 msg = f"a field may not be called {name[:50]!r} or have this value"
                 raise Malformed(msg)
-        if _BAD_VALUE.search(value):
+        if _BAD_VALUE.search(value) or value.strip(b" \t") != value:
             msg = f"the value of {name[:50]!r} holds characters that it may not hold"
             raise Malformed(msg)
-        found.setdefault(name, value)
-    if not found.keys() >= {b":method", b":scheme", b":path"} or not found[b":path"]:
-        msg = "a request needs :method, :scheme and :path"
+        if found.setdefault(name, value) != value and name == b"content-length":
+            msg = "content-length is said twice, with different values"
+            raise Malformed(msg)
+    if not found.keys() >= {b":method", b":scheme", b":path"} or found[b":path"][:1] != b"/":
+        msg = "a request needs :method, :scheme and :path, which begins with a slash"
+        raise Malformed(msg)
+    length = found.get(b"content-length", b"0")
+    if not length.isdigit() or len(length) > 18:
+        msg = "content-length is no number"
         raise Malformed(msg)
     return found
 
@@ -208,10 +220,6 @@ def _metadata(fields: Sequence[Field]) -> Metadata:
 
 def _binary(text: bytes) -> bytes:
     return base64.b64decode(text + b"=" * (-len(text) % 4), validate=True)
-
-
-def _refusal(status: Status, text: str) -> bytes:
-    return HEADERS + trailers(status, text)
 
 
 def _nothing(*_: Any) -> None:

@@ -27,8 +27,10 @@ _Answer: Final[Any] = health_pb2.HealthCheckResponse
 class Health:
     """Answers Check and Watch.
 
+    One look tells all who watch: they wait for the same future.
+
     Attributes:
-        is_stopping: Set when the port closes: nobody is told anything good any more, and watching ends.
+        looks_at_a_time: Timers that are set to look again: one while anybody watches.
     """
 
     def __init__(self, services: Collection[str], is_ready: Callable[[], bool]) -> None:
@@ -38,9 +40,18 @@ class Health:
             services: Names that may be asked for, beside the empty one.
             is_ready: Whether calls can be answered now.
         """
-        self.is_stopping = False
+        self.looks_at_a_time = 0
+        self._is_stopping = False
         self._services = {"", SERVICE, *services}
         self._is_ready = is_ready
+        self._watching = 0
+        self._told = b""
+        self._change: asyncio.Future[None] | None = None
+
+    def stop(self) -> None:
+        """Tell nobody anything good any more, and end those who watch: the port closes."""
+        self._is_stopping = True
+        self._tell()
 
     def service(self) -> GrpcService:
         """Return what a port is given."""
@@ -63,19 +74,48 @@ class Health:
         if _asked(data) not in self._services:
             yield _Answer(status=_Answer.SERVICE_UNKNOWN).SerializeToString()
             return
-        told = b"nothing"
-        while True:
-            now = self._status()
-            if now != told:
-                yield now
-                told = now
-            if self.is_stopping:
-                msg = "the server is stopping"
-                raise Unavailable(msg)
-            await asyncio.sleep(LOOK_AGAIN_S)
+        told = b""
+        self._watching += 1
+        try:
+            while True:
+                change = self._next_change()
+                now = self._status()
+                if now != told:
+                    yield now
+                    told = now
+                elif self._is_stopping:
+                    msg = "the server is stopping"
+                    raise Unavailable(msg)
+                else:
+                    await asyncio.shield(change)
+        finally:
+            self._watching -= 1
+
+    def _next_change(self) -> asyncio.Future[None]:
+        """Return what is done once there is something to tell."""
+        loop = asyncio.get_running_loop()
+        if self._change is None:
+            self._change = loop.create_future()
+        if not self.looks_at_a_time:
+            self.looks_at_a_time = 1
+            self._told = self._status()
+            loop.call_later(LOOK_AGAIN_S, self._look)
+        return self._change
+
+    def _look(self) -> None:
+        self.looks_at_a_time = 0
+        if self._status() != self._told:
+            self._tell()
+        if self._watching and not self._is_stopping:
+            self._next_change()
+
+    def _tell(self) -> None:
+        change, self._change = self._change, None
+        if change is not None:
+            change.set_result(None)
 
     def _status(self) -> bytes:
-        is_serving = not self.is_stopping and self._is_ready()
+        is_serving = not self._is_stopping and self._is_ready()
         return _Answer(status=_Answer.SERVING if is_serving else _Answer.NOT_SERVING).SerializeToString()
 
 

@@ -2,6 +2,10 @@
 """Header compression of HTTP/2 (RFC 7541): reads what clients write, and writes without state.
 
 What is written never enters a client's table, so a written block is a constant that holds for every connection.
+
+Reading is our own and not that of the library `hpack`: a block with an id of its own for each call, which is what
+cannot be remembered, takes 3 to 10 us here (plain, packed) and 15 to 35 us there, while a whole call takes 7. Measured
+with hpack 4.2, which also counts no resizes of the table (40 ms for 60 KB of them); the tests have it as an oracle.
 """
 
 from __future__ import annotations
@@ -89,6 +93,10 @@ class BadBlock(Exception):
     """A header block that cannot be read; nothing after it on its connection can be read either."""
 
 
+class TooMuch(Exception):
+    """A header block that says far more than is allowed; as it was not read, nothing after it can be read."""
+
+
 class Decoder:
     """Reads the header blocks of one connection, in the order in which they came.
 
@@ -100,10 +108,12 @@ class Decoder:
         """Begin with an empty table.
 
         Args:
-            max_list_bytes: How much of a block is kept: names, values and 32 bytes for each field.
+            max_list_bytes: How much of a block is kept: names, values and 32 bytes for each field. Twice as much is
+                read, so that the connection of a client that goes a little too far can be used on.
         """
         self.changes = 0
         self._max_list_bytes = max_list_bytes
+        self._max_read_bytes = 2 * max_list_bytes
         self._entries: list[Field] = []  # the newest last
         self._used_bytes = 0
         self._max_bytes = TABLE_BYTES
@@ -113,9 +123,11 @@ class Decoder:
 
         Raises:
             BadBlock: If it cannot be read.
+            TooMuch: As soon as there is too much to read on.
         """
         fields: list[Field] = []
         limit, listed = self._max_list_bytes, 0
+        left = self._max_read_bytes
         at, end = 0, len(block)
         may_resize = True
         try:
@@ -131,6 +143,9 @@ class Decoder:
                         raise BadBlock(msg)
                     self._max_bytes = size
                     self._evict(0)
+                    left -= OVERHEAD_BYTES
+                    if left < 0:
+                        raise TooMuch
                     continue
                 else:
                     is_new = byte & 0x40
@@ -138,13 +153,17 @@ class Decoder:
                     if index:
                         name = self._field(index)[0]
                     else:
-                        name, at = _string(block, at)
-                    value, at = _string(block, at)
+                        name, at = _string(block, at, left)
+                    value, at = _string(block, at, left)
                     field = name, value
                     if is_new:
                         self._add(field)
                 may_resize = False
-                listed += len(name) + len(value) + OVERHEAD_BYTES
+                size = len(name) + len(value) + OVERHEAD_BYTES
+                left -= size
+                if left < 0:
+                    raise TooMuch
+                listed += size
                 if listed <= limit:
                     fields.append(field)
         except IndexError:
@@ -205,12 +224,14 @@ def _number(block: bytes, at: int, mask: int) -> tuple[int, int]:
             return number, at
 
 
-def _string(block: bytes, at: int) -> tuple[bytes, int]:
+def _string(block: bytes, at: int, max_bytes: int) -> tuple[bytes, int]:
     is_packed = block[at] & 0x80
     length, at = _number(block, at, 0x7F)
     end = at + length
     if end > len(block):
         raise IndexError
+    if (length * 8 // huffman.LONGEST if is_packed else length) > max_bytes:
+        raise TooMuch
     data = block[at:end]
     return (huffman.unpack(data) if is_packed else data), end
 

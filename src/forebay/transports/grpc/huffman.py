@@ -32,7 +32,7 @@ _SYMBOLS: Final = {
     28: bytes.fromhex("020304050607080b0c0e0f1011121314151718191a1b1c1d1e1f7fdcf9"),
     30: bytes.fromhex("0a0d16"),
 }
-_LONGEST: Final = 30
+LONGEST: Final = 30
 """Length of the word for the end, all ones. It must not stand in a string; its beginning fills the last byte."""
 
 
@@ -67,7 +67,7 @@ def _transitions() -> tuple[list[tuple[int, bytes] | None], frozenset[int]]:
             node, side = descend(word, length)
             children[node][side] = bytes([symbol])
             word += 1
-    descend((1 << _LONGEST) - 1, _LONGEST)
+    descend((1 << LONGEST) - 1, LONGEST)
 
     table: list[tuple[int, bytes] | None] = []
     for node in range(len(children)):

@@ -98,7 +98,7 @@ class GrpcListener:
         port, server = self._port, self._server
         if port is None or server is None:
             return
-        self._health.is_stopping = True
+        self._health.stop()
         await asyncio.sleep(0)  # accepts what the kernel had queued
         server.close()
         started = time.monotonic()

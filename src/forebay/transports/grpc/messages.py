@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import zlib
 from struct import Struct
 from typing import TYPE_CHECKING, Final
@@ -16,6 +17,13 @@ PREFIX_BYTES: Final = 5
 
 ENCODINGS: Final[Mapping[bytes, int]] = {b"gzip": 31, b"deflate": 15}
 """Ways to compress, with zlib's name for them; `identity` is none."""
+
+STEP_BYTES: Final = 4 * 1024 * 1024
+"""How far a message is unpacked before its limits are looked at again."""
+_PART_BYTES: Final = 64 * 1024
+"""How much of a packed message is looked at at once: what is left over of a part is copied each time."""
+_OUTPUT_BYTES: Final = 1024 * 1024
+"""How much is unpacked at once."""
 
 _PREFIX: Final = Struct(">BI")
 
@@ -74,11 +82,11 @@ class Inbox:
                 msg = "a message says that it is compressed, and the call does not say how"
                 raise BadMessage(Status.INTERNAL, msg)
 
-    def take(self) -> bytes | None:
-        """Take the next message; None if it has not come whole.
+    def take(self) -> bytes | Unpacking | None:
+        """Take the next message, or what unpacks it; None if it has not come whole.
 
         Raises:
-            BadMessage: If it cannot be unpacked, or is too long.
+            BadMessage: If it will not be taken.
         """
         data = self._data
         if len(data) < PREFIX_BYTES:
@@ -91,27 +99,55 @@ class Inbox:
         with memoryview(data) as view:
             message = bytes(view[PREFIX_BYTES:end])
         del data[:end]
-        return unpack(message, self._encoding, self._max_bytes) if flag else message
+        return Unpacking(message, self._encoding, self._max_bytes) if flag else message
 
 
-def unpack(message: bytes, encoding: bytes, max_bytes: int) -> bytes:
-    """Decompress a message, never further than allowed.
+class Unpacking:
+    """A message that is being decompressed, a step at a time and never further than allowed.
 
-    Raises:
-        BadMessage: If it cannot be unpacked, or is too long.
+    Attributes:
+        size: How long it is so far.
     """
-    unpacker = zlib.decompressobj(ENCODINGS[encoding])
-    try:
-        found = unpacker.decompress(message, max_bytes + 1)
-    except zlib.error as error:
-        msg = f"a message cannot be unpacked with {encoding.decode()}: {error}"
-        raise BadMessage(Status.INTERNAL, msg) from None
-    if len(found) > max_bytes:
-        raise _too_long(None, max_bytes)
-    if not unpacker.eof or unpacker.unused_data:
-        msg = f"a message is not exactly what {encoding.decode()} gives"
-        raise BadMessage(Status.INTERNAL, msg)
-    return found
+
+    def __init__(self, message: bytes, encoding: bytes, max_bytes: int) -> None:
+        self.size = 0
+        self.packed_bytes = len(message)
+        self._packed = memoryview(message)
+        self._rest = b""
+        self._encoding = encoding.decode()
+        self._max_bytes = max_bytes
+        self._unpacker = zlib.decompressobj(ENCODINGS[encoding])
+        self._found = io.BytesIO()  # it grows without being copied, and gives its bytes away
+
+    def step(self, max_bytes: int) -> bytes | None:
+        """Go on for up to so many bytes; returns the message once it is whole.
+
+        Raises:
+            BadMessage: If it cannot be unpacked, or is too long.
+        """
+        unpacker = self._unpacker
+        while max_bytes > 0:
+            part = self._rest or self._packed[:_PART_BYTES]
+            if not self._rest:
+                self._packed = self._packed[_PART_BYTES:]
+            try:
+                found = unpacker.decompress(part, min(max_bytes, _OUTPUT_BYTES))
+            except zlib.error as error:
+                msg = f"a message cannot be unpacked with {self._encoding}: {error}"
+                raise BadMessage(Status.INTERNAL, msg) from None
+            self._rest = unpacker.unconsumed_tail
+            self._found.write(found)
+            self.size += len(found)
+            max_bytes -= len(found)
+            if self.size > self._max_bytes:
+                raise _too_long(None, self._max_bytes)
+            is_last = not self._rest and not self._packed
+            if unpacker.eof and is_last and not unpacker.unused_data:
+                return self._found.getvalue()
+            if unpacker.eof or (is_last and not found):
+                msg = f"a message is not exactly what {self._encoding} gives"
+                raise BadMessage(Status.INTERNAL, msg)
+        return None
 
 
 def _too_long(size: int | None, max_bytes: int) -> BadMessage:

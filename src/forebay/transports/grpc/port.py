@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from forebay.transports.grpc.calls import NEVER
@@ -12,13 +15,18 @@ from forebay.transports.grpc.messages import PREFIX_BYTES
 from forebay.transports.grpc.statuses import Status
 
 if TYPE_CHECKING:
-    import asyncio
-
     from forebay.transports.grpc.calls import OpenCall
     from forebay.transports.grpc.connection import Connection
     from forebay.transports.grpc.heads import HeadReader
     from forebay.transports.grpc.service import GrpcConfig
 
+log = logging.getLogger("forebay.requests")
+
+MAX_REASONS: Final = 32
+"""Reasons of refusals of which there are lines in a second; what the client says may be part of one."""
+UNPACKERS: Final = 2
+"""Threads that unpack large messages."""
+_NO_NUMBERS: Final = dict.fromkeys(map(ord, "0123456789"), "N")
 SWEEP_S: Final = 1.0
 """How often connections are looked at."""
 SHORTEST_LOOK_S: Final = 0.005
@@ -32,9 +40,11 @@ class Port:
         heads: Reads what calls want.
         epoch: Sweeps so far; connections and calls note it instead of asking for the time.
         connections: Those that are open.
-        calls: How many are open.
-        buffered_bytes: What is held of messages that were not taken yet.
+        calls: How many are open, without those that need no key.
+        public_streams: How many of those without a key are streams.
+        buffered_bytes: What is held of messages that were not taken yet, and all that was unpacked.
         tasks: Those of methods that run.
+        unpacking: Held by those that unpack a step of a large message.
         max_small_bytes: Longest answer, with its prefix, that fits in one frame.
     """
 
@@ -45,6 +55,7 @@ class Port:
         self.epoch = 0
         self.connections: set[Connection] = set()
         self.calls = 0
+        self.public_streams = 0
         self.buffered_bytes = 0
         self.tasks: set[asyncio.Task[None]] = set()
         self.max_small_bytes = min(MIN_FRAME_BYTES, config.max_message_bytes + PREFIX_BYTES)
@@ -52,10 +63,14 @@ class Port:
         self._timed: dict[OpenCall, None] = {}
         self._look: asyncio.TimerHandle | None = None
         self._look_due = NEVER
+        self._refusals: dict[str, int] = {}
+        self.unpacking = asyncio.Semaphore(UNPACKERS)
+        self._unpackers: ThreadPoolExecutor | None = None
 
     def sweep(self) -> None:
         """Look at every connection, now and then once a second."""
         self.epoch += 1
+        self._sum_refusals()
         for connection in list(self.connections):
             connection.sweep(self.epoch)
         self._timer = self.loop.call_later(SWEEP_S, self.sweep)
@@ -65,6 +80,31 @@ class Port:
         for timer in (self._timer, self._look):
             if timer is not None:
                 timer.cancel()
+        self._sum_refusals()
+        if self._unpackers is not None:
+            self._unpackers.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def unpackers(self) -> ThreadPoolExecutor:
+        """Threads that unpack large messages."""
+        if self._unpackers is None:
+            self._unpackers = ThreadPoolExecutor(UNPACKERS, thread_name_prefix="forebay-grpc-unpack")
+        return self._unpackers
+
+    def refused(self, peer: str, text: str) -> None:
+        """Write a line of the log about a client that was refused, at most one a second for each reason."""
+        reason = text.translate(_NO_NUMBERS)
+        if reason in self._refusals:
+            self._refusals[reason] += 1
+        elif len(self._refusals) < MAX_REASONS:
+            self._refusals[reason] = 0
+            log.warning("gRPC: refused %s: %s", peer, text)
+
+    def _sum_refusals(self) -> None:
+        for reason, more in self._refusals.items():
+            if more:
+                log.warning("gRPC: refused %d more within a second: %s", more, reason)
+        self._refusals.clear()
 
     def expect(self, call: OpenCall, timeout_s: float) -> None:
         """End a call after this time."""
@@ -76,7 +116,10 @@ class Port:
 
     def closed(self, call: OpenCall) -> None:
         """Count a call that is over."""
-        self.calls -= 1
+        if call.is_public:
+            self.public_streams -= call.is_stream
+        else:
+            self.calls -= 1
         if call.deadline != NEVER:
             self._timed.pop(call, None)
         call.forget()

@@ -3,18 +3,20 @@
 
 What breaks a rule of one stream raises `StreamFault` and ends that stream; what leaves nothing to believe raises
 `ConnectionFault`. Frames that move no call forward (pings, settings, empty ones) are counted: each call and each frame
-of an answer explains a few of them, and a second may have some more.
+of an answer explains a few of them, and a second may have some more. Calls that come to nothing by what the client
+says are counted, too, whoever ends them: those it calls off, those that are refused, and those whose rules it breaks.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from forebay.transports.grpc import frames, statuses
 from forebay.transports.grpc.calls import STREAM_WINDOW, OpenCall
 from forebay.transports.grpc.frames import ConnectionFault, Reason, StreamFault
 from forebay.transports.grpc.heads import Malformed, check_trailers
-from forebay.transports.grpc.hpack import BadBlock, Decoder
+from forebay.transports.grpc.hpack import BadBlock, Decoder, TooMuch
 from forebay.transports.grpc.messages import PREFIX_BYTES
 from forebay.transports.grpc.statuses import Status
 
@@ -39,8 +41,14 @@ CONTROL_OF_ONE: Final = 4
 """How many of them a call or a frame of an answer explains: clients make room for it, and some measure the line."""
 SETTINGS_WEIGHT: Final = 100
 """What a SETTINGS frame counts as: it may change the window of every call."""
-MAX_RESETS: Final = 2_000
-"""Calls between two sweeps that a client may begin only to call them off."""
+MAX_WASTED: Final = 2_000
+"""Calls between two sweeps that may come to nothing by what the client says, and calls that need no key."""
+WASTE_BYTES: Final = 1024
+"""A header block that had to be read for one of them counts once more for each of these in its list of fields."""
+MAX_PUBLIC: Final = 16
+"""Calls that need no key, at a time."""
+MAX_SKIPPED: Final = 64
+"""Ranges of streams that were passed over; older ones count as closed."""
 MAX_ENDED: Final = 1_024
 """Streams ended by the server whose last frames may still come; older ones are forgotten."""
 GOODBYE: Final = b"goodbye?"
@@ -79,6 +87,7 @@ class Receiver:
         self._has_settings = False
         self.last_stream = 0
         self._ended: dict[int, None] = {}
+        self._skipped: deque[tuple[int, int]] = deque(maxlen=MAX_SKIPPED)
         # Header blocks.
         self._decoder = Decoder(port.config.max_metadata_bytes)
         self._heads: dict[bytes, Head] = {}
@@ -88,8 +97,9 @@ class Receiver:
         self._block_flags = 0
         # Manners.
         self._control = 0
+        self._begun = 0
         self._credited = 0
-        self._resets = 0
+        self._wasted = 0
 
     @property
     def is_ready(self) -> bool:
@@ -126,14 +136,15 @@ class Receiver:
                 else:
                     self._take_control(kind, flags, stream, payload)
             except StreamFault as fault:
-                self._count_control()
                 connection.reset(fault.stream, fault.reason)
+                self._port.refused(connection.peer, str(fault))
+                self.waste()
             if len(out) > MAX_PIECES and not connection.write_some():
                 break
 
     def next_second(self) -> None:
         """Begin to count anew."""
-        self._control = self._resets = 0
+        self._control = self._wasted = 0
         self._credited = self._progress()
 
     def end_early(self, stream: int) -> None:
@@ -153,6 +164,7 @@ class Receiver:
             if not found[:1].isalpha() or found.startswith(b"PRI "):
                 msg = "the connection does not begin as HTTP/2 does"
                 raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
+            self._port.refused(self._connection.peer, "it does not speak HTTP/2")
             self._sender.out.append(_NOT_HTTP_1)
             self._connection.hang_up()
         return self.is_greeted
@@ -223,10 +235,10 @@ class Receiver:
             msg = "CONTINUATION of nothing"
             raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
         self._count_control()
-        block += payload
-        if len(block) > 4 * self._port.config.max_metadata_bytes:
+        if len(block) + len(payload) > 4 * self._port.config.max_metadata_bytes:
             msg = "a header block is far too long"
             raise ConnectionFault(Reason.ENHANCE_YOUR_CALM, msg)
+        block += payload
         if flags & frames.END_HEADERS:
             self._block = None
             self._take_block(self._block_flags, stream, bytes(block))
@@ -237,21 +249,33 @@ class Receiver:
         if stream <= self.last_stream:
             self._take_trailers(stream, block, is_last=bool(is_last))
             return
+        if stream > self.last_stream + 2:
+            self._skipped.append((self.last_stream, stream))
         self.last_stream = stream
         head = self._heads.get(block) or self._read_head(stream, block)
         port, calls = self._port, self._calls
         if head.refusal is not None:
             self._turn_away(stream, head.refusal, is_last=bool(is_last))
+            port.refused(self._connection.peer, head.reason)
+            self.waste()
         elif len(calls) >= port.config.max_streams or self._connection.is_leaving:
-            msg = "too many streams"
-            raise StreamFault(stream, Reason.REFUSED_STREAM, msg)
-        elif port.calls >= port.config.max_calls:
+            if not self._connection.is_leaving:
+                msg = f"more than {port.config.max_streams} calls at a time"
+                raise StreamFault(stream, Reason.REFUSED_STREAM, msg)
+            self._connection.reset(stream, Reason.REFUSED_STREAM)
+        elif port.calls >= port.config.max_calls and not head.is_public:
             text = f"all {port.config.max_calls} calls that may run at a time do; try again later"
-            refusal = statuses.HEADERS + statuses.trailers(Status.RESOURCE_EXHAUSTED, text)
-            self._turn_away(stream, refusal, is_last=bool(is_last))
+            self._turn_away_now(stream, text, is_last=bool(is_last))
+        elif head.is_public and (text := self._why_not_public(head)) is not None:
+            self._turn_away_now(stream, text, is_last=bool(is_last))
         else:
             call = calls[stream] = OpenCall(self._connection, stream, head, self._sender.first_window, port.epoch)
-            port.calls += 1
+            self._begun += 1
+            if not head.is_public:
+                port.calls += 1
+            else:
+                call.is_public = True
+                port.public_streams += head.is_stream
             if head.timeout_s is not None:
                 port.expect(call, head.timeout_s)
             if head.is_stream:
@@ -270,7 +294,10 @@ class Receiver:
         try:
             head = self._port.heads.read(fields, size)
         except Malformed as error:
+            self.waste(size // WASTE_BYTES)
             raise StreamFault(stream, Reason.PROTOCOL_ERROR, str(error)) from None
+        if head.refusal is not None or head.is_public:
+            self.waste(size // WASTE_BYTES)
         if is_same and size <= MAX_HEAD_BYTES:
             self._heads[block] = head
         return head
@@ -280,14 +307,36 @@ class Receiver:
             return self._decoder.decode(block)
         except BadBlock as error:
             raise ConnectionFault(Reason.COMPRESSION_ERROR, str(error)) from None
+        except TooMuch:
+            msg = f"a header block says more than twice the {self._port.config.max_metadata_bytes} bytes it may"
+            raise ConnectionFault(Reason.ENHANCE_YOUR_CALM, msg) from None
+
+    def _why_not_public(self, head: Head) -> str | None:
+        """Return why a call that needs no key may not begin now; None if it may."""
+        self.waste()
+        max_watches = self._port.config.max_watches
+        if head.is_stream and self._port.public_streams >= max_watches:
+            return f"all {max_watches} calls that may watch at a time do"
+        if sum(call.is_public for call in self._calls.values()) >= MAX_PUBLIC:
+            return f"{MAX_PUBLIC} calls at a time that need no key are what a connection may have"
+        return None
 
     def _turn_away(self, stream: int, refusal: bytes, *, is_last: bool) -> None:
         self._sender.out.append(frames.frame(frames.HEADERS, frames.END_FLAGS, stream, refusal))
         if not is_last:
             self._connection.reset(stream, Reason.NO_ERROR)
 
+    def _turn_away_now(self, stream: int, text: str, *, is_last: bool) -> None:
+        """Refuse a call that could be taken at another time."""
+        refusal = statuses.HEADERS + statuses.trailers(Status.RESOURCE_EXHAUSTED, text)
+        self._turn_away(stream, refusal, is_last=is_last)
+        self._port.refused(self._connection.peer, text)
+
     def _take_trailers(self, stream: int, block: bytes, *, is_last: bool) -> None:
-        fields, _ = self._decode(block)
+        if any(before < stream < after for before, after in self._skipped):
+            msg = f"HEADERS on stream {stream}, which was passed over"
+            raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
+        fields, size = self._decode(block)
         self._heads.clear()
         self._heads_stamp = self._decoder.changes
         call = self._calls.get(stream)
@@ -300,6 +349,10 @@ class Receiver:
         if not is_last:
             msg = "HEADERS within a call must end it"
             raise StreamFault(stream, Reason.PROTOCOL_ERROR, msg)
+        if size > self._port.config.max_metadata_bytes:
+            self.waste(size // WASTE_BYTES)
+            msg = f"trailers of {size} bytes"
+            raise StreamFault(stream, Reason.ENHANCE_YOUR_CALM, msg)
         try:
             check_trailers(fields)
         except Malformed as error:
@@ -415,10 +468,18 @@ class Receiver:
             return
         self._connection.drop(call)
         if call.is_young(self._port.epoch):
-            self._resets += 1
-            if self._resets > MAX_RESETS:
-                msg = f"more than {MAX_RESETS} calls were begun and called off within a second"
-                raise ConnectionFault(Reason.ENHANCE_YOUR_CALM, msg)
+            self.waste()
+
+    def waste(self, weight: int = 1) -> None:
+        """Count a call that came to nothing by what the client said.
+
+        Raises:
+            ConnectionFault: If it is one too many.
+        """
+        self._wasted += weight
+        if self._wasted > MAX_WASTED:
+            msg = f"more than {MAX_WASTED} calls within a second were called off, refused or broke a rule"
+            raise ConnectionFault(Reason.ENHANCE_YOUR_CALM, msg)
 
     def _miss_settings(self) -> None:
         msg = "the first frame is not SETTINGS"
@@ -436,7 +497,7 @@ class Receiver:
 
     def _progress(self) -> int:
         """How many calls there were, and frames of answers."""
-        return self.last_stream // 2 + self._sender.sent
+        return self._begun + self._sender.sent
 
 
 def _refuse_stream(kind: int, stream: int) -> NoReturn:

@@ -78,10 +78,12 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
         host: Address to bind; other machines reach the server only if this says so.
         port: TCP port; 0 takes a free one.
         max_message_bytes: Longest message, in and out, also once unpacked; longer ones get RESOURCE_EXHAUSTED.
-        max_buffered_bytes: Bytes of messages that have not come whole yet, of all clients together; the call that
-            would exceed it gets RESOURCE_EXHAUSTED. Clients that drip a byte now and then can hold them.
+        max_buffered_bytes: Bytes of messages that have not come whole yet, and of those that came packed until their
+            calls are over, of all clients together; the call that would exceed it gets RESOURCE_EXHAUSTED. Clients that
+            drip a byte now and then can hold them.
         max_metadata_bytes: Longest metadata of a call as HTTP/2 counts it: names, values and 32 bytes for each field.
-        max_calls: Calls at a time, health checks included; more get RESOURCE_EXHAUSTED.
+        max_calls: Calls at a time, without health checks; more get RESOURCE_EXHAUSTED.
+        max_watches: Clients that watch the health at a time; more get RESOURCE_EXHAUSTED.
         max_streams: Calls at a time on one connection; clients wait with more.
         max_connections: Connections at a time; more are closed.
         read_timeout_s: A client that is in the middle of a frame or of a message and sends nothing for this time is cut
@@ -98,6 +100,7 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_buffered_bytes: int = 1024 * 1024 * 1024
     max_metadata_bytes: int = 16 * 1024
     max_calls: int = 4096
+    max_watches: int = 1024
     max_streams: int = 1024
     max_connections: int = 4096
     read_timeout_s: float = 30.0

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.transports.grpc import huffman, statuses
-from forebay.transports.grpc.hpack import BadBlock, Decoder, literal
+from forebay.transports.grpc.hpack import BadBlock, Decoder, TooMuch, literal
 
 PLENTY = 1 << 20
 
@@ -190,10 +190,29 @@ def test_an_entry_that_does_not_fit_empties_the_table():  # RFC 7541, 4.4
 
 def test_lists_that_are_too_long_are_measured_and_not_kept():
     decoder = Decoder(1000)
-    found, size = decoder.decode(b"\x40\x01a\x7f\xa9\x0f" + b"v" * 2088 + b"\xbe" * 5000)
-    assert found == []
-    assert size == 5001 * (1 + 2088 + 32)
+    found, size = decoder.decode(b"\x40\x01a\x7f\xf1\x05" + b"v" * 880 + b"\xbe")
+    assert found == [(b"a", b"v" * 880)]
+    assert size == 2 * (1 + 880 + 32)
     assert fields(b"\x82", decoder) == [(b":method", b"GET")]
+
+
+BAD = b"\x80"
+"""A field that cannot be read, at which reading stops with another error if it comes so far."""
+TOO_MUCH = {
+    "references": b"\x40\x01a\x7f\x81\x05" + b"v" * 768 + b"\xbe" * 50_000,
+    "references to nothing much": b"\x82" * 50_000,
+    "literals": b"\0\1a\1b" * 10_000,
+    "a long value": b"\0\1a" + literal(b"", b"v" * 3000)[2:],
+    "a long name": b"\0" + literal(b"n" * 3000, b"v")[1:],
+    "a long packed value": b"\0\1a\xff" + literal(b"", packed(*b"\0" * 8000))[3:],
+    "resizes": b"\x20" * 50_000,
+}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_reading_stops_where_it_is_too_much(name):  # F10
+    with pytest.raises(TooMuch):
+        Decoder(1000).decode(TOO_MUCH[name] + BAD)
 
 
 def test_the_table_never_holds_more_than_its_size():
@@ -237,5 +256,5 @@ def test_random_bytes_raise_nothing_else(blocks):
         for block in blocks:
             found, size = decoder.decode(block)
             assert sum(len(name) + len(value) + 32 for name, value in found) <= min(size, 2000)
-    except BadBlock:
+    except (BadBlock, TooMuch):
         pass
