@@ -63,6 +63,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         padding: Zero rows that `realize` appends.
         batch_key: Batches are only merged with batches of an equal key.
         template: What one row looks like; None for a batch that never had one.
+        is_owned: Whether `realize` always gives arrays of their own, which may be written to and kept; so it is for
+            the batches that a serving's function gets.
         parts: The entries, as they were given.
     """
 
@@ -71,6 +73,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     padding: int = 0
     batch_key: Hashable = DEFAULT_KEY
     template: Template | None = None
+    is_owned: bool = False
 
     @staticmethod
     def new() -> Batch:
@@ -144,6 +147,10 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         hash(batch_key)
         return replace(self, batch_key=batch_key)
 
+    def owned(self) -> Batch:
+        """Return the batch with arrays of their own at each `realize`."""
+        return replace(self, is_owned=True)
+
     def pad(self, n: int) -> Batch:
         """Return the batch with `n` zero rows to be appended by `realize`, instead of those it had before.
 
@@ -185,7 +192,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Join the rows and the padding, and return them in the structure of the entries.
 
         Every leaf is copied once, into one contiguous buffer; not at all if the batch is a single contiguous entry
-        (or some rows of one) without padding: then the arrays share their memory with the entry. Each call joins anew.
+        (or some rows of one) without padding: then the arrays share their memory with the entry, unless the batch is
+        `owned`. Each call joins anew.
 
         Args:
             into: Called with the shape and dtype of each numpy leaf, returns the array to join it in; for memory
@@ -201,7 +209,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         arrays: list[Any] = []
         for index in range(len(self.template.specs)):
             pieces = [part.piece(index) for part in self.parts]
-            arrays.append(kind_of(pieces[0][0]).join(pieces, self.padding, into))
+            arrays.append(kind_of(pieces[0][0]).join(pieces, self.padding, into, owned=self.is_owned))
         return self.template.structure.unflatten(arrays)
 
     def __len__(self) -> int:

@@ -32,6 +32,8 @@ class Torch:
     def compile(self, fn: Function, options: Options) -> Function:
         """Return the compiled function; it gets tensors, also where the batch holds numpy arrays.
 
+        No gradients are kept: it runs in inference mode.
+
         Args:
             fn: A function that takes and returns tensors.
             options: `device` is where the tensors are moved to. `backend`, `disable`, `dynamic`, `fullgraph`, `mode`
@@ -49,6 +51,7 @@ class Torch:
                 leaf = torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy())
             return leaf if device is None else leaf.to(device)
 
+        @torch.inference_mode()
         def call(tree: Any) -> Any:
             arguments = map_leaves(tensor, tree)
             current = collector()

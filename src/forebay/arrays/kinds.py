@@ -46,6 +46,26 @@ class Spec(msgspec.Struct, frozen=True):
         """Return the spec of one row: the same without the first axis."""
         return Spec(self.shape[1:], self.dtype, self.kind, self.device)
 
+    def joins(self, other: Spec) -> bool:
+        """Return whether rows of both can lie in one array: of the same shape and library, and of dtypes that promote.
+
+        Numbers do with numbers and texts with texts, but never one with the other.
+        """
+        if (self.shape, self.kind) != (other.shape, other.kind):
+            return False
+        if self.dtype == other.dtype or self.kind == "torch":
+            return True
+        kinds = {self.dtype.kind, other.dtype.kind}
+        if len(kinds) == 2 and not kinds.isdisjoint("USOmM"):
+            return False
+        try:
+            import numpy as np
+
+            np.result_type(self.dtype, other.dtype)
+        except TypeError:
+            return False
+        return True
+
     def __str__(self) -> str:
         dtype = str(self.dtype) if self.kind != "jax" else f"jax.{self.dtype}"
         place = "" if self.device is None else f" on {self.device}"
@@ -62,10 +82,12 @@ class Kind(ABC):
         """Return what the array looks like."""
 
     @abstractmethod
-    def join(self, pieces: Sequence[Piece], padding: int, into: Allocator | None) -> Any:
+    def join(self, pieces: Sequence[Piece], padding: int, into: Allocator | None, *, owned: bool = False) -> Any:
         """Return the rows of all pieces, then `padding` zero rows, in one contiguous array.
 
-        Everything is copied once; a single contiguous piece without padding not at all, unless there is an allocator.
+        Everything is copied once; a single contiguous piece without padding not at all, unless there is an allocator or
+        the result is to be `owned`: then it shares no memory that anybody can write to. Pieces of several dtypes are
+        promoted as the library does, and those of several devices come to the device of the first.
         """
 
     @abstractmethod
@@ -75,6 +97,10 @@ class Kind(ABC):
     @abstractmethod
     def equal(self, left: Any, right: Any) -> bool:
         """Return whether shape, dtype and all values are equal."""
+
+    @abstractmethod
+    def copy(self, array: Any) -> Any:
+        """Return an array of the same values that shares no memory anybody can write to."""
 
     def rows(self, array: Any, rows: slice) -> Any:
         """Return some rows of the array: a view where the library has views."""
@@ -90,23 +116,32 @@ class _Numpy(Kind):
         array = np.asarray(array)
         return Spec(array.shape, array.dtype)
 
-    def join(self, pieces: Sequence[Piece], padding: int, into: Allocator | None) -> Any:
+    def join(self, pieces: Sequence[Piece], padding: int, into: Allocator | None, *, owned: bool = False) -> Any:
         import numpy as np
 
         blocks = [np.asarray(array)[rows] for array, rows in pieces]
         first = blocks[0]
         if into is None and padding == 0 and len(blocks) == 1:
-            return np.ascontiguousarray(first)
+            return np.array(first, order="C") if owned else np.ascontiguousarray(first)
         rows = sum(len(block) for block in blocks)
         shape = (rows + padding, *first.shape[1:])
-        joined = np.empty(shape, first.dtype) if into is None else into(shape, first.dtype)
-        if joined.shape != shape or joined.dtype != first.dtype:
-            got, asked = Spec(joined.shape, joined.dtype), Spec(shape, first.dtype)
+        dtype = first.dtype
+        if any(block.dtype != dtype for block in blocks):
+            dtype = np.result_type(*[block.dtype for block in blocks])
+        joined = np.empty(shape, dtype) if into is None else into(shape, dtype)
+        if joined.shape != shape or joined.dtype != dtype:
+            got, asked = Spec(joined.shape, joined.dtype), Spec(shape, dtype)
             raise ValueError(f"the buffer to realize into should be {asked}, it is {got}")
         np.concatenate(blocks, out=joined[:rows])
         if padding:
-            joined[rows:] = np.zeros((), first.dtype)  # not 0: zero of a text is the empty text
+            joined[rows:] = np.zeros((), dtype)  # not 0: zero of a text is the empty text
         return joined
+
+    def copy(self, array: Any) -> Any:
+        import numpy as np
+
+        # Numbers do not change.
+        return cast("Any", array.copy()) if isinstance(array, np.ndarray) else array
 
     def host(self, array: Any) -> np.ndarray[Any, Any]:
         import numpy as np
@@ -125,13 +160,19 @@ class _Torch(Kind):
     def spec(self, array: Any) -> Spec:
         return Spec(tuple(array.shape), array.dtype, self.name, str(array.device))
 
-    def join(self, pieces: Sequence[Piece], padding: int, into: Allocator | None) -> Any:
+    def join(self, pieces: Sequence[Piece], padding: int, into: Allocator | None, *, owned: bool = False) -> Any:
+        torch = sys.modules["torch"]
         blocks = [array[rows] for array, rows in pieces]
         first = blocks[0]
         if padding:
             zero = first.new_zeros((1, *first.shape[1:]))
             blocks.append(zero.expand(padding, *first.shape[1:]))
-        return sys.modules["torch"].cat(blocks) if len(blocks) > 1 else first.contiguous()
+        if len(blocks) > 1:
+            return torch.cat([block.to(first.device) for block in blocks])
+        return first.clone(memory_format=torch.contiguous_format) if owned else first.contiguous()
+
+    def copy(self, array: Any) -> Any:
+        return array.detach().clone()  # without the graph by which it was computed
 
     def host(self, array: Any) -> np.ndarray[Any, Any]:
         torch = sys.modules["torch"]
@@ -149,18 +190,21 @@ class _Jax(Kind):
     def spec(self, array: Any) -> Spec:
         return Spec(tuple(array.shape), array.dtype, self.name, array.device)
 
-    def join(self, pieces: Sequence[Piece], padding: int, into: Allocator | None) -> Any:
-        first, rows = pieces[0]
+    def join(self, pieces: Sequence[Piece], padding: int, into: Allocator | None, *, owned: bool = False) -> Any:
+        first, rows = pieces[0]  # nobody can write to an array of jax, so each is owned as it is
         if padding == 0 and len(pieces) == 1:
             return first[None] if rows is None else self.rows(first, rows)
         if _is_in_reach(first):
             joined = _NUMPY.join(pieces, padding, None)
             return _put_beside(joined, first)
         numpy = sys.modules["jax"].numpy
-        blocks = [array[rows] for array, rows in pieces]
+        blocks = [_moved_to(first, array)[rows] for array, rows in pieces]
         if padding:
             blocks.append(numpy.zeros_like(first, shape=(padding, *blocks[0].shape[1:])))
         return numpy.concatenate(blocks)
+
+    def copy(self, array: Any) -> Any:
+        return array
 
     def host(self, array: Any) -> np.ndarray[Any, Any]:
         import numpy as np
@@ -186,6 +230,12 @@ def _is_in_reach(array: Any) -> bool:
     if isinstance(array, jax.core.Tracer) or jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
         return False
     return getattr(array.device, "platform", None) == "cpu"
+
+
+def _moved_to(first: Any, array: Any) -> Any:
+    jax = sys.modules["jax"]
+    is_there = isinstance(array, jax.core.Tracer) or array.device == first.device
+    return array if is_there else jax.device_put(array, first.device)
 
 
 def _put_beside(host: np.ndarray[Any, Any], array: Any) -> Any:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -47,12 +48,16 @@ class Template(msgspec.Struct, frozen=True):
         rows = common_rows(structure, specs)
         return cls(structure, tuple([spec.row() for spec in specs])), rows
 
-    def contrast(self, other: Template) -> str:
+    def joins(self, other: Template) -> bool:
+        """Return whether outputs that look like this can be joined along their rows; see `Spec.joins`."""
+        return self.structure == other.structure and all(map(Spec.joins, self.specs, other.specs))
+
+    def contrast(self, other: Template, alike: Callable[[Spec, Spec], bool] = operator.eq) -> str:
         """Say where two templates differ first, and show both."""
         place = self.structure.difference(other.structure)
         if place is None:
             pairs = zip(self.structure.paths(), self.specs, other.specs, strict=True)
-            place = next((path for path, mine, theirs in pairs if mine != theirs), "$")
+            place = next((path for path, mine, theirs in pairs if not alike(mine, theirs)), "$")
         return f"they differ at {place}, expected {self}, got {other}"
 
     def __str__(self) -> str:

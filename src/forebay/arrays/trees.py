@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from forebay.arrays.kinds import kind_of
+from forebay.arrays.kinds import Spec, find_kind, kind_of
 from forebay.arrays.structure import Structure, flatten, map_leaves
 from forebay.arrays.template import Template, common_rows
 from forebay.errors import BatchMismatch
 
-__all__ = ["Structure", "concatenate", "flatten", "map_leaves", "rows", "slice_rows", "to_host"]
+__all__ = ["Structure", "concatenate", "copy_rows", "flatten", "map_leaves", "rows", "slice_rows", "to_host"]
 
 
 _ALL = slice(None)
@@ -46,13 +46,25 @@ def slice_rows(tree: Any, start: int, stop: int) -> Any:
         raise
 
 
+def copy_rows(tree: Any, start: int, stop: int) -> Any:
+    """Return the rows from `start` up to `stop` of every leaf, in memory of their own; see `slice_rows`."""
+    rows = slice(start, stop)
+    kind = find_kind(tree)
+    if kind is not None and _has_rows(tree):  # one array, as it mostly is: there is no tree to take apart
+        return kind.copy(kind.rows(tree, rows))
+    return map_leaves(lambda leaf: kind_of(leaf).copy(leaf), slice_rows(tree, start, stop))
+
+
 def concatenate(trees: Sequence[Any]) -> Any:
     """Join trees along the first axis of every leaf, with one copy for each leaf; a single tree is returned as it is.
 
-    Arrays stay with their library and on their device.
+    Arrays stay with their library. What several batches returned for one caller may differ in what depends on the
+    values of a batch and where it ran: numbers of different dtypes are promoted, texts get the widest one's width, and
+    arrays on several devices come to the device of the first.
 
     Raises:
-        BatchMismatch: The trees differ in structure, row shape, dtype, kind or device; or see `rows`.
+        BatchMismatch: The trees differ in structure, row shape or kind, or in dtypes without a common one; or see
+            `rows`.
         InvalidRequest: See `flatten`.
         ValueError: There are no trees.
     """
@@ -63,8 +75,9 @@ def concatenate(trees: Sequence[Any]) -> Any:
     flat = [flatten(tree) for tree in trees]
     templates = [Template.of_rows(leaves, structure)[0] for leaves, structure in flat]
     for index, template in enumerate(templates):
-        if template != templates[0]:
-            raise BatchMismatch(f"cannot concatenate tree {index} with tree 0: {templates[0].contrast(template)}")
+        if template != templates[0] and not templates[0].joins(template):
+            msg = f"cannot concatenate tree {index} with tree 0: {templates[0].contrast(template, Spec.joins)}"
+            raise BatchMismatch(msg)
     structure, kinds = flat[0][1], [kind_of(leaf) for leaf in flat[0][0]]
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
     return structure.unflatten(
@@ -81,3 +94,7 @@ def to_host(tree: Any) -> Any:
         InvalidRequest: See `flatten`.
     """
     return map_leaves(lambda leaf: kind_of(leaf).host(leaf), tree)
+
+
+def _has_rows(leaf: Any) -> bool:
+    return bool(getattr(leaf, "shape", ()))

@@ -126,13 +126,24 @@ def test_a_single_tree_is_not_copied():
 
 def test_trees_that_differ_are_not_joined():
     with pytest.raises(
-        BatchMismatch, match=r"tree 1 with tree 0: they differ at \$\.a, expected .*float64\[\].* got .*int64"
+        BatchMismatch, match=r"tree 1 with tree 0: they differ at \$\.b, expected .*float64\[3\].* got .*float64\[2\]"
     ):
-        concatenate([{"a": np.ones(2)}, {"a": np.ones(2, int)}])
+        concatenate([{"a": np.ones(2), "b": np.ones((2, 3))}, {"a": np.ones(2, int), "b": np.ones((2, 2))}])
+    with pytest.raises(BatchMismatch, match=r"they differ at \$, expected int64\[\], got <U1"):
+        concatenate([np.ones(2, int), np.array(["a"])])
     with pytest.raises(BatchMismatch, match=r"jax\.float32"):
         concatenate([np.ones(2, np.float32), jnp.ones(2)])
     with pytest.raises(ValueError, match="no trees"):
         concatenate([])
+
+
+def test_dtypes_that_promote_are_joined():  # F37
+    joined = concatenate([{"a": np.array(["abc"]), "b": jnp.ones(1)}, {"a": np.array(["defghi"]), "b": jnp.arange(1)}])
+    assert joined["a"].tolist() == ["abc", "defghi"]
+    assert joined["b"].tolist() == [1.0, 0.0]
+    numbers = concatenate([np.array([True]), np.array([2]), np.array([0.5], np.float32)])
+    assert numbers.dtype == np.float64
+    assert numbers.tolist() == [1.0, 2.0, 0.5]
 
 
 def test_jax_arrays_stay_jax_arrays():

@@ -18,7 +18,7 @@ import copy
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.arrays.batch import Batch
-from forebay.arrays.trees import concatenate, slice_rows
+from forebay.arrays.trees import concatenate
 from forebay.batching.queue import BatchQueue
 from forebay.types.call import EMPTY
 
@@ -46,11 +46,8 @@ class Slice:
         self.stop = stop
 
     def output(self) -> Any:
-        """Return these rows: the output itself if that is all of it, else views."""
-        executed = self.executed
-        if self.start == 0 and self.stop == executed.rows:
-            return executed.output
-        return slice_rows(executed.output, self.start, self.stop)
+        """Return these rows."""
+        return self.executed.cut(self.start, self.stop)
 
 
 class Call:

@@ -7,7 +7,8 @@ import threading
 from typing import TYPE_CHECKING, Any, cast
 
 from forebay.arrays.hooks import collecting
-from forebay.arrays.trees import rows
+from forebay.arrays.ownership import taken_over
+from forebay.arrays.trees import copy_rows, rows, slice_rows
 from forebay.errors import BadOutcome, BatchMismatch, BatchResultMismatch, InvalidRequest
 from forebay.observe.spans import span
 from forebay.serving.servings.module import instance_of, name_of
@@ -36,6 +37,19 @@ class Executed:
         self.output = output
         self.metadata = metadata
         self.rows = rows
+
+    def own(self) -> Executed:
+        """Copy what the function may still write to, with its next batch or any other; to be called before that."""
+        box, self.output = [self.output], None  # a second reference to the output would look like the function's
+        self.output = taken_over(box)
+        return self
+
+    def cut(self, start: int, stop: int) -> Any:
+        """Return some rows: all of them as they are; few in memory of their own, or they would keep the others' too."""
+        wanted = stop - start
+        if wanted == self.rows:
+            return self.output
+        return (copy_rows if 2 * wanted < self.rows else slice_rows)(self.output, start, stop)
 
 
 class Execution:
@@ -72,7 +86,7 @@ class Execution:
         self._state = self._module.init(kind, arg, partitions)
 
     def run(self, batch: Batch, partition: int, sink: Sink | None = None) -> Executed:
-        """Run one batch.
+        """Run one batch. What the function gets is its own, and so is what it returned until `Executed.own` is called.
 
         Args:
             batch: Its rows.
@@ -86,6 +100,7 @@ class Execution:
         """
         if self._pad_to is not None and batch.size < self._pad_to:
             batch = batch.pad(self._pad_to - batch.size)
+        batch = batch.owned()
         with self._lock:
             run = self._handle(batch, partition)
         with span("serving.execute", module=self._name, batch_size=batch.size, batch_key=batch.batch_key) as attributes:

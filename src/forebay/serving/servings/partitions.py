@@ -25,7 +25,7 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from forebay.arrays.trees import slice_rows
+from forebay.arrays.trees import copy_rows
 from forebay.errors import BadOutcome, BatchMismatch, InternalError, ServingCrashed, ServingNotFound, ServingStopped
 from forebay.observe.serving_metrics import KeyMetrics
 from forebay.serving.servings.dispatch import Dispatch
@@ -299,7 +299,7 @@ class Partitions:
     def _sink(work: Work) -> Callable[[str, Any], None]:
         def sink(name: str, value: Any) -> None:
             for call, start, stop in work.shares():
-                call.waiter.put((name, slice_rows(value, start, stop)))
+                call.waiter.put((name, copy_rows(value, start, stop)))
 
         return sink
 

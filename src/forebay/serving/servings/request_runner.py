@@ -128,7 +128,7 @@ class RequestRunner:
                 self._execute(dispatch, alike)
             return
         try:
-            dispatch.finish(work, self._execution.run(batch, self._partition))
+            dispatch.finish(work, self._execution.run(batch, self._partition).own())
         except BadOutcome as error:
             dispatch.fail(work, error)
         except Exception as error:  # noqa: BLE001 - the boundary to user code

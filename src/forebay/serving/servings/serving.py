@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, cast
 
 from forebay.arrays.batch import Batch
-from forebay.arrays.trees import concatenate, slice_rows
+from forebay.arrays.trees import concatenate, copy_rows
 from forebay.errors import ConfigError, ForebayError, ModelError
 from forebay.serving.servings import client
 from forebay.serving.servings.execution import Execution
@@ -236,7 +236,7 @@ class Serving(Generic[In, Out]):
         outputs: list[Any] = []
         executed: Executed | None = None
         for batch, executed in self._execute(batches):
-            outputs.append(_rows_of(executed, batch.size))
+            outputs.append(executed.cut(0, batch.size))
         assert executed is not None
         return concatenate(outputs), executed.metadata
 
@@ -254,10 +254,9 @@ class Serving(Generic[In, Out]):
         """
         reached: list[tuple[str, Any]] = []
         for batch, executed in self._execute(batches, reached, execution, partition):
-            for name, value in reached:
-                yield name, slice_rows(value, 0, batch.size)
+            yield from reached
             reached.clear()
-            yield "batch", _rows_of(executed, batch.size), executed.metadata
+            yield "batch", executed.cut(0, batch.size), executed.metadata
 
     def _execute(
         self,
@@ -267,11 +266,13 @@ class Serving(Generic[In, Out]):
         partition: int = 0,
     ) -> Iterator[tuple[Batch, Executed]]:
         execution = execution or self._warmed
-        sink = None if reached is None or not self.settings.streaming else _into(reached)
+        sink: Sink | None = None
         for batch in batches:
             if execution is None:
                 execution = self._execution([batch.batch_key])
-            yield batch, execution.run(batch, partition, sink)
+            if reached is not None and self.settings.streaming:
+                sink = _into(reached, batch.size)
+            yield batch, execution.run(batch, partition, sink).own()
 
     def _execution(self, batch_keys: Sequence[Hashable] | None) -> Execution:
         keys = list(batch_keys or ["default"])
@@ -306,12 +307,8 @@ class Serving(Generic[In, Out]):
         return f"Serving({', '.join(shown)})"
 
 
-def _rows_of(executed: Executed, size: int) -> Any:
-    return executed.output if executed.rows == size else slice_rows(executed.output, 0, size)
-
-
-def _into(reached: list[tuple[str, Any]]) -> Sink:
-    return lambda name, value: reached.append((name, value))
+def _into(reached: list[tuple[str, Any]], rows: int) -> Sink:
+    return lambda name, value: reached.append((name, copy_rows(value, 0, rows)))
 
 
 def _frozen(options: dict[str, Any]) -> MappingProxyType[str, Any]:

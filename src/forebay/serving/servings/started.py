@@ -341,7 +341,7 @@ class _Threaded:
         return True
 
     def run(self, batch: Batch, sink: Sink | None) -> Executed:
-        return self._execution.run(batch, self._index, sink)
+        return self._execution.run(batch, self._index, sink).own()
 
     def close(self) -> None:
         pass
