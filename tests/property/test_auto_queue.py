@@ -38,6 +38,7 @@ ARRIVALS = st.lists(
 )
 def test_whatever_comes_leaves_once_in_time_and_in_bounds(arrivals, max_size, objective_s, idle, slots, seconds):
     queue = BatchQueue(BatchConfig(max_size=max_size, objective_s=objective_s, idle=idle))
+    queue.slots = slots
     origins = [MemoryOrigin() for _ in range(6)]
     events = []
     now = 1.0
@@ -62,7 +63,7 @@ def test_whatever_comes_leaves_once_in_time_and_in_bounds(arrivals, max_size, ob
             queue.cancel(what)
         elif kind == "done":
             running -= 1
-            queue.answered(what, now, alone=slots - running <= 1, slots=slots)
+            queue.answered(what, now)
         if events and events[0][0] == now:
             continue
         while running < slots and (batch := queue.take(now)) is not None:

@@ -25,8 +25,9 @@ class QueueMachine(RuleBasedStateMachine):
         idle=st.sampled_from(["go", "wait", "gather"]),
         max_running=st.sampled_from([None, None, 1, 2]),
         objective_s=st.sampled_from([None, None, 2.0]),
+        slots=st.sampled_from([1, 2, 4]),
     )
-    def start(self, max_size, capacity, idle, max_running, objective_s):
+    def start(self, max_size, capacity, idle, max_running, objective_s, slots):
         self.config = BatchConfig(
             max_size=max_size,
             capacity=capacity,
@@ -36,6 +37,7 @@ class QueueMachine(RuleBasedStateMachine):
             objective_s=objective_s,
         )
         self.queue = BatchQueue(self.config)
+        self.queue.slots = slots
         self.now = 1.0
         self.model = []
         self.everything = []
@@ -121,11 +123,11 @@ class QueueMachine(RuleBasedStateMachine):
         self.running.append(batch)
 
     @precondition(lambda self: self.running)
-    @rule(which=st.integers(0, 100), alone=st.booleans())
-    def answer(self, which, alone):
+    @rule(which=st.integers(0, 100))
+    def answer(self, which):
         batch = self.running.pop(which % len(self.running))
         batch.model_s = 0.5
-        self.queue.answered(batch, self.now, alone=alone)
+        self.queue.answered(batch, self.now)
 
     def rows_of(self, key):
         return sum(one.size for one in self.model if one.key == key)
@@ -156,14 +158,17 @@ class QueueMachine(RuleBasedStateMachine):
         if not hasattr(self, "queue"):
             return
         while self.running:
-            self.queue.answered(self.running.pop(), self.now, alone=False)
+            self.queue.answered(self.running.pop(), self.now)
         self.now += 4.0
         for _ in range(len(self.everything) + 10):
             batch = self.queue.take(self.now)
             if batch is None:
+                self.now += 4.0  # the clients of the last batch do not return
+                batch = self.queue.take(self.now)
+            if batch is None:
                 break
             self.left += batch.entries
-            self.queue.answered(batch, self.now, alone=False)
+            self.queue.answered(batch, self.now)
         assert self.queue.waiting == 0
         assert len(set(map(id, self.left))) == len(self.left)
         late = [one for one in self.everything if one not in self.left and one not in self.cancelled]

@@ -214,6 +214,7 @@ class Auto:
         """Share of the recent answers that were not."""
         self._sizes = steps(max_size)
         self._paces: OrderedDict[Hashable, Pace] = OrderedDict()
+        self._unknown = Pace(self._sizes)
         self._work = Rate()
         self._slots = 1
         self._span_s = SPAN_S
@@ -227,7 +228,7 @@ class Auto:
             rows: How many wait.
             age_s: How long the first of them has waited.
         """
-        pace = self._pace(key)
+        pace = self._known(key)
         rows = min(rows, self._sizes[-1])
         for size in pace.untried:
             if rows / 2 <= size < rows:
@@ -243,17 +244,21 @@ class Auto:
             rows: How many wait.
             arrived: When the first of them arrived.
         """
-        pace = self._pace(key)
+        pace = self._known(key)
         return arrived if rows >= pace.goal else arrived + pace.wait_s
 
     def size(self, key: Hashable) -> int:
         """Return the size at which nothing is gained by waiting any longer."""
-        return self._pace(key).size
+        return self._known(key).size
+
+    def reaches_goal(self, key: Hashable, before: int, rows: int) -> bool:
+        """Tell whether as many rows of a key wait as a free slot waits for, and before there were fewer."""
+        return before < self._known(key).goal <= rows
 
     def holds(self, key: Hashable, rows: int, now: float) -> None:
         """Take note that a slot is free and rows of this key wait for more."""
-        pace = self._pace(key)
-        if pace.held_since is None:
+        pace = self._known(key)
+        if pace is not self._unknown and pace.held_since is None:
             pace.held_since = now
             pace.held_rows = rows
 
@@ -309,7 +314,7 @@ class Auto:
         """Return what was learned and chosen."""
         pace = max(self._paces.values(), key=lambda pace: pace.work.value, default=None)
         if pace is None:
-            pace = Pace(self._sizes)
+            pace = self._unknown
         return AutoState(
             objective_s=self.objective_s,
             objective_held=self.held,
@@ -322,6 +327,10 @@ class Auto:
             per_row_s=pace.cost.curve.b,
             rows_per_s=pace.arrivals.value,
         )
+
+    def _known(self, key: Hashable) -> Pace:
+        """Return what is known of a key; to ask neither makes room for it nor keeps it from being forgotten."""
+        return self._paces.get(key, self._unknown)
 
     def _pace(self, key: Hashable) -> Pace:
         pace = self._paces.get(key)

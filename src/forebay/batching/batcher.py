@@ -128,6 +128,9 @@ class Batcher:
             return
         queue = self.queue
         now = time.monotonic()
+        slots = pool.idle + len(self._running)
+        if slots != queue.slots:
+            queue.slots = slots
         while pool.idle:
             batch = queue.take(now)
             if batch is None:
@@ -161,13 +164,9 @@ class Batcher:
             if following is not None:
                 self._run(following, now)
         self._answer(batch, outcomes, now)
-        idle = self.pool.idle
-        if queue.auto is None:
-            queue.answered(batch, now, alone=idle <= 1)
-        else:
-            queue.answered(batch, now, alone=idle <= 1, slots=max(idle + len(self._running), 1))
-            if queue.auto.held is not self._told_held:
-                self._tell(queue.auto.state(), now)
+        queue.answered(batch, now)
+        if queue.auto is not None and queue.auto.held is not self._told_held:
+            self._tell(queue.auto.state(), now)
         if queue.waiting or queue.next_due() is not None:
             self.wake()
 

@@ -11,6 +11,7 @@ Waiting ends when the expected rows are there, or when a slice brought too few o
 back is censored by leaving early and locks itself at small batches. Where `rho` says that waiting does not pay, one
 batch in 64 waits all the same: after a storm of clients that went away nothing else would raise it again. Only clients
 that the last release answered count as returning; counting any arrival makes open-loop traffic wait for nothing.
+All this is about one slot; for several see `shares.py`.
 
 Sans-I/O: no clock, no loop. `queue.py` calls it, every step takes `now` in seconds.
 """
@@ -18,12 +19,13 @@ Sans-I/O: no clock, no loop. `queue.py` calls it, every step takes `now` in seco
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from forebay.types.batch import Entry
+    from forebay.types.call import Origin
 
 SLICE = 0.3
 """Length of one wait as a share of a batch's fixed cost a; 0.2 to 0.45 measure alike, 0.12 misses the target."""
@@ -40,7 +42,8 @@ MIN_SPREAD = 0.05
 PROBE = 64
 """Of so many batches that were not waited for, one is: else nothing would show that clients return again."""
 
-_releases = itertools.count(1)
+releases: Final = itertools.count(1)
+"""Numbers of the releases of all queues: an origin remembers the last that answered it."""
 
 
 class Curve:
@@ -83,13 +86,15 @@ class Curve:
 class Gather:
     """Decide how long a slot that has just answered waits for its clients to return."""
 
-    def __init__(self, max_size: int) -> None:
+    def __init__(self, max_size: int, curve: Curve) -> None:
         self.max_size = max_size
         """Rows at which nothing more is waited for."""
-        self.curve = Curve()
+        self.curve = curve
         self.rho = 1.0
         self.until: float | None = None
         """End of the running slice; None while nothing is waited for."""
+        self.nobody: Origin | None = None
+        """Stands for all clients that cannot be told apart; None if they are not waited for."""
         self._unwaited = 0
         self._release = 0
         self._target = 0.0
@@ -98,22 +103,22 @@ class Gather:
         self._slice_started = 0.0
         self._slice_queued = 0
 
-    def answered(self, entries: Iterable[Entry], queued: int, now: float, *, alone: bool) -> None:
+    def answered(self, entries: Iterable[Entry], queued: int, now: float) -> None:
         """Mark the origins of a batch whose answers were written and start to wait if that pays.
 
         Args:
             entries: The answered batch.
             queued: Rows that wait already.
             now: Seconds.
-            alone: Whether no other slot is idle; with another one idle nothing is gained by waiting.
         """
         self.until = None
-        if not alone or queued >= self.max_size or self.curve.a < MIN_FIXED_S:
+        if queued >= self.max_size or self.curve.a < MIN_FIXED_S:
             return
-        release = self._release = next(_releases)
+        release = self._release = next(releases)
+        nobody = self.nobody
         rows = 0
         for entry in entries:
-            origin = entry.origin
+            origin = entry.origin or nobody
             if origin is not None:
                 origin.release = release
                 rows += entry.size
@@ -166,9 +171,10 @@ class Gather:
     def _share_back(self, waiting: Iterable[Entry]) -> float:
         """Return the share of the answered rows whose clients have come back."""
         release, since = self._release, self._started  # an origin with several requests may have had one waiting before
-        back = sum(
-            entry.size
-            for entry in waiting
-            if entry.origin is not None and entry.origin.release == release and entry.arrived >= since
-        )
-        return back / self._answered
+        nobody = self.nobody
+        back = 0
+        for entry in waiting:
+            origin = entry.origin or nobody
+            if origin is not None and origin.release == release and entry.arrived >= since:
+                back += entry.size
+        return min(back / self._answered, 1.0)

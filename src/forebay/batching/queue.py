@@ -6,7 +6,7 @@ before a slot asks for one (`take`), so a batch keeps growing while every slot i
 eligible when it holds a full batch, or when its first entry is due:
 
 * `idle="go"`: at once; the driver calls `take` at the end of a loop turn, so what arrived together leaves together;
-* `idle="gather"`: at once, unless `gather.py` waits for the clients that were just answered;
+* `idle="gather"`: at once, unless `gather.py` (`shares.py`, for several slots) waits for clients just answered;
 * `idle="wait"`: `max_wait_s` after the first entry arrived.
 
 With a latency objective, `auto.py` says how long a line waits and how much of it leaves, whatever `idle` is.
@@ -14,6 +14,12 @@ With a latency objective, `auto.py` says how long a line waits and how much of i
 Eligible lines are served in the order in which they became eligible. An entry marked `ALONE` is a
 batch of its own and always eligible. Cancelled and expired entries never leave the queue in a batch.
 An entry that does not fit any more waits for the next batch, unless the driver can `divide` it.
+
+However many keys wait, a step costs no more than their logarithm: `_order` is a heap of the lines by the moment from
+which on they are eligible. Of the notes about a line in it only the last counts. What it says may be too early, when
+the first entries of the line have left, and is put right when it comes to the top; where a line becomes eligible sooner
+it is noted anew. A line that may not run now has no note until one of its batches is answered. A single line needs no
+order.
 
 Sans-I/O: no clock, no loop, no payload. `batcher.py` drives it.
 """
@@ -29,7 +35,8 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from forebay.batching.auto import Auto
-from forebay.batching.gather import Gather
+from forebay.batching.gather import Curve, Gather
+from forebay.batching.shares import Shares
 from forebay.errors import QueueFull, TooLarge
 from forebay.types.batch import Batch
 from forebay.types.call import ALONE
@@ -44,6 +51,9 @@ NEVER: Final = float("inf")
 
 MIN_ROW_S: Final = 1e-6
 """No row is taken to be quicker."""
+
+LOOKED_AT: Final = 64
+"""Lines of which it is noted at a time that they wait beside a free slot: the oldest, which are due next."""
 
 BUNDLE: Final = 16
 BUNDLE_S: Final = 0.001
@@ -91,7 +101,7 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
 class Line:
     """The entries that wait under one key."""
 
-    __slots__ = ("dead", "entries", "full_since", "key", "rows")
+    __slots__ = ("dead", "entries", "full_since", "key", "note", "rows")
 
     def __init__(self, key: Hashable) -> None:
         self.key = key
@@ -99,6 +109,15 @@ class Line:
         self.rows = 0
         self.dead = 0
         self.full_since = 0.0
+        self.note = 0
+        """Number of the note in the order that counts; 0 for none."""
+
+
+class Nobody:
+    """Stands for all clients that cannot be told apart."""
+
+    def __init__(self) -> None:
+        self.release = 0
 
 
 class BatchQueue:
@@ -129,16 +148,44 @@ class BatchQueue:
         self._lines: dict[Hashable, Line] = {}
         self._full = 0
         self._order: list[tuple[float, int, Line]] = []
-        self._numbers = itertools.count()
+        self._ages: list[tuple[float, int, Line]] = []
+        self._numbers = itertools.count(1)
         self._alone: deque[Entry] = deque()
         self._running: dict[Hashable, int] = {}
-        self.gather = Gather(config.max_size) if config.idle == "gather" else None
+        self._slots = 1
+        self.curve = Curve()
+        """What a batch costs by its size, as the rules that wait for clients see it."""
+        self._gather: Gather | None = None
+        self._shares: Shares | None = None
         self.auto = None if config.objective_s is None else Auto(config.objective_s, config.max_size)
+        if config.idle == "gather":
+            self._gather = Gather(config.max_size, self.curve)
+            self._shares = Shares(config.max_size, self.curve)
+            if self.auto is not None:
+                # There is time to wait, so it need not be certain who comes back.
+                self._gather.nobody = self._shares.nobody = Nobody()
+        self.gather: Gather | Shares | None = self._gather
+        """The rule that waits for returning clients: one for a single slot, another for several."""
+        self._counts: Shares | None = None
         self._is_ranked = config.ranked
         self._bundle_s = config.bundle_s
         self._row_s = NEVER
         self._waits = config.idle == "wait" or self.auto is not None
-        self._is_ordered = self.auto is None and config.max_running is None
+        self._goes = not self._waits and config.max_running is None
+        """Whether every line is eligible at once."""
+
+    @property
+    def slots(self) -> int:
+        """Batches that can run at a time; the driver keeps it up to date."""
+        return self._slots
+
+    @slots.setter
+    def slots(self, slots: int) -> None:
+        self._slots = slots
+        if self._shares is not None:
+            self._shares.slots = slots
+            self._counts = self._shares if slots > 1 else None
+            self.gather = self._counts or self._gather
 
     def offer(self, entry: Entry, now: float) -> None:
         """Add an entry.
@@ -156,6 +203,8 @@ class BatchQueue:
             raise TooLarge(msg)
         self.waiting += size
         entry.arrived = now
+        if self._counts is not None:
+            self._counts.arrived(entry)
         key = entry.key
         if key is ALONE:
             self._alone.append(entry)
@@ -174,8 +223,15 @@ class BatchQueue:
             line.full_since = now
             self._full += 1
             self._note(line)
-        elif is_new:
+        elif is_new or (
+            self.auto is not None and len(self._lines) > 1 and self.auto.reaches_goal(key, rows, rows + size)
+        ):
             self._note(line)
+        if self.auto is not None and is_new:
+            heapq.heappush(self._ages, (now, next(self._numbers), line))
+            if len(self._ages) > 2 * len(self._lines) + 64:
+                self._ages = [age for age in self._ages if self._lines.get(age[2].key) is age[2]]
+                heapq.heapify(self._ages)
 
     def cancel(self, entry: Entry) -> None:
         """Forget an entry that still waits; does nothing for one that has left. The caller marks it `done`."""
@@ -213,117 +269,141 @@ class BatchQueue:
                 batch = self._fill(line, now)
             if batch is not None:  # else all of it had expired
                 break
+        if self._shares is not None:
+            self._shares.took(batch.rows)
+        key = batch.key
         if self.config.max_running is not None:
-            self._running[batch.key] = self._running.get(batch.key, 0) + 1
-        if self.auto is not None and batch.key is not ALONE:
-            left = self._lines.get(batch.key)
-            self.auto.took(batch.key, batch.rows, 0 if left is None else left.rows, now)
+            self._running[key] = self._running.get(key, 0) + 1
+        if self.auto is not None and key is not ALONE:
+            left = self._lines.get(key)
+            self.auto.took(key, batch.rows, 0 if left is None else left.rows, now)
         return batch
 
-    def answered(self, batch: Batch, now: float, *, alone: bool = True, slots: int = 1) -> None:
-        """Tell that a batch has run and its answers are written.
-
-        Args:
-            batch: What `take` returned.
-            now: Seconds.
-            alone: Whether no other slot is idle.
-            slots: How many batches can run at a time; only a latency objective needs it.
-        """
+    def answered(self, batch: Batch, now: float) -> None:
+        """Tell that a batch has run and its answers are written."""
+        key = batch.key
         if self._bundle_s:
             # One slow row counts at once, a quick one little by little: who is bundled with a slow row has to wait.
             row_s = batch.model_s / batch.rows
             self._row_s = max(row_s, 0.8 * self._row_s + 0.2 * row_s if self._row_s < NEVER else row_s, MIN_ROW_S)
-        if self.config.max_running is not None and batch.key in self._running:
-            left = self._running[batch.key] - 1
-            if left:
-                self._running[batch.key] = left
-            else:
-                del self._running[batch.key]
-        if self.gather is not None and batch.key is not ALONE:
-            # The whole way there and back counts, not only the model: it is what one more batch would cost.
-            self.gather.curve.learn(batch.rows, now - batch.entries[0].taken)
-            self.gather.answered(batch.entries, self.waiting, now, alone=alone)
-        if self.auto is not None and batch.key is not ALONE:
-            gather = self.gather
-            returning = 0.0 if gather is None or batch.entries[0].origin is None else gather.rho
-            self.auto.answered(batch, now, slots=slots, returning=returning)
+        gather = self.gather
+        if gather is not None:
+            assert self._shares is not None
+            self._shares.ended(batch.rows)
+            if key is not ALONE:
+                # The whole way there and back counts, not only the model: it is what one more batch would cost.
+                self.curve.learn(batch.rows, now - batch.entries[0].taken)
+                gather.answered(batch.entries, self.waiting, now)
+        if self.auto is not None and key is not ALONE:
+            returning = 0.0 if gather is None else gather.rho
+            self.auto.answered(batch, now, slots=self._slots, returning=returning)
             if gather is not None:
-                gather.max_size = self.auto.size(batch.key)
+                gather.max_size = self.auto.size(key)
+        if self.config.max_running is not None and key in self._running:
+            left = self._running[key] - 1
+            if left:
+                self._running[key] = left
+            else:
+                del self._running[key]
+        if self.auto is not None or self.config.max_running is not None:
+            line = self._lines.get(key)
+            if line is not None:
+                self._note(line)
 
     def is_full(self) -> bool:
         """Tell whether a whole batch waits, so that waiting any longer gains nothing."""
         if self.auto is not None:
-            return any(line.rows >= self.auto.size(line.key) for line in self._lines.values())
+            line = self._first()
+            return line is not None and line.rows >= self.auto.size(line.key)
         return self._full > 0
 
     def next_due(self) -> float | None:
         """Return when `take` should be asked again if nothing arrives before; None if only an arrival can help."""
-        if self.gather is not None and self.gather.until is not None:
+        gather = self.gather
+        if gather is not None and gather.until is not None:
             if self.auto is not None and self._lines:
-                return min(self.gather.until, self._oldest() + self.auto.patience_s)
-            return self.gather.until
+                return min(gather.until, self._oldest() + self.auto.patience_s)
+            return gather.until
         if self._waits and self._lines:
-            if self._is_ordered:
-                return self._first()[0]
             # A line that may not run now becomes due when one of its batches is answered, which wakes the driver.
-            return min((self._since(line) for line in self._lines.values() if self._may_run(line)), default=None)
+            line = self._first()
+            return None if line is None else self._since(line)
         return None
 
     def _eligible(self, now: float) -> Line | None:
         gather = self.gather
-        if gather is not None and gather.until is not None and not self._alone:
-            waiting = (entry for line in self._lines.values() for entry in line.entries if not entry.taken)
-            if self.auto is not None and self._lines and self._oldest() + self.auto.patience_s <= now:
-                gather.until = None
-            elif gather.holds(self.waiting, now, waiting):
+        if gather is not None and not self._alone and (gather.until is not None or self._counts is not None):
+            if self._holds(gather, now):
                 return None
         if not self._lines:
             return None
-        if len(self._lines) == 1 and not self._waits and self.config.max_running is None:
+        if self._goes and len(self._lines) == 1:
             return next(iter(self._lines.values()))
-        if self._is_ordered:
-            since, line = self._first()
-            return line if since <= now else None
-        candidates = [line for line in self._lines.values() if self._since(line) <= now and self._may_run(line)]
-        if not candidates and self.auto is not None:
-            for line in self._lines.values():
-                self.auto.holds(line.key, line.rows, now)
-        return min(candidates, key=self._since, default=None)
+        line = self._first()
+        if line is None or self._since(line) <= now:
+            return line
+        if self.auto is not None:
+            for held in itertools.islice(self._lines.values(), LOOKED_AT):
+                self.auto.holds(held.key, held.rows, now)
+        return None
+
+    def _holds(self, gather: Gather | Shares, now: float) -> bool:
+        """Tell whether a slot that is free waits for clients to return."""
+        if not self._lines and self._counts is not None:
+            gather.until = None
+            return False
+        if self.auto is not None and self._lines and self._oldest() + self.auto.patience_s <= now:
+            gather.until = None
+            return False
+        # At most as many as a batch takes waited when a wait began, so few are looked at when it ends.
+        waiting = (entry for line in self._lines.values() for entry in line.entries if not entry.taken)
+        return gather.holds(self.waiting, now, waiting)
 
     def _note(self, line: Line) -> None:
-        """Put a line in order: it is new, or it is eligible sooner than before. A single line needs no order."""
-        if not self._is_ordered or len(self._lines) == 1:
+        """Put a line in order: it is new, or it may be eligible sooner than before."""
+        count = len(self._lines)
+        if count < 2:
             return
-        if len(self._lines) == 2:
-            for other in self._lines.values():
-                heapq.heappush(self._order, (self._since(other), next(self._numbers), other))
-        else:
-            heapq.heappush(self._order, (self._since(line), next(self._numbers), line))
+        if len(self._order) > 2 * count + 64:  # most of it does not count any more
+            self._order = [note for note in self._order if note[1] == note[2].note and note[2].rows]
+            heapq.heapify(self._order)
+        for one in self._lines.values() if count == 2 else (line,):
+            one.note = next(self._numbers)
+            heapq.heappush(self._order, (self._since(one), one.note, one))
 
-    def _first(self) -> tuple[float, Line]:
-        """Return the line that is eligible first, and since or from when; there must be one.
-
-        What `_order` says of a line may be too early, when its first entries have left, or about a line that is gone;
-        it is put right when it comes to the top.
-        """
+    def _first(self) -> Line | None:
+        """Return the line that is eligible first of those that may run."""
+        lines = self._lines
+        if len(lines) == 1:
+            self._order.clear()
+            line = next(iter(lines.values()))
+            return line if self._may_run(line) else None
         order = self._order
-        if len(self._lines) == 1:
-            order.clear()
-            (line,) = self._lines.values()
-            return self._since(line), line
-        while True:
+        while order and lines:
             noted, number, line = order[0]
-            if self._lines.get(line.key) is not line:
+            if line.note != number or lines.get(line.key) is not line:
                 heapq.heappop(order)
-                continue
-            since = self._since(line)
-            if since <= noted:
-                return since, line
-            heapq.heapreplace(order, (since, number, line))
+            elif not self._may_run(line):
+                heapq.heappop(order)
+                line.note = 0
+            elif (since := self._since(line)) > noted:
+                heapq.heapreplace(order, (since, number, line))
+            else:
+                return line
+        return None
 
     def _oldest(self) -> float:
         """Return when the first of the entries arrived that wait in lines; there must be one."""
-        return min(self._head(line).arrived for line in self._lines.values())
+        if len(self._lines) == 1:
+            return min(self._head(line).arrived for line in self._lines.values())
+        while True:
+            noted, number, line = self._ages[0]
+            if self._lines.get(line.key) is not line:
+                heapq.heappop(self._ages)
+            elif (arrived := self._head(line).arrived) > noted:
+                heapq.heapreplace(self._ages, (arrived, number, line))
+            else:
+                return arrived
 
     def _since(self, line: Line) -> float:
         due = self._head(line).arrived
@@ -363,9 +443,12 @@ class BatchQueue:
             return self._take_one(line, now)
         if self._bundle_s:
             room = max(min(room, int(self._bundle_s / self._row_s)), self._head(line).size)
-        if self.auto is not None:
+        if self.auto is not None or self._counts is not None:
             head = self._head(line)
-            room = self.auto.room(line.key, line.rows, now - head.arrived)
+            if self._counts is not None:
+                room = min(room, self._counts.room(self.waiting))
+            if self.auto is not None:
+                room = min(room, self.auto.room(line.key, min(line.rows, room), now - head.arrived))
             room = min(max(room, head.size), self._max_size)  # never so small that the first would not fit
         if line.rows <= room and not line.dead:  # the common case: all of it
             rows = line.rows

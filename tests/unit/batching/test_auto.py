@@ -83,6 +83,7 @@ class Run:
         self.curve = curve
         self.slots = slots
         self.queue = BatchQueue(BatchConfig(**{"max_size": MAX_SIZE, "capacity": 100_000, **settings}))
+        self.queue.slots = slots
         self.random = random.Random(5)
         self.latencies = []
         self.sizes = []
@@ -133,7 +134,7 @@ class Run:
             if one.body == b"returns":
                 back = now + 8e-6 * position + 50e-6 + self.random.random() * 300e-6
                 self._at(back, entry(b"returns", one.origin))
-        self.queue.answered(batch, now, alone=self.slots - self._running <= 1, slots=self.slots)
+        self.queue.answered(batch, now)
 
 
 GRID = [(4, 0.0), (16, 0.0), (16, 0.01), (32, 0.0), (32, 0.01), (64, 0.0), (64, 0.01), (64, 0.05)]

@@ -122,16 +122,21 @@ def test_gather_keeps_a_crowd_together(idle, batches):
     bench(story, idle=idle)
 
 
-def test_gather_does_not_wait_while_another_slot_is_idle():
+def test_idle_slots_share_what_came():  # F70
     async def story(bench):
-        origin = MemoryOrigin()
-        bench.submit("a", "b", origin=origin)
+        bench.submit(*"abcd")
         await asyncio.sleep(0)
-        bench.clock.advance(0.010)
-        bench.pool.complete(model_s=0.010)
-        bench.submit("c", origin=MemoryOrigin())
+        assert bench.batches == ["ab", "cd"]
+
+    bench(story, idle="gather", slots=2)
+
+
+def test_a_slot_that_went_away_leaves_its_share_to_the_others():  # F70
+    async def story(bench):
+        bench.pool.idle = 1
+        bench.submit(*"abcd")
         await asyncio.sleep(0)
-        assert bench.batches == ["ab", "c"]
+        assert bench.batches == ["abcd"]
 
     bench(story, idle="gather", slots=2)
 

@@ -93,12 +93,12 @@ class Hand:
     def __init__(self, max_size=64, rho=1.0):
         self.queue = BatchQueue(BatchConfig(max_size=max_size))
         self.gather = self.queue.gather
-        self.gather.curve = Known()
+        self.queue.curve = self.gather.curve = Known()
         self.gather.rho = rho
 
-    def answer(self, clients, queued=0, now=10.0, alone=True):
+    def answer(self, clients, queued=0, now=10.0):
         self.arrive([entry(MemoryOrigin()) for _ in range(queued)], now)
-        self.queue.answered(Batch(clients, None, sum(one.size for one in clients)), now, alone=alone)
+        self.queue.answered(Batch(clients, None, sum(one.size for one in clients)), now)
         return self
 
     def arrive(self, entries, now):
@@ -132,11 +132,6 @@ def test_nothing_is_gathered_when_the_queue_is_full():
     assert (hand.waits, hand.takes(10.0)) == (False, 8)
 
 
-def test_nothing_is_gathered_while_another_slot_is_idle():
-    hand = Hand().answer(crowd(8), queued=1, alone=False)
-    assert (hand.waits, hand.takes(10.0)) == (False, 1)
-
-
 @pytest.mark.parametrize("rho, waits", [(0.0, False), (0.06, False), (0.07, True)])
 def test_it_does_not_wait_for_less_than_half_a_row(rho, waits):
     assert Hand(rho=rho).answer(crowd(8)).waits is waits
@@ -153,7 +148,7 @@ def test_clients_without_an_origin_are_not_waited_for():
 
 
 def test_a_new_answer_ends_the_old_wait():
-    hand = Hand().answer(crowd(8)).answer(crowd(8), now=11.0, alone=False)
+    hand = Hand().answer(crowd(8)).answer([entry()], now=11.0)
     assert not hand.waits
 
 
