@@ -332,9 +332,9 @@ class BatchQueue:
 
     def _eligible(self, now: float) -> Line | None:
         gather = self.gather
-        if gather is not None and not self._alone and (gather.until is not None or self._counts is not None):
-            if self._holds(gather, now):
-                return None
+        is_asked = self._counts is not None or (gather is not None and gather.until is not None)
+        if is_asked and gather is not None and not self._alone and self._holds(gather, now):
+            return None
         if not self._lines:
             return None
         if self._goes and len(self._lines) == 1:

@@ -156,9 +156,9 @@ def test_an_origin_with_many_requests_comes_back_with_each():
     first, second = hand.take(), hand.take()
     hand.answer(first)
     hand.answer(second)
-    assert hand.queue.gather.missing == 8
+    assert hand.queue._shares.missing == 8
     hand.arrive([Request(body=b"", reply=print, origin=peer) for _ in range(12)])
-    assert hand.queue.gather.missing == 0
+    assert hand.queue._shares.missing == 0
 
 
 def test_batches_of_one_size_per_slot_keep_to_the_limit():
