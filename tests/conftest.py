@@ -73,14 +73,14 @@ class Wire:
 
     def request(self, method, target, body=b"", *, headers=(), version="1.1"):
         """The bytes of a request with a body of a known length."""
-        lines = [f"{method} {target} HTTP/{version}", "host: test", *headers, *self.extra.splitlines()]
+        lines = [f"{method} {target} HTTP/{version}", "host: localhost", *headers, *self.extra.splitlines()]
         if body or method == "POST":
             lines.append(f"content-length: {len(body)}")
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
     def head(self, method, target, *headers):
         """The bytes of a head that says nothing of a body but what `headers` say."""
-        lines = [f"{method} {target} HTTP/1.1", "host: test", *self.extra.splitlines(), *headers, "", ""]
+        lines = [f"{method} {target} HTTP/1.1", "host: localhost", *self.extra.splitlines(), *headers, "", ""]
         return "\r\n".join(lines).encode("latin-1")
 
     def ask(self, method, target, body=b"", **more):

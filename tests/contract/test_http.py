@@ -5,6 +5,7 @@ Every test runs three times: on the fast lane of `forebay serve`; on Starlette b
 web pages go there, so these carry an Origin); and on forebay's ASGI application in a plain uvicorn.
 """
 
+import gzip
 import json
 import sys
 import threading
@@ -175,6 +176,15 @@ def test_an_id_that_could_forge_headers_or_logs_is_replaced(wire):
         assert answer.headers["x-request-id"] not in {bad, ""}
 
 
+@pytest.mark.parametrize("target", [ECHO, "/nowhere"])
+def test_an_id_that_could_forge_a_log_is_replaced_in_errors_as_well(wire, target):  # F7
+    for bad in ["two words", "x" * 129, "\xe9"]:
+        answer = wire.ask("POST", target, b"{", headers=[f"x-request-id: {bad}"])
+        assert answer.status in {400, 404}
+        assert answer.headers["x-request-id"] not in {bad, bad[:128], ""}
+        assert answer.error["request_id"] == answer.headers["x-request-id"]
+
+
 def test_a_large_answer_comes_whole(way):
     assert way.call("large", 5_000_000).content == bytes(5_000_000)
 
@@ -188,6 +198,7 @@ def test_a_generator_is_answered_as_events(way):
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["x-accel-buffering"] == "no"  # F9
     assert answer.headers["x-request-id"]
     assert answer.text == "data: 0\n\ndata: 1\n\ndata: 2\n\n"
 
@@ -491,6 +502,46 @@ def test_a_client_that_takes_neither_format_gets_406(way):
     assert way.call("echo", 1, accept="text/html").status_code == 406
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "br", "gzip, identity"])
+def test_a_packed_body_is_415_with_a_sentence_unless_the_model_takes_bytes(way, encoding):  # F7
+    answer = way.post("echo", gzip.compress(b"1"), content_encoding=encoding)
+    assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "identity")
+    assert "Content-Encoding" in answer.json()["error"]["message"]
+    assert way.post("echo", b"1", content_encoding="identity").json() == 1
+    assert way.post("upper", b"a", content_encoding=encoding).content == b"A"
+
+
+def test_http_s_own_errors_have_codes_of_their_own(way):  # F9
+    for answer, status, code in [
+        (way.client.put(ECHO, content="1"), 405, "method_not_allowed"),
+        (way.call("echo", 1, accept="text/html"), 406, "not_acceptable"),
+        (way.post("echo", b" " * 200_001), 413, "too_large"),
+        (way.post("echo", b"1", content_type="text/csv"), 415, "unsupported_media_type"),
+        (way.post("echo", b"{"), 400, "invalid_argument"),
+    ]:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_array_of_more_samples_than_may_wait_is_413_before_it_is_cut(way, packed):  # F5
+    count = 90_000
+    body = b"\xdd" + count.to_bytes(4, "big") + bytes(count) if packed else b"[" + b"0," * count + b"0]"
+    answer = way.post("doubles", body, content_type=f"application/{'msgpack' if packed else 'json'}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+    assert "4096 samples" in answer.json()["error"]["message"]
+
+
+def test_a_page_of_another_origin_may_not_post_what_its_browser_does_not_ask_about(way):  # F68
+    page = {"origin": "http://evil.example"}
+    for model, headers in [("echo", {}), ("upper", {"content-type": "text/plain"}), ("upper", {})]:
+        answer = way.client.post(f"/models/{model}", content=b"1", headers=page | headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "foreign_page")
+        assert "--cors-origin" in answer.json()["error"]["message"]
+    own = {"origin": way.server.url}
+    assert way.client.post(ECHO, content=b"1", headers=own).json() == 1
+    assert way.client.post(ECHO, json=1, headers=page).json() == 1
+
+
 @pytest.mark.parametrize("value", ["0", "-5", "soon", "1.5", "", "9" * 5000])
 def test_a_timeout_that_is_no_number_of_milliseconds_is_400(wire, value):
     answer = wire.ask("POST", ECHO, b"1", headers=[f"x-request-timeout-ms: {value}"])
@@ -516,6 +567,39 @@ def test_a_body_just_within_the_limit_is_taken(way):
     body = b'"' + b"x" * 199_998 + b'"'
     assert way.post("echo", body).content == body
     assert way.post("echo", b'"x' + body[1:]).status_code == 413
+
+
+@pytest.mark.usefixtures("ours")
+@pytest.mark.parametrize(
+    "lines, status",
+    [
+        (["POST {} HTTP/1.0", "transfer-encoding: chunked"], 400),
+        (["POST {} HTTP/1.1", "host: localhost", "transfer-encoding: gzip, chunked"], 501),
+        (["POST {} HTTP/1.1", "transfer-encoding: chunked"], 400),
+        (["POST {} HTTP/1.1", "host: localhost", "host: localhost", "transfer-encoding: chunked"], 400),
+        (["POST {} HTTP/1.1", "host: a b", "transfer-encoding: chunked"], 400),
+    ],
+)
+@pytest.mark.parametrize("target", [ECHO, "/models/%65cho"])
+def test_a_head_that_could_be_read_in_two_ways_is_refused_and_closed(wire, target, lines, status):  # F7
+    wire.send("\r\n".join([*lines, "", ""]).format(target).encode() + b"1\r\n1\r\n0\r\n\r\n")
+    answer = wire.read()
+    assert (answer.status, answer.headers["connection"]) == (status, "close")
+    assert wire.is_closed_by_server()
+
+
+@pytest.mark.usefixtures("ours")
+@pytest.mark.parametrize("target", ["/models/echo", "/models/%65cho"])
+def test_the_body_of_a_request_to_upgrade_is_a_body(way, wire, target):  # F3
+    before = way.describe("diary")["batching"]["batches"]
+    inner = wire.request("POST", "/models/diary", b'{"name": "smuggled"}')
+    wire.send(wire.head("POST", target, "connection: upgrade", "upgrade: x", f"content-length: {len(inner)}"))
+    wire.send(inner)
+    answer = wire.read()
+    assert (answer.status, answer.headers["connection"]) == (400, "close")  # the model did get it: it is no JSON
+    assert "JSON" in answer.error["message"]
+    assert wire.is_closed_by_server()
+    assert way.describe("diary")["batching"]["batches"] == before
 
 
 @pytest.mark.usefixtures("ours")

@@ -52,6 +52,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--http-port", type=int, metavar="PORT", help=f"port ({http.port}); 0 takes a free one")
     group.add_argument("--max-body-bytes", type=at_least(1), metavar="N", help=f"longest body ({http.max_body_bytes})")
     group.add_argument(
+        "--max-buffered-bytes",
+        type=at_least(1),
+        metavar="N",
+        help=f"bytes of bodies that are arriving, all together ({http.max_buffered_bytes})",
+    )
+    group.add_argument(
         "--max-connections", type=at_least(1), metavar="N", help=f"connections at a time ({http.max_connections})"
     )
     group.add_argument("--certfile", metavar="PEM", help="TLS certificate chain; the port then speaks HTTPS")
@@ -61,6 +67,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="KEY",
         help="ask for this key, or for one in a file: @FILE; may be repeated",
+    )
+    group.add_argument(
+        "--allowed-host",
+        action="append",
+        metavar="NAME",
+        help="a name the server may be called by, * for any (on this machine only and without a key: localhost)",
     )
     group.add_argument("--cors-origin", action="append", metavar="ORIGIN", help="let pages of this origin call (none)")
     group.add_argument("--access-log", action="store_true", default=None, help="log a line for each request")
@@ -177,10 +189,12 @@ def options_of(parsed: argparse.Namespace) -> Options:
         "host": parsed.host,
         "port": parsed.http_port,
         "max_body_bytes": parsed.max_body_bytes,
+        "max_buffered_bytes": parsed.max_buffered_bytes,
         "max_connections": parsed.max_connections,
         "certfile": parsed.certfile,
         "keyfile": parsed.keyfile,
         "api_keys": _keys(parsed.api_key) if parsed.api_key else None,
+        "allowed_hosts": tuple(parsed.allowed_host) if parsed.allowed_host else None,
         "cors_origins": tuple(parsed.cors_origin) if parsed.cors_origin else None,
         "access_log": parsed.access_log,
     }
@@ -231,8 +245,11 @@ def _keys(given: list[str]) -> tuple[str, ...]:
 
     keys: list[str] = []
     for key in given:
+        if not key.strip():
+            msg = "an --api-key is empty, and would let everybody in; is the variable set that it comes from?"
+            raise ConfigError(msg)
         if not key.startswith("@"):
-            keys.append(key)
+            keys.append(key.strip())
             continue
         try:
             keys += [line.strip() for line in Path(key[1:]).read_text().splitlines() if line.strip()]

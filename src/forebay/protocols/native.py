@@ -7,7 +7,8 @@ once, for the fast lane and for Starlette alike.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -35,6 +36,11 @@ MSGPACK_TYPE: Final = "application/msgpack"
 RAW_TYPE: Final = "application/octet-stream"
 STREAM_TYPE: Final = "text/event-stream"
 
+TOO_LARGE: Final = "too_large"
+"""Code of a body over a limit."""
+MAX_SAMPLES: Final = 16_384
+"""Samples in the array of one request, whatever the queue may hold."""
+
 _MAX_FIELDS: Final = 100
 
 _FORMATS: Final = {
@@ -59,16 +65,31 @@ _STATUS: Final[list[tuple[type[ForebayError], int]]] = [
 ]
 
 
-class UnsupportedMedia(InvalidRequest):
-    """The body's media type is not one the endpoint reads (415)."""
+class Refusal(InvalidRequest):
+    """An error that HTTP has a status for, and a code that says more than that of the core.
+
+    Attributes:
+        status: The status.
+        word: The code in the body.
+    """
+
+    status: ClassVar[int] = 400
+    word: ClassVar[str] = str(InvalidRequest.code)
 
 
-class NotAcceptable(InvalidRequest):
-    """The endpoint answers in none of the media types the client takes (406)."""
+class UnsupportedMedia(Refusal):
+    """The body's media type or its encoding is not one the endpoint reads."""
+
+    status = 415
+    word = "unsupported_media_type"
 
 
-_STATUS.insert(0, (UnsupportedMedia, 415))
-_STATUS.insert(0, (NotAcceptable, 406))
+class NotAcceptable(Refusal):
+    """The endpoint answers in none of the media types the client takes."""
+
+    status = 406
+    word = "not_acceptable"
+
 
 PARAMS: Final[Mapping[tuple[str, str], Mapping[str, str]]] = {
     (given, wanted): {"in": given, "out": wanted} for given in ("json", "msgpack") for wanted in ("json", "msgpack")
@@ -96,10 +117,19 @@ class Contract(msgspec.Struct, frozen=True):
 
 def status_of(error: ForebayError) -> int:
     """Return the HTTP status of an error."""
+    if isinstance(error, Refusal):
+        return error.status
     for kind, status in _STATUS:
         if isinstance(error, kind):
             return status
     return 500
+
+
+def code_of(error: ForebayError) -> str:
+    """Return the code of an error as its body tells it."""
+    if isinstance(error, Refusal):
+        return error.word
+    return TOO_LARGE if isinstance(error, TooLarge) else str(error.code)
 
 
 def error_body(error: ForebayError, request_id: str) -> bytes:
@@ -107,7 +137,7 @@ def error_body(error: ForebayError, request_id: str) -> bytes:
     message = error.message
     if isinstance(error, UserCodeError):
         message = "the model failed; the server's log has the details under this request id"
-    body: dict[str, Any] = {"code": str(error.code), "message": message, "request_id": request_id}
+    body: dict[str, Any] = {"code": code_of(error), "message": message, "request_id": request_id}
     if error.detail is not None:
         body["detail"] = error.detail
     return msgspec.json.encode({"error": body}, enc_hook=str)
@@ -181,14 +211,21 @@ _json_rows = msgspec.json.Decoder(list[msgspec.Raw])
 _msgpack_rows = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
-def samples_of(body: bytes, params: Mapping[str, str]) -> list[memoryview]:
+def samples_of(body: bytes, params: Mapping[str, str], limit: int = MAX_SAMPLES) -> list[memoryview]:
     """Cut an array of samples into its elements without decoding them.
+
+    Args:
+        body: The array.
+        params: The formats.
+        limit: The most elements that are wanted: an array of more costs next to nothing.
 
     Raises:
         InvalidRequest: If it is malformed, ValidationError if it is no array or an empty one.
+        TooLarge: If it has too many elements.
     """
+    limit = min(limit, MAX_SAMPLES)
     try:
-        rows = (_json_rows if params["in"] == "json" else _msgpack_rows).decode(body)
+        rows = (_json_elements if params["in"] == "json" else _msgpack_elements)(body, limit)
     except msgspec.ValidationError as error:
         msg = f"the body must be an array of samples: {error}"
         raise ValidationError(msg, detail={"path": "$"}) from error
@@ -201,6 +238,47 @@ def samples_of(body: bytes, params: Mapping[str, str]) -> list[memoryview]:
         msg = "the array of samples is empty"
         raise ValidationError(msg, detail={"path": "$"})
     return [memoryview(row) for row in rows]
+
+
+def _json_elements(body: bytes, limit: int) -> list[msgspec.Raw]:
+    """Read the elements, or give up at the first one that is too many."""
+    if body.count(b",") < limit:
+        return _json_rows.decode(body)  # there cannot be more elements than that
+    read = _elements_up_to(limit)
+    try:
+        found = read.decode(body)
+    except msgspec.ValidationError:
+        if body.lstrip()[:1] == b"[":
+            raise _too_many(limit) from None
+        raise
+    rows = list(msgspec.structs.astuple(found))
+    while rows and not len(rows[-1]):
+        rows.pop()
+    return rows
+
+
+@cache
+def _elements_up_to(limit: int) -> msgspec.json.Decoder[msgspec.Struct]:
+    """Make a decoder that stops at the element after the last one wanted; one of a list makes all of them first."""
+    fields = [(f"e{number}", msgspec.Raw, msgspec.Raw()) for number in range(limit)]
+    return msgspec.json.Decoder(
+        msgspec.defstruct("Elements", fields, array_like=True, forbid_unknown_fields=True, gc=False)
+    )
+
+
+_MSGPACK_LENGTHS: Final = {0xDC: 2, 0xDD: 4}
+
+
+def _msgpack_elements(body: bytes, limit: int) -> list[msgspec.Raw]:
+    """Read the elements; how many there are stands before them."""
+    size = _MSGPACK_LENGTHS.get(body[0], 0) if body else 0
+    if limit < int.from_bytes(body[1 : 1 + size], "big") <= len(body):  # one that cannot be is told as malformed
+        raise _too_many(limit)
+    return _msgpack_rows.decode(body)
+
+
+def _too_many(limit: int) -> TooLarge:
+    return TooLarge(f"the array has more than {limit} samples, which is as many as may wait here")
 
 
 def joined(rows: Sequence[bytes], params: Mapping[str, str]) -> bytes:

@@ -17,14 +17,20 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         host: Address to bind; other machines reach the server only if this says so.
         port: TCP port; 0 takes a free one.
         max_body_bytes: Longest request body; longer ones get 413.
+        max_buffered_bytes: Bytes of bodies that are still arriving, of all connections together; the connection that
+            holds most of them is then answered 503 and closed.
         max_head_bytes: Longest request line and headers together; longer ones get 431.
         max_connections: Connections at a time; more are answered 503 and closed.
         keep_alive_s: An idle connection is closed after this time.
-        read_timeout_s: A client that is in the middle of a request and sends nothing for this time gets 408.
+        read_timeout_s: A client that is in the middle of a request and sends nothing, or less than 240 bytes a second,
+            for this time gets 408.
         write_timeout_s: A client that takes nothing of its answer for this time is cut off.
         certfile: TLS certificate chain in PEM; with it the port speaks HTTPS.
         keyfile: Its private key; None if `certfile` holds both.
         api_keys: If any, a request needs one of them, as `X-API-Key` or `Authorization: Bearer`.
+        allowed_hosts: Names that the server may be called by beside `localhost` and addresses, `*` for any. If there is
+            none, a server that asks for no key and is bound to this machine only takes no others, and any other
+            server takes all.
         cors_origins: Origins whose pages may call; empty turns CORS off, `*` allows all.
         access_log: Log a line for each request.
     """
@@ -32,6 +38,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8080
     max_body_bytes: int = 64 * 1024 * 1024
+    max_buffered_bytes: int = 1024 * 1024 * 1024
     max_head_bytes: int = 64 * 1024
     max_connections: int = 16_384
     keep_alive_s: float = 75.0
@@ -40,6 +47,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     certfile: str | None = None
     keyfile: str | None = None
     api_keys: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     access_log: bool = False
 

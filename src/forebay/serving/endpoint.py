@@ -418,7 +418,11 @@ class Endpoint:
 
         untaken.add(release)
         assert request.on_part is not None
-        request.on_part(part, release)
+        try:
+            request.on_part(part, release)
+        except Exception:
+            log.exception("a part of an answer could not be handed over")
+            release()
 
     def _settle(self, request: Request, outcome: Outcome) -> None:
         """Decide the outcome of a request away from the hot path."""

@@ -230,7 +230,7 @@ def test_batches_keep_the_order_of_arrival_and_do_not_overlap(server):
         raw = socket.create_connection(("127.0.0.1", server.port), timeout=10)
         mode = "sleep" if number == 100 else "none"
         raw.sendall(
-            f"POST /?id={number}&mode={mode} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n"
+            f"POST /?id={number}&mode={mode} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n"
             "content-type: text/plain\r\n\r\n".encode()
         )
         raws.append(raw)
@@ -273,7 +273,7 @@ def test_a_batch_that_may_not_run_yet_sets_no_timer():
 def test_trap_a_client_that_leaves_does_not_hold_up_the_others(server, post, parallel):
     # N89
     with socket.create_connection(("127.0.0.1", server.port)) as leaving:
-        leaving.sendall(b"POST /?id=gone HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+        leaving.sendall(b"POST /?id=gone HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n")
         time.sleep(0.05)
     time.sleep(0.05)
     answers = parallel(post, [901, 902])

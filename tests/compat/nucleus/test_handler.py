@@ -418,7 +418,7 @@ def test_expect_100_continue(server):
     import socket
 
     with socket.create_connection(("127.0.0.1", server.port), timeout=5) as raw:
-        raw.sendall(b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n")
+        raw.sendall(b"POST / HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n")
         assert raw.recv(100).startswith(b"HTTP/1.1 100 ")
         raw.sendall(b"hi")
         answer = b""
@@ -427,5 +427,5 @@ def test_expect_100_continue(server):
             assert piece
             answer += piece
         assert answer.startswith(b"HTTP/1.1 200 ")
-        raw.sendall(b"DELETE / HTTP/1.1\r\nhost: x\r\n\r\n")
+        raw.sendall(b"DELETE / HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert raw.recv(4096).startswith(b"HTTP/1.1 200 ")

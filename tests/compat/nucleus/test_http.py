@@ -88,10 +88,10 @@ def test_routes(server):
 def test_a_request_whose_client_left_is_not_run(server):
     # N52
     with socket.create_connection(("127.0.0.1", server.port)) as running:
-        running.sendall(b"GET /?sleep=0.6&note=first HTTP/1.1\r\nhost: x\r\n\r\n")
+        running.sendall(b"GET /?sleep=0.6&note=first HTTP/1.1\r\nhost: localhost\r\n\r\n")
         time.sleep(0.15)
         with socket.create_connection(("127.0.0.1", server.port)) as waiting:
-            waiting.sendall(b"GET /?note=second HTTP/1.1\r\nhost: x\r\n\r\n")
+            waiting.sendall(b"GET /?note=second HTTP/1.1\r\nhost: localhost\r\n\r\n")
             time.sleep(0.15)
         assert running.recv(4096).startswith(b"HTTP/1.1 200 ")
     assert server.request().json() == ["first"]
@@ -130,7 +130,7 @@ def test_there_is_no_response_timeout(server):
 def test_trap_info_is_answered_while_all_threads_are_busy(server):
     # N57
     with socket.create_connection(("127.0.0.1", server.port)) as running:
-        running.sendall(b"GET /?sleep=0.8 HTTP/1.1\r\nhost: x\r\n\r\n")
+        running.sendall(b"GET /?sleep=0.8 HTTP/1.1\r\nhost: localhost\r\n\r\n")
         time.sleep(0.1)
         started = time.monotonic()
         assert server.request(path="/info").json() == {}
@@ -198,7 +198,7 @@ def test_readiness_files_and_the_end(serve, tmp_path):
     assert (state / "api_readiness.txt").exists()
     assert len(list(state.glob("proc-*-ready.txt"))) == 2
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as running:
-        running.sendall(b"GET /?sleep=0.6 HTTP/1.1\r\nhost: x\r\n\r\n")
+        running.sendall(b"GET /?sleep=0.6 HTTP/1.1\r\nhost: localhost\r\n\r\n")
         time.sleep(0.2)
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.2)
@@ -223,7 +223,7 @@ def test_at_most_max_concurrency_in_flight(serve, parallel):
     # `/info` counts as well, OPTIONS does not; a client that leaves frees its place.
     raws = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
     for raw in raws:
-        raw.sendall(b"GET /?sleep=0.5 HTTP/1.1\r\nhost: x\r\n\r\n")
+        raw.sendall(b"GET /?sleep=0.5 HTTP/1.1\r\nhost: localhost\r\n\r\n")
     time.sleep(0.1)
     assert server.request(path="/info").status_code == 503
     assert server.request("OPTIONS").status_code == 204

@@ -378,7 +378,7 @@ async def soak(server, count, draw):
         wish = draw.choices(["x", "raise", "sleep 0.005 ", "leave"], [80, 8, 6, 6])[0]
         body = json.dumps({"key": ["z" if wish == "raise" else "q", "blob"], "value": [wish, f"{number}{BLOB}"]})
         limit = "X-Request-Timeout-Ms: 2\r\n" if "sleep" in wish else ""
-        head = f"POST /svc/prediction HTTP/1.1\r\nHost: test\r\n{limit}Content-Length: {len(body)}\r\n\r\n"
+        head = f"POST /svc/prediction HTTP/1.1\r\nHost: localhost\r\n{limit}Content-Length: {len(body)}\r\n\r\n"
         if streams is None:
             streams = await asyncio.open_connection(server.host, server.port)
         reader, writer = streams

@@ -159,7 +159,7 @@ def test_the_time_a_client_gives(fronts):  # P90
 def test_nobody_works_for_a_client_that_is_gone(fronts):  # P98
     fronts.inference.behave = fronts.inference.hang
     with socket.create_connection(("127.0.0.1", fronts.http_port)) as connection:
-        connection.sendall(b"POST /svc/prediction HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
+        connection.sendall(b"POST /svc/prediction HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
         assert fronts.inference.entered.wait(PATIENCE_S)
     assert fronts.inference.cancelled.wait(PATIENCE_S)
 

@@ -670,6 +670,20 @@ async def test_a_part_that_fails_ends_that_stream_only(clock):
 
 
 @clocked
+async def test_a_transport_that_fails_to_take_a_part_stops_no_other_stream(clock):  # F2
+    def broken(part, release):
+        raise RuntimeError("the transport has ended")
+
+    async with Desk(streams=True) as desk:
+        got, released = [], []
+        desk.submit("a", on_part=broken)
+        desk.submit("b", on_part=lambda part, release: (got.append(part), release()))
+        await turn()
+        desk.pool.part([1, 2], lambda: released.append(1))
+        assert (got, released) == ([2], [1])
+
+
+@clocked
 async def test_a_client_that_leaves_gives_its_room_back(clock):
     """G3: neighbours in a streaming batch go on."""
     async with Desk(streams=True) as desk:

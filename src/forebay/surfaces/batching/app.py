@@ -54,6 +54,7 @@ class Batching(App):
         )
         # The face limits the time of a body by itself; the connection's limit is for heads and must not be the shorter.
         http = HttpConfig(
+            allowed_hosts=("*",),
             host=settings.host,
             port=settings.port,
             max_body_bytes=settings.max_body_bytes,
@@ -63,7 +64,7 @@ class Batching(App):
         self._pages: HttpListener | None = None
         self._pages_at = ""
         if settings.metrics_port is not None:
-            http = HttpConfig(host=settings.host, port=settings.metrics_port)
+            http = HttpConfig(host=settings.host, port=settings.metrics_port, allowed_hosts=("*",))
             self._pages = HttpListener(http, {}, asgi_app(self, http))
 
     @property

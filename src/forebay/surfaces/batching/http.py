@@ -12,7 +12,8 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, QueueFull, TooLarge, Unavailable
-from forebay.transports.http.exchange import TooSlow, error_headers
+from forebay.transports.http.exchange import error_headers
+from forebay.transports.http.refusals import TooSlow
 from forebay.types.call import Failure, Request
 from forebay.workers.job_slot import JobRefused
 

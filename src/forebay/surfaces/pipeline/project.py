@@ -105,7 +105,7 @@ def serve_here(server: PipelineServer) -> int:
     from forebay.observe.log import configure
     from forebay.surfaces.serving import server_of
 
-    options = Options(http=HttpConfig())
+    options = Options(http=HttpConfig(allowed_hosts=("*",)))  # there is no command line to name any
     project = project_of(server, scripts.running, options)
     configure(project.log_level or "info", "text")
     for warning in project.warnings:

@@ -57,7 +57,8 @@ def serve(model: Ventu, host: str, port: int, threads: int) -> None:
 
     face = VentuHttp(endpoint, metrics, max_body_bytes=model.max_body_bytes)
     face.pages = Pages(service.media, service.document())
-    listener = HttpListener(HttpConfig(host=host, port=port, max_body_bytes=model.max_body_bytes), {}, face)
+    http = HttpConfig(host=host, port=port, max_body_bytes=model.max_body_bytes, allowed_hosts=("*",))
+    listener = HttpListener(http, {}, face)
 
     def ready(host: str, port: int) -> None:
         log.info("Run HTTP service on %s:%d", host, port)

@@ -29,7 +29,8 @@ from forebay.observe.serving_metrics import ServingCollector
 from forebay.protocols import native, openapi
 from forebay.serving.endpoint import next_id
 from forebay.serving.servings import registry
-from forebay.transports.http.exchange import MethodNotAllowed, Route, Unauthorized, error_answer, key_is_known
+from forebay.transports.http.exchange import Route, error_answer, key_is_known, request_id_of
+from forebay.transports.http.refusals import MethodNotAllowed, Unauthorized
 from forebay.transports.http.trace_page import TracePage
 from forebay.types.call import Failure
 
@@ -58,7 +59,7 @@ def routes_of(app: App, config: HttpConfig) -> dict[bytes, Route]:
     def fill() -> None:
         routes.clear()
         for name, served in app.served.items():
-            route = Route(served, config.max_body_bytes, config.api_keys)
+            route = Route(served, config.max_body_bytes, config.api_keys, config.cors_origins)
             routes[f"/models/{quote(name, safe='')}".encode()] = route
             if app.only is served:
                 routes[b"/"] = route
@@ -262,6 +263,7 @@ class Answer:
         headers = [
             (b"content-type", media.encode()),
             (b"cache-control", b"no-store"),
+            (b"x-accel-buffering", b"no"),
             (b"x-request-id", self.id.encode()),
         ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -414,7 +416,9 @@ def _json(value: Any, status: int = 200) -> Response:
 
 
 def _error(request: HttpRequest, error: ForebayError) -> Response:
-    status, headers, body = error_answer(error, request.headers.get("x-request-id", "")[:128])
+    status, headers, body = error_answer(
+        error, request_id_of(request.headers.get("x-request-id", "").encode("latin-1"))
+    )
     return Response(body, status, headers={name.decode(): value.decode() for name, value in headers})
 
 

@@ -1,28 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fast lane: inference requests are answered inside uvicorn's own protocol class, without ASGI.
 
-Theory of operation. A `Connection` is uvicorn's httptools protocol. When the head of a request is complete, the
-target decides: a POST to a model takes the fast lane (no task, no future, no scope), everything else is handed to
-uvicorn's unchanged code and so to the ASGI application. Answers of both lanes leave in the order in which their
-requests came: at most one is being worked on, later ones of a pipelining client wait in `pipeline`, and reading is
-paused while any does.
+Theory of operation. A `Connection` is uvicorn's httptools protocol, and one of the two drivers of a `Conversation`,
+whose states say what may happen; the parser is the other one. When the head of a request is complete, the target
+decides: a POST to a model takes the fast lane (no task, no future, no scope), everything else is handed to uvicorn's
+unchanged code and so to the ASGI application. Answers of both lanes leave in the order in which their requests came: at
+most one is being worked on, later ones of a pipelining client wait, and reading is paused while any does.
 
 A client mostly sends the same head again and again. Once the parser has read one, the `Lane` remembers its bytes: a
 request that arrives whole, between two others, with a remembered head is not parsed at all. Only heads are remembered
 that say all there is to say about the message (a length, nothing unusual), so the same bytes mean the same again.
 
-Limits are kept here for both lanes: length of the head, idle time, slow readers and writers. One sweep a second looks
-at all connections; no request sets a timer.
+Limits are kept here for both lanes: length of the head, bodies that are arriving, idle time, slow readers and writers.
+One sweep a second looks at all connections; no request sets a timer.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import os
 import time
-from email.utils import formatdate
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -30,104 +28,48 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from forebay.errors import ForebayError, InternalError, Unavailable
 from forebay.protocols import native
 from forebay.serving.endpoint import next_id
-from forebay.transports.http.exchange import Head, HeadTooLarge, NotHttp, TooSlow, error_answer
+from forebay.transports.http.conversation import (
+    ASKED,
+    DUE,
+    END,
+    IDLE,
+    LEAVE,
+    LINGER,
+    LOSE,
+    MAX_DROPPED_BYTES,
+    OWE,
+    READ,
+    REFUSE,
+    SETTLED,
+    SHUT,
+    Conversation,
+    check_framing,
+)
+from forebay.transports.http.exchange import Head, error_answer
+from forebay.transports.http.lane import SWEEP_S
+from forebay.transports.http.refusals import NotHttp, TooSlow
 from forebay.types.call import Failure, Request
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
-    from forebay.server.config import HttpConfig
-    from forebay.transports.http.exchange import Route
+    from forebay.transports.http.lane import Lane
     from forebay.types.call import Outcome
 
 log = logging.getLogger("forebay.access")
 
-SWEEP_S: Final = 1.0
-"""How often connections are looked at."""
 LINGER_S: Final = 1.0
 """How long a refused client may go on sending before it is cut off; without it the refusal could be lost."""
 SEPARATE_BYTES: Final = 32 * 1024
 """Answers of this size and more are written after their head instead of being joined with it."""
-MAX_HEADS: Final = 1024
-"""Heads that are remembered; when there are more, all are forgotten and learned anew."""
 MAX_HEAD_BYTES: Final = 2048
 """Longest head that is remembered."""
 
 _answers = itertools.count(1)
-
-
-class Lane:
-    """What all connections of a listener share.
-
-    Attributes:
-        routes: Models by the target of their POST requests.
-        heads: Remembered heads by their bytes, without the empty line.
-        is_draining: Set when the server stops: every answer then closes its connection.
-        is_plain: Whether there is nothing to do for an answer but to write it.
-        date: The value of the Date header.
-        epoch: Sweeps so far; connections note it instead of asking for the time.
-    """
-
-    def __init__(self, config: HttpConfig, routes: Mapping[bytes, Route]) -> None:
-        self.config = config
-        self.routes = routes
-        self.heads: dict[bytes, Head] = {}
-        self.is_draining = False
-        self.is_plain = not config.access_log
-        self.date = b""
-        self.epoch = 0
-        self.connections: set[Connection] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self._ids = os.urandom(4).hex().encode()
-
-    def start(self, loop: asyncio.AbstractEventLoop, state: ServerState) -> None:
-        """Begin to sweep."""
-        self.epoch += 1
-        self.date = formatdate(usegmt=True).encode()
-        state.default_headers = [(b"date", self.date)]
-        for connection in list(self.connections):
-            connection.sweep(self.epoch)
-        self._timer = loop.call_later(SWEEP_S, self.start, loop, state)
-
-    def stop(self) -> None:
-        """End sweeping."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def drain(self) -> None:
-        """Let every answer from now on close its connection."""
-        self.is_draining = True
-        self.is_plain = False
-
-    def remember(self, raw: bytes, head: Head) -> None:
-        """Take these bytes for this head from now on."""
-        if len(self.heads) >= MAX_HEADS:
-            self.heads.clear()
-        self.heads[raw] = head
-
-    def forget(self) -> None:
-        """Read every head anew: the routes have changed."""
-        self.heads.clear()
-        for connection in self.connections:
-            connection.forget()
-
-    def write_prefix(self, head: Head) -> bytes:
-        """Write the constant part of a successful answer's head; it holds for this second."""
-        assert head.route is not None
-        media = native.content_type_of(head.route.contract, head.params).encode()
-        closing = b"" if head.keep_alive and not self.is_draining else b"connection: close\r\n"
-        head.prefix = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ndate: %b\r\n%bx-request-id: %b" % (
-            media,
-            self.date,
-            closing,
-            head.id.encode() or self._ids + b"-",
-        )
-        head.stamp = self.epoch
-        return head.prefix
 
 
 class Connection(HttpToolsProtocol):
@@ -135,21 +77,14 @@ class Connection(HttpToolsProtocol):
 
     __slots__ = (
         "_active",
-        "_chunk_bytes",
+        "_body",
+        "_detour",
         "_has_started",
-        "_head_bytes",
-        "_in_head",
-        "_in_message",
         "_is_advancing",
         "_is_chunked",
-        "_is_deaf",
-        "_is_free",
         "_lane",
-        "_max_head_bytes",
         "_parser",
-        "_pieces",
         "_reading",
-        "_received",
         "_reply_method",
         "_request",
         "_request_id",
@@ -157,10 +92,13 @@ class Connection(HttpToolsProtocol):
         "_send",
         "_stalled",
         "_stuck_since",
+        "_talk",
         "_usual",
         "_usual_bytes",
         "_usual_head_bytes",
         "_usual_raw",
+        "_working",
+        "held_bytes",
         "release",
     )
 
@@ -175,28 +113,25 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self.release = 0
         self._lane = lane
+        talk = self._talk = Conversation(lane.config.max_head_bytes)
+        self.pipeline = talk.waiting
         self._parser: Any = self.parser
-        self._max_head_bytes = lane.config.max_head_bytes
         self._reply_method = self._reply
         self._send: Callable[[bytes], None] = _nowhere
         # What is being read.
         self._reading: Head | None = None
-        self._pieces: list[bytes] = []
-        self._received = 0
-        self._in_head = False
-        self._in_message = False
-        self._head_bytes = 0
-        self._chunk_bytes = 0
-        self._is_deaf = False
-        # What is being answered.
+        self._body: bytes | bytearray = b""
+        self._detour = b""
+        self.held_bytes = 0
+        """Of a body that is arriving, as counted in the lane."""
+        # What is being answered: by the fast lane, or by the slow one.
         self._active: Head | None = None
+        self._working: RequestResponseCycle | None = None
         self._request: Request | None = None
         self._request_id = ""
         self._has_started = False
         self._is_chunked = True
         self._is_advancing = False
-        self._is_free = True
-        """Whether the next byte begins a request and nothing is being answered."""
         # The head this client sent last.
         self._usual = Head()
         self._usual_raw = b""
@@ -228,11 +163,11 @@ class Connection(HttpToolsProtocol):
 
     def _abandon(self) -> None:
         """Nobody reads answers here any more: cancel what is being answered and forget what waits."""
-        self._is_deaf = True
-        self._is_free = False
+        self._talk.on(LOSE)
+        self._talk.waiting.clear()
+        self._drop_body()
         active, request = self._active, self._request
         self._active = self._request = None
-        self.pipeline.clear()
         if active is not None and active.route is not None and request is not None:
             active.route.endpoint.cancel(request)
         self._let_go()
@@ -248,7 +183,8 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take a remembered request as it is; let the parser read everything else."""
-        if self._is_free:
+        talk = self._talk
+        if talk.state is IDLE:
             if len(data) == self._usual_bytes and data.startswith(self._usual_raw):
                 head = self._usual
                 body = data[self._usual_head_bytes :]
@@ -257,25 +193,25 @@ class Connection(HttpToolsProtocol):
                 raw = data[:end]
                 head = self._lane.heads.get(raw)
                 if head is None or len(data) != end + head.length:
-                    self._reading = None
                     self._parse(data)
-                    self._learn(data, raw)
+                    if talk.may_be_remembered:
+                        self._learn(data, raw)
                     return
                 body = data[end:]
                 self._usual, self._usual_raw, self._usual_head_bytes, self._usual_bytes = head, raw, end, len(data)
             self._seen = self._lane.epoch
-            self._is_free = False
+            talk.state = DUE  # WHOLE
             if head.is_simple:
                 self._active = head
                 request = self._request = Request(body, self._reply_method, head.params, self)
                 head.submit(request)
             else:
                 self._answer(head, body)
-        elif not self._is_deaf:
+        elif talk.state.reads:
             self._parse(data)
 
     def _learn(self, data: bytes, raw: bytes) -> None:
-        """Remember the head that was just read if the same bytes will always mean the same."""
+        """Remember the head of the one message in this segment if the same bytes will always mean the same."""
         head = self._reading
         if (
             head is not None
@@ -290,172 +226,218 @@ class Connection(HttpToolsProtocol):
             self._lane.remember(raw, head)
 
     def _parse(self, data: bytes) -> None:
+        talk = self._talk
         self._seen = self._lane.epoch
-        self._chunk_bytes = len(data)
+        talk.begin_segment()
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # no protocol is offered: the request was answered as if it had not asked
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._detour:
+                    self._change_parser(data[upgrade.args[0] :])
+            talk.end_segment(len(data), self._lane.epoch)
         except httptools.HttpParserError as error:
-            if not self._is_deaf:
-                self._refuse(_refusal(error))
-            return
-        if self._in_head:
-            self._head_bytes += self._chunk_bytes
-            if self._head_bytes > self._max_head_bytes and not self._is_deaf:
-                self._refuse(self._head_too_large())
+            if talk.state.reads:
+                self._refuse(_refusal(error), self._reading)
+        except ForebayError as error:
+            self._refuse(error, self._reading)
+
+    def _change_parser(self, rest: bytes) -> None:
+        """Have another parser read the body: one that was asked for another protocol stops before it."""
+        frame, self._detour = self._detour, b""
+        self._parser = self.parser = httptools.HttpRequestParser(_Rest(self))
+        self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % frame)
+        self._parser.feed_data(rest)
 
     def on_message_begin(self) -> None:
         """Begin a request; the parser calls this and the methods below."""
+        talk = self._talk
+        if not talk.state.reads:
+            _stop_parsing()
+        talk.begin()
         self.url = b""
         self.headers = []
-        self._in_head = self._in_message = True
-        self._is_free = False
-        self._head_bytes = 0
         self._reading = None
+        self._body = b""
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Note a header."""
+        """Note a header; what comes as a trailer says nothing here."""
+        talk = self._talk
+        if not talk.state.is_head:
+            return
+        talk.head_bytes += len(name) + len(value) + 4
+        if talk.head_bytes > talk.max_head_bytes:
+            raise talk.head_too_large()
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """Choose the lane, and refuse what need not be read to its end."""
-        self._in_head = False
-        if self._is_deaf:
-            return
-        headers = self.headers
-        if (
-            self._head_bytes + self._chunk_bytes > self._max_head_bytes
-            and len(self.url) + sum(len(name) + len(value) + 4 for name, value in headers) > self._max_head_bytes
-        ):
-            self._refuse(self._head_too_large())
-            return
-        parser = self._parser
+        talk, lane, parser, headers = self._talk, self._lane, self._parser, self.headers
+        talk.head_bytes += len(self.url)
+        if talk.head_bytes > talk.max_head_bytes:
+            raise talk.head_too_large()
+        talk.on(READ)
+        method, version, upgrades = parser.get_method(), parser.get_http_version(), parser.should_upgrade()
+        host, self._detour = check_framing(method, version, headers, upgrades=upgrades)
+        problem = lane.hosts.problem(host)
         target, _, query = self.url.partition(b"?")
-        route = self._lane.routes.get(target)
+        route = lane.routes.get(target)
         if (
             route is None
-            or parser.get_method() != b"POST"
-            or parser.should_upgrade()
-            or (self._lane.config.cors_origins and any(name == b"origin" for name, _ in headers))
+            or method != b"POST"
+            or (lane.config.cors_origins and any(name == b"origin" for name, _ in headers))
         ):
-            self._take_slow_lane()
+            if problem is not None:
+                raise problem
+            self._take_slow_lane(upgrades=upgrades)
             return
         head = self._reading = route.read_head(headers, query)
-        head.keep_alive = parser.should_keep_alive()
+        if problem is not None:
+            raise problem
+        head.keep_alive = parser.should_keep_alive() and not upgrades
         head.is_simple = head.is_simple and head.keep_alive
-        head.chunked = parser.get_http_version() == "1.1"
-        self._pieces = []
-        self._received = 0
+        head.chunked = version == "1.1"
         if head.length > route.max_body_bytes:
-            self._refuse(route.too_large(head.length), head)
-        elif head.expects_continue:
-            if head.problem is not None:
-                self._refuse(head.problem, head)
-            elif head.chunked and not self._is_busy:
-                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            raise route.too_large(head.length)
+        if head.problem is not None:
+            if head.expects_continue or head.length > MAX_DROPPED_BYTES:
+                raise head.problem
+        elif head.expects_continue and head.chunked and not talk.state.owes:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
         """Keep a piece of the body, or drop it if the request is refused anyhow."""
-        if self._is_deaf:
-            return
+        talk = self._talk
+        received = talk.body_bytes = talk.body_bytes + len(body)
         head = self._reading
         if head is None:
-            super().on_body(body)
+            if not self.cycle.response_complete:
+                self._hold(len(body))
+                super().on_body(body)
+            elif received > MAX_DROPPED_BYTES:
+                raise NotHttp("the request was answered, and its body goes on")
             return
-        self._received += len(body)
         assert head.route is not None
-        if self._received > head.route.max_body_bytes:
-            self._refuse(head.route.too_large(), head)
-        elif head.problem is None:
-            self._pieces.append(body)
+        if received > head.route.max_body_bytes:
+            raise head.route.too_large()
+        if head.problem is not None:
+            if received > MAX_DROPPED_BYTES:
+                raise head.problem
+        elif received == head.length and not self._body:
+            self._body = body
+        else:
+            self._hold(len(body))
+            if not self._body:
+                self._body = body
+            elif type(self._body) is bytearray:
+                self._body += body
+            else:
+                self._body = bytearray(self._body) + body
+
+    def _hold(self, size: int) -> None:
+        """Count what is kept of a body that is arriving."""
+        lane = self._lane
+        self.held_bytes += size
+        lane.held_bytes += size
+        if lane.held_bytes > lane.config.max_buffered_bytes:
+            lane.make_room()
+            if not self._talk.state.reads:
+                _stop_parsing()
+
+    def _drop_body(self) -> None:
+        """Keep nothing of the body that is being read; it is somebody else's now, or nobody's."""
+        self._lane.held_bytes -= self.held_bytes
+        self.held_bytes = 0
+        self._body = b""
 
     def on_message_complete(self) -> None:
         """Answer the request, or put it off if another one's turn is before."""
-        self._in_message = False
-        if self._is_deaf:
-            return
+        if self._detour:
+            return  # the body comes yet: it is only this parser that will not read it
+        talk = self._talk
         head = self._reading
+        body, self._body = self._body, b""
+        if self.held_bytes:
+            self._drop_body()
         if head is None:
+            cycle = self.cycle
             super().on_message_complete()
+            cycle.more_body = False
+            talk.on(END)
+            if not cycle.keep_alive and talk.state is DUE:
+                talk.on(SHUT)
             return
-        pieces = self._pieces
-        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        self._pieces = []
-        if self._is_busy:
-            self._put_off((head, body), None)
+        is_next = not talk.state.owes
+        talk.on(ASKED)
+        if not head.keep_alive:
+            talk.on(SHUT)
+        whole = body if type(body) is bytes else bytes(body)
+        if is_next:
+            self._answer(head, whole)
         else:
-            self._answer(head, body)
+            self._put_off((head, whole), None)
 
     # The slow lane
 
-    def _take_slow_lane(self) -> None:
+    def _take_slow_lane(self, *, upgrades: bool) -> None:
         url, headers = self.url, self.headers
         super().on_message_begin()
         self.url = url
         self.headers = self.scope["headers"] = headers
         self.expect_100_continue = any(n == b"expect" and v.lower() == b"100-continue" for n, v in headers)
         super().on_headers_complete()
-        if self._lane.is_draining:
+        self._talk.on(OWE)
+        if upgrades or self._lane.is_draining:
             self.cycle.keep_alive = False
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        if self._active is not None or self.pipeline:
+        if self._talk.state.owes:
             self._put_off(cycle, app)
         else:
-            super()._start_asgi_task(cycle, app)
+            self._work_on(cycle, app)
+
+    def _work_on(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._working = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         """Go on with what waits; uvicorn's cycle calls this."""
         self.server_state.total_requests += 1
-        if not self.transport.is_closing():
+        self._working = None
+        if self.transport.is_closing():
+            if self._talk.state.reads or self._talk.state.owes:
+                self._talk.on(LEAVE)
+        else:
             self._advance()
 
     # One after the other
 
-    @property
-    def _is_busy(self) -> bool:
-        """Whether an answer must leave before another request may be started."""
-        if self._active is not None or self.pipeline:
-            return True
-        cycle = cast("RequestResponseCycle | None", self.cycle)
-        return cycle is not None and not cycle.response_complete
-
     def _put_off(self, what: Any, app: Any) -> None:
         self.flow.pause_reading()
-        self.pipeline.appendleft((what, app))
+        self._talk.waiting.appendleft((what, app))
 
     def _advance(self) -> None:
         """Start what waits, unless an answer is still due; a loop, for refusals answer at once."""
         if self._is_advancing:
             return
+        talk = self._talk
         self._is_advancing = True
         try:
-            while self.pipeline and self._active is None and not self.transport.is_closing():
-                if self.flow.write_paused:
+            while talk.state.owes and self._active is None and self._working is None:
+                if not talk.waiting:
+                    talk.on(SETTLED)
+                    break
+                if self.flow.write_paused or self.transport.is_closing():
                     return
-                cycle = cast("RequestResponseCycle | None", self.cycle)
-                what, app = self.pipeline[-1]
-                if cycle is not None and cycle is not what and self._runs(cycle):
-                    return
-                self.pipeline.pop()
-                if not self.pipeline:
-                    self.flow.resume_reading()
+                what, app = talk.waiting.pop()
                 if app is None:
                     self._answer(*cast("tuple[Head, bytes]", what))
                 else:
-                    super()._start_asgi_task(what, app)
-                    return
+                    self._work_on(what, app)
         finally:
             self._is_advancing = False
-        if not self._is_busy:
-            self._is_free = not self._in_message and not self._is_deaf
-            if not self.flow.write_paused:
-                self.flow.resume_reading()
-
-    def _runs(self, cycle: RequestResponseCycle) -> bool:
-        """Whether this cycle was started and has not answered."""
-        return not cycle.response_complete and all(waiting is not cycle for waiting, _ in self.pipeline)
+        if not talk.waiting and not self.flow.write_paused:
+            self.flow.resume_reading()
 
     # The fast lane
 
@@ -464,6 +446,7 @@ class Connection(HttpToolsProtocol):
         route = head.route
         if head.problem is not None or route is None:
             problem = head.problem or NotHttp("the request could not be read")
+            self._lane.tell(problem, self.client)
             if route is not None:
                 route.endpoint.reject(problem)
             self._fail(head, problem)
@@ -493,21 +476,20 @@ class Connection(HttpToolsProtocol):
             number = next(_answers)
             self._send(b"%b%x\r\ncontent-length: %d\r\n\r\n%b" % (prefix, number, size, outcome))
             self._active = None
-            if self.pipeline:
-                self._advance()
+            talk = self._talk
+            if talk.state is DUE and not talk.waiting:
+                talk.state = IDLE  # SETTLED
             else:
-                self._is_free = not self._in_message
+                self._advance()
             return
         number = b"" if head.id else b"%x" % next(_answers)
         self.transport.write(b"%b%b\r\ncontent-length: %d\r\n\r\n" % (prefix, number, size))
         self.transport.write(outcome)
         self._active = None
-        if not head.keep_alive:
-            self._hang_up()
-        elif self.pipeline:
+        if head.keep_alive:
             self._advance()
         else:
-            self._is_free = not self._in_message
+            self._hang_up()
 
     def _reply_in_full(self, head: Head, request: Request, outcome: Outcome) -> None:
         """Answer in one of the ways that are not the common one."""
@@ -559,7 +541,7 @@ class Connection(HttpToolsProtocol):
             self._advance()
 
     def _keeps_alive(self, head: Head) -> bool:
-        return head.keep_alive and not self._lane.is_draining and not self._is_deaf
+        return head.keep_alive and not (self._lane.is_draining and not self._talk.waiting)
 
     # Streamed answers
 
@@ -587,6 +569,7 @@ class Connection(HttpToolsProtocol):
         lines = [
             STATUS_LINE[200] + b"content-type: " + (native.RAW_TYPE if raw else native.STREAM_TYPE).encode(),
             b"cache-control: no-store",
+            b"x-accel-buffering: no",
             b"date: " + self._lane.date,
             b"x-request-id: " + self._request_id.encode(),
             b"transfer-encoding: chunked" if self._is_chunked else b"connection: close",
@@ -609,20 +592,23 @@ class Connection(HttpToolsProtocol):
 
     def sweep(self, epoch: int) -> None:
         """Close what is idle, slow or stuck; called once a second."""
-        config = self._lane.config
+        config, talk = self._lane.config, self._talk
         quiet_s = (epoch - self._seen) * SWEEP_S
         if self._stuck_since is not None:
             if (epoch - self._stuck_since) * SWEEP_S > config.write_timeout_s:
                 self.abort()
-        elif self._in_message and not self._is_deaf and not self.flow.read_paused:
-            if quiet_s > config.read_timeout_s:
-                self._refuse(TooSlow(f"the rest of the request did not come within {config.read_timeout_s:g} seconds"))
-        elif not self._is_busy and (quiet_s > config.keep_alive_s or self._is_deaf):
+        elif talk.state.is_inside:
+            if self.flow.read_paused:
+                talk.wait(epoch)
+            elif quiet_s > config.read_timeout_s or talk.is_too_slow(epoch, config.read_timeout_s):
+                late = f"the rest of the request did not come within {config.read_timeout_s:g} seconds"
+                self._refuse(TooSlow(late if quiet_s > config.read_timeout_s else "the request comes too slowly"))
+        elif talk.state is LINGER or (talk.state is IDLE and quiet_s > config.keep_alive_s):
             self.transport.close()
 
     def shutdown(self) -> None:
         """Close the connection once nothing is being answered on it."""
-        if not self._is_busy and not self._in_message:
+        if self._talk.state is IDLE:
             self.transport.close()
             return
         cycle = cast("RequestResponseCycle | None", self.cycle)
@@ -647,26 +633,51 @@ class Connection(HttpToolsProtocol):
         for release in stalled:
             release()
 
-    def _head_too_large(self) -> HeadTooLarge:
-        return HeadTooLarge(f"the request's line and headers are longer than {self._max_head_bytes} bytes")
+    def give_up(self, error: ForebayError) -> None:
+        """Refuse the body that is arriving."""
+        self._refuse(error, self._reading)
 
     def _refuse(self, error: ForebayError, head: Head | None = None) -> None:
         """Answer with an error in turn, read nothing more, and close."""
-        self._is_deaf = True
-        self._is_free = False
+        talk = self._talk
+        if not self._takes_back(error):
+            return
+        talk.on(REFUSE)
+        self._drop_body()
         head = head or Head()
         head.problem = error
         head.keep_alive = False
-        cycle = cast("RequestResponseCycle | None", self.cycle)
-        if cycle is not None and not cycle.response_complete and cycle.more_body and self._active is None:
-            self.abort()  # the body of a request that the slow lane is working on broke off
-        elif self._is_busy:
+        if self._active is not None or self._working is not None or talk.waiting:
             self._put_off((head, b""), None)
         else:
             self._answer(head, b"")
 
+    def _takes_back(self, error: ForebayError) -> bool:
+        """Take the message that is being read back from the slow lane, to refuse it here; False if it is too late."""
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        if not self._talk.state.is_inside or self._reading is not None or cycle is None or not cycle.more_body:
+            return True
+        if cycle.response_started:
+            self._lane.tell(error, self.client)
+            if cycle.response_complete and not self._talk.state.owes:
+                self._talk.on(REFUSE)
+                self._hang_up()
+            else:
+                self.abort()  # half of an answer must not look like the whole
+            return False
+        cycle.disconnected = True
+        cycle.message_event.set()
+        if cycle is self._working:
+            self._working = None
+        elif self._talk.waiting and self._talk.waiting[0][0] is cycle:
+            self._talk.waiting.popleft()
+        return True
+
     def _hang_up(self) -> None:
-        if self._is_deaf and self.transport.can_write_eof() and not self.transport.is_closing():
+        talk = self._talk
+        self._drop_body()
+        talk.on(LEAVE)
+        if talk.state is LINGER and self.transport.can_write_eof() and not self.transport.is_closing():
             self.transport.write_eof()
             self.loop.call_later(LINGER_S, self.transport.close)
         else:
@@ -684,9 +695,27 @@ def _nowhere(_data: bytes) -> None:
     """Stand in for a transport until there is one."""
 
 
+class _Rest:
+    """Reads the rest of a message whose head another parser has read."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.on_body = connection.on_body
+        self.on_message_complete = connection.on_message_complete
+
+
+class _Enough(Exception):
+    """Makes the parser stop: nobody wants what it would read."""
+
+
+def _stop_parsing() -> NoReturn:
+    raise _Enough
+
+
 def _refusal(error: httptools.HttpParserError) -> ForebayError:
-    """Tell bytes that are no request from a defect of ours in one of the parser's callbacks."""
+    """Tell bytes that are no request, and what was refused, from a defect of ours in one of the parser's callbacks."""
     cause = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error
+    if isinstance(cause, ForebayError):
+        return cause
     if isinstance(cause, httptools.HttpParserError | UnicodeError):
         return NotHttp(f"this is not a request this server can read: {str(cause)[:200]}")
     logging.getLogger("forebay").error("a request could not be read", exc_info=cause)

@@ -17,6 +17,7 @@ import msgspec
 from forebay.errors import ForebayError, InternalError, InvalidRequest, QueueFull, TooLarge, Unavailable
 from forebay.protocols import native
 from forebay.serving.endpoint import next_id
+from forebay.transports.http.refusals import ForeignPage, Unauthorized, UnsupportedEncoding
 from forebay.types.call import Media, Request
 
 if TYPE_CHECKING:
@@ -31,37 +32,8 @@ _MAX_DIGITS: Final = 16
 NEVER: Final = float("inf")
 
 
-class Unauthorized(InvalidRequest):
-    """No API key, or one that is not known (401)."""
-
-
-class MethodNotAllowed(InvalidRequest):
-    """The path is known, the method is not possible there (405)."""
-
-
-class HeadTooLarge(InvalidRequest):
-    """Request line and headers are too long (431)."""
-
-
-class TooSlow(InvalidRequest):
-    """The rest of the request did not come in time (408)."""
-
-
-class NotHttp(InvalidRequest):
-    """The bytes are not a request (400)."""
-
-
-_STATUS: Final[dict[type[ForebayError], int]] = {
-    Unauthorized: 401,
-    MethodNotAllowed: 405,
-    TooSlow: 408,
-    HeadTooLarge: 431,
-}
-
-
-def status_of(error: ForebayError) -> int:
-    """Return the status of an error, HTTP's own included."""
-    return _STATUS.get(type(error)) or native.status_of(error)
+SIMPLE_TYPES: Final = frozenset({"", "text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
+"""What a page of another origin may post without its browser asking the server beforehand."""
 
 
 def error_headers(error: ForebayError) -> list[tuple[bytes, bytes]]:
@@ -70,7 +42,14 @@ def error_headers(error: ForebayError) -> list[tuple[bytes, bytes]]:
         return [(b"retry-after", b"1")]
     if isinstance(error, Unauthorized):
         return [(b"www-authenticate", b"Bearer")]
+    if isinstance(error, UnsupportedEncoding):
+        return [(b"accept-encoding", b"identity")]
     return []
+
+
+def request_id_of(value: bytes) -> str:
+    """Return the id a client gave its request; empty if it could forge headers or lines of a log."""
+    return value.decode("ascii") if _REQUEST_ID.fullmatch(value) else ""
 
 
 def _nowhere(_request: Request) -> None:
@@ -117,17 +96,21 @@ class Head(msgspec.Struct, eq=False):
 class Route:
     """An endpoint as HTTP sees it."""
 
-    def __init__(self, served: Served, max_body_bytes: int, api_keys: Iterable[str]) -> None:
+    def __init__(
+        self, served: Served, max_body_bytes: int, api_keys: Iterable[str], origins: Iterable[str] = ()
+    ) -> None:
         self.endpoint = served.endpoint
         self.is_simple = not served.contract.batchable and not served.contract.streams
         self.contract = served.contract
         self.max_body_bytes = max_body_bytes
         self._api_keys = [key.encode() for key in api_keys]
+        self._origins = frozenset(origin.encode() for origin in origins)
+        self._max_samples = self.endpoint.batching.capacity if served.contract.batchable else 1
 
     def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"") -> Head:
         """Read the headers of a request; names are in lower case. What is wrong with them becomes its `problem`."""
         head = Head(self, submit=self.endpoint.submit)
-        content_type = accept = b""
+        content_type = accept = host = origin = b""
         keys: list[bytes] = []
         for name, value in headers:
             wanted = _HEADERS.get(name)
@@ -143,14 +126,22 @@ class Route:
                 self._read_timeout(head, value)
             elif wanted == _KEY:
                 keys.append(value)
+            elif wanted == _HOST:
+                host = value
             elif wanted != _CONNECTION or value.lower() != b"keep-alive":
                 head.is_usual = False
-                if wanted == _REQUEST_ID_HEADER and _REQUEST_ID.fullmatch(value):
-                    head.id = value.decode("ascii")
+                if wanted == _REQUEST_ID_HEADER:
+                    head.id = request_id_of(value)
                 elif wanted == _EXPECT:
                     head.expects_continue = value.lower() == b"100-continue"
+                elif wanted == _ORIGIN:
+                    origin = value
+                elif wanted == _ENCODING and not self.contract.raw_input:
+                    head.problem = head.problem or _encoding_problem(value)
         if self._api_keys and not any(key_is_known(self._api_keys, key) for key in keys):
             head.problem = Unauthorized("an API key is needed, as X-API-Key or as Authorization: Bearer")
+        if origin and head.problem is None:
+            head.problem = self._origin_problem(origin, host, content_type)
         try:
             head.params = native.params_of(self.contract, content_type.decode("latin-1"), accept.decode("latin-1"))
             if self.contract.query:
@@ -170,10 +161,11 @@ class Route:
 
         Raises:
             InvalidRequest: If the body should be an array of samples and is none.
+            TooLarge: If it is an array of more samples than may wait.
         """
         request = Request(body, reply, params=head.params, origin=origin, id=head.id)
         if self.contract.batchable:
-            request.body = native.samples_of(body, head.params)
+            request.body = native.samples_of(body, head.params, self._max_samples)
             request.size = len(request.body)
         if head.timeout_s != NEVER:
             request.deadline = time.monotonic() + head.timeout_s
@@ -190,6 +182,19 @@ class Route:
         """Return status, headers and body of an answer that is an error."""
         return error_answer(error, request_id)
 
+    def _origin_problem(self, origin: bytes, host: bytes, content_type: bytes) -> ForebayError | None:
+        """Return why the page that calls may not.
+
+        It may if it is the server's own, if its origin was named, or if what it sends is of a type that a browser asks
+        the server about beforehand: then it did, and was let in.
+        """
+        if origin.partition(b"://")[2] == host or origin in self._origins or b"*" in self._origins:
+            return None
+        if content_type.partition(b";")[0].strip().lower().decode("latin-1") not in SIMPLE_TYPES:
+            return None
+        shown = origin[:100].decode("latin-1")
+        return ForeignPage(f"a page of {shown!r} calls; let its origin in with --cors-origin, or name the body's type")
+
     def _read_timeout(self, head: Head, value: bytes) -> None:
         milliseconds = int(value) if value.isdigit() and len(value) < _MAX_DIGITS else 0
         if milliseconds < 1:
@@ -200,6 +205,7 @@ class Route:
 
 
 (_CONTENT_TYPE, _CONTENT_LENGTH, _ACCEPT, _REQUEST_ID_HEADER, _TIMEOUT, _EXPECT, _KEY, _CONNECTION, _UNUSUAL) = range(9)
+_HOST, _ORIGIN, _ENCODING = range(9, 12)
 _HEADERS: Final = {
     b"content-type": _CONTENT_TYPE,
     b"content-length": _CONTENT_LENGTH,
@@ -212,16 +218,26 @@ _HEADERS: Final = {
     b"transfer-encoding": _UNUSUAL,
     b"connection": _CONNECTION,
     b"upgrade": _UNUSUAL,
-    b"origin": _UNUSUAL,
+    b"origin": _ORIGIN,
+    b"host": _HOST,
+    b"content-encoding": _ENCODING,
 }
+
+
+def _encoding_problem(value: bytes) -> ForebayError | None:
+    if value.strip().lower() in {b"", b"identity"}:
+        return None
+    found = value[:40].decode("latin-1")
+    return UnsupportedEncoding(f"the body's Content-Encoding is {found!r}; send it as it is, without one")
 
 
 def key_is_known(known: Iterable[bytes], given: bytes) -> bool:
     """Compare an API key with all known ones, in time that tells nothing about them."""
     if given[:7].lower() == b"bearer ":
         given = given[7:]
-    matches = [hmac.compare_digest(given.strip(), key) for key in known]
-    return any(matches)
+    given = given.strip()
+    matches = [hmac.compare_digest(given, key) for key in known]
+    return any(matches) and bool(given)
 
 
 def error_answer(error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
@@ -232,4 +248,4 @@ def error_answer(error: ForebayError, request_id: str) -> tuple[int, list[tuple[
         (b"x-request-id", request_id.encode()),
         *error_headers(error),
     ]
-    return status_of(error), headers, native.error_body(error, request_id)
+    return native.status_of(error), headers, native.error_body(error, request_id)

@@ -13,7 +13,8 @@ from uvicorn.server import ServerState
 
 from forebay.errors import ConfigError
 from forebay.transports.binding import why_not
-from forebay.transports.http.connection import Connection, Lane
+from forebay.transports.http.connection import Connection
+from forebay.transports.http.lane import Lane
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

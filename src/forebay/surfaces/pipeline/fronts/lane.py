@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import ForebayError, TooLarge
-from forebay.protocols.native import Contract
+from forebay.protocols.native import Contract, status_of
 from forebay.protocols.pipeline import rest
 from forebay.server.app import Served
 from forebay.serving.endpoint import EndpointConfig
 from forebay.surfaces.pipeline.fronts import http
 from forebay.surfaces.pipeline.fronts.inference import begin
-from forebay.transports.http.exchange import Route, Unauthorized, error_headers, status_of
+from forebay.transports.http.exchange import Route, error_headers
+from forebay.transports.http.refusals import Unauthorized
 from forebay.types.call import Failure
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ MAX_ROUTES: Final = 1024
 """Paths that are remembered; any client can name new ones."""
 
 _PATH: Final = re.compile(rb"/([A-Za-z0-9_.~-]{1,128})/([A-Za-z0-9_.~-]{1,128})")
-_IGNORED: Final = frozenset({b"content-type", b"accept"})
+_IGNORED: Final = frozenset({b"content-type", b"accept", b"content-encoding", b"origin"})
 _JSON: Final = Contract(raw_input=False, raw_output=False, batchable=False, streams=False)
 
 
@@ -126,7 +127,7 @@ class _GatewayRoute(Route):
         else:
             status, body = rest.fault_of(error)
             if status == 400:
-                status = status_of(error) if status_of(error) in {408, 431} else 400
+                status = status_of(error) if status_of(error) in {408, 421, 431} else 400
         headers = [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode())]
         return status, [*headers, *(pair for pair in error_headers(error) if pair[0] == b"www-authenticate")], body
 

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all connections of an HTTP port share: remembered heads, one clock, a budget of bodies, a log of refusals."""
+
+from __future__ import annotations
+
+import logging
+import os
+from email.utils import formatdate
+from typing import TYPE_CHECKING, Final
+
+from forebay.errors import Unavailable
+from forebay.protocols import native
+from forebay.transports.http.hosts import Hosts
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Mapping
+
+    from uvicorn.server import ServerState
+
+    from forebay.errors import ForebayError
+    from forebay.server.config import HttpConfig
+    from forebay.transports.http.connection import Connection
+    from forebay.transports.http.exchange import Head, Route
+
+log = logging.getLogger("forebay.refusals")
+
+SWEEP_S: Final = 1.0
+"""How often connections are looked at."""
+MAX_HEADS: Final = 1024
+"""Heads that are remembered; when there are more, all are forgotten and learned anew."""
+
+
+class Lane:
+    """What all connections of a listener share.
+
+    Attributes:
+        routes: Models by the target of their POST requests.
+        heads: Remembered heads by their bytes, with the empty line.
+        is_draining: Set when the server stops: every answer then closes its connection.
+        is_plain: Whether there is nothing to do for an answer but to write it.
+        date: The value of the Date header.
+        epoch: Sweeps so far; connections note it instead of asking for the time.
+        held_bytes: Of bodies that are still arriving, of all connections together.
+        hosts: The names that the server may be called by.
+        greeted: Connections whose TLS handshake is not over; they count as connections.
+    """
+
+    def __init__(self, config: HttpConfig, routes: Mapping[bytes, Route]) -> None:
+        self.config = config
+        self.routes = routes
+        self.heads: dict[bytes, Head] = {}
+        self.is_draining = False
+        self.is_plain = not config.access_log
+        self.date = b""
+        self.epoch = 0
+        self.held_bytes = 0
+        self.hosts = Hosts(config)
+        self.greeted = 0
+        self.connections: set[Connection] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._ids = os.urandom(4).hex().encode()
+        self._told: dict[type[ForebayError], tuple[int, int]] = {}
+
+    def start(self, loop: asyncio.AbstractEventLoop, state: ServerState) -> None:
+        """Begin to sweep."""
+        self.epoch += 1
+        self.date = formatdate(usegmt=True).encode()
+        state.default_headers = [(b"date", self.date)]
+        for connection in list(self.connections):
+            connection.sweep(self.epoch)
+        self._timer = loop.call_later(SWEEP_S, self.start, loop, state)
+
+    def stop(self) -> None:
+        """End sweeping."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def drain(self) -> None:
+        """Let every answer from now on close its connection."""
+        self.is_draining = True
+        self.is_plain = False
+
+    def remember(self, raw: bytes, head: Head) -> None:
+        """Take these bytes for this head from now on."""
+        if len(self.heads) >= MAX_HEADS:
+            self.heads.clear()
+        self.heads[raw] = head
+
+    def forget(self) -> None:
+        """Read every head anew: the routes have changed."""
+        self.heads.clear()
+        for connection in self.connections:
+            connection.forget()
+
+    def write_prefix(self, head: Head) -> bytes:
+        """Write the constant part of a successful answer's head; it holds for this second."""
+        assert head.route is not None
+        media = native.content_type_of(head.route.contract, head.params).encode()
+        closing = b"" if head.keep_alive and not self.is_draining else b"connection: close\r\n"
+        head.prefix = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ndate: %b\r\n%bx-request-id: %b" % (
+            media,
+            self.date,
+            closing,
+            head.id.encode() or self._ids + b"-",
+        )
+        head.stamp = self.epoch
+        return head.prefix
+
+    def make_room(self) -> None:
+        """Refuse the body that has taken most of the budget: the others need not suffer for it."""
+        largest = max(self.connections, key=lambda connection: connection.held_bytes)
+        limit = self.config.max_buffered_bytes
+        largest.give_up(Unavailable(f"the bodies that are arriving have {limit} bytes together; try again later"))
+
+    def tell(self, error: ForebayError, client: tuple[str, int] | None) -> None:
+        """Log a refusal, at most one a second for each reason."""
+        kind = type(error)
+        told, silent = self._told.get(kind, (-1, 0))
+        if told == self.epoch:
+            self._told[kind] = told, silent + 1
+            return
+        self._told[kind] = self.epoch, 0
+        peer = ":".join(map(str, client)) if client else "a client"
+        more = f" ({silent} more were refused for this reason and not logged)" if silent else ""
+        log.warning("%s was refused: %s%s", peer, error.message, more, extra={"client": peer, "kind": error.kind})

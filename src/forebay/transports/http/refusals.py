@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What HTTP itself refuses: errors with a status and a code of their own, beside those every protocol has."""
+
+from __future__ import annotations
+
+from forebay.protocols.native import Refusal, UnsupportedMedia
+
+
+class Unauthorized(Refusal):
+    """No API key, or one that is not known."""
+
+    status = 401
+    word = "unauthenticated"
+
+
+class ForeignPage(Refusal):
+    """A web page of another origin calls in a way that its browser does not ask about beforehand."""
+
+    status = 403
+    word = "foreign_page"
+
+
+class MethodNotAllowed(Refusal):
+    """The path is known, the method is not possible there."""
+
+    status = 405
+    word = "method_not_allowed"
+
+
+class UnsupportedEncoding(UnsupportedMedia):
+    """The body is packed."""
+
+
+class TooSlow(Refusal):
+    """The rest of the request did not come in time."""
+
+    status = 408
+    word = "request_timeout"
+
+
+class WrongHost(Refusal):
+    """The server is not called so."""
+
+    status = 421
+    word = "wrong_host"
+
+
+class HeadTooLarge(Refusal):
+    """Request line and headers, or what frames a body, are too long."""
+
+    status = 431
+    word = "head_too_large"
+
+
+class NotHttp(Refusal):
+    """The bytes are not a request."""
+
+
+class NotImplementedHere(Refusal):
+    """The request asks for a part of HTTP that is not spoken here."""
+
+    status = 501
+    word = "not_implemented"

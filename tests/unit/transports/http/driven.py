@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A `Connection` without a socket: the test gives it segments and seconds, and reads what it wrote."""
+
+import asyncio
+import re
+import warnings
+from typing import Any, cast
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from forebay.protocols.native import Contract
+from forebay.server.app import Served
+from forebay.server.config import HttpConfig
+from forebay.transports.http.connection import Connection
+from forebay.transports.http.exchange import Route
+from forebay.transports.http.lane import Lane
+
+
+class Batching:
+    """What a route asks of its endpoint's batching."""
+
+    capacity = 100
+
+
+class Endpoint:
+    """Answers with its name and the body, at once or when it is told to."""
+
+    config = None
+    batching = Batching()
+
+    def __init__(self, name, *, waits=False):
+        self.name = name
+        self.waits = waits
+        self.asked = []
+        self.gone = []
+
+    def submit(self, request):
+        self.asked.append(request)
+        if not self.waits:
+            request.reply(request, self.name.encode() + b" " + request.body)
+
+    def answer(self):
+        request = self.asked[-1]
+        request.reply(request, self.name.encode() + b" " + request.body)
+
+    def cancel(self, request):
+        self.gone.append(request)
+
+    def reject(self, error):
+        pass
+
+
+class Transport(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self):
+        super().__init__()
+        self.written = b""
+        self.is_closed = self.has_ended = self.is_paused = False
+
+    def write(self, data):
+        assert not self.is_closed
+        assert not self.has_ended, "a write after the end"
+        self.written += data
+
+    def get_extra_info(self, name, default=None):
+        return ("192.0.2.1", 7) if name == "peername" else default
+
+    def is_closing(self):
+        return self.is_closed
+
+    def can_write_eof(self):
+        return True
+
+    def write_eof(self):
+        self.has_ended = True
+
+    def close(self):
+        self.is_closed = True
+
+    def abort(self):
+        self.is_closed = True
+
+    def pause_reading(self):
+        self.is_paused = True
+
+    def resume_reading(self):
+        self.is_paused = False
+
+
+class Client:
+    """One connection."""
+
+    def __init__(self, door):
+        self.connection = Connection(door.lane, door.uvicorn, door.state, {}, door.loop)
+        self.transport = Transport()
+        self.connection.connection_made(self.transport)
+
+    @property
+    def state(self):
+        return self.connection._talk.state
+
+    def send(self, *segments):
+        for data in segments:
+            self.connection.data_received(data)
+        return self
+
+    @property
+    def answers(self):
+        """Statuses and bodies of what was written."""
+        found, rest = [], self.transport.written
+        while rest:
+            head, _, rest = rest.partition(b"\r\n\r\n")
+            length = int(re.findall(rb"content-length: (\d+)", head)[0])
+            found.append((int(head.split()[1]), rest[:length]))
+            rest = rest[length:]
+        return found
+
+    @property
+    def statuses(self):
+        return [status for status, _ in self.answers]
+
+
+async def _nothing(scope, receive, send):
+    while (message := await receive())["type"] == "http.request" and message["more_body"]:
+        pass
+    if message["type"] == "http.request":
+        await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+
+class Door:
+    """A lane with two models, `alpha` and `beta`, and clients."""
+
+    def __init__(self, *, app=_nothing, waits=False, contract=None, **config):
+        self.loop = asyncio.new_event_loop()
+        http = HttpConfig(**config)
+        self.alpha, self.beta = Endpoint("alpha", waits=waits), Endpoint("beta", waits=waits)
+        self.routes = {
+            b"/models/" + each.name.encode(): Route(
+                Served(cast("Any", each), contract or Contract()), http.max_body_bytes, http.api_keys
+            )
+            for each in (self.alpha, self.beta)
+        }
+        self.lane = Lane(http, self.routes)
+        self.state = ServerState()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.uvicorn = Config(app, interface="asgi3", ws="none", lifespan="off", log_config=None, access_log=False)
+            self.uvicorn.load()
+        self.lane.start(self.loop, self.state)
+        self.clients = []
+
+    def connect(self):
+        client = Client(self)
+        self.clients.append(client)
+        return client
+
+    def pass_seconds(self, count):
+        for _ in range(count):
+            self.lane.stop()
+            self.lane.start(self.loop, self.state)
+
+    def turn(self):
+        """Lets the loop do what it has to do now."""
+        for _ in range(5):
+            self.loop.run_until_complete(asyncio.sleep(0))
+
+    def close(self):
+        self.lane.stop()
+        self.turn()
+        for client in self.clients:
+            client.connection.connection_lost(None)
+        self.turn()
+        self.loop.close()
+
+
+def request(model, body=b"", *headers, method="POST", target=None, length=True):
+    """The bytes of a request."""
+    target = target or f"/models/{model}"
+    lines = [f"{method} {target} HTTP/1.1", "host: localhost", *headers]
+    if length:
+        lines.append(f"content-length: {len(body)}")
+    return "\r\n".join([*lines, "", ""]).encode() + body

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A connection driven by hand: what one client sends never becomes what another one gets, and limits hold early."""
+
+import asyncio
+import itertools
+
+import pytest
+from tests.unit.transports.http.driven import Door, request
+
+from forebay.transports.http.conversation import BODY, GONE, IDLE, LINGER
+
+KEY = "x-api-key: k1"
+
+
+@pytest.fixture
+def doors():
+    opened = []
+
+    def make(**more):
+        opened.append(Door(**more))
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def chunked(model, *headers):
+    return request(model, b"", *headers, "transfer-encoding: chunked", length=False)
+
+
+def test_the_head_of_a_second_request_is_not_remembered_under_the_bytes_of_the_first(doors):  # F1
+    door = doors(api_keys=("k1",))
+    first = chunked("alpha", "content-type: application/json", "x-filler: 1")
+    second = request("beta", b"", "content-type: application/json", KEY, "content-length: ", length=False)[:-4]
+    rest = b"2\r\n[]\r\n0\r\n\r\n" + second
+    length = len(rest) + 3 + 4 + 3  # what the second head names is the length of all that follows the first
+    attack = first + rest + b"%d\r\n\r\n[1," % length
+    assert len(attack) == len(first) + length
+    door.connect().send(attack)
+    thief = door.connect().send(first + b"3" * length)
+    assert door.beta.asked == []
+    assert thief.statuses in ([401], [400])
+
+
+def test_a_remembered_head_is_taken_only_between_two_requests(doors):
+    door = doors()
+    whole = request("alpha", b"[1]")
+    client = door.connect().send(whole, whole)
+    assert door.lane.heads
+    inner = door.connect().send(request("beta", b"x" * len(whole))[: -len(whole)], whole)
+    assert [each.body for each in door.beta.asked] == [whole]
+    assert inner.state is client.state is IDLE
+
+
+def test_answers_that_are_due_are_written_before_a_refusal_and_nothing_after_it(doors):  # F2
+    door = doors(waits=True)
+    client = door.connect()
+    client.send(
+        request("alpha", b"1") + request("alpha", b"2", "content-type: text/csv") + request("beta", b"3") + b"\0"
+    )
+    door.alpha.answer()
+    assert client.statuses == [200, 415]
+    door.beta.answer()
+    assert client.statuses == [200, 415, 200, 400]
+    assert client.state is LINGER
+    client.send(request("alpha", b"4"))
+    assert len(door.alpha.asked) == 1
+
+
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+@pytest.mark.parametrize("pieces", [1, 2, 1000])
+def test_the_body_of_a_request_to_upgrade_is_no_request(doors, framing, pieces):  # F3
+    door = doors()
+    inner = request("beta", b"1")
+    asks = ["connection: upgrade", "upgrade: h2c"]
+    if framing == "length":
+        data = request("alpha", inner, *asks)
+    else:
+        data = chunked("alpha", *asks) + b"%x\r\n%b\r\n0\r\n\r\n" % (len(inner), inner)
+    size = -(-len(data) // pieces)
+    client = door.connect().send(*(data[at : at + size] for at in range(0, len(data), size)))
+    assert [each.body for each in door.alpha.asked] == [inner]
+    assert door.beta.asked == []
+    assert client.answers == [(200, b"alpha " + inner)]
+    assert client.transport.is_closed
+
+
+def test_a_tunnel_is_refused(doors):  # F67
+    door = doors()
+    for target in ("/models/alpha", "a:1"):
+        client = door.connect().send(request("", b"1", method="CONNECT", target=target), request("beta", b"1"))
+        assert client.statuses == [405]
+        assert client.state is LINGER
+    assert door.beta.asked == []
+
+
+@pytest.mark.parametrize("what", ["trailers", "one trailer", "extensions", "empty chunks"])
+def test_what_frames_a_body_is_bounded_before_keys_are_checked(doors, what):  # F4
+    door = doors(api_keys=("k1",))
+    client = door.connect().send(chunked("alpha"), b"2\r\n[]\r\n")
+    begin, again = {
+        "trailers": (b"0\r\n", b"x: y\r\n" * 1000),
+        "one trailer": (b"0\r\nx: ", b"y" * 6000),
+        "extensions": (b"2;x=", b"y" * 6000),
+        "empty chunks": (b"", b"00000000000000000001\r\nx\r\n" * 240),
+    }[what]
+    client.send(begin)
+    for count in itertools.count(1):
+        client.send(again)
+        if client.answers:
+            break
+        assert count * len(again) < 3 * 64 * 1024
+    assert client.statuses == [431]
+    assert client.state is LINGER
+
+
+def test_a_body_without_a_key_is_not_kept(doors):
+    door = doors(api_keys=("k1",))
+    short = door.connect().send(request("alpha", b"x" * 60_000)[:-1000])
+    assert short.connection.held_bytes == 0
+    assert short.send(b"x" * 1000).statuses == [401]
+    assert short.state is IDLE  # a short one is read to its end, so that the connection can go on
+    long = door.connect().send(request("alpha", b"x" * 100_000)[:200])
+    assert long.statuses == [401]
+    assert long.state is LINGER
+    endless = door.connect().send(chunked("alpha"), *[b"4000\r\n" + b"x" * 0x4000 + b"\r\n"] * 5)
+    assert endless.statuses == [401]
+    assert endless.state is LINGER
+
+
+def test_the_largest_of_the_bodies_that_arrive_gives_way_when_they_are_too_large_together(doors):  # F67
+    door = doors(max_buffered_bytes=10_000)
+    small = [door.connect().send(request("alpha", b"x" * 2000)[:-500]) for _ in range(3)]
+    large = door.connect().send(request("alpha", b"x" * 8000)[:-3000])
+    assert large.state is BODY
+    late = door.connect().send(request("alpha", b"x" * 2000)[:-500])
+    assert large.statuses == [503]
+    assert late.send(b"x" * 500).statuses == [200]
+    assert [each.send(b"x" * 500).statuses for each in small] == [[200]] * 3
+    assert door.lane.held_bytes == 0
+
+
+def test_bodies_of_the_slow_lane_count_as_well(doors):  # F67
+    async def slow(scope, receive, send):
+        body = b""
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                seen.append("gone")
+                return
+            body += message["body"]
+            if not message["more_body"]:
+                return
+
+    seen = []
+    door = doors(app=slow, max_buffered_bytes=10_000)
+    client = door.connect().send(request("", b"x" * 30_000, target="/other")[:5000])
+    door.turn()
+    assert client.state.is_inside
+    client.send(b"x" * 6000)
+    door.turn()
+    assert client.statuses == [503]
+    assert seen == ["gone"]
+    assert door.lane.held_bytes == 0
+
+
+@pytest.mark.parametrize("target", ["/models/alpha", "/other"])
+def test_a_byte_now_and_then_does_not_keep_a_request_alive(doors, target):  # F67
+    door = doors(read_timeout_s=30.0)
+    client = door.connect().send(request("", b"x" * 5000, target=target)[:-4000])
+    steady = door.connect().send(request("alpha", b"x" * 80_000)[:-70_000])
+    for _ in range(3):
+        door.pass_seconds(29)
+        client.send(b"x")
+        steady.send(b"x" * 20_000)
+        door.turn()
+    assert client.statuses == [408]
+    assert steady.send(b"x" * 10_000).statuses == [200]
+
+
+def test_a_head_of_a_pipelining_client_is_not_charged_for_the_requests_before_it(doors):  # F66
+    door = doors()
+    one = request("alpha", b"x" * 50)
+    data = one * (100_000 // len(one) + 1)
+    client = door.connect().send(data + one[:60], one[60:])
+    assert set(client.statuses) == {200}
+    assert len(client.statuses) == len(data) // len(one) + 1
+
+
+def test_a_line_of_the_log_names_the_peer_and_the_reason_once_a_second(doors, caplog):
+    door = doors(api_keys=("k1",))
+    client = door.connect().send(*[request("alpha", b"1")] * 5)
+    assert client.statuses == [401] * 5
+    door.connect().send(b"\0")
+    lines = [record.getMessage() for record in caplog.records if record.name == "forebay.refusals"]
+    assert len(lines) == 2
+    assert "192.0.2.1:7" in lines[0]
+    assert "key" in lines[0]
+    door.pass_seconds(1)
+    client.send(request("alpha", b"1"))
+    lines = [record.getMessage() for record in caplog.records if record.name == "forebay.refusals"]
+    assert len(lines) == 3
+    assert "4 more" in lines[2]
+
+
+def test_a_slow_answer_that_has_begun_is_cut_when_its_body_breaks_a_limit(doors):
+    async def early(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.sleep(3600)
+
+    door = doors(app=early, read_timeout_s=5.0)
+    client = door.connect().send(request("", b"x" * 5000, target="/other")[:-4000])
+    door.turn()
+    door.pass_seconds(7)
+    assert client.transport.is_closed
+    assert client.state is GONE
+    for task in list(door.state.tasks):
+        task.cancel()
