@@ -70,7 +70,7 @@ async def measure(options, folder):
 
     address = UnixAddress(f"{folder}/socket")
     door = Door(address, native=lambda _about: Slot(attached))
-    attached = AttachedPool("echo", hang_s=15.0, arena_path=door.arena_path)
+    attached = AttachedPool("echo", hang_s=15.0, shared=door.shared)
     await door.start()
     command = [sys.executable, "-c", WORKER.format(root=str(ROOT)), str(address)]
     worker = await asyncio.create_subprocess_exec(*command, stderr=subprocess.DEVNULL)

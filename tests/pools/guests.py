@@ -28,7 +28,7 @@ class AttachedByThreads(AttachedPool[Slot]):
         self._guests = []
         self._home = tempfile.mkdtemp(prefix="door-")
         self.door = Door(UnixAddress(f"{self._home}/socket"), native=lambda about: Slot(self))
-        self.arena_path = self.door.arena_path
+        self.shared = self.door.shared
 
     async def start(self):
         await super().start()

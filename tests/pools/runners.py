@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 import signal
 import sys
@@ -201,3 +202,39 @@ class Unwilling(Told):
         if self.how == "kill":
             self.do_kill([])
         raise RuntimeError("no weights")
+
+
+class Keeps(Told):
+    """Keeps every body, and answers with what all of them are now."""
+
+    def __init__(self, log=None):
+        super().__init__(log)
+        self.kept = []
+
+    def run(self, items):
+        self.kept += [item.body for item in items]
+        return [[bytes(body) for body in self.kept]] * len(items)
+
+
+class Borrows(Keeps):
+    """Promises to keep nothing, and tells of what type the bodies are."""
+
+    borrows_input = True
+
+    def run(self, items):
+        return [[type(item.body).__name__, item.body[:1] == item.body[-1:]] for item in items]
+
+
+class AsksLater(Told):
+    """Asks in the background, also long after a batch was answered, whether it was called off."""
+
+    def run(self, items):
+        (item,) = items
+        if item.body == "ask":
+            context = contextvars.copy_context()
+            threading.Thread(target=context.run, args=(self.ask,), daemon=True).start()
+        return [item.body]
+
+    def ask(self):
+        while True:
+            is_cancelled()

@@ -27,7 +27,7 @@ from forebay.workers.runner import RunnerSpec
 from forebay.workers.slot import Slot
 
 ECHO = RunnerSpec(f"{HERE}:Told")
-TOKEN = {"worker": "somebody"}
+TOKEN = {"worker": "somebody", "shares": True}
 
 
 class Peer:
@@ -68,7 +68,7 @@ class Scene:
             secret=secret,
             limits=limits,
         )
-        self.pool.arena_path = self.pool.door.arena_path
+        self.pool.shared = self.pool.door.shared
         self.rig = Rig(self.pool)
         self.peers = []
 
@@ -96,7 +96,7 @@ class Scene:
         """A peer that is idle."""
         peer = await self.dial()
         before = self.pool.statistics().slots
-        peer.say(["hello", frames.VERSION, {"worker": worker}])
+        peer.say(["hello", frames.VERSION, {**TOKEN, "worker": worker}])
         assert (await peer.hear())[0] == "open"
         peer.say(["ready", False])
         await eventually(lambda: self.pool.statistics().slots == before + 1)
@@ -153,8 +153,8 @@ def test_who_does_not_say_hello_is_hung_up_on(tmp_path, said, words, reason):
 @pytest.mark.parametrize(
     "words, reason",
     [
-        ([["ready"]], "out of turn"),
-        ([["hello", frames.VERSION, TOKEN]], "hello twice"),
+        ([["ready"]], "while it is idle"),
+        ([["hello", frames.VERSION, TOKEN]], "while it is idle"),
         ([["result", 1, ["x"], None, 0.0, True]], "which it was not given"),
         ([["part", 1, ["x"], None]], "which it was not given"),
         ([["failed", "ModelError", "late", None, ""]], "not a message"),
@@ -282,6 +282,7 @@ def test_connections_are_limited_and_room_is_made_by_who_leaves(tmp_path, said):
         async with Scene(tmp_path, limits=Limits(connections=1)) as scene:
             first = await scene.join()
             second = await scene.dial()
+            second.say(["hello", frames.VERSION, TOKEN])
             assert await second.is_hung_up_on()
             first.writer.close()
             await eventually(lambda: scene.pool.idle == 0)
@@ -546,7 +547,7 @@ def test_large_bodies_go_through_the_socket_where_memory_is_not_shared():
         pool = AttachedByThreads(ECHO, workers=1)
         pool.door.address = TcpAddress("127.0.0.1", 0)
         async with Rig(pool) as rig:
-            assert pool.arena_path() is None
+            assert pool.shared() is None
             bodies = [bytes([number]) * (600 * 1024) for number in range(4)]
             assert await rig.run(*bodies, "small") == [*bodies, "small"]
 
@@ -572,15 +573,12 @@ def test_a_worker_that_cannot_open_the_shared_memory_says_so_and_is_sent_bytes(t
     run(main())
 
 
-def test_a_worker_that_lies_about_shared_memory_is_hung_up_on(tmp_path):
+def test_a_worker_that_does_not_say_that_it_shares_is_offered_nothing(tmp_path):
     async def main():
         async with Scene(tmp_path) as scene:
             peer = await scene.dial()
-            peer.say(["hello", frames.VERSION, TOKEN])
-            await peer.hear()
-            peer.say(["ready"])  # it made no file
-            assert await peer.is_hung_up_on()
-            assert scene.pool.idle == 0
+            peer.say(["hello", frames.VERSION, {"worker": "of an older version"}])
+            assert (await peer.hear())[1]["arena"] is None
 
     run(main())
 

@@ -564,11 +564,11 @@ def test_memory_that_is_shared_is_not_in_any_folder_while_it_is_used():
 def test_what_a_killed_server_left_behind_is_removed_by_the_next(tmp_path, monkeypatch):
     """A lock ends with its process; the folder of a server that lives keeps its own."""
     monkeypatch.setattr(shm, "_PREFIX", f"forebay-test-{tmp_path.name}-")
-    alive, alive_lock, _ = shm.private_folder()
-    dead, dead_lock, _ = shm.private_folder()
+    alive, alive_lock = shm.private_folder()
+    dead, dead_lock = shm.private_folder()
     (dead / "socket").touch()
     os.close(dead_lock)  # what the kernel does when a process is killed
-    last, last_lock, _ = shm.private_folder()
+    last, last_lock = shm.private_folder()
     assert (alive.exists(), dead.exists(), last.exists()) == (True, False, True)
     for folder, lock in ((alive, alive_lock), (last, last_lock)):
         shutil.rmtree(folder)

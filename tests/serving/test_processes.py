@@ -33,6 +33,15 @@ def test_partitions_are_processes_of_their_own():
         assert 'raise ValueError("thirteen")' in caught.value.__cause__.trace
 
 
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_rows_that_a_module_keeps_stay_as_they_were(kind):
+    # F17
+    with zoo.window.start(worker_kind=kind, batch_timeout_ms=1) as process:
+        for count in range(1, 4):
+            sums = process.batched_run(cat(np.full(20_000, float(count))))
+            assert sums.tolist() == [[20_000.0 * number for number in range(1, count + 1)]]
+
+
 def test_a_killed_process_is_replaced_and_initialised_again(tmp_path, monkeypatch):
     # S43
     inits = tmp_path / "inits"

@@ -40,6 +40,18 @@ class Counting:
         return (lambda: (rows + 1, {"partition": partition, "handled": state})), state + 1
 
 
+class Window:
+    """Keeps the first row of every batch, and answers with the sum of each."""
+
+    def init(self, kind, arg, partitions):
+        return []
+
+    def handle_batch(self, batch, partition, state):
+        rows = batch.realize()
+        state = [*state, rows[0]]
+        return (lambda: (np.array([[kept.sum() for kept in state]]), None)), state
+
+
 def round_about(x):
     doubled = hook("double", x * 2)
     return hook("plus_ten", doubled + 10)
@@ -47,6 +59,7 @@ def round_about(x):
 
 pids = Serving.new(whoami)
 counting = Serving.new(Counting, arg="seven")
+window = Serving.new(Window)
 hooked = Serving.jit(round_about).streaming(hooks=["double", "plus_ten"]).batch_size(4)
 by_key = Serving.new(lambda key, options: lambda batch: batch.realize() * (2 if key == "double" else 0.5))
 texts = (

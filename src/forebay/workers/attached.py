@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from forebay.types.batch import Batch, Done
     from forebay.workers import slot
+    from forebay.workers.conversation import Shared
 
 log = logging.getLogger("forebay.workers")
 
@@ -45,7 +46,7 @@ class AttachedPool(SlotPool[S]):
         grace_s: float | None = 5.0,
         hang_s: float | None = None,
         on_first: Callable[[], None] = lambda: None,
-        arena_path: Callable[[], str | None] = lambda: None,
+        shared: Callable[[], Shared | None] = lambda: None,
         isolates: bool = False,
     ) -> None:
         """Describe the pool.
@@ -56,7 +57,7 @@ class AttachedPool(SlotPool[S]):
                 own deadlines decide.
             hang_s: See the attribute.
             on_first: Called once, when the first worker asks for work.
-            arena_path: Returns a new name for two arenas each time, or None where memory cannot be shared.
+            shared: Makes the shared memory of a slot; returns None where memory cannot be shared.
             isolates: Hand on the entries of a batch that lost its worker each alone.
         """
         super().__init__(isolates=isolates)
@@ -66,7 +67,7 @@ class AttachedPool(SlotPool[S]):
         self._grace_s = grace_s
         self.hang_s = hang_s
         self._on_first = on_first
-        self.arena_path = arena_path
+        self.shared = shared
         self._slots: dict[S, Hashable] = {}
         self._greeted: set[slot.Slot] = set()
         self._vacancy: asyncio.TimerHandle | None = None

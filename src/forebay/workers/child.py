@@ -10,6 +10,7 @@ Run as `python -P -m forebay.workers.child --connect unix:PATH --worker N`; the 
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import os
 import signal
@@ -18,7 +19,6 @@ import sys
 import threading
 import time
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -33,13 +33,15 @@ from forebay.workers.memory import keep_freed_memory
 from forebay.workers.phases import Laps, lap, phases_of
 from forebay.workers.pool import CREDIT, checked, do_after, failure_of, split_after
 from forebay.workers.runner import RunnerSpec, WorkerContext
-from forebay.workers.shm import ArenaReader, ArenaWriter
+from forebay.workers.shm import open_arenas
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from forebay.workers.address import Address
+    from forebay.workers.objects import Buffer
     from forebay.workers.runner import Runner
+    from forebay.workers.shm import ArenaReader, ArenaWriter
 
 HANDSHAKE_S = 60.0
 """Time in which a server must have answered a hello."""
@@ -59,10 +61,11 @@ class Refused(ConfigError):
 
 
 class Connection:
-    """One slot's connection to the server, used by one thread; only `leave` may be called from others.
+    """One slot's connection to the server, used by one thread; only `leave` and `is_cancelled` may be called by others.
 
     Attributes:
         options: What the server answered to the hello.
+        lends: Whether large bodies arrive as views of the shared memory, which end with their batch, and not as copies.
     """
 
     def __init__(self, address: Address, about: Mapping[str, Any], secret: bytes | None = None) -> None:
@@ -83,13 +86,18 @@ class Connection:
         self._reader = frames.FrameReader(self._view)
         self._inbox: deque[Any] = deque()
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
+        self._receiving = threading.Lock()
+        self._running: int | None = None
         self._incoming: ArenaReader | None = None
         self._outgoing: ArenaWriter | None = None
         self._shares = True
+        self._max_frame_bytes = frames.MAX_FRAME_BYTES
+        self.lends = False
         try:
             self._socket.settimeout(HANDSHAKE_S)
             self.options = self._say_hello(about, secret)
             self._socket.settimeout(None)
+            self._max_frame_bytes = self.options.get("max_frame", frames.MAX_FRAME_BYTES)
             self._open_arenas(self.options.get("arena"))
         except BaseException:
             self.close()
@@ -103,6 +111,22 @@ class Connection:
         """Write a frame that is encoded already."""
         with self._sending:
             self._socket.sendall(frame)
+
+    def framed(self, message: Sequence[Any]) -> bytes:
+        """Return the frame of a message that holds results.
+
+        Raises:
+            BadOutcome: They are too large for one frame.
+            Exception: They are no plain data.
+        """
+        frame = frames.encode(message)
+        if len(frame) - frames.HEADER > self._max_frame_bytes:
+            msg = (
+                f"{len(frame)} bytes are too many, at most {self._max_frame_bytes} are read there; return less, or let "
+                "fewer requests share a batch"
+            )
+            raise BadOutcome(msg)
+        return frame
 
     def ask(self) -> None:
         """Ask for the first batch."""
@@ -121,22 +145,43 @@ class Connection:
         Raises:
             EOFError: If the server is gone.
         """
-        while not self._inbox:
-            size = self._socket.recv_into(self._buffer)
-            if not size:
-                raise EOFError
-            self._inbox.extend(self._reader.feed(self._buffer[:size]))
-        return self._inbox.popleft()
+        with self._receiving:
+            while not self._inbox:
+                size = self._socket.recv_into(self._buffer)
+                if not size:
+                    raise EOFError
+                self._inbox.extend(self._reader.feed(self._buffer[:size]))
+            return self._inbox.popleft()
 
-    def is_cancelled(self, batch_id: int) -> bool:
-        """Look, without waiting, whether the server has called this batch off."""
+    def begin(self, batch_id: int) -> Callable[[], bool]:
+        """Note that a batch runs; returns what tells whether the server has called it off."""
+        self._running = batch_id
+        return functools.partial(self._is_cancelled, batch_id)
+
+    def end(self) -> None:
+        """Note that nothing runs: what is asked from now on about the batch is of no interest to the server."""
+        self._running = None
+
+    def is_cancelled(self) -> bool:
+        """Look, without waiting, whether the server has called the batch that runs off."""
+        return self._running is not None and self._is_cancelled(self._running)
+
+    def _is_cancelled(self, batch_id: int) -> bool:
+        """Any thread may ask at any time, also when the batch was answered long ago."""
+        if batch_id != self._running or not self._receiving.acquire(blocking=False):
+            return False  # it is over, or its own thread waits for the server's next word and will hear it
         try:
-            size = self._socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            size = -1
-        if size > 0:
-            self._inbox.extend(self._reader.feed(self._buffer[:size]))
-        return size == 0 or any(message == ["cancel", batch_id] for message in self._inbox)
+            try:
+                size = self._socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                size = -1
+            except OSError:
+                return True  # hung up
+            if size > 0:
+                self._inbox.extend(self._reader.feed(self._buffer[:size]))
+            return size == 0 or any(message == ["cancel", batch_id] for message in self._inbox)
+        finally:
+            self._receiving.release()
 
     def place(self, outcomes: Sequence[Any]) -> Sequence[Any]:
         """Move large results into the arena."""
@@ -145,11 +190,14 @@ class Connection:
     def close(self) -> None:
         """Hang up."""
         self._socket.close()
-        if self._outgoing is not None:
-            self._outgoing.close()
+        for arena in (self._incoming, self._outgoing):
+            if arena is not None:
+                arena.close()
+        self._incoming = self._outgoing = None
 
     def _say_hello(self, about: Mapping[str, Any], secret: bytes | None) -> Mapping[str, Any]:
         mine = proof.nonce()
+        about = {**about, "shares": True}
         self.send(["hello", frames.VERSION, about if secret is None else {**about, "nonce": mine}])
         try:
             kind, *rest = self._answer()
@@ -180,25 +228,26 @@ class Connection:
             raise Refused(msg)
         return message
 
-    def _open_arenas(self, arena: str | None) -> None:
-        if not arena:
+    def _open_arenas(self, handle: Any) -> None:
+        if not handle:
             return
-        try:
-            self._incoming = ArenaReader(arena + ".in")
-            self._outgoing = ArenaWriter(Path(arena + ".out"))
-        except OSError:  # another container or user: what is large then goes through the socket
-            self._incoming = self._outgoing = None
+        opened = open_arenas(handle, self._max_frame_bytes)
+        if opened is None:  # another container: what is large then goes through the socket
             self._shares = False
+        else:
+            self._incoming, self._outgoing = opened
 
-    def _view(self, offset: int, length: int) -> memoryview:
+    def _view(self, offset: int, length: int) -> Buffer:
         if self._incoming is None:
             msg = "the server placed bytes in shared memory that was never agreed on"
             raise InvalidRequest(msg)
-        return self._incoming.view(offset, length)
+        view = self._incoming.view(offset, length)
+        return view if self.lends else bytes(view)
 
 
 def serve(connection: Connection, runner: Runner) -> None:
     """Ask for batches and run them until the server says stop or is gone."""
+    connection.lends = getattr(runner, "borrows_input", False)
     connection.ask()
     while True:
         try:
@@ -223,7 +272,7 @@ def _items(bodies: list[Any], params: Any, sizes: list[int] | None) -> list[Item
 
 def _run(connection: Connection, runner: Runner, batch_id: int, items: list[Item], laps: Laps | None) -> None:
     work: list[Any] = []
-    probe.set(lambda: connection.is_cancelled(batch_id))
+    probe.set(connection.begin(batch_id))
     lap.set(laps)
     started = time.monotonic()
     try:
@@ -237,9 +286,10 @@ def _run(connection: Connection, runner: Runner, batch_id: int, items: list[Item
         outcomes = [failure_of(error)] * len(items)
     seconds = time.monotonic() - started
     told = [] if laps is None else [[started, phases_of(runner, laps)]]
+    connection.end()
     try:
         frame = _result(connection, batch_id, outcomes, [seconds, not work, *told])
-    except Exception as error:  # noqa: BLE001 - the user's results hold something that msgpack does not
+    except Exception as error:  # noqa: BLE001 - the user's results hold something that msgpack does not, or too much
         failure = Failure(BadOutcome(f"the results cannot be sent to the server: {error}"))
         frame = _result(connection, batch_id, [failure] * len(items), [seconds, not work, *told])
     connection.send_frame(frame)
@@ -256,7 +306,7 @@ def _result(connection: Connection, batch_id: int, outcomes: Sequence[Any], rest
     if Failure in set(map(type, outcomes)):
         failures = {i: wire_error(outcome.error) for i, outcome in enumerate(outcomes) if type(outcome) is Failure}
         outcomes = [None if type(outcome) is Failure else outcome for outcome in outcomes]
-    return frames.encode(["result", batch_id, connection.place(outcomes), failures, *rest])
+    return connection.framed(["result", batch_id, connection.place(outcomes), failures, *rest])
 
 
 def _stream(connection: Connection, batch_id: int, count: int, steps: Iterator[Sequence[Any]]) -> None:
@@ -270,9 +320,9 @@ def _stream(connection: Connection, batch_id: int, count: int, steps: Iterator[S
                 return
         failures = {i: wire_error(part.error) for i, part in enumerate(parts) if type(part) is Failure}
         plain = [None if type(part) is Failure else part for part in checked(parts, count)]
-        connection.send(["part", batch_id, plain, failures or None])
+        connection.send_frame(connection.framed(["part", batch_id, plain, failures or None]))
         credit -= 1
-        if connection.is_cancelled(batch_id):
+        if connection.is_cancelled():
             break
     close = getattr(steps, "close", None)
     if close is not None:

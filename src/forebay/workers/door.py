@@ -4,22 +4,25 @@
 Theory of operation. Whoever connects is a `Visitor` until its first bytes say what it speaks: four zero bytes are the
 batching protocol, anything else must be a whole hello of the worker protocol, followed by a proof if there is a secret.
 Then the connection, with all bytes read so far, is handed to the class that speaks that dialect, and the door has
-nothing more to do with it. Until then a visitor has little time and little room.
+nothing more to do with it. Until then a visitor has little time and little room, and takes no place from workers:
+visitors have few places of their own, and who has been there longest makes room for the next.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from forebay.errors import ConfigError, ForebayError, InvalidRequest
+from forebay.errors import ConfigError, ForebayError, InvalidRequest, Unavailable
 from forebay.workers import frames, proof, shm
 from forebay.workers.address import TcpAddress, UnixAddress, bind_unix, tune
+from forebay.workers.plain import require_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,12 +42,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What somebody who dials in may take.
 
     Attributes:
-        hello_s: Time in which a connection must have said what it is.
-        connections: Connections at a time.
+        hello_s: Time in which a connection must have said what it is, and have proven it where there is a secret.
+        visitors: Connections at a time that have not done so yet.
+        connections: Connections at a time that have.
         frame_bytes: Longest frame that is read.
     """
 
     hello_s: float = 5.0
+    visitors: int = 64
     connections: int = 256
     frame_bytes: int = 256 * 1024 * 1024
 
@@ -87,8 +92,8 @@ class Door:
         self.limits = limits
         self._server: asyncio.Server | None = None
         self._inode: tuple[int, int] | None = None
+        self._visitors: dict[Visitor, None] = {}  # by the time they came
         self._connections: set[asyncio.Transport] = set()
-        self._arenas = shm.ArenaFolder()
 
     async def start(self) -> None:
         """Begin to listen.
@@ -134,17 +139,28 @@ class Door:
     def stop(self) -> None:
         """Close the door and every connection."""
         self.close()
+        for visitor in list(self._visitors):
+            visitor.hang_up()
         for transport in self._connections:
             transport.abort()
         self._connections.clear()
-        self._arenas.close()
 
-    def arena_path(self) -> str | None:
-        """Return a new name for a slot's two arenas, or None where the other side may be on another machine."""
-        return self._arenas.path() if isinstance(self.address, UnixAddress) else None
+    def shared(self) -> shm.Arenas | None:
+        """Make a slot's shared memory; None where the other side may be on another machine."""
+        return shm.make_arenas() if isinstance(self.address, UnixAddress) else None
 
-    def enter(self, transport: asyncio.Transport) -> bool:
-        """Count a connection; tells whether there is room for it."""
+    def enter(self, visitor: Visitor) -> None:
+        """Count a visitor; if there are too many, the one that came first makes room."""
+        if len(self._visitors) >= self.limits.visitors:
+            next(iter(self._visitors)).refuse("others wait at the door, and it has said nothing yet that lets it in")
+        self._visitors[visitor] = None
+
+    def leave(self, visitor: Visitor) -> None:
+        """A visitor was let in, or is gone."""
+        self._visitors.pop(visitor, None)
+
+    def let_in(self, transport: asyncio.Transport) -> bool:
+        """Count a connection that has said what it is; tells whether there is room for it."""
         self._connections = {other for other in self._connections if not other.is_closing()}
         if len(self._connections) >= self.limits.connections:
             return False
@@ -165,22 +181,21 @@ class Visitor(asyncio.Protocol):
         self._nonce = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection, if there is room."""
+        """Begin to wait for words that count."""
         self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("socket")
         if peer is not None:
             tune(peer)
-        if not self._door.enter(self._transport):
-            self._refuse(f"all {self._door.limits.connections} connections for workers are taken")
-            return
+        self._door.enter(self)
         hello_s = self._door.limits.hello_s
         self._timer = asyncio.get_running_loop().call_later(
-            hello_s, self._refuse, f"it did not say what it is within {hello_s:g} s"
+            hello_s, self.refuse, f"it did not say what it is within {hello_s:g} s"
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget it."""
         self._transport = None
+        self._door.leave(self)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -197,9 +212,9 @@ class Visitor(asyncio.Protocol):
             else:
                 self._speak_native()
         except ForebayError as error:
-            self._refuse(error.message)
+            self.refuse(error.message)
         except (LookupError, TypeError, ValueError) as error:
-            self._refuse(f"it does not speak the worker protocol: {error}")
+            self.refuse(f"it does not speak the worker protocol: {error}")
 
     def _speak_jobs(self) -> None:
         door = self._door
@@ -209,7 +224,7 @@ class Visitor(asyncio.Protocol):
         if door.secret is not None:
             msg = "it speaks the batching protocol, which cannot prove that it knows the secret"
             raise InvalidRequest(msg)
-        self._hand_over(door.jobs(), bytes(self._raw))
+        self._hand_over(door.jobs, bytes(self._raw))
 
     def _speak_native(self) -> None:
         door = self._door
@@ -226,7 +241,7 @@ class Visitor(asyncio.Protocol):
                 msg = f"{str(kind)[:40]!r} is not what a worker says here"
                 raise InvalidRequest(msg)
             if self._hello is not None and not self._nonce:
-                self._hand_over(door.native(self._hello), self._hello_bytes + self._raw)
+                self._hand_over(functools.partial(door.native, self._hello), self._hello_bytes + self._raw)
                 return
 
     def _next_message(self) -> Any:
@@ -257,6 +272,7 @@ class Visitor(asyncio.Protocol):
             msg = "its hello says nothing about it"
             raise InvalidRequest(msg)
         self._hello = cast("dict[str, Any]", about)
+        require_plain({key: value for key, value in self._hello.items() if key != "nonce"})
         if self._door.secret is not None:
             if not isinstance(self._hello.get("nonce"), bytes):
                 msg = "this server asks for a secret; give the worker the same one: --secret @FILE"
@@ -275,10 +291,15 @@ class Visitor(asyncio.Protocol):
         self._send(["welcome", proof.proof(secret, "server", self._nonce, theirs)])
         self._nonce = b""
 
-    def _hand_over(self, dialect: asyncio.Protocol, data: bytes) -> None:
+    def _hand_over(self, dialect_of: Callable[[], asyncio.Protocol], data: bytes) -> None:
         assert self._transport is not None
         assert self._timer is not None
+        if not self._door.let_in(self._transport):
+            msg = f"all {self._door.limits.connections} connections for workers are taken"
+            raise Unavailable(msg)
+        dialect = dialect_of()
         self._timer.cancel()
+        self._door.leave(self)
         self._transport.set_protocol(dialect)
         dialect.connection_made(self._transport)
         dialect.data_received(data)
@@ -287,7 +308,14 @@ class Visitor(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frames.encode(message))
 
-    def _refuse(self, reason: str) -> None:
+    def hang_up(self) -> None:
+        """Close the connection now."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def refuse(self, reason: str) -> None:
+        """Close the connection, with the reason in the log and, where it speaks the worker protocol, to the peer."""
+        self._door.leave(self)
         log.warning("a worker that dialled in is refused: %s", reason)
         if self._timer is not None:
             self._timer.cancel()

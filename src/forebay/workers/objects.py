@@ -221,6 +221,8 @@ class PackedRunner:
     is packed one by one.
     """
 
+    borrows_input = True  # values are loaded into memory of their own
+
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 

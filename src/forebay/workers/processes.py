@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import itertools
 import logging
 import os
 import shutil
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from forebay.errors import ForebayError
     from forebay.types.batch import Batch, Done
+    from forebay.workers.conversation import Shared
     from forebay.workers.runner import RunnerSpec
     from forebay.workers.supervisor import End
 
@@ -129,13 +129,11 @@ class ProcessPool(SlotPool[Slot]):
         self._on_death = on_death
         self._workers = [Worker(index) for index in range(workers)]
         self._stagger = stagger
-        self._arena_ids = itertools.count()
         self._folder: Path | None = None
         self._lock: int | None = None
         self._server: asyncio.Server | None = None
         self._changed: asyncio.Event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._shared = True
 
     async def start(self) -> None:
         """Start the workers and wait until every one is ready.
@@ -145,7 +143,7 @@ class ProcessPool(SlotPool[Slot]):
         """
         self._loop = asyncio.get_running_loop()
         try:
-            self._folder, self._lock, self._shared = shm.private_folder()
+            self._folder, self._lock = shm.private_folder()
             self._server = await self._loop.create_unix_server(lambda: Slot(self), str(self._folder / "socket"))
             for worker in self._workers:
                 self._begin(worker)
@@ -266,9 +264,9 @@ class ProcessPool(SlotPool[Slot]):
             asyncio.get_running_loop().call_later(LIVED_S, worker.kill, life)
         super().gone(slot)
 
-    def arena_path(self) -> str | None:
-        """Return a new name for a slot's two arenas, or None where memory cannot be shared."""
-        return f"{self._folder}/{next(self._arena_ids)}" if self._shared else None
+    def shared(self) -> Shared | None:
+        """Make the slot's shared memory."""
+        return shm.make_arenas()
 
     def _end_stuck(self, slot: Slot, batch_id: int) -> None:
         if slot.batch is not None and slot.batch_id == batch_id:

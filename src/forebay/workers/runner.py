@@ -26,7 +26,12 @@ class WorkerContext(msgspec.Struct, frozen=True):
 
 
 class Runner(Protocol):
-    """Runs batches. One runner lives in one worker; its threads, if it has several, share it."""
+    """Runs batches. One runner lives in one worker; its threads, if it has several, share it.
+
+    What a runner is given is its own. One that has an attribute `borrows_input` which is true promises that nothing
+    refers to a body any more once `run` has returned (or its iterator has ended): in a worker process large bodies are
+    then views of shared memory, written over by the next batch, and not copied out of it first.
+    """
 
     def open(self, ctx: WorkerContext) -> None:
         """Load what is needed; raising stops the worker with that reason."""

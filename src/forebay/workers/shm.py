@@ -2,14 +2,19 @@
 """Large bodies ride in shared memory: one arena a slot and direction, reused for every batch.
 
 A slot runs one batch at a time, so an arena needs no bookkeeping: the writer starts at offset 0 for each batch
-and the reader is done with it when it answers. The arena is a file in memory (`/dev/shm` where there is one) that
-grows with the largest batch; reusing it costs one copy, a new one each time would cost the page faults as well.
+and the reader is done with it when it answers. Reusing it costs one copy, a new one each time would cost the page
+faults as well.
+
+The server makes both arenas, as files in memory that have no name, and seals them: they grow with the largest batch and
+nobody can cut them, so that whoever has mapped a part may read it whatever the other side does. A worker opens them as
+files of the server's process. The server itself opens nothing that a worker names. And as they have no name, nothing is
+left of them however either side ends.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
-import itertools
 import mmap
 import os
 import shutil
@@ -24,7 +29,7 @@ THRESHOLD_BYTES = 64 * 1024
 """Bodies of this size and more go through the arena; a smaller one is cheaper inside the frame."""
 
 MAX_ARENA_BYTES = 1 << 30
-"""An arena never grows beyond this; what does not fit goes inside the frame."""
+"""No arena grows beyond this."""
 
 _STEP_BYTES = 1 << 20
 
@@ -32,15 +37,15 @@ _STEP_BYTES = 1 << 20
 _PREFIX = "forebay-"
 
 
-def private_folder() -> tuple[Path, int, bool]:
-    """Make a folder for a pool's socket and arenas that only this user can enter, in memory if there is a place for it.
+def private_folder() -> tuple[Path, int]:
+    """Make a folder for sockets that only this user can enter, in memory if there is a place for it.
 
     Returns:
-        The folder, the descriptor that holds its lock, and whether files in it lie in memory.
+        The folder, and the descriptor that holds its lock.
     """
     memory = Path("/dev/shm")  # noqa: S108 - the folder below it is private
     in_memory = memory.is_dir() and os.access(memory, os.W_OK)
-    return (*locked_folder(memory if in_memory else Path(tempfile.gettempdir())), in_memory)
+    return locked_folder(memory if in_memory else Path(tempfile.gettempdir()))
 
 
 def locked_folder(parent: Path) -> tuple[Path, int]:
@@ -76,34 +81,101 @@ def _remove_if_dead(folder: Path) -> None:
     os.close(descriptor)
 
 
-class ArenaFolder:
-    """Names for arenas in a private folder, which is made when the first one is asked for."""
+class Arenas:
+    """The two arenas of a slot, at the end that made them: the server's.
+
+    Attributes:
+        handle: What a worker is told of them.
+    """
 
     def __init__(self) -> None:
-        self._made: tuple[Path, int, bool] | None = None
-        self._names = itertools.count()
+        """Make them.
 
-    def path(self) -> str | None:
-        """Return a new name for the two arenas of a slot, or None where files do not lie in memory."""
-        self._made = self._made or private_folder()
-        folder, _, in_memory = self._made
-        return f"{folder}/{next(self._names)}" if in_memory else None
+        Raises:
+            OSError: If there are too many open files, or this system has no such memory.
+        """
+        outgoing = _make()
+        try:
+            incoming = _make()
+        except OSError:
+            os.close(outgoing)
+            raise
+        self.handle: dict[str, Any] = {"bodies": _told(outgoing), "results": _told(incoming)}
+        self._outgoing = ArenaWriter(outgoing)
+        self._incoming = ArenaReader(incoming)
+        self.place = self._outgoing.place
+        self.view = self._incoming.view
 
     def close(self) -> None:
-        """Remove the folder; arenas that are open stay usable."""
-        if self._made is not None:
-            folder, lock, _ = self._made
-            self._made = None
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
+        """Give the memory back."""
+        self._outgoing.close()
+        self._incoming.close()
+
+
+def make_arenas() -> Arenas | None:
+    """Make the arenas of a slot; None where that is not possible, and everything goes inside of frames."""
+    try:
+        return Arenas()
+    except OSError:
+        return None
+
+
+def open_arenas(handle: Any, max_bytes: int = MAX_ARENA_BYTES) -> tuple[ArenaReader, ArenaWriter] | None:
+    """Open a slot's arenas at the worker's end; None if they are out of reach, as they are in another container.
+
+    Args:
+        handle: What the server said of them.
+        max_bytes: The most that the server takes as results of one batch.
+    """
+    try:
+        bodies = _open(handle["bodies"], os.O_RDONLY)
+        try:
+            results = _open(handle["results"], os.O_RDWR)
+        except BaseException:
+            os.close(bodies)
+            raise
+    except (OSError, LookupError, TypeError, ValueError):
+        return None
+    return ArenaReader(bodies), ArenaWriter(results, min(max_bytes, MAX_ARENA_BYTES))
+
+
+def _make() -> int:
+    if not hasattr(os, "memfd_create"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    descriptor = os.memfd_create("forebay-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+    return descriptor
+
+
+def _told(descriptor: int) -> list[Any]:
+    return [f"/proc/{os.getpid()}/fd/{descriptor}", os.fstat(descriptor).st_ino]
+
+
+def _open(told: tuple[str, int], flags: int) -> int:
+    """Open what another process has open; in another container the same path may be anything, or closed by now."""
+    path, inode = told
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        if not sealed or os.fstat(descriptor).st_ino != inode:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 class ArenaWriter:
-    """Puts bytes where the other process can see them."""
+    """Puts bytes where the other process can see them.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    Args:
+        descriptor: The arena's; belongs to the writer from then on.
+        max_bytes: The arena never grows beyond this; what does not fit goes inside the frame.
+    """
+
+    def __init__(self, descriptor: int, max_bytes: int = MAX_ARENA_BYTES) -> None:
+        self._fd = descriptor
+        self._max_bytes = max_bytes
         self._size = 0
         self._used = 0
         self._map: mmap.mmap | None = None
@@ -145,16 +217,15 @@ class ArenaWriter:
         """Give the memory back."""
         self._map = None
         os.close(self._fd)
-        self.path.unlink(missing_ok=True)
 
     def _reserve(self, size: int) -> bool:
         if size <= self._size:
             return True
-        if size > MAX_ARENA_BYTES:
+        if size > self._max_bytes:
             return False
-        wanted = min(-(-size * 2 // _STEP_BYTES) * _STEP_BYTES, MAX_ARENA_BYTES)
+        wanted = min(-(-size * 2 // _STEP_BYTES) * _STEP_BYTES, self._max_bytes)
         try:
-            os.posix_fallocate(self._fd, 0, wanted)  # a full /dev/shm must fail here, not as SIGBUS on the first write
+            os.posix_fallocate(self._fd, 0, wanted)  # memory that is used up must fail here, not on the first write
         except OSError:
             return False
         self._size = wanted
@@ -169,26 +240,15 @@ _DEPTH = 2
 """Levels of lists below the bodies: the samples of a body, and the parts of a sample."""
 
 
-def copied_out(bodies: Any, depth: int = _DEPTH) -> Any:
-    """Return the bodies with what lies in an arena copied out of it."""
-    kinds = set(map(type, bodies))
-    if memoryview not in kinds and (list not in kinds or not depth):
-        return bodies
-    copied: list[Any] = []
-    for body in bodies:
-        kind = body.__class__
-        if kind is memoryview:
-            copied.append(bytes(body))
-        else:
-            copied.append(copied_out(body, depth - 1) if kind is list and depth else body)
-    return copied
-
-
 class ArenaReader:
-    """Sees what the other process placed."""
+    """Sees what the other process placed.
 
-    def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_RDONLY)
+    Args:
+        descriptor: The arena's; belongs to the reader from then on.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._fd = descriptor
         self._map: mmap.mmap | None = None
 
     def view(self, offset: int, length: int) -> memoryview:
@@ -199,7 +259,7 @@ class ArenaReader:
         """
         end = offset + length
         if self._map is None or end > len(self._map):
-            size = os.fstat(self._fd).st_size
+            size = min(os.fstat(self._fd).st_size, MAX_ARENA_BYTES)
             if end > size:
                 msg = f"bytes {offset} to {end} were announced, the shared arena has {size}"
                 raise InvalidRequest(msg)

@@ -34,14 +34,17 @@ class Slot(Protocol):
     Attributes:
         batch: What it is running; None while it is idle.
         done: Whom to tell.
-        streamed: Whether parts of the running batch's answer have left already, so that it cannot be run again.
         worker: Whose it is: slots of one worker have equal ones.
     """
 
     batch: Batch | None
     done: Done | None
-    streamed: bool
     worker: Any
+
+    @property
+    def streamed(self) -> bool:
+        """Whether parts of the running batch's answer have left already, so that it cannot be run again."""
+        ...
 
     @property
     def owes_since(self) -> float | None:

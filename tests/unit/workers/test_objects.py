@@ -20,11 +20,12 @@ from forebay.errors import BadOutcome, ConfigError, ForebayError, RunnerFailed, 
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.model import load_module
 from forebay.types.call import Failure, Request
+from forebay.workers import shm
 from forebay.workers.frames import FrameReader, encode
 from forebay.workers.objects import Outputs, Packed, PackedRunner, is_packed, open_outcome, pack, packed, unpack
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec, WorkerContext
-from forebay.workers.shm import THRESHOLD_BYTES, ArenaReader, ArenaWriter
+from forebay.workers.shm import THRESHOLD_BYTES
 
 ROOT = str(Path(__file__).parents[3])
 LARGE = THRESHOLD_BYTES // 4
@@ -188,9 +189,10 @@ Parts = [b"index", b"x" * THRESHOLD_BYTES, b"y" * (THRESHOLD_BYTES + 1)]
     ],
     ids=["parts", "samples", "mixed", "plain"],
 )
-def test_large_parts_of_a_body_ride_in_the_arena(tmp_path, bodies):
-    writer, reader = ArenaWriter(tmp_path / "arena"), ArenaReader(str(tmp_path / "arena"))
-    frame = encode([writer.place(bodies)])
+def test_large_parts_of_a_body_ride_in_the_arena(bodies):
+    arenas = shm.Arenas()
+    reader, writer = shm.open_arenas(arenas.handle) or pytest.fail("out of reach")
+    frame = encode([arenas.place(bodies)])
     assert len(frame) < THRESHOLD_BYTES
     (message,) = FrameReader(reader.view).feed(frame)
 
@@ -200,8 +202,8 @@ def test_large_parts_of_a_body_ride_in_the_arena(tmp_path, bodies):
         return bytes(value) if isinstance(value, memoryview) else value
 
     assert copied(message[0]) == bodies
-    writer.close()
-    reader.close()
+    for end in (arenas, writer, reader):
+        end.close()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -263,7 +265,7 @@ def test_shared_memory_is_quicker_than_frames(monkeypatch):  # P145
         return min(took)
 
     shared_s = with_worker(use)
-    monkeypatch.setattr(ProcessPool, "arena_path", lambda self: None)
+    monkeypatch.setattr(ProcessPool, "shared", lambda self: None)
     assert shared_s < with_worker(use)
 
 

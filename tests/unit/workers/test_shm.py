@@ -3,6 +3,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -15,12 +21,16 @@ LARGE = THRESHOLD_BYTES
 
 
 @pytest.fixture
-def arena(tmp_path):
-    writer, reader = ArenaWriter(tmp_path / "arena"), ArenaReader(str(tmp_path / "arena"))
+def arena():
+    descriptor = os.memfd_create("arena")
+    writer, reader = ArenaWriter(descriptor, 16 << 20), ArenaReader(os.dup(descriptor))
     yield writer, reader
     writer.close()
     reader.close()
-    assert not (tmp_path / "arena").exists()
+
+
+def size_of(arena):
+    return os.fstat(arena[0]._fd).st_size
 
 
 def through(arena, bodies):
@@ -53,7 +63,7 @@ def test_the_arena_is_used_again_for_the_next_batch(arena):
     for number in range(50):
         body = bytes([number]) * (600 * 1024)
         assert through(arena, [body, b"small"]) == [body, b"small"]
-    assert arena[0].path.stat().st_size <= 2 << 20
+    assert size_of(arena) <= 2 << 20
 
 
 def test_the_arena_grows_in_the_middle_of_a_batch(arena):
@@ -63,8 +73,8 @@ def test_the_arena_grows_in_the_middle_of_a_batch(arena):
     assert through(arena, bodies[::-1]) == bodies[::-1]
 
 
-def test_what_does_not_fit_goes_inside_the_frame(arena, monkeypatch):
-    monkeypatch.setattr(shm, "MAX_ARENA_BYTES", 2 << 20)
+def test_what_does_not_fit_goes_inside_the_frame(arena):
+    arena[0]._max_bytes = 2 << 20
     bodies = [b"a" * (1 << 20), b"b" * (3 << 20), b"c" * (1 << 20)]
     assert [is_placed(body) for body in arena[0].place(bodies)] == [True, False, True]
     assert through(arena, bodies) == bodies
@@ -82,7 +92,7 @@ def test_a_full_disk_of_memory_sends_bodies_inside_the_frame(arena, monkeypatch)
 def test_a_place_beyond_the_arena_is_refused(arena):
     writer, reader = arena
     writer.place([b"x" * LARGE])
-    size = writer.path.stat().st_size
+    size = size_of(arena)
     with pytest.raises(InvalidRequest, match="the shared arena has"):
         reader.view(size - 1, 2)
     assert len(reader.view(0, size)) == size
@@ -93,3 +103,79 @@ def test_the_reader_cannot_write(arena):
     writer.place([b"x" * LARGE])
     with pytest.raises(TypeError):
         reader.view(0, 1)[0] = 1
+
+
+# Arenas that the server makes
+
+
+@pytest.fixture
+def arenas():
+    made = shm.Arenas()
+    yield made
+    made.close()
+
+
+def test_both_ends_see_what_the_other_one_placed(arenas):
+    reader, writer = shm.open_arenas(arenas.handle) or pytest.fail("out of reach")
+    assert through((arenas, reader), [b"x" * LARGE]) == [b"x" * LARGE]
+    assert through((writer, arenas), [b"y" * LARGE]) == [b"y" * LARGE]
+    reader.close()
+    writer.close()
+
+
+def test_nobody_can_cut_an_arena_that_the_server_made(arenas):
+    """F14: whoever has mapped it would be ended by a signal."""
+    arenas.place([b"x" * LARGE])
+    for path, _ in arenas.handle.values():
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            for size in (0, 1):
+                os.ftruncate(descriptor, 1 << 20)
+                with pytest.raises(PermissionError):
+                    os.ftruncate(descriptor, size)
+        finally:
+            os.close(descriptor)
+
+
+def test_a_size_that_a_worker_made_up_is_not_mapped(arenas):
+    """F14."""
+    descriptor = os.open(arenas.handle["results"][0], os.O_RDWR)
+    os.ftruncate(descriptor, 1 << 45)
+    os.close(descriptor)
+    with pytest.raises(InvalidRequest, match="the shared arena has"):
+        arenas.view(1 << 40, 10)
+    assert bytes(arenas.view(0, 10)) == bytes(10)
+
+
+def test_only_the_very_file_that_was_announced_is_opened(arenas, tmp_path):
+    """In another container the same path may be anything."""
+    (path, inode), results = arenas.handle["bodies"], arenas.handle["results"]
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "file").write_bytes(b"x")
+    file = [str(tmp_path / "file"), (tmp_path / "file").stat().st_ino]
+    fifo = [str(tmp_path / "fifo"), (tmp_path / "fifo").stat().st_ino]
+    for bodies in ([path, inode + 1], [f"{path}0", inode], file, fifo, results[0], None, "/dev/shm/x"):
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        assert shm.open_arenas({"bodies": bodies, "results": results}) is None
+        assert shm.open_arenas({"bodies": results, "results": bodies}) is None
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_where_no_memory_can_be_made_there_is_none(monkeypatch):
+    def full(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(shm.os, "memfd_create", full)
+    assert shm.make_arenas() is None
+
+
+def test_nothing_is_left_of_an_arena_whose_server_was_killed():
+    """F26."""
+    code = (
+        "import os, signal; from forebay.workers import shm; arenas = shm.Arenas(); arenas.place([bytes(1 << 20)]);"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    before = set(Path("/dev/shm").iterdir())
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == -9
+    assert not {path for path in set(Path("/dev/shm").iterdir()) - before if "arena" in path.name}

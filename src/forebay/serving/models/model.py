@@ -59,6 +59,9 @@ class Model:
             `forebay.Padded` list.
         isolate_errors: Whether a batch that fails as a whole is halved and run again until the sample that fails it
             stands alone. For models that may run a sample more than once.
+        borrows_input: A promise that nothing refers to a sample any more once `predict` has returned. It saves a copy
+            of large samples in worker processes, for types that can refer to the body they came in: `memoryview` and
+            `msgspec.Raw`. Without it, what the model keeps of a sample is its own.
     """
 
     name: ClassVar[str | None] = None
@@ -73,6 +76,7 @@ class Model:
     latency_objective_ms: ClassVar[float | None] = None
     pad: ClassVar[Pad | None] = None
     isolate_errors: ClassVar[bool] = False
+    borrows_input: ClassVar[bool] = False
 
     def load(self) -> Any:
         """Load what `predict` needs; called once in each worker, before any request."""
@@ -147,9 +151,11 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
         raise ConfigError(msg)
     _check_objective(model)
     _check_key_and_pad(model, streams=streams, one_input=one_input)
-    if type(model.isolate_errors) is not bool:
-        msg = f"{where}.isolate_errors is {model.isolate_errors!r}; True or False is needed"
-        raise ConfigError(msg)
+    for flag in ("isolate_errors", "borrows_input"):
+        value = getattr(model, flag)
+        if type(value) is not bool:
+            msg = f"{where}.{flag} is {value!r}; True or False is needed"
+            raise ConfigError(msg)
     if streams and model.isolate_errors:
         msg = f"{where}.isolate_errors is set and its predict is a generator; a stream that has begun cannot run again"
         raise ConfigError(msg)

@@ -45,6 +45,7 @@ class ModelRunner(BatchRunner):
         self._decode = {name: given.decoder(name) for name in ("json", "msgpack")}
         self._encode = {name: answer.encoder(name) for name in ("json", "msgpack")}
         self._batchable = self._settings.batchable
+        self.borrows_input = model_class.borrows_input or not given.refers
 
     def _decoded(self, items: Sequence[Item]) -> Samples:
         if not self._batchable:

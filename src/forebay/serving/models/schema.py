@@ -64,7 +64,7 @@ class WireType:
         ConfigError: The type cannot travel.
     """
 
-    __slots__ = ("_adapter", "_decoders", "_encoders", "annotation", "direction", "raw")
+    __slots__ = ("_adapter", "_decoders", "_encoders", "annotation", "direction", "raw", "refers")
 
     def __init__(self, annotation: Any, direction: Literal["input", "output"] = "input") -> None:
         self.annotation = Any if annotation is object else annotation
@@ -73,6 +73,8 @@ class WireType:
         self._adapter = None if self.raw else _pydantic_adapter(self.annotation)
         self._decoders: dict[str, Decode] = {}
         self._encoders: dict[str, Encode] = {}
+        self.refers = False
+        """Whether a decoded value can refer to the body it was read from."""
         if direction == "input":
             self._require_readable()
 
@@ -153,7 +155,9 @@ class WireType:
         try:
             for each in _FORMATS:
                 self.decoder(each)
-            custom = None if self.raw or self._adapter is not None else _custom_type(self.annotation)
+            nodes = [] if self.raw or self._adapter is not None else list(_nodes(self.annotation))
+            custom = next((node.cls for node in nodes if isinstance(node, msgspec.inspect.CustomType)), None)
+            self.refers = any(isinstance(node, _REFERRING) for node in nodes)
         except Exception as error:
             raise ConfigError(f"{_spell(self.annotation)} cannot be read from a request: {error}") from error
         if custom is not None:
@@ -284,8 +288,11 @@ def _is_union(annotation: Any) -> bool:
     return typing.get_origin(annotation) in (typing.Union, types.UnionType)
 
 
-def _custom_type(annotation: Any) -> Any:
-    """Return a type inside the annotation that msgspec only takes because a hook might know it."""
+_REFERRING: Final = (msgspec.inspect.RawType, msgspec.inspect.MemoryViewType)
+
+
+def _nodes(annotation: Any) -> Iterator[Any]:
+    """Walk over the types inside an annotation as msgspec sees them."""
     root = msgspec.inspect.type_info(annotation)
     seen: set[int] = set()  # recursive structs; `root` keeps every node alive
     todo: list[Any] = [root]
@@ -294,13 +301,11 @@ def _custom_type(annotation: Any) -> Any:
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if isinstance(node, msgspec.inspect.CustomType):
-            return node.cls
+        yield node
         if isinstance(node, msgspec.inspect.Type | msgspec.inspect.Field):
             for name in node.__struct_fields__:
                 child = getattr(node, name)
                 todo.extend(cast("tuple[Any, ...]", child) if isinstance(child, tuple) else (child,))
-    return None
 
 
 # ---------------------------------------------------------------------------------------------------------------------

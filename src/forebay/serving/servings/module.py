@@ -26,6 +26,9 @@ class ServingModule(Protocol):
 
     `init` and `handle_batch` are never called by two threads at a time; the functions that `handle_batch` returns are,
     with several partitions.
+
+    Rows may be kept: they belong to the module. One with a class attribute `borrows_input = True` promises that nothing
+    refers to them any more once the function has returned; it saves a copy of large batches in processes.
     """
 
     def init(self, kind: Kind, arg: Any, partitions: Sequence[Mapping[str, Any]]) -> Any:

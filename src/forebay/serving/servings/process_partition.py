@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Partitions in operating system processes of their own, each driven by blocking calls of one thread here.
 
-Theory of operation. The process is an ordinary worker (`workers/child.py`) and speaks the worker protocol. The thread
-of the partition is the only one that talks to it, so there is no loop in between: a batch costs one frame in each
-direction, with the rows in shared memory if they are large. A process that dies fails the batch it was running. Its
+Theory of operation. The process is an ordinary worker (`workers/child.py`). The thread of the partition is the only one
+that talks to it (`workers/blocking.py`), so there is no loop in between: a batch costs one frame in each direction,
+with the rows in shared memory if they are large. A process that dies fails the batch it was running. Its
 supervisor (`workers/supervisor.py`) replaces it at once, whether or not there is work, and initialises its module
 again; meanwhile other partitions take the calls.
 """
@@ -18,17 +18,17 @@ import shutil
 import socket
 import sys
 import threading
-from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from forebay.errors import ConfigError, InvalidRequest, ModelError, RunnerFailed, revive
+from forebay.errors import ConfigError, RunnerFailed
 from forebay.serving.servings.execution import Executed
 from forebay.serving.servings.packing import pack, unpack
 from forebay.serving.servings.serving_runner import place_of
-from forebay.workers import frames, shm
+from forebay.workers import shm
+from forebay.workers.blocking import BlockingSlot
 from forebay.workers.supervisor import END_S, Supervisor, start_worker
 
 if TYPE_CHECKING:
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.workers")
 
-_RECEIVE_BYTES = 1 << 18
-
 
 class ProcessPartition:
     """A partition that runs its batches in a process of its own."""
@@ -54,7 +52,7 @@ class ProcessPartition:
         """Start the process; `greet` waits for it.
 
         Args:
-            folder: Private; for the socket and the shared memory.
+            folder: Private; for the socket.
             index: Number of the partition.
             batch_keys: The serving's.
             open_with: What the worker is told to run.
@@ -67,7 +65,8 @@ class ProcessPartition:
         self._closing = threading.Lock()
         self._in_use = threading.Lock()
         self._listener: socket.socket | None = None
-        self._connection: _Connection | None = None
+        self._connection: BlockingSlot | None = None
+        self._life = 0
         self._supervisor = Supervisor(
             f"the process of partition {index}",
             self._start,
@@ -110,7 +109,7 @@ class ProcessPartition:
         """Wait until a process is there; False if the partition was closed."""
         connection = self._connection
         if connection is not None and not connection.is_open():
-            self._supervisor.how_it_ended(connection.life)
+            self._supervisor.how_it_ended(self._life)
         return self._supervisor.wait_ready(patient=True)
 
     def run(self, batch: Batch, sink: Sink | None) -> Executed:
@@ -122,17 +121,30 @@ class ProcessPartition:
         """
         rows, padding = batch.size, batch.padding
         packed = pack(batch.pad(0).realize(), [self._keys[batch.batch_key], rows, padding])
+        answers: list[tuple[Any, Any]] = []
+
+        def take(found: Any) -> None:
+            tree, (what, about) = unpack(found)
+            if what == "batch":
+                answers.append((tree, about))
+            elif sink is not None:
+                sink(about, tree)
+
         with self._in_use:
             connection = self._connection
             if connection is None:
                 msg = f"the process of partition {self._index} has just ended"
                 raise RunnerFailed(msg)
+            life = self._life
             try:
-                output, metadata = connection.execute(packed, sink)
-            except (EOFError, ConnectionError):
-                how = self._supervisor.how_it_ended(connection.life)
+                outcome = connection.run(packed, take)
+            except (EOFError, OSError):
+                how = self._supervisor.how_it_ended(life)
                 msg = f"the process of partition {self._index} {how}"
                 raise RunnerFailed(msg) from None
+        if outcome is not None:
+            take(outcome)
+        ((output, metadata),) = answers
         return Executed(output, metadata, rows)
 
     def close(self) -> None:
@@ -143,7 +155,7 @@ class ProcessPartition:
             self._supervisor.stop()
             connection = self._connection
             if connection is not None:
-                connection.say_stop()
+                connection.stop()
             self._supervisor.join(0.0 if connection is None else END_S)
             self._folder.leave(self)
 
@@ -175,9 +187,8 @@ class ProcessPartition:
                 os.close(ended)
                 Path(listener.getsockname()).unlink(missing_ok=True)
         accepted.setblocking(True)
-        life = self._supervisor.lives
-        connection = _Connection(accepted, self._folder.path / f"{self._index}-{life}", life)
-        self._connection = connection
+        self._life = self._supervisor.lives
+        connection = self._connection = BlockingSlot(accepted)
         connection.open(self._open_with)
 
     def _ended(self, _end: End) -> None:
@@ -195,125 +206,11 @@ class ProcessPartition:
         self._on_change()
 
 
-class _Connection:
-    """The socket and the shared memory of one process."""
-
-    def __init__(self, accepted: socket.socket, arena: Path, life: int) -> None:
-        self.life = life
-        self._socket = accepted
-        self._arena = arena
-        self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
-        self._reader = frames.FrameReader(self._view)
-        self._inbox: deque[Any] = deque()
-        self._outgoing = shm.ArenaWriter(Path(f"{arena}.in"))
-        self._incoming: shm.ArenaReader | None = None
-        self._batch_id = 0
-
-    def open(self, open_with: Mapping[str, Any]) -> None:
-        """Tell the worker what to run and wait until it is ready.
-
-        Raises:
-            ModelError: It could not open that.
-            EOFError: It is gone.
-        """
-        self.receive()  # hello
-        self._send(["open", {**open_with, "arena": str(self._arena)}])
-        message = self.receive()
-        if message[0] == "failed":
-            _, kind, text, detail, trace = message
-            error = revive(kind, text, detail, trace)
-            raise error if isinstance(error, ConfigError) else ModelError(text, detail=detail, trace=trace)
-        self._incoming = shm.ArenaReader(f"{self._arena}.out")
-
-    def is_open(self) -> bool:
-        """Look, without waiting, whether the process is still there."""
-        try:
-            return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-
-    def execute(self, packed: bytearray, sink: Sink | None) -> tuple[Any, Any]:
-        """Have a batch run, handing the values of its hooks to the sink; returns the output and the metadata.
-
-        Raises:
-            ForebayError: What it failed with.
-            EOFError: The process is gone.
-        """
-        self._batch_id += 1
-        self._send(["batch", self._batch_id, self._outgoing.place([packed]), {}, None])
-        answer: Any = None
-        problem: Exception | None = None
-        while True:  # to the end, whatever happens: the next batch begins with the next message
-            kind, _batch_id, outcomes, failures, *_ = self.receive()
-            if outcomes[0] is not None:
-                tree, (what, about) = unpack(bytes(outcomes[0]))  # copied: the worker writes its next answer there
-                if what == "batch":
-                    answer = tree, about
-                elif sink is not None and problem is None:
-                    try:
-                        sink(about, tree)
-                    except Exception as error:  # noqa: BLE001 - raised when the worker is done
-                        problem = error
-            if kind == "part":
-                self._send(["credit", 1])
-                continue
-            if failures:
-                raise revive(*failures[0])
-            if problem is not None:
-                raise problem
-            return answer
-
-    def say_stop(self) -> None:
-        """Tell the worker to end once it has answered."""
-        with contextlib.suppress(OSError):
-            self._send(["stop"])
-
-    def receive(self) -> Any:
-        """Wait for the next message that is no mere sign of readiness.
-
-        Raises:
-            EOFError: The process is gone.
-        """
-        while not self._inbox:
-            size = self._socket.recv_into(self._buffer)
-            if not size:
-                raise EOFError
-            try:
-                self._inbox.extend(self._reader.feed(self._buffer[:size]))
-            except InvalidRequest as error:  # too long a frame for one: what follows it makes no sense any more
-                log.warning("a partition's process is hung up on: %s", error)
-                raise EOFError from error
-        return self._inbox.popleft()
-
-    def hang_up(self) -> None:
-        """Let whoever waits for a message wait no longer; from any thread."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Give the socket and the memory back."""
-        self._socket.close()
-        self._outgoing.close()
-        if self._incoming is not None:
-            self._incoming.close()
-        for suffix in (".in", ".out"):
-            Path(f"{self._arena}{suffix}").unlink(missing_ok=True)
-
-    def _send(self, message: Sequence[Any]) -> None:
-        self._socket.sendall(frames.encode(message))
-
-    def _view(self, offset: int, length: int) -> memoryview:
-        assert self._incoming is not None
-        return self._incoming.view(offset, length)
-
-
 class _Folder:
     """The private folder of all partitions of one serving; the last one to be closed removes it."""
 
     def __init__(self, partitions: int) -> None:
-        self.path, self._lock, _ = shm.private_folder()
+        self.path, self._lock = shm.private_folder()
         self._partitions = partitions
         self._left: set[ProcessPartition] = set()
 

@@ -38,6 +38,7 @@ class PartitionRunner:
         self._options = options_of(serving.settings, options)
         self._index = index
         self._execution: Execution | None = None
+        self.borrows_input = getattr(serving.settings.module, "borrows_input", False) is True
 
     def open(self, ctx: WorkerContext) -> None:
         """Initialise the module.

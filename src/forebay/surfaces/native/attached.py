@@ -148,7 +148,7 @@ class Lobby:
             description.name,
             grace_s=self._config.grace_s,
             on_first=lambda: self._run(self._open(served)),
-            arena_path=self._door.arena_path,
+            shared=self._door.shared,
             isolates=description.isolate_errors,
         )
         served = Served(self._endpoint_of(description, pool), description.contract, description.described)

@@ -90,6 +90,8 @@ class Verb(msgspec.Struct, frozen=True):
 class NucleusRunner:
     """Answers requests with a handler; the threads of a worker share it."""
 
+    borrows_input = True  # bodies are copied
+
     def __init__(self, handler: Path, *, config: str, batched: bool, requirements: str) -> None:
         self._path = handler
         self._config = config

@@ -102,6 +102,8 @@ class BatchRunner:
     A model that only has `inference` is asked for one result after the other.
     """
 
+    borrows_input = True  # bodies are copied
+
     def __init__(self, model: Ventu) -> None:
         from forebay.surfaces.ventu.model import Ventu
 

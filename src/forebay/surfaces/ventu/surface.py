@@ -114,7 +114,7 @@ class _App(App):
 
     async def start(self) -> None:
         """Bring up the workers and learn what they serve."""
-        self._folder, self._lock, _ = shm.private_folder()
+        self._folder, self._lock = shm.private_folder()
         self._environment.setdefault(FOLDER, shared_folder(self._environment) or str(self._folder))
         await super().start()
         about: dict[str, Any] = await self._endpoint.call(b"", params={"verb": "about"}, key=ALONE, timeout_s=ABOUT_S)

@@ -46,7 +46,7 @@ class FolderLock:
         """
         try:
             if in_memory:
-                self.folder, self._lock, _ = shm.private_folder()
+                self.folder, self._lock = shm.private_folder()
                 return
             above = Path(parent or tempfile.gettempdir())
             above.mkdir(parents=True, exist_ok=True)

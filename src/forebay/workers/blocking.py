@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's end of one connection of a worker, in a thread: what drives a `Conversation` with blocking calls."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import ConfigError, ModelError, revive
+from forebay.types.call import Failure
+from forebay.workers import shm
+from forebay.workers.conversation import Conversation, Failed, Hello, Part, Ready, Result, Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from forebay.workers.conversation import Event
+
+log = logging.getLogger("forebay.workers")
+
+_RECEIVE_BYTES = 1 << 18
+
+
+class BlockingSlot:
+    """One worker and the one thread that gives it batches of one entry; only `stop` and `hang_up` are for others.
+
+    A worker that violates the protocol is as good as gone.
+
+    Args:
+        accepted: The connection; belongs to the slot from then on.
+    """
+
+    def __init__(self, accepted: socket.socket) -> None:
+        self._socket = accepted
+        self._conversation = Conversation()
+        self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
+        self._inbox: deque[Event] = deque()
+
+    def open(self, options: Mapping[str, Any]) -> None:
+        """Tell the worker what to run and wait until it is ready.
+
+        Raises:
+            ConfigError, ModelError: It could not open that.
+            EOFError, OSError: It is gone.
+        """
+        while True:
+            match self._next():
+                case Hello():
+                    self._socket.sendall(self._conversation.open(options, shm.make_arenas()))
+                case Ready():
+                    return
+                case Failed(kind, message, detail, trace):
+                    error = revive(kind, message, detail, trace)
+                    raise error if isinstance(error, ConfigError) else ModelError(message, detail=detail, trace=trace)
+                case _:
+                    pass
+
+    def is_open(self) -> bool:
+        """Look, without waiting, whether the worker is still there."""
+        try:
+            return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def run(self, body: Any, on_part: Callable[[Any], object] | None = None) -> Any:
+        """Have the worker run a batch of one entry and return its outcome.
+
+        Args:
+            body: The entry's.
+            on_part: Called with each part of a streamed answer; None where none may come.
+
+        Raises:
+            ForebayError: What it failed with; the worker is ready for the next one.
+            EOFError, OSError: The worker is gone.
+        """
+        conversation = self._conversation
+        streams = on_part is not None
+        frame = conversation.begin([body], {}, None, streams=streams, asks=False, now=time.monotonic())
+        self._socket.sendall(frame)
+        batch_id = conversation.batch_id
+        problem: Exception | None = None
+        while True:  # to the end, whatever happens: the next batch begins with the next event
+            event = self._next()
+            if isinstance(event, Part):
+                (part,) = event.parts
+                if on_part is not None and part is not None and problem is None:
+                    try:
+                        on_part(part)
+                    except Exception as error:  # noqa: BLE001 - raised when the worker is done
+                        problem = error
+                credit = conversation.grant(batch_id, time.monotonic())
+                if credit is not None:
+                    self._socket.sendall(credit)
+            elif isinstance(event, Result):
+                (outcome,) = event.outcomes
+                if not event.is_ready:
+                    self._socket.sendall(conversation.written())
+                    while not isinstance(self._next(), Ready):
+                        pass
+                if type(outcome) is Failure:
+                    raise outcome.error
+                if problem is not None:
+                    raise problem
+                return outcome
+
+    def stop(self) -> None:
+        """Tell the worker to end once it has answered."""
+        with contextlib.suppress(OSError):
+            self._socket.sendall(self._conversation.stop())
+
+    def hang_up(self) -> None:
+        """Let whoever waits for the worker wait no longer; from any thread."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Give the socket and the memory back."""
+        self._socket.close()
+        self._conversation.close()
+
+    def _next(self) -> Event:
+        """Wait for the next event.
+
+        Raises:
+            EOFError: The worker is gone.
+        """
+        while not self._inbox:
+            size = self._socket.recv_into(self._buffer)
+            if not size:
+                raise EOFError
+            self._inbox.extend(self._conversation.feed(self._buffer[:size], time.monotonic()))
+        event = self._inbox.popleft()
+        if isinstance(event, Violation):
+            log.warning("a worker is hung up on: %s", event.reason)
+            raise EOFError(event.reason)  # noqa: TRY004 - it is as good as gone
+        return event

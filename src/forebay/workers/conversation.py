@@ -1,0 +1,433 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's side of a conversation with one worker, in the worker protocol (docs/worker-protocol.md). Sans-I/O.
+
+Theory of operation. Bytes go in and events come out; calls return the bytes to send. There is no loop here, no socket
+and no clock, so the two drivers, `slot.py` on a loop and `blocking.py` in a thread, hold the same conversation. In
+which state a worker may say what, and where that leads, stands in `MAY_SAY` and nowhere else.
+
+A worker is only half trusted, for somebody else may have started it. What does not fit the state or the types of the
+protocol becomes a `Violation`, before anything of it is acted on, and nothing is read after it. Whatever arrives,
+nothing is raised. Events own what they carry: what lay in shared memory was copied out of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, cast
+
+import msgspec
+
+from forebay.errors import InternalError, InvalidRequest, TooLarge, revive
+from forebay.types.call import Failure
+from forebay.workers import frames
+from forebay.workers.pool import CREDIT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from forebay.types.batch import Phase
+
+State: TypeAlias = Literal["greeting", "opening", "idle", "busy", "streaming", "finishing", "gone"]
+
+MAY_SAY: Final[Mapping[State, Mapping[str, State]]] = {
+    # the worker has connected
+    "greeting": {"hello": "opening"},
+    # it was told what to run, or is about to be told, and loads it
+    "opening": {"ready": "idle", "failed": "gone", "leaving": "opening"},
+    # it waits; the server's `begin` leads to busy
+    "idle": {"leaving": "idle"},
+    # it runs a batch
+    "busy": {"part": "streaming", "result": "idle", "unready result": "finishing", "leaving": "busy"},
+    # it runs a batch, and parts of the answers have left
+    "streaming": {"part": "streaming", "result": "idle", "unready result": "finishing", "leaving": "streaming"},
+    # the batch is answered, and it does what follows the answers
+    "finishing": {"ready": "idle", "leaving": "finishing"},
+    # the connection is closed, or will be: nothing is read any more
+    "gone": {},
+}
+"""What a worker may say in each state, and which state follows."""
+
+CREDIT_STEP = 8
+"""Steps of a streamed answer after which the worker is told to go on."""
+
+_batch_ids = itertools.count(1)
+
+
+class Shared(Protocol):
+    """Memory that the worker sees as well."""
+
+    @property
+    def handle(self) -> Mapping[str, Any]:
+        """What the worker is told of it."""
+        ...
+
+    def place(self, bodies: list[Any]) -> list[Any]:
+        """Return the bodies with what is large replaced by its place in the memory."""
+        ...
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """Return what the worker placed; raises `InvalidRequest` beyond its end."""
+        ...
+
+    def close(self) -> None:
+        """Give it back."""
+        ...
+
+
+class Hello(msgspec.Struct, frozen=True, gc=False):
+    """The worker has said who it is: answer with `open`."""
+
+    about: Mapping[str, Any]
+
+
+class Ready(msgspec.Struct, frozen=True, gc=False):
+    """The worker asks for a batch."""
+
+
+class Failed(msgspec.Struct, frozen=True, gc=False):
+    """The worker could not open its runner."""
+
+    kind: str
+    message: str
+    detail: Any
+    trace: str
+
+
+class Part(msgspec.Struct, frozen=True, gc=False):
+    """One step of a streamed answer: a part for each entry. Call `grant` once there is room for more."""
+
+    parts: list[Any]
+
+
+class Result(msgspec.Struct, frozen=True, gc=False):
+    """A batch is answered.
+
+    Attributes:
+        outcomes: One for each entry.
+        seconds: What the runner took.
+        ran: When it began, and its phases, if the worker was asked.
+        is_ready: Whether the worker asks for the next batch; else it waits for `written`.
+    """
+
+    outcomes: list[Any]
+    seconds: float
+    ran: tuple[float, list[Phase]] | None
+    is_ready: bool
+
+
+class Leaving(msgspec.Struct, frozen=True, gc=False):
+    """The worker wants no more than what it has."""
+
+
+class Violation(msgspec.Struct, frozen=True, gc=False):
+    """The worker does not keep to the protocol: hang up on it."""
+
+    reason: str
+
+
+Event: TypeAlias = Hello | Ready | Failed | Part | Result | Leaving | Violation
+
+
+class Conversation:
+    """What was said, and what may be said next.
+
+    Attributes:
+        state: A key of `MAY_SAY`.
+        batch_id: Of the batch that runs, or ran last.
+        is_leaving: Whether the worker wants no more.
+        has_streamed: Whether parts of the batch that runs, or ran last, have left.
+        worker: How the timeline calls the worker.
+        pid: Its process, as it says.
+    """
+
+    def __init__(
+        self,
+        max_frame_bytes: int = frames.MAX_FRAME_BYTES,
+        check: Callable[[Sequence[Any]], None] | None = None,
+    ) -> None:
+        """Wait for the worker to speak.
+
+        Args:
+            max_frame_bytes: Longest frame that is read, and the most that it may refer to in shared memory.
+            check: Given outcomes, or the parts of one step, raises `InvalidRequest` if they are not of the types that
+                belong there; None where the worker is forebay's own.
+        """
+        self.state: State = "greeting"
+        self.batch_id = 0
+        self.is_leaving = False
+        self.has_streamed = False
+        self.worker = ""
+        self.pid = 0
+        self._max_frame_bytes = max_frame_bytes
+        self._check = check
+        self._reader = frames.FrameReader(self._copy, max_frame_bytes)
+        self._shared: Shared | None = None
+        self._copied = 0
+        self._can_share = False
+        self._has_agreed = False
+        self._tells_phases = False
+        self._count = 0
+        self._streams = False
+        self._credit = 0
+        self._room = 0
+        self._sent = 0.0
+        self._heard = 0.0
+
+    def feed(self, data: bytes | bytearray | memoryview, now: float) -> Iterator[Event]:
+        """Read bytes and yield what happens; whoever consumes this may change the state between two events."""
+        if self._is_gone():
+            return
+        try:
+            for message in self._reader.feed(data):
+                self._copied = 0
+                yield self._event(message, now)
+                if self._is_gone():
+                    return
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with a message, its sender is at fault
+            self.state = "gone"
+            yield Violation(f"it does not speak the protocol: {error}")
+
+    def open(self, options: Mapping[str, Any], shared: Shared | None) -> bytes:
+        """Answer a hello.
+
+        Args:
+            options: What the worker has to know.
+            shared: Memory for large bodies and results, if there is any; belongs to the conversation from then on.
+        """
+        assert self.state == "opening"
+        if shared is not None and not self._can_share:
+            shared.close()
+            shared = None
+        self._shared = shared
+        handle = None if shared is None else shared.handle
+        return frames.encode(["open", {**options, "arena": handle, "max_frame": self._max_frame_bytes}])
+
+    def begin(
+        self,
+        bodies: list[Any],
+        params: Any,
+        sizes: list[int] | None,
+        *,
+        streams: bool,
+        asks: bool,
+        now: float,
+    ) -> bytes:
+        """Give the worker a batch.
+
+        Args:
+            bodies: One for each entry.
+            params: One map for all of them, or a list of maps.
+            sizes: Samples in each; None if it is one.
+            streams: Whether the answers may come in parts.
+            asks: Whether the worker is asked for its phases, if it can tell.
+            now: The time.
+
+        Raises:
+            InternalError: The bodies are no plain data; the worker is still idle.
+            TooLarge: They are too large to be sent; as above.
+        """
+        assert self.state == "idle"
+        batch_id = next(_batch_ids)
+        asked = [True] if asks and self._tells_phases else []
+        count = len(bodies)
+        try:
+            if self._shared is not None:
+                bodies = self._shared.place(bodies)
+            frame = frames.encode(["batch", batch_id, bodies, params, sizes, *asked])
+        except Exception as error:
+            msg = f"the batch cannot be sent to a worker: {error}"
+            raise InternalError(msg) from error
+        if len(frame) - frames.HEADER > frames.MAX_FRAME_BYTES:
+            msg = (
+                f"the batch cannot be sent to a worker: it has {len(frame)} bytes, at most {frames.MAX_FRAME_BYTES} "
+                "are possible; send smaller requests, or let fewer of them share a batch"
+            )
+            raise TooLarge(msg)
+        self.state = "busy"
+        self.batch_id = batch_id
+        self.has_streamed = False
+        self._count = count
+        self._streams = streams
+        self._credit = 0
+        self._room = int(CREDIT)
+        self._heard = self._sent = now
+        return frame
+
+    def grant(self, batch_id: int, now: float) -> bytes | None:
+        """Note that there is room for one more step of a streamed answer; what is returned is to be sent."""
+        if batch_id != self.batch_id or self.state not in _RUNNING:
+            return None  # a client of an earlier batch has taken its part only now
+        self._credit += 1
+        if self._credit < CREDIT_STEP:
+            return None
+        self._credit = 0
+        self._room += CREDIT_STEP
+        self._heard = now
+        return frames.encode(["credit", CREDIT_STEP])
+
+    def cancel(self) -> bytes:
+        """Tell the worker that nobody waits for its batch any more."""
+        return frames.encode(["cancel", self.batch_id])
+
+    def written(self) -> bytes:
+        """Tell the worker that its answers were written."""
+        return frames.encode(["written", self.batch_id])
+
+    def stop(self) -> bytes:
+        """Tell the worker to end once it has answered."""
+        return frames.encode(["stop"])
+
+    def close(self) -> None:
+        """Read nothing more, and give the shared memory back."""
+        self.state = "gone"
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
+
+    @property
+    def owes_since(self) -> float | None:
+        """Since when the worker owes the next sign of life; None while it is idle or waits for slow clients."""
+        return self._heard if self.state in _RUNNING and self._room > 0 else None
+
+    def _is_gone(self) -> bool:
+        return self.state == "gone"
+
+    def _event(self, message: Any, now: float) -> Event:
+        kind = message[0]
+        if kind == "result":
+            return self._finish(message, now)
+        if kind == "part":
+            return self._hand_part(message, now)
+        state = MAY_SAY[self.state].get(kind)
+        if state is None:
+            msg = f"{str(kind)[:40]!r} is not a message of the protocol while it is {self.state}"
+            raise InvalidRequest(msg)
+        event = _EVENTS[kind](self, message)
+        self.state = state
+        return event
+
+    def _greet(self, message: list[Any]) -> Hello:
+        _, version, about = message
+        if version != frames.VERSION:
+            msg = f"it speaks version {str(version)[:40]} of the protocol, this server version {frames.VERSION}"
+            raise InvalidRequest(msg)
+        if not isinstance(about, dict):
+            msg = "its hello says nothing about it"
+            raise InvalidRequest(msg)
+        about = cast("dict[str, Any]", about)
+        self._can_share = about.get("shares") is True
+        self._tells_phases = about.get("phases") is True
+        self.worker = str(about.get("worker"))[:8]
+        self.pid = msgspec.convert(about.get("pid", 0), int)
+        return Hello(about)
+
+    def _ask(self, message: list[Any]) -> Ready:
+        if not self._has_agreed:
+            self._has_agreed = True
+            if len(message) > 1 and self._shared is not None:
+                self._shared.close()
+                self._shared = None
+        return Ready()
+
+    def _fail(self, message: list[Any]) -> Failed:
+        _, kind, text, detail, trace = message
+        return Failed(str(kind), str(text), detail, str(trace))
+
+    def _leave(self, _message: list[Any]) -> Leaving:
+        if self.is_leaving:
+            msg = "it says twice that it leaves"
+            raise InvalidRequest(msg)
+        self.is_leaving = True
+        return Leaving()
+
+    def _hand_part(self, message: list[Any], now: float) -> Part:
+        _, batch_id, parts, failures = message
+        state = self._require_running("part", batch_id)
+        if not self._streams:
+            msg = "it sends parts of an answer that is not streamed"
+            raise InvalidRequest(msg)
+        found = self._checked(parts, failures)
+        self.state = state
+        self.has_streamed = True
+        self._room -= 1
+        self._heard = now
+        return Part(found)
+
+    def _finish(self, message: list[Any], now: float) -> Result:
+        _, batch_id, outcomes, failures, seconds, is_ready, *told = message
+        state = self._require_running("result" if is_ready else "unready result", batch_id)
+        if type(seconds) not in _NUMBERS or not 0.0 <= seconds < math.inf:
+            msg = f"it says that a batch took {str(seconds)[:40]} seconds"
+            raise InvalidRequest(msg)
+        found = self._checked(outcomes, failures)
+        ran = self._read_phases(told[0], seconds, now) if told else None
+        self.state = state
+        return Result(found, seconds, ran, bool(is_ready))
+
+    def _require_running(self, kind: str, batch_id: Any) -> State:
+        state = MAY_SAY[self.state].get(kind)
+        if state is None or batch_id != self.batch_id:
+            msg = f"it answers batch {str(batch_id)[:40]}, which it was not given"
+            raise InvalidRequest(msg)
+        return state
+
+    def _checked(self, outcomes: Any, failures: Any) -> list[Any]:
+        """Return the outcomes as they are handed on, or raise before anything has changed."""
+        if type(outcomes) is not list or len(cast("list[Any]", outcomes)) != self._count:
+            number = len(cast("list[Any]", outcomes)) if isinstance(outcomes, list) else type(outcomes).__name__
+            msg = f"it answered {number} of {self._count} items"
+            raise InvalidRequest(msg)
+        found = cast("list[Any]", outcomes)
+        if failures:
+            for index, failure in cast("dict[int, Sequence[Any]]", failures).items():
+                if type(index) is not int or index < 0:
+                    msg = f"{str(index)[:40]} is no position of an item"
+                    raise InvalidRequest(msg)
+                found[index] = _failure(*failure)
+        if self._check is not None:
+            self._check(found)
+        return found
+
+    def _read_phases(self, told: Any, seconds: float, now: float) -> tuple[float, list[Phase]]:
+        started, phases = msgspec.convert(told, tuple[float, list[tuple[str, str, float, float, int]]])
+        late = 0.0
+        if not self._sent <= started <= now - seconds:
+            # Its clock is another machine's: assume that both ways took equally long.
+            late = (self._sent + now - seconds) / 2 - started
+        if not all(map(math.isfinite, [late, *(moment for phase in phases for moment in phase[2:4])])):
+            msg = "it says that a phase had no beginning or no end"
+            raise InvalidRequest(msg)
+        return started + late, [
+            (name, what, since + late, until + late, row) for name, what, since, until, row in phases
+        ]
+
+    def _copy(self, offset: int, length: int) -> bytes:
+        """Copy out of the shared memory what a message refers to: the worker may write there again at any time."""
+        if self._shared is None or not self._has_agreed:
+            msg = "it placed bytes in shared memory that was never agreed on"
+            raise InvalidRequest(msg)
+        self._copied += length
+        if self._copied > self._max_frame_bytes:
+            msg = f"a message refers to {self._copied} shared bytes, at most {self._max_frame_bytes} are read"
+            raise InvalidRequest(msg)
+        return bytes(self._shared.view(offset, length))
+
+
+_RUNNING: Final = frozenset({"busy", "streaming"})
+_NUMBERS: Final = frozenset({int, float})
+_EVENTS: Final[Mapping[str, Callable[[Conversation, list[Any]], Event]]] = {
+    "hello": Conversation._greet,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
+    "ready": Conversation._ask,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
+    "failed": Conversation._fail,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
+    "leaving": Conversation._leave,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
+}
+
+
+def _failure(kind: Any, message: Any, detail: Any, trace: Any) -> Failure:
+    if not isinstance(kind, str) or not isinstance(message, str) or not isinstance(trace, str):
+        msg = "a failure is not described in words"
+        raise InvalidRequest(msg)
+    if detail is not None:
+        msgspec.json.encode(detail, enc_hook=str)  # it will stand in an answer: raises now if it cannot
+    return Failure(revive(kind, message, detail, trace))

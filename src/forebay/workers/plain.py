@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether what a stranger sent is plain data: what JSON can carry, not too deep and not too much.
+
+Code further in walks over it, copies it and writes it into documents. That must not depend on who sent it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from forebay.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MAX_DEPTH = 64
+"""Lists and maps inside of each other; schemas that people write have a dozen."""
+MAX_VALUES = 50_000
+"""Values in all, those inside of lists and maps counted one by one."""
+
+_LEAVES = frozenset({str, int, float, bool, type(None)})
+
+
+def require_plain(value: Any) -> None:
+    """Check a value, level by level.
+
+    Raises:
+        InvalidRequest: It holds something else, or is too deep or too large.
+    """
+    level = [value]
+    seen = 0
+    for _ in range(MAX_DEPTH):
+        seen += len(level)
+        if seen > MAX_VALUES:
+            msg = f"it has more than {MAX_VALUES} values"
+            raise InvalidRequest(msg)
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return
+    msg = f"it is nested more than {MAX_DEPTH} levels deep"
+    raise InvalidRequest(msg)
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    kind = value.__class__
+    if kind in _LEAVES:
+        return ()
+    if kind is list:
+        return cast("list[Any]", value)
+    if kind is not dict:
+        msg = f"it holds {kind.__name__}, which is no plain data"
+        raise InvalidRequest(msg)
+    found = cast("dict[Any, Any]", value)
+    odd = set(map(type, found)) - {str}
+    if odd:
+        msg = f"it holds a map with a key of type {odd.pop().__name__}"
+        raise InvalidRequest(msg)
+    return found.values()

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+# pyright: reportArgumentType=false, reportOptionalMemberAccess=false
+"""What one side of a conversation with a worker does, the other side, and everybody else, is safe from."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+from tests.pools.test_attached_pool import Scene
+from tests.pools.test_pool_contract import ROOT, Rig, codes, pool_of, run
+
+from forebay.errors import Code
+from forebay.workers.door import Limits
+from forebay.workers.processes import ProcessPool
+from forebay.workers.runner import RunnerSpec
+
+LARGE = 600 * 1024
+
+
+# What user code keeps is its own
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes", "attached"])
+@pytest.mark.parametrize("size", [100, LARGE])
+def test_a_body_that_the_runner_keeps_stays_as_it_was(kind, size):
+    """F17."""
+
+    async def main():
+        async with Rig(pool_of(kind, "Keeps")) as rig:
+            bodies = [bytes([number]) * size for number in range(1, 4)]
+            for count in range(3):
+                (kept,) = await rig.run(bodies[count])
+                assert kept == bodies[: count + 1]
+
+    run(main())
+
+
+@pytest.mark.parametrize("size", [100, LARGE])
+def test_a_body_that_the_runner_promised_to_let_go_is_not_copied(size):
+    async def main():
+        async with Rig(pool_of("processes", "Borrows")) as rig:
+            kind = "memoryview" if size == LARGE else "bytes"
+            assert await rig.run(b"x" * size, b"y" * 10) == [[kind, True], ["bytes", True]]
+
+    run(main())
+
+
+@pytest.mark.parametrize("name", ["KeepsRaw", "KeepsView", "KeepsBytes", "KeepsRows"])
+def test_what_a_model_keeps_of_a_sample_stays_as_it_was(name):
+    """F17."""
+
+    async def main():
+        kwargs = {"path": f"{ROOT}/tests/models/keeping.py", "name": name}
+        spec = RunnerSpec("forebay.serving.models.model_runner:from_file", kwargs)
+        params = {"in": "msgpack", "out": "json"}
+        async with Rig(ProcessPool(spec)) as rig:
+            for count in range(1, 4):
+                body = bytes([count]) * LARGE
+                if name != "KeepsBytes":
+                    body = msgspec.msgpack.encode(body)
+                (kept,) = await rig.run([body] if name == "KeepsRows" else body, params=params)
+                assert json.loads(kept[0] if name == "KeepsRows" else kept) == list(range(1, count + 1))
+
+    run(main())
+
+
+# Who asks when it is too late
+
+
+@pytest.mark.parametrize("kind", ["processes", "attached"])
+def test_asking_after_the_answer_whether_anybody_waits_takes_nothing_from_the_next_batch(kind):
+    """F24."""
+
+    async def main():
+        async with Rig(pool_of(kind, "AsksLater")) as rig:
+            assert await rig.run("ask") == ["ask"]
+            for number in range(200):
+                assert await rig.run(number) == [number]
+
+    run(main())
+
+
+# Frames that are too long
+
+
+def test_an_answer_that_is_too_long_fails_its_batch_and_the_worker_lives(tmp_path):
+    """F26."""
+
+    async def main():
+        async with Scene(tmp_path, workers=1, limits=Limits(frame_bytes=100_000)) as scene:
+            batch = scene.rig.submit(["large", *[50_000] * 3], "b", "c")
+            outcomes = await scene.rig.outcomes(batch)
+            assert codes(outcomes) == [Code.INTERNAL] * 3
+            assert "at most 100000" in outcomes[0].error.message
+            assert await scene.rig.run("next") == ["next"]
+            assert scene.pool.left == 0
+
+    run(main())
+
+
+# Strangers
+
+
+def test_who_says_nothing_takes_no_place_from_workers(tmp_path):
+    """F16."""
+
+    async def main():
+        async with Scene(tmp_path, limits=Limits(connections=4, hello_s=30.0)) as scene:
+            for _ in range(300):
+                await scene.dial()
+            for number in range(4):
+                await scene.join(f"honest {number}")
+            assert scene.pool.statistics().slots == 4
+
+    run(main())
