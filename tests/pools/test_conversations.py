@@ -12,11 +12,18 @@ from tests.pools.test_attached_pool import Scene
 from tests.pools.test_pool_contract import ROOT, Rig, codes, pool_of, run
 
 from forebay.errors import Code
+from forebay.workers import frames
 from forebay.workers.door import Limits
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
 
 LARGE = 600 * 1024
+
+
+def nested(levels, value=None):
+    for _ in range(levels):
+        value = {"a": value}
+    return value
 
 
 # What user code keeps is its own
@@ -113,5 +120,32 @@ def test_who_says_nothing_takes_no_place_from_workers(tmp_path):
             for number in range(4):
                 await scene.join(f"honest {number}")
             assert scene.pool.statistics().slots == 4
+
+    run(main())
+
+
+# What a worker says of itself
+
+
+@pytest.mark.parametrize(
+    "schema, reason",
+    [
+        ({None: 1}, "a key of type NoneType"),
+        ({"properties": nested(400)}, "nested more than 64 levels deep"),
+        ({"examples": [[0] * 300] * 300}, "more than 50000 values"),
+        ({"default": msgspec.msgpack.Ext(-1, bytes(4))}, "which is no plain data"),
+    ],
+)
+def test_a_description_that_no_document_could_hold_is_refused_at_the_door(tmp_path, schema, reason):
+    """F15."""
+
+    async def main():
+        async with Scene(tmp_path) as scene:
+            peer = await scene.dial()
+            peer.say(["hello", frames.VERSION, {"worker": "somebody", "model": {"input": {"schema": schema}}}])
+            kind, said = await peer.hear()
+            assert kind == "refused"
+            assert reason in said
+            assert scene.pool.is_deserted
 
     run(main())

@@ -301,7 +301,8 @@ class _Schemas:
         schema, parts = wire_type.json_schema(_REF)
         prefix = ""
         for attempt in itertools.count(2):
-            taken: set[str] = set()
+            # The third time every name is made unlike all others: what is documented must not decide how often.
+            taken = set(self.components) if attempt > 3 else set[str]()
             names = {name: _claim(_tidy(prefix + name), taken) for name in parts}
             added = {names[name]: _repoint(part, names) for name, part in parts.items()}
             if all(self.components.get(name, part) == part for name, part in added.items()):

@@ -138,7 +138,7 @@ def check(given: Any) -> Description:
     """
     try:
         description = msgspec.convert(given, Description)
-        openapi_document("check", "1", [description.described])
+        msgspec.json.encode(openapi_document("check", "1", [description.described]))
     except (msgspec.ValidationError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         msg = f"the description of the model cannot be used: {error}"
         raise ConfigError(msg) from error

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+# pyright: reportArgumentType=false, reportOptionalMemberAccess=false
+"""Conversations with workers that keep to the protocol for a while and then do not, in any state and in any pieces."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import zlib
+
+import msgspec
+import pytest
+
+from forebay.errors import InternalError, InvalidRequest, TooLarge
+from forebay.types.batch import Batch
+from forebay.types.call import Failure, Request
+from forebay.workers import conversation, frames
+from forebay.workers.attached import AttachedPool
+from forebay.workers.conversation import (
+    MAY_SAY,
+    Conversation,
+    Failed,
+    Hello,
+    Leaving,
+    Part,
+    Ready,
+    Result,
+    Violation,
+)
+from forebay.workers.slot import Slot
+
+RUNS = 400
+EVENTS = {Hello, Ready, Failed, Part, Result, Leaving, Violation}
+ODD = [
+    None, True, -1, 0, 1, 2**63, 1.5, math.nan, math.inf, "", "x", "ready", b"", b"x" * 9, [], [[]], {}, {0: 1},
+    {None: {}}, {"worker": []}, {0: ["ModelError", "m", None, ""]}, {True: ["A", "m", None, ""]}, {-1: ["A", "m", None, ""]},
+    {9: ["A", "m", None, ""]}, {0: ["A", "m", {None: 1}, ""]}, {0: ["A", 1, None, ""]}, [1.0, []], [[1, "x"]],
+    frames.shared(0, 4), frames.shared(2**60, 2**60), frames.shared(0, 2**20), msgspec.msgpack.Ext(-1, bytes(4)),
+    msgspec.msgpack.Ext(7, b"x"),
+]  # fmt: skip
+KINDS = ["hello", "ready", "failed", "part", "result", "leaving", "unready result", "batch", "open", "", None, 7, ["x"]]
+
+
+class Memory:
+    """What a worker shares: 64 bytes."""
+
+    def __init__(self):
+        self.handle = {"bodies": ["", 0], "results": ["", 0]}
+        self.closed = False
+
+    def place(self, bodies):
+        return bodies
+
+    def view(self, offset, length):
+        assert not self.closed
+        if offset + length > 64:
+            raise InvalidRequest("beyond the end")
+        return memoryview(bytes(64))[offset : offset + length]
+
+    def close(self):
+        self.closed = True
+
+
+class Worker:
+    """Says what fits, or nonsense that almost does.
+
+    It keeps count of the state by the table alone, as the other side must.
+    """
+
+    def __init__(self, dice, nonsense):
+        self.dice, self.nonsense = dice, nonsense
+        self.answering = None
+
+    def outcomes(self, count, shares):
+        dice = self.dice
+        choices = [b"y", None, ["a", [b"z"]], *[frames.shared(8, 4), ["a", [frames.shared(0, 1)]]] * shares]
+        found = [dice.choice(choices) for _ in range(count)]
+        failures = {i: ["ModelError", "m", None, "t"] for i in range(count) if dice.random() < 0.2}
+        return found, failures or None
+
+    def fitting(self, state, talk):
+        """A message that belongs into this state."""
+        dice = self.dice
+        kind = dice.choice([kind for kind in MAY_SAY[state] if kind != "leaving" or not talk.is_leaving] or [None])
+        found, failures = self.outcomes(talk._count, talk._shared is not None)
+        if kind == "part" and not talk._streams:
+            kind = "result"
+        told = [[1.0, [["w", "p", 1.0, 2.0, -1]]]] if dice.random() < 0.3 else []
+        return {
+            "hello": ["hello", 1, {"worker": "w" * 16, "pid": 7, "shares": dice.random() < 0.8, "phases": True}],
+            "ready": ["ready", False] if dice.random() < 0.2 else ["ready"],
+            "failed": ["failed", "ModelError", "no", None, ""],
+            "leaving": ["leaving"],
+            "part": ["part", talk.batch_id, found, failures],
+            "result": ["result", talk.batch_id, found, failures, 0.1, True, *told],
+            "unready result": ["result", talk.batch_id, found, failures, 0.1, False, *told],
+            None: None,
+        }[kind]
+
+    def says(self, state, talk):
+        """The bytes of the next message."""
+        dice = self.dice
+        message = self.fitting(state, talk)
+        if dice.random() < self.nonsense:
+            how = dice.randrange(6)
+            if how == 0 or message is None:
+                message = [dice.choice(KINDS), *dice.choices([*ODD, talk.batch_id], k=dice.randrange(7))]
+            elif how == 1:
+                message = [one if dice.random() < 0.7 else dice.choice(ODD) for one in message]
+            elif how == 2:
+                message = message[: dice.randrange(len(message))]
+            elif how == 3:
+                message = [*message, dice.choice(ODD)]
+            elif how == 4:
+                message = dice.choice(ODD)
+            else:
+                cut = bytearray(frames.encode(message))
+                cut[dice.randrange(len(cut))] ^= 1 << dice.randrange(8)
+                return bytes(cut)
+        return b"" if message is None else frames.encode(message)
+
+
+def pieces(dice, data):
+    while data:
+        size = dice.choice([1, 3, 7, len(data)])
+        yield data[:size]
+        data = data[size:]
+
+
+def talk_with(seed, nonsense):
+    """Hold one conversation; returns what happened."""
+    dice = random.Random(seed)
+    wants = dice.random() < 0.3
+    talk = Conversation(4096, (lambda found: None) if wants else None)
+    worker, memory = Worker(dice, nonsense), Memory()
+    begun, answered, seen = [], [], []
+    for now in range(40):
+        state = talk.state
+        if state == "idle" and not talk.is_leaving and dice.random() < 0.7:
+            bodies = [b"x"] * dice.randint(1, 3)
+            streams, asks = dice.random() < 0.5, dice.random() < 0.5
+            assert talk.begin(bodies, {}, None, streams=streams, asks=asks, now=float(now))
+            begun.append(talk.batch_id)
+        for piece in pieces(dice, worker.says(talk.state, talk)):
+            before = talk.state
+            for event in talk.feed(piece, float(now)):
+                seen.append(type(event))
+                assert type(event) in EVENTS
+                assert talk.state in MAY_SAY
+                assert before != "gone"
+                if type(event) is Hello:
+                    assert msgspec.msgpack.decode(talk.open({}, memory)[4:])[0] == "open"
+                elif type(event) is Result:
+                    assert before in {"busy", "streaming"}
+                    assert 0.0 <= event.seconds < math.inf
+                    answered.append(talk.batch_id)
+                    owns(event.outcomes)
+                elif type(event) is Part:
+                    owns(event.parts)
+                    talk.grant(talk.batch_id, float(now))
+                    talk.grant(talk.batch_id - 1, float(now))
+                elif type(event) in {Violation, Failed}:
+                    assert talk.state == "gone"
+                before = talk.state
+        if dice.random() < 0.1:
+            assert talk.cancel()
+            assert talk.stop()
+            assert talk.owes_since is None or talk.state in {"busy", "streaming"}
+    talk.close()
+    assert memory.closed or Hello not in seen
+    assert list(talk.feed(frames.encode(["ready"]), 99.0)) == []
+    assert len(answered) == len(set(answered))
+    assert begun[: len(answered)] == answered
+    assert len(begun) - len(answered) <= 1  # what was running at the end
+    return seen
+
+
+def owns(value):
+    """Nothing that is handed on refers to shared memory."""
+    assert type(value) is not memoryview
+    if type(value) is list:
+        for inner in value:
+            owns(inner)
+
+
+def test_who_keeps_to_the_protocol_is_never_hung_up_on():
+    happened = set()
+    for seed in range(RUNS):
+        seen = talk_with(seed, 0.0)
+        assert Violation not in seen, seed
+        happened |= set(seen)
+    assert happened == EVENTS - {Violation}
+
+
+def test_nonsense_in_any_state_raises_nothing_and_ends_the_conversation_once():
+    """G2, G8, G9; F14."""
+    ended = set()
+    for seed in range(RUNS):
+        seen = talk_with(seed, 0.3)
+        assert seen.count(Violation) <= 1, seed
+        assert Violation not in seen[:-1], seed
+        ended.add(seen[-1] if seen else None)
+    assert Violation in ended
+
+
+@pytest.mark.parametrize("state", sorted(MAY_SAY))
+def test_what_the_table_does_not_allow_is_a_violation(state):
+    for kind in ("hello", "ready", "failed", "part", "result", "leaving", "nonsense"):
+        talk = in_state(state)
+        (event,) = talk.feed(frames.encode(message_of(kind, talk)), 3.0) if state != "gone" else (Violation(""),)
+        allowed = kind in MAY_SAY[state]
+        assert (type(event) is not Violation) == allowed, (state, kind)
+        if state != "gone":
+            assert talk.state == (MAY_SAY[state][kind] if allowed else "gone")
+
+
+def message_of(kind, talk):
+    return {
+        "hello": ["hello", 1, {"worker": "w" * 16}],
+        "failed": ["failed", "ModelError", "no", None, ""],
+        "part": ["part", talk.batch_id, [b"p"], None],
+        "result": ["result", talk.batch_id, [b"r"], None, 0.1, True],
+    }.get(kind, [kind])
+
+
+def in_state(state):
+    talk = Conversation()
+    if state == "greeting":
+        return talk
+    list(talk.feed(frames.encode(["hello", 1, {"worker": "w" * 16}]), 0.0))
+    talk.open({}, None)
+    if state != "opening":
+        list(talk.feed(frames.encode(["ready"]), 0.0))
+    if state in {"busy", "streaming", "finishing"}:
+        talk.begin([b"x"], {}, None, streams=True, asks=False, now=1.0)
+    if state == "streaming":
+        list(talk.feed(frames.encode(["part", talk.batch_id, [b"p"], None]), 2.0))
+    if state == "finishing":
+        list(talk.feed(frames.encode(["result", talk.batch_id, [b"r"], None, 0.1, False]), 2.0))
+    if state == "gone":
+        talk.close()
+    assert talk.state == state
+    return talk
+
+
+def test_what_cannot_be_sent_is_told_and_leaves_the_worker_idle(monkeypatch):
+    """F26."""
+    talk = in_state("idle")
+    with pytest.raises(InternalError, match="the batch cannot be sent to a worker"):
+        talk.begin([object()], {}, None, streams=False, asks=False, now=0.0)
+    monkeypatch.setattr(conversation.frames, "MAX_FRAME_BYTES", 1000)
+    with pytest.raises(TooLarge, match="at most 1000 are possible"):
+        talk.begin([b"x" * 600, b"x" * 600], {}, None, streams=False, asks=False, now=0.0)
+    assert talk.state == "idle"
+    assert talk.begin([b"x" * 600], {}, None, streams=False, asks=False, now=0.0)
+
+
+def test_memory_that_a_message_refers_to_counts_like_its_bytes():
+    talk = Conversation(100)
+    list(talk.feed(frames.encode(["hello", 1, {"worker": "w" * 16, "shares": True}]), 0.0))
+    talk.open({}, Memory())
+    list(talk.feed(frames.encode(["ready"]), 0.0))
+    talk.begin([b"x"], {}, None, streams=False, asks=False, now=0.0)
+    many = ["result", talk.batch_id, [[frames.shared(0, 60)] * 2], None, 0.1, True]
+    (event,) = talk.feed(frames.encode(many), 1.0)
+    assert "refers to 120 shared bytes" in event.reason
+
+
+# Beside others, in a pool
+
+
+class Line:
+    """A transport that remembers."""
+
+    def __init__(self):
+        self.written, self.closed = bytearray(), False
+
+    def write(self, data):
+        self.written += data
+
+    def abort(self):
+        self.closed = True
+
+    def is_closing(self):
+        return self.closed
+
+
+def honest_answer(line, answered):
+    """What an honest worker says to a batch that it has been given since the last call."""
+    said = b""
+    for message in list(frames.FrameReader().feed(bytes(line.written))):
+        if message[0] == "batch" and message[1] not in answered:
+            answered.add(message[1])
+            outcomes = [zlib.crc32(body) for body in message[2]]
+            said += frames.encode(["result", message[1], outcomes, None, 0.0, True])
+    line.written.clear()
+    return said
+
+
+def test_neighbours_of_a_worker_that_speaks_nonsense_notice_nothing():
+    """G2, G3."""
+
+    async def main(seed):
+        dice = random.Random(seed)
+        pool = AttachedPool("told", grace_s=None)
+        pool.greeted = lambda slot, about: (setattr(slot, "worker", id(slot)), slot.open({}))
+        slots, lines = [Slot(pool, 4096), Slot(pool, 4096)], [Line(), Line()]
+        for slot, line in zip(slots, lines, strict=True):
+            slot.connection_made(line)
+        honest, rogue = slots
+        worker, answered, found = Worker(dice, 0.25), set(), {}
+        honest.data_received(frames.encode(["hello", 1, {"worker": "w" * 16}]) + frames.encode(["ready"]))
+        for number in range(20):
+            if pool.idle:
+                entries = [Request(body=b"%d" % number, reply=print) for _ in range(dice.randint(1, 3))]
+                parts = (lambda _parts, let_go: let_go()) if dice.random() < 0.5 else None
+                batch = Batch(entries=entries, key=None, rows=len(entries), on_parts=parts)
+                found[batch] = []
+                pool.submit(batch, lambda batch, outcomes: found[batch].append(outcomes))
+            if not lines[1].closed:
+                data = worker.says(rogue._conversation.state, rogue._conversation)
+                for piece in pieces(dice, data):
+                    if not lines[1].closed:
+                        rogue.data_received(piece)
+                if lines[1].closed:
+                    rogue.connection_lost(None)
+            while said := honest_answer(lines[0], answered):
+                honest.data_received(said)
+        assert not lines[0].closed
+        if not lines[1].closed:
+            rogue.connection_lost(None)
+        while said := honest_answer(lines[0], answered):
+            honest.data_received(said)
+        await pool.stop(0.0)
+        for batch, outcomes in found.items():
+            assert len(outcomes) == 1
+            assert len(outcomes[0]) == len(batch.entries)
+            if batch.attempts == 1 and type(outcomes[0][0]) is int:
+                assert outcomes[0] == [zlib.crc32(entry.body) for entry in batch.entries]
+        return any(type(one) is Failure for outcomes in found.values() for one in outcomes[0])
+
+    for seed in range(RUNS // 2):
+        try:
+            asyncio.run(main(seed))
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}") from error
