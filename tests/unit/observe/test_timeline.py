@@ -417,7 +417,7 @@ class Pool:
     def gone(self, slot):
         pass
 
-    def arena_path(self):
+    def shared(self):
         return None
 
 
