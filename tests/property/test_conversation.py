@@ -33,8 +33,9 @@ from forebay.workers.slot import Slot
 RUNS = 400
 EVENTS = {Hello, Ready, Failed, Part, Result, Leaving, Violation}
 ODD = [
-    None, True, -1, 0, 1, 2**63, 1.5, math.nan, math.inf, "", "x", "ready", b"", b"x" * 9, [], [[]], {}, {0: 1},
-    {None: {}}, {"worker": []}, {0: ["ModelError", "m", None, ""]}, {True: ["A", "m", None, ""]}, {-1: ["A", "m", None, ""]},
+    None, True, -1, 0, 1, 2**63, 1.5, math.nan, math.inf, "", "x", "ready", b"", b"x" * 9, [], [[]], {},
+    {0: 1}, {None: {}}, {"worker": []}, {0: ["ModelError", "m", None, ""]},
+    {True: ["A", "m", None, ""]}, {-1: ["A", "m", None, ""]},
     {9: ["A", "m", None, ""]}, {0: ["A", "m", {None: 1}, ""]}, {0: ["A", 1, None, ""]}, [1.0, []], [[1, "x"]],
     frames.shared(0, 4), frames.shared(2**60, 2**60), frames.shared(0, 2**20), msgspec.msgpack.Ext(-1, bytes(4)),
     msgspec.msgpack.Ext(7, b"x"),
