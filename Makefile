@@ -18,12 +18,15 @@ ENVIRONMENTS_NO_DEPS := $(wildcard tests/environments/*.no-deps)
 TORCH := $(wildcard $(PIP_FIND_LINKS)/torch-*+cpu-*.whl)
 # Many tests wait for a moment to come, so more of them fit on a core than one.
 TEST_PROCESSES ?= 3
+# How long all fuzzers together run, and where they begin.
+MINUTES ?= 10
+SEED ?= 1
 # Extra arguments for one run, e.g. make test ARGS='-k batch -x'
 ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup environment check test demo bench format clean
+.PHONY: help setup environment check test fuzz demo bench format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +82,9 @@ check: $(STAMP) ## Formatting, lint, types and import contracts
 
 test: $(STAMP) $(ENVIRONMENTS_STAMP) ## Run the tests (ARGS='-k name' to choose)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
+
+fuzz: $(STAMP) ## Compare the doors with other implementations (MINUTES=30 SEED=2)
+	$(BIN)/python -m tests.fuzz.run --minutes $(MINUTES) --seed $(SEED)
 
 demo: $(STAMP) ## Serve three real networks as one and have them read photographs
 	$(BIN)/python examples/ocr/demo.py $(ARGS)

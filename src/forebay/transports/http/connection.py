@@ -666,6 +666,7 @@ class Connection(HttpToolsProtocol):
                 self.abort()  # half of an answer must not look like the whole
             return False
         cycle.disconnected = True
+        cycle.waiting_for_100_continue = False
         cycle.message_event.set()
         if cycle is self._working:
             self._working = None
@@ -696,11 +697,18 @@ def _nowhere(_data: bytes) -> None:
 
 
 class _Rest:
-    """Reads the rest of a message whose head another parser has read."""
+    """Reads the rest of a message whose head another parser has read, and nothing after it."""
 
     def __init__(self, connection: Connection) -> None:
         self.on_body = connection.on_body
         self.on_message_complete = connection.on_message_complete
+        self._has_begun = False
+
+    def on_message_begin(self) -> None:
+        """Stop at the second one."""
+        if self._has_begun:
+            _stop_parsing()
+        self._has_begun = True
 
 
 class _Enough(Exception):

@@ -130,6 +130,11 @@ async def _nothing(scope, receive, send):
         await send({"type": "http.response.body", "body": b""})
 
 
+async def _turns(count):
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 class Door:
     """A lane with two models, `alpha` and `beta`, and clients."""
 
@@ -164,8 +169,7 @@ class Door:
 
     def turn(self):
         """Lets the loop do what it has to do now."""
-        for _ in range(5):
-            self.loop.run_until_complete(asyncio.sleep(0))
+        self.loop.run_until_complete(_turns(5))
 
     def close(self):
         self.lane.stop()

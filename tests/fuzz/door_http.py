@@ -1,0 +1,439 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Differential fuzz of the HTTP door: what a client is answered depends on its own bytes, and on nothing else.
+
+It sends streams of requests (valid ones, nearly valid ones, beginnings of some) over connections whose lane has
+seen other streams before: pipelined, in random segments, from clients with different keys, while answers come late, in
+bursts, and to clients that do not read for a while. Three oracles know what must come of it:
+
+* the same bytes, one by one, on a fresh connection of a fresh lane, which remembers nothing: the answers are the same;
+* the same requests, each alone on a fresh connection, where each is whole: the answers are the same as well;
+* h11: what reached a model or the application is what h11 finds in the same bytes, in order, and with a good key.
+
+A difference is printed with the number of its lane, which alone makes it happen again: `--lane N`.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import logging
+import math
+import random
+import re
+import sys
+import time
+import traceback
+
+import h11
+from tests.unit.transports.http.driven import Door
+
+KEYS = ("k1", "k2")
+LIMITS = {"api_keys": KEYS, "max_body_bytes": 3000, "max_head_bytes": 2000}
+STREAMS_A_LANE = 40
+"""Streams that meet the same lane, and so what it remembers."""
+LANES_A_SEED = 1_000_000
+BROKEN = {400, 408, 413, 431, 501}
+TYPES = ["application/json", "application/msgpack", "text/csv"]
+
+
+class App:
+    """Tells what it was asked; without a key it tells so, without reading the body."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    async def __call__(self, scope, receive, send):
+        path, keys = scope["path"], [value for name, value in scope["headers"] if name == b"x-api-key"]
+        body = b""
+        is_known = any(key.decode("latin-1").strip() in KEYS for key in keys)
+        if is_known and path != "/early":
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return
+                body += message["body"]
+                if not message["more_body"]:
+                    break
+            self.seen.append((scope["raw_path"], body))
+        text = b"%b %b %b" % (scope["method"].encode(), path.encode(), body) if is_known else b"no key"
+        await asyncio.sleep(0)
+        length = (b"content-length", b"%d" % len(text))
+        await send({"type": "http.response.start", "status": 200 if is_known else 401, "headers": [length]})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else text})
+
+
+class Side:
+    """A door, and what reached its models and its application."""
+
+    def __init__(self):
+        self.pending = []
+        self.seen = []
+        self.door = Door(app=App(self.seen), waits=True, **LIMITS)
+        for endpoint in (self.door.alpha, self.door.beta):
+            endpoint.submit = self._submit(endpoint)
+            for route in self.door.routes.values():
+                if route.endpoint is endpoint:
+                    endpoint.cancel = self.cancel
+        self.door.lane.forget()
+
+    def _submit(self, endpoint):
+        def submit(request):
+            self.seen.append((b"/models/" + endpoint.name.encode(), bytes(request.body)))
+            self.pending.append((endpoint, request))
+
+        return submit
+
+    def cancel(self, request):
+        self.pending = [pair for pair in self.pending if pair[1] is not request]
+
+    def answer(self, index=0):
+        endpoint, request = self.pending.pop(index)
+        shown = json.dumps(dict(request.params), sort_keys=True).encode()
+        request.reply(request, b"%b %b %b" % (endpoint.name.encode(), shown, request.body))
+
+    def settle(self):
+        """Lets everything that is due be answered."""
+        tasks = self.door.state.tasks
+        while self.pending or tasks:
+            before = set(tasks)
+            while self.pending:
+                self.answer()
+            self.door.turn()
+            if not self.pending and before == tasks:
+                return  # they wait for more of their bodies
+
+    def run(self, segments, chance=None):
+        """Sends segments over a new connection as a transport would; returns what came of it."""
+        self.seen.clear()
+        client = self.door.connect()
+        connection, transport = client.connection, client.transport
+        is_stuck = False
+        for data in segments:
+            while transport.is_paused and not transport.is_closed:
+                if is_stuck:
+                    connection.resume_writing()
+                    is_stuck = False
+                self.settle()
+            if transport.is_closed:
+                break
+            connection.data_received(data)
+            if chance is None:
+                self.settle()
+            else:
+                while self.pending and chance.random() < 0.3:
+                    self.answer()
+                if chance.random() < 0.3:
+                    self.door.turn()
+                if is_stuck != (chance.random() < 0.1):
+                    is_stuck = not is_stuck
+                    (connection.pause_writing if is_stuck else connection.resume_writing)()
+        if is_stuck:
+            connection.resume_writing()
+        self.settle()
+        ended = transport.is_closed or transport.has_ended
+        found = _answers(transport.written), ended, list(self.seen)
+        if not connection._lane.connections:
+            raise AssertionError("the lane has lost a connection")
+        connection.connection_lost(None)
+        self.door.clients.remove(client)
+        self.settle()
+        assert connection._lane.held_bytes == 0, "bodies that are gone are counted"
+        return found
+
+    def close(self):
+        self.door.close()
+
+
+def _answers(written):
+    """The answers, without what differs from one to the next by design: ids, dates, and whether to go on."""
+    found = []
+    while written:
+        head, _, written = written.partition(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")
+        status = int(first.split()[1])
+        if status == 100:
+            continue
+        headers = dict(line.split(": ", 1) for line in lines)
+        length = int(headers.get("content-length", 0))
+        body, written = written[:length], written[length:]
+        if headers.get("content-type") == "application/json" and status >= 400:
+            error = json.loads(body)["error"]
+            body = json.dumps([error["code"], error["message"]]).encode()
+        found.append((status, headers.get("content-type"), body))
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is sent
+
+
+class Maker:
+    """Makes requests; remembers heads and lengths of earlier ones, to send them again in other places."""
+
+    def __init__(self):
+        self.heads = [b""]
+        self.lengths = [0]
+        self.next = None
+
+    def stream(self, chance):
+        """The messages of one stream, whether each is whole, and how they may be cut."""
+        if self.next is not None:
+            message, self.next = self.next, None
+            return [message], [False], [message]
+        if chance.random() < 0.1:
+            message = self._straddle(chance)
+            return [message], [False], [message]
+        messages, wholes, data = [], [], b""
+        for _ in range(chance.randint(1, 5)):
+            message, is_whole = self.message(chance, data)
+            messages.append(message)
+            wholes.append(is_whole)
+            data += message
+        return messages, wholes, _segments(chance, data, messages)
+
+    def _straddle(self, chance):
+        """Two requests, of which the second one's length is that of all that follows the first one's head.
+
+        The next stream is that head once more, with a body of this length.
+        """
+        first, body = self._request(chance, b"")[:2]
+        second, _ = self._request(chance, b"")[:2]
+        lines = [line for line in second.split(b"\r\n") if not line.lower().startswith((b"content-l", b"transfer"))][
+            :-2
+        ]
+        missing = first.count(b"\r\n") - len(lines) - chance.choices([2, 1, 3], [4, 1, 1])[0]
+        lines += [b"X-Filler: 7"] * missing
+        rest = body + b"\r\n".join([*lines, b"Content-Length: "])
+        size = len(rest) + len(b"%d" % len(rest)) + 4 + 2
+        self.next = first + b"7" * size
+        return first + rest + b"%d\r\n\r\n[1" % size
+
+    def message(self, chance, before):
+        """The bytes of one message, and whether it is whole. `before` is what this stream has so far."""
+        roll = chance.random()
+        if roll < 0.12 and len(self.heads) > 1:
+            return self._again(chance)
+        head, body, is_whole = self._request(chance, before)
+        if roll < 0.3:
+            return _broken(chance, head + body), False
+        self.heads = [*self.heads[-7:], head]
+        return head + body, is_whole
+
+    def _again(self, chance):
+        """A head from before, with as much of a body as another one had."""
+        head = chance.choice(self.heads[-4:])
+        return head + b"7" * chance.choice(self.lengths[-4:]), False
+
+    def _request(self, chance, before):
+        method = chance.choices(["POST", "GET", "HEAD", "PUT"], [12, 2, 0, 1])[0]
+        target = chance.choice(
+            ["/models/alpha", "/models/alpha", "/models/beta", "/models/%61lpha", "/other", "/early"]
+        )
+        lines = [f"{method} {target} HTTP/1.1", "Host: localhost"]
+        if chance.random() < 0.7:
+            lines.append(f"X-API-Key: {chance.choice([*KEYS, 'k3'])}")
+        if chance.random() < 0.5:
+            lines.append(f"Content-Type: {chance.choices(TYPES, [6, 2, 1])[0]}")
+        if chance.random() < 0.06:
+            lines.append(chance.choice(["Connection: close", "Connection: keep-alive", "Expect: 100-continue"]))
+        if chance.random() < 0.06:
+            lines += ["Connection: upgrade", "Upgrade: h2c"]
+        while len(lines) < 5 and chance.random() < 0.7:
+            lines.append(f"X-Filler: {chance.randrange(3)}")
+        body = b'"' + b"b" * chance.choice([0, 1, 2, 30, 500]) + b'"'
+        how = chance.choices(["length", "chunks", "none", "ahead"], [10, 4, 1, 2])[0]
+        if how == "chunks":
+            lines.append("Transfer-Encoding: chunked")
+            head = "\r\n".join([*lines, "", ""]).encode()
+            return head, _in_chunks(chance, body), True
+        if how == "none":
+            return "\r\n".join([*lines, "", ""]).encode(), b"", True
+        size = len(body)
+        is_ahead = how == "ahead" and bool(before)
+        if is_ahead:
+            # A length that would fit what came before as well, had it been one message.
+            earlier = before.find(b"\r\n\r\n") + 4
+            head = "\r\n".join([*lines, "Content-Length: %d", "", ""])
+            size = len(before) - earlier + len(head) + size + chance.randrange(2)
+        self.lengths = [*self.lengths[-7:], size]
+        return "\r\n".join([*lines, f"Content-Length: {size}", "", ""]).encode(), body, not is_ahead
+
+
+def _in_chunks(chance, body):
+    data = b""
+    while body:
+        size = chance.randint(1, len(body))
+        note = chance.choice([b"", b"", b";a=b"])
+        data += b"%x%b\r\n%b\r\n" % (size, note, body[:size])
+        body = body[size:]
+    return data + b"0\r\n" + chance.choice([b"", b"", b"X-API-Key: k1\r\n"]) + b"\r\n"
+
+
+def _broken(chance, data):
+    """Nearly what it was."""
+    if not data:
+        return data
+    at = chance.randrange(len(data))
+    kind = chance.randrange(6)
+    if kind == 0:
+        return data[:at]
+    if kind == 1:
+        return data[:at] + bytes([chance.randrange(256)]) + data[at + 1 :]
+    if kind == 2:
+        return data[:at] + chance.choice([b"\r\n", b"\n", b"\r", b" ", b"\0", b":", b"0"]) + data[at:]
+    if kind == 3:
+        return data.replace(b"Host: localhost\r\n", chance.choice([b"", b"Host: a\r\nHost: b\r\n", b"Host:\r\n"]), 1)
+    extra = [
+        b"Content-Length: 3",
+        b"Transfer-Encoding: gzip, chunked",
+        b"Transfer-Encoding: chunked",
+        b"Content-Encoding: gzip",
+    ]
+    if kind == 4:
+        return data.replace(b"\r\n", b"\r\n" + chance.choice(extra) + b"\r\n", 1)
+    return data.replace(b"HTTP/1.1", chance.choice([b"HTTP/1.0", b"HTTP/1.2", b"HTTP/2.0", b"http/1.1"]), 1)
+
+
+def _segments(chance, data, messages):
+    """The same bytes, cut somewhere: nowhere, between messages, or anywhere."""
+    kind = chance.randrange(4)
+    if kind == 0:
+        return [data]
+    if kind == 1:
+        return [each for each in messages if each]
+    cuts = sorted(chance.randrange(len(data) + 1) for _ in range(chance.randint(1, 6)))
+    return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True) if end > start]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What must come of it
+
+
+def framed(data):
+    """What h11 finds: target, body, and keys of each request, until an error or the end."""
+    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=10_000)
+    # Our parser takes several spaces in a request's line for one.
+    connection.receive_data(re.sub(rb" +(?=/|HTTP/1)", b" ", data))
+    found, request, body = [], None, b""
+    try:
+        while True:
+            event = connection.next_event()
+            if event is h11.NEED_DATA or event is h11.PAUSED:
+                return found
+            if isinstance(event, h11.Request):
+                request, body = event, b""
+            elif isinstance(event, h11.Data):
+                body += bytes(event.data)
+            elif isinstance(event, h11.EndOfMessage) and request is not None:
+                keys = [
+                    bytes(value).decode("latin-1").strip() for name, value in request.headers if name == b"x-api-key"
+                ]
+                found.append((bytes(request.target), body, any(key in KEYS for key in keys)))
+                connection.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
+                connection.send(h11.EndOfMessage())
+                if connection.our_state is h11.MUST_CLOSE:
+                    return found
+                connection.start_next_cycle()
+            else:
+                return found
+    except h11.ProtocolError:
+        return found
+
+
+def unaccounted(seen, data):
+    """The first thing that reached somebody and that h11 does not find in the bytes, at its place, with a key."""
+    found = iter(framed(data))
+    for each in seen:
+        if not any((target, body) == each and has_key for target, body, has_key in found):
+            return each
+    return None
+
+
+def _are_same(got, expected):
+    """Whether the same came of it; a body that breaks off may be told of, or what was answered without reading it."""
+    (one, *rest), (other, *others) = got, expected
+    if one != other and rest == others and one and other and one[:-1] == other[:-1]:
+        return any(
+            a[1] is not None and a[0] in BROKEN and _is_early(b)
+            for a, b in [(one[-1], other[-1]), (other[-1], one[-1])]
+        )
+    return got == expected
+
+
+def _is_early(answer):
+    return answer[1] is None and (answer[0] == 401 or answer[2].endswith(b" /early "))
+
+
+def compare(warm, maker, chance):
+    """Send one stream; returns the number of messages, and what differed."""
+    messages, wholes, segments = maker.stream(chance)
+    data = b"".join(messages)
+    given = f"segments: {segments}"
+    got = warm.run(segments, chance)
+    cold = Side()
+    try:
+        expected = cold.run([bytes([byte]) for byte in data])
+        if not _are_same(got, expected):
+            return len(messages), f"{given}\nanswered on a warm lane: {got}\nbyte by byte, alone:     {expected}"
+        odd = unaccounted(got[2], data)
+        if odd is not None:
+            return len(messages), f"{given}\nreached somebody: {odd}\nh11 finds: {framed(data)}"
+        if all(wholes):
+            alone = []
+            for message in messages:
+                answers, is_closed, _ = cold.run([message])
+                alone += answers
+                if is_closed or not answers:
+                    break
+            if got[0][: len(alone)] != alone:
+                return len(messages), f"{given}\nanswered together: {got[0]}\none by one: {alone}"
+    finally:
+        cold.close()
+    return len(messages), None
+
+
+def fuzz(lanes, end):
+    """Compare until that time; returns the number of requests and of differences."""
+    requests = differences = 0
+    for number in lanes:
+        if time.monotonic() > end:
+            break
+        chance = random.Random(number)
+        warm, maker = Side(), Maker()
+        try:
+            for turn in range(STREAMS_A_LANE):
+                try:
+                    count, difference = compare(warm, maker, chance)
+                except Exception:
+                    count, difference = 0, traceback.format_exc()
+                requests += count
+                if difference is not None:
+                    differences += 1
+                    print(f"lane {number}, stream {turn} (again with --lane {number}):\n{difference}\n", flush=True)
+                    break
+        finally:
+            warm.close()
+    return requests, differences
+
+
+def main(seconds: float, seed: int) -> int:
+    """Fuzz for so long; prints the count of requests and returns the number of differences."""
+    log = logging.getLogger("forebay.refusals")
+    was, log.disabled = log.disabled, True
+    try:
+        requests, differences = fuzz(itertools.count(seed * LANES_A_SEED), time.monotonic() + seconds)
+    finally:
+        log.disabled = was
+    print(f"door_http: {requests} requests, seed {seed}, {differences} differences", flush=True)
+    return differences
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--lane", type=int, help="only this lane, once more")
+    given = parser.parse_args()
+    if given.lane is not None:
+        sys.exit(fuzz([given.lane], math.inf)[1] > 0)
+    sys.exit(main(given.minutes * 60, given.seed) > 0)

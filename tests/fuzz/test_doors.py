@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fuzzers of `make fuzz`, each for a few seconds; and that they would find what was found once."""
+
+import pytest
+from tests.fuzz import run
+
+from forebay.transports.http.conversation import Conversation
+
+SECONDS = 8.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", run.doors())
+def test_a_door_does_what_other_implementations_do(name):
+    assert run.run([name], SECONDS, seed=11) == 0
+
+
+@pytest.mark.slow
+def test_the_fuzzer_finds_a_head_that_is_learned_from_another_request(monkeypatch, capsys):  # F1
+    from tests.fuzz import door_http
+
+    monkeypatch.setattr(Conversation, "may_be_remembered", True)
+    found = 0
+    for seed in range(1, 50):  # a lane takes a moment, and every third one finds it
+        found = door_http.fuzz([seed * door_http.LANES_A_SEED], float("inf"))[1]
+        if found:
+            break
+    assert found
+    assert "answered on a warm lane" in capsys.readouterr().out
