@@ -68,8 +68,8 @@ class ForebayError(Exception):
 
     @property
     def kind(self) -> str:
-        """The name under which this error crosses a process or machine border."""
-        return type(self).__name__
+        """The name under which this error crosses a process or machine border; that of its base if it is a user's."""
+        return known_kind(self)
 
 
 class RequestError(ForebayError):
@@ -198,6 +198,11 @@ def _register(root: type[ForebayError]) -> None:
 
 
 _register(ForebayError)
+
+
+def known_kind(error: ForebayError) -> str:
+    """Return the name of the class in this module that an error is of, or whose subclass it is of."""
+    return next(cls.__name__ for cls in type(error).__mro__ if _KINDS.get(cls.__name__) is cls)
 
 
 def revive(kind: str, message: str, detail: Any = None, trace: str = "") -> ForebayError:

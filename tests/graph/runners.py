@@ -12,7 +12,7 @@ from typing import Any
 from forebay.errors import InvalidRequest
 from forebay.graph.values import SKIP, Outputs, inputs_of
 from forebay.types.call import Failure
-from forebay.workers.pool import failure_of
+from forebay.types.failures import failure_of
 from forebay.workers.runner import WorkerContext
 
 

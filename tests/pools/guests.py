@@ -9,11 +9,11 @@ import tempfile
 import threading
 
 from forebay.errors import ModelError, revive
+from forebay.types.failures import failure_of
 from forebay.workers.address import UnixAddress
 from forebay.workers.attached import AttachedPool
 from forebay.workers.child import Connection, serve, wire_error
 from forebay.workers.door import Door
-from forebay.workers.pool import failure_of
 from forebay.workers.runner import WorkerContext
 from forebay.workers.slot import Slot
 

@@ -169,10 +169,12 @@ class ToldAsync(Told):
             return ["done"] * len(items)
         if what == "until_cancelled":
             note(rest[0])
-            while not is_cancelled():  # noqa: ASYNC110 - that is how it is asked
-                await asyncio.sleep(0.002)
-            note(rest[0], "cancelled")
-            return ["told"] * len(items)
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if is_cancelled():
+                    note(rest[0], "cancelled")
+                return ["told"] * len(items)
         if what == "stream":
             return self.stream_async(len(items), *rest)
         await asyncio.sleep(0)

@@ -38,11 +38,6 @@ class Slots(Protocol):
         """Slots that could take a batch now."""
         ...
 
-    @property
-    def blocks(self) -> bool:
-        """Whether `submit` runs the batch before it returns."""
-        ...
-
     def watch(self, on_idle: Callable[[], None]) -> None:
         """Call this on the loop whenever a slot became idle by itself (a worker came back)."""
         ...
@@ -81,6 +76,7 @@ class Batcher:
         self._parts = parts
         self._name = name
         self._running: set[Batch] = set()
+        self._is_submitting = False
         self.is_awake = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
@@ -136,8 +132,8 @@ class Batcher:
             if batch is None:
                 break
             self._run(batch, now)
-            if pool.blocks:
-                return  # the loop reads what came meanwhile before the next one; `_done` asks for another turn
+            if batch not in self._running:
+                return  # it ran here: the loop reads what came meanwhile before the next; `_done` asks for another turn
         if pool.idle:
             self._arm(now)
 
@@ -147,18 +143,21 @@ class Batcher:
             batch.on_parts = functools.partial(self._parts, batch)
         if timeline.listeners:
             timeline.begin(batch, now)
+        self._is_submitting = True  # a pool that runs it at once calls `_done` before it returns
         try:
             self.pool.submit(batch, self._done)
         except Exception as error:
             log.exception("a pool did not take a batch")
             failure = Failure(InternalError(f"the batch could not be given to a worker: {error}"))
             self._loop.call_soon(self._done, batch, [failure] * len(batch.entries))
+        finally:
+            self._is_submitting = False
 
     def _done(self, batch: Batch, outcomes: Sequence[Any]) -> None:
         now = time.monotonic()
         self._running.discard(batch)
         queue = self.queue
-        if self.pool.idle and not self.pool.blocks and queue.is_full():
+        if self.pool.idle and not self._is_submitting and queue.is_full():
             # A whole batch waits: the slot starts on it before the answers are written.
             following = queue.take(now)
             if following is not None:

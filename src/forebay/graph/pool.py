@@ -25,8 +25,10 @@ from forebay.graph.plan import Plan
 from forebay.graph.run import GraphRun
 from forebay.graph.values import Outputs, loaded
 from forebay.types.call import Failure, Request
+from forebay.types.failures import failure_of
 from forebay.workers.objects import Packed, open_outcome, pack
-from forebay.workers.pool import PoolStatistics, failure_of
+from forebay.workers.pool import PoolStatistics
+from forebay.workers.user_code import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -151,11 +153,6 @@ class GraphPool:
     def endpoints(self) -> list[Endpoint]:
         """The endpoints of the nodes, each once."""
         return list(dict.fromkeys(node.endpoint for node in self.nodes.values()))
-
-    @property
-    def blocks(self) -> bool:
-        """A run goes on beside the loop."""
-        return False
 
     @property
     def in_flight(self) -> int:
@@ -299,7 +296,7 @@ class GraphPool:
             else:
                 self._take(run, firing, outcome)
                 self._launch(run)
-        except Exception as error:  # noqa: BLE001 - a node's key is the user's code
+        except Exception as error:  # noqa: BLE001 - a defect must not leave the request without an answer
             self._fail(run, failure_of(error).error)
 
     def _try_again(self, run: _Run, firing: Firing, attempt: int, error: ForebayError) -> None:
@@ -335,11 +332,7 @@ class GraphPool:
             run.results[emission.output] = emission.value
 
     def _finish(self, run: _Run) -> None:
-        try:
-            outcome = self._encode(run.batch.entries[0], loaded(run.results))
-        except Exception as error:  # noqa: BLE001 - the encoder may be the user's
-            outcome = failure_of(error)
-        self._end(run, outcome)
+        self._end(run, attempt(lambda: self._encode(run.batch.entries[0], loaded(run.results))))
 
     def _fail(self, run: _Run, error: ForebayError) -> None:
         run.state.abort(error)

@@ -27,6 +27,7 @@ from forebay.errors import (
     UserCodeError,
     ValidationError,
 )
+from forebay.types.failures import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -134,6 +135,13 @@ def code_of(error: ForebayError) -> str:
 
 def error_body(error: ForebayError, request_id: str) -> bytes:
     """Return the JSON body of an error answer; what user code raised stays in the log, only its kind is told."""
+    try:
+        return _error_body(error, request_id)
+    except Exception:  # noqa: BLE001 - texts that cannot be written: what a client sent may stand in them
+        return _error_body(failure_of(error).error, request_id)
+
+
+def _error_body(error: ForebayError, request_id: str) -> bytes:
     message = error.message
     if isinstance(error, UserCodeError):
         message = "the model failed; the server's log has the details under this request id"

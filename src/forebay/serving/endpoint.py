@@ -18,7 +18,16 @@ import msgspec
 
 from forebay.batching.batcher import Batcher
 from forebay.batching.queue import BatchQueue
-from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, QueueFull, TooLarge, Unavailable, UserCodeError
+from forebay.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    ForebayError,
+    InternalError,
+    QueueFull,
+    TooLarge,
+    Unavailable,
+    UserCodeError,
+)
 from forebay.observe import timeline
 from forebay.observe.ids import next_id
 from forebay.observe.metrics import EndpointMetrics
@@ -343,8 +352,8 @@ class Endpoint:
             entry.done = True
             try:
                 entry.reply(entry, outcome)
-            except Exception:
-                log.exception("an answer could not be handed over")
+            except Exception as error:  # noqa: BLE001 - see `_tell_instead`
+                self._tell_instead(entry, error)
         if special:
             others = set(special)
             answered = [entry for entry in answered if entry not in others]
@@ -452,13 +461,21 @@ class Endpoint:
         self.metrics.failed(error.code)
         self._hand_over(request, Failure(error))
 
-    @staticmethod
-    def _hand_over(request: Request, outcome: Outcome) -> None:
+    def _hand_over(self, request: Request, outcome: Outcome) -> None:
         """Reply; what a transport raises then is its own defect and must not keep others waiting."""
         try:
             request.reply(request, outcome)
+        except Exception as error:  # noqa: BLE001 - see `_tell_instead`
+            self._tell_instead(request, error)
+
+    @staticmethod
+    def _tell_instead(request: Request, error: Exception) -> None:
+        """Give the answer of last resort in place of one that could not be handed over."""
+        log.error("an answer could not be handed over", exc_info=error)
+        try:
+            request.reply(request, Failure(InternalError("the answer could not be written")))
         except Exception:
-            log.exception("an answer could not be handed over")
+            log.exception("nor could the error in its place")
 
     def _log_failures(self, batch: Batch, outcomes: Sequence[Outcome]) -> None:
         """Log what the user's code raised, each failure once with the requests that it concerns."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import Unavailable
 from forebay.types.call import Failure
-from forebay.workers.pool import PoolStatistics, failure_of
+from forebay.types.failures import failure_of
+from forebay.workers.pool import PoolStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,11 +49,6 @@ class ManualPool:
     async def start(self) -> None:
         """Make all slots idle."""
         self.idle = self.slots
-
-    @property
-    def blocks(self) -> bool:
-        """Whether `submit` runs the batch before it returns."""
-        return False
 
     def watch(self, on_idle: Callable[[], None]) -> None:
         """Call this whenever a slot became idle by itself."""

@@ -31,9 +31,10 @@ from forebay.workers.cancel import probe
 from forebay.workers.leash import end_with
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.phases import Laps, lap, phases_of
-from forebay.workers.pool import CREDIT, checked, do_after, failure_of, split_after
+from forebay.workers.pool import CREDIT
 from forebay.workers.runner import RunnerSpec, WorkerContext
 from forebay.workers.shm import open_arenas
+from forebay.workers.user_code import answered, close_runner, do_after, settled, user_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -271,19 +272,10 @@ def _items(bodies: list[Any], params: Any, sizes: list[int] | None) -> list[Item
 
 
 def _run(connection: Connection, runner: Runner, batch_id: int, items: list[Item], laps: Laps | None) -> None:
-    work: list[Any] = []
     probe.set(connection.begin(batch_id))
     lap.set(laps)
     started = time.monotonic()
-    try:
-        result = runner.run(items)
-        if hasattr(result, "__next__"):
-            _stream(connection, batch_id, len(items), cast("Iterator[Sequence[Any]]", result))
-            outcomes: Sequence[Any] = [None] * len(items)
-        else:
-            outcomes, work = split_after(checked(result, len(items)))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
-        outcomes = [failure_of(error)] * len(items)
+    outcomes, work = answered(runner.run, items, lambda steps: _stream(connection, batch_id, len(items), steps))
     seconds = time.monotonic() - started
     told = [] if laps is None else [[started, phases_of(runner, laps)]]
     connection.end()
@@ -311,32 +303,25 @@ def _result(connection: Connection, batch_id: int, outcomes: Sequence[Any], rest
 
 def _stream(connection: Connection, batch_id: int, count: int, steps: Iterator[Sequence[Any]]) -> None:
     credit = int(CREDIT)
-    for parts in steps:
+    for step in steps:
         while credit == 0:
             message = connection.receive()
             if message[0] == "credit":
                 credit += message[1]
             elif message[0] in {"cancel", "stop"}:
                 return
+        parts, _ = settled(step, count)
         failures = {i: wire_error(part.error) for i, part in enumerate(parts) if type(part) is Failure}
-        plain = [None if type(part) is Failure else part for part in checked(parts, count)]
+        plain = [None if type(part) is Failure else part for part in parts]
         connection.send_frame(connection.framed(["part", batch_id, plain, failures or None]))
         credit -= 1
         if connection.is_cancelled():
             break
-    close = getattr(steps, "close", None)
-    if close is not None:
-        close()
 
 
 def wire_error(error: ForebayError) -> list[Any]:
     """Return an error as it stands in frames."""
-    detail = error.detail
-    try:
-        frames.encode(detail)
-    except Exception:  # noqa: BLE001 - the detail is the user's and may be anything
-        detail = str(detail)
-    return [error.kind, error.message, detail, getattr(error, "trace", "")]
+    return [error.kind, error.message, error.detail, getattr(error, "trace", "")]
 
 
 def _open(connection: Connection) -> Runner | None:
@@ -345,10 +330,11 @@ def _open(connection: Connection) -> Runner | None:
         if path not in sys.path:
             sys.path.append(path)
     try:
-        runner = RunnerSpec(factory=options["factory"], kwargs=options["kwargs"]).build()
-        runner.open(WorkerContext(index=options["index"], threads=options["threads"]))
-    except BaseException as error:  # noqa: BLE001 - sys.exit in a model's constructor is a failure to load as well
-        connection.send(["failed", *wire_error(failure_of(error).error)])
+        with user_code():
+            runner = RunnerSpec(factory=options["factory"], kwargs=options["kwargs"]).build()
+            runner.open(WorkerContext(index=options["index"], threads=options["threads"]))
+    except ForebayError as error:
+        connection.send(["failed", *wire_error(error)])
         return None
     gc.collect()
     gc.freeze()  # what is loaded now stays: the collector need not walk over it again and again
@@ -384,7 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         serve(connection, runner)
         for thread in threads:
             thread.join()
-        runner.close()
+        close_runner(runner)
         connection.close()
     except (EOFError, ConnectionError):
         return 0  # the server is gone, and a worker without one has nothing to do

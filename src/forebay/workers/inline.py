@@ -5,26 +5,42 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from forebay.errors import ModelError, Unavailable
+from forebay.errors import ForebayError, ModelError, Unavailable
 from forebay.types.call import Failure
+from forebay.types.failures import failure_of
 from forebay.workers.cancel import probe
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.phases import Laps, lap, note
-from forebay.workers.pool import CREDIT, PoolStatistics, checked, do_after, failure_of, split_after
+from forebay.workers.pool import CREDIT, PoolStatistics
 from forebay.workers.runner import WorkerContext
+from forebay.workers.user_code import aclose, attempt, attempt_async, close, close_runner, do_after, settled, user_code
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
     from forebay.types.batch import Batch, Done
     from forebay.workers.runner import Runner, RunnerSpec
 
 
+log = logging.getLogger("forebay.workers")
+
+Settled: TypeAlias = "tuple[Sequence[Any], list[Callable[[], object]]]"
+
+CANCEL_S: Final = 1.0
+"""Time a coroutine that was cancelled has to end; one that goes on is left behind, and its slot is free again."""
+MAX_LEFT: Final = 64
+"""Coroutines that may be left behind; a further one keeps its slot until it ends."""
+
+
 class InlinePool:
-    """One slot: the loop. A coroutine runs as a task beside other work; anything else blocks the loop while it runs."""
+    """The loop as a worker. Coroutines run as tasks beside other work, one a slot; anything else blocks the loop.
+
+    A coroutine is cancelled once nobody waits for its batch.
+    """
 
     def __init__(self, spec: RunnerSpec, *, slots: int = 1) -> None:
         self.idle = 0
@@ -33,7 +49,8 @@ class InlinePool:
         self._slots = slots
         self._runner: Runner | None = None
         self._run: Callable[[Sequence[Any]], Any] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[Batch, tuple[asyncio.Task[None], Done]] = {}
+        self._left: set[asyncio.Task[None]] = set()
         self._is_stopping = False
 
     async def start(self) -> None:
@@ -44,19 +61,18 @@ class InlinePool:
         """
         keep_freed_memory()
         try:
-            runner = self._spec.build()
-            runner.open(WorkerContext())
-        except (Exception, SystemExit) as error:
-            failed = failure_of(error).error
-            raise ModelError(failed.message, trace=getattr(failed, "trace", "")) from error
+            with user_code():
+                runner = self._spec.build()
+                open_async = getattr(runner, "open_async", None)
+                if open_async is None:
+                    runner.open(WorkerContext())
+                else:
+                    await open_async(WorkerContext())
+        except ForebayError as error:
+            raise ModelError(error.message, trace=getattr(error, "trace", "")) from error
         self._runner = runner
         self._run = getattr(runner, "run_async", None) or runner.run
         self.idle = self._slots
-
-    @property
-    def blocks(self) -> bool:
-        """Whether `submit` runs the batch before it returns."""
-        return True
 
     def watch(self, on_idle: Callable[[], None]) -> None:
         """Call this whenever a slot became idle by itself."""
@@ -70,86 +86,122 @@ class InlinePool:
         context = contextvars.copy_context()
         laps = None if batch.noted is None else Laps()
         started = time.monotonic()
-        try:
-            context.run(probe.set, lambda: batch.cancelled)
-            context.run(lap.set, laps)
-            result = context.run(run, batch.entries)
-            if hasattr(result, "__await__") or hasattr(result, "__next__") or hasattr(result, "__anext__"):
-                task = asyncio.get_running_loop().create_task(
-                    self._finish(batch, done, result, started, laps), context=context
-                )
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-                return
-            outcomes = checked(result, len(batch.entries))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
-            outcomes = [failure_of(error)] * len(batch.entries)
-        self._answer(batch, done, outcomes, started, laps)
+        context.run(probe.set, lambda: batch.cancelled)
+        context.run(lap.set, laps)
+        result = attempt(context.run, run, batch.entries)
+        if hasattr(result, "__await__") or hasattr(result, "__next__") or hasattr(result, "__anext__"):
+            work = self._finish(batch, done, result, started, laps)
+            self._tasks[batch] = asyncio.get_running_loop().create_task(work, context=context), done
+            batch.on_cancel = lambda: self._called_off(batch)
+            return
+        self._answer(batch, done, _settled(result, len(batch.entries)), started, laps)
 
     async def stop(self, grace_s: float) -> None:
         """Wait for tasks, answer what is late as unavailable, close the runner."""
         self._is_stopping = True
         self.idle = 0
         if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=grace_s)
+            _, late = await asyncio.wait([task for task, _ in self._tasks.values()], timeout=grace_s)
             for task in late:
                 task.cancel()
             if late:
-                await asyncio.wait(late)
+                await asyncio.wait(late, timeout=CANCEL_S)
+            for batch in list(self._tasks):
+                self._leave_behind(batch, "the server stopped before the model answered")
         if self._runner is not None:
-            self._runner.close()
+            close_async = getattr(self._runner, "close_async", None)
+            if close_async is None:
+                close_runner(self._runner)
+            else:
+                await close_async()
 
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""
         return PoolStatistics(slots=self._slots, idle=self.idle, alive=int(self._run is not None))
 
-    def _answer(self, batch: Batch, done: Done, outcomes: Sequence[Any], started: float, laps: Laps | None) -> None:
+    def _answer(self, batch: Batch, done: Done, settled: Settled, started: float, laps: Laps | None) -> None:
         batch.model_s = time.monotonic() - started
         if batch.noted is not None and laps is not None and self._runner is not None:
             note(batch.noted, self._runner, laps, started, "0")
-        outcomes, work = split_after(outcomes)
+        outcomes, work = settled
         if not work:
             self.idle += not self._is_stopping
             done(batch, outcomes)
             return
         done(batch, outcomes)
         do_after(work)
+        self._freed()
+
+    def _freed(self) -> None:
         self.idle += not self._is_stopping
         self._on_idle()
 
+    def _called_off(self, batch: Batch) -> None:
+        """Nobody waits for a batch: its coroutine is cancelled, and is given some time to end."""
+        task, _ = self._tasks[batch]
+        task.cancel()
+        task.get_loop().call_later(CANCEL_S, self._has_ended, batch)
+
+    def _has_ended(self, batch: Batch) -> None:
+        if batch in self._tasks and len(self._left) < MAX_LEFT:
+            self._leave_behind(batch, "the request was called off")
+
+    def _leave_behind(self, batch: Batch, why: str) -> None:
+        task, done = self._tasks.pop(batch)
+        self._left.add(task)
+        task.add_done_callback(self._left.discard)
+        batch.on_cancel = None
+        log.warning("a coroutine did not end within %g s when it was cancelled; it is left behind", CANCEL_S)
+        self.idle += not self._is_stopping
+        done(batch, [Failure(Unavailable(why))] * len(batch.entries))
+
     async def _finish(self, batch: Batch, done: Done, result: Any, started: float, laps: Laps | None) -> None:
         count = len(batch.entries)
-        outcomes: Sequence[Any] = [None] * count
         try:
-            if hasattr(result, "__await__"):
-                result = await cast("Coroutine[Any, Any, Any]", result)
-            if hasattr(result, "__next__"):
-                result = _steps(cast("Iterator[Any]", result))
-            if hasattr(result, "__anext__"):
-                await self._stream(batch, cast("AsyncIterator[Any]", result))
-            else:
-                outcomes = checked(result, count)
-        except asyncio.CancelledError:
-            outcomes = [Failure(Unavailable("the server stopped before the model answered"))] * count
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
-            outcomes = [failure_of(error)] * count
-        self._answer(batch, done, outcomes, started, laps)
+            result = await attempt_async(self._outcomes, batch, result)
+        except asyncio.CancelledError as error:
+            if batch.cancelled:
+                result = Failure(Unavailable("the request was called off"))
+            elif self._is_stopping:
+                result = Failure(Unavailable("the server stopped before the model answered"))
+            else:  # it cancelled itself
+                result = failure_of(error)
+        if self._tasks.pop(batch, None) is not None:  # or it was left behind, and is answered
+            batch.on_cancel = None
+            self._answer(batch, done, _settled(result, count), started, laps)
+
+    async def _outcomes(self, batch: Batch, result: Any) -> Any:
+        if hasattr(result, "__await__"):
+            result = await cast("Awaitable[Any]", result)
+        if hasattr(result, "__next__"):
+            result = _steps(cast("Iterator[Any]", result))
+        if not hasattr(result, "__anext__"):
+            return result
+        try:
+            await self._stream(batch, cast("AsyncIterator[Any]", result))
+        finally:
+            await aclose(result)
+        return [None] * len(batch.entries)
 
     async def _stream(self, batch: Batch, steps: AsyncIterator[Sequence[Any]]) -> None:
         credit = asyncio.Semaphore(CREDIT)
         assert batch.on_parts is not None
-        batch.on_cancel = credit.release  # who waits for room that nobody will make is woken
         async for parts in steps:
             await credit.acquire()
             if batch.cancelled:
                 break
-            batch.on_parts(checked(parts, len(batch.entries)), credit.release)
-        close = getattr(steps, "aclose", None)
-        if close is not None:
-            await close()
+            batch.on_parts(settled(parts, len(batch.entries))[0], credit.release)
+
+
+def _settled(result: Any, count: int) -> Settled:
+    found: Any = result if type(result) is Failure else attempt(settled, result, count)
+    return ([found] * count, []) if type(found) is Failure else found
 
 
 async def _steps(iterator: Iterator[Any]) -> AsyncIterator[Any]:
-    for step in iterator:
-        yield step
-        await asyncio.sleep(0)
+    try:
+        for step in iterator:
+            yield step
+            await asyncio.sleep(0)
+    finally:
+        close(iterator)

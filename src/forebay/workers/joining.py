@@ -16,11 +16,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from forebay.errors import InvalidRequest, ModelError
+from forebay.errors import ForebayError, InvalidRequest, ModelError
 from forebay.workers.child import Connection, Refused, serve, wire_error
 from forebay.workers.memory import keep_freed_memory
-from forebay.workers.pool import failure_of
 from forebay.workers.runner import WorkerContext
+from forebay.workers.user_code import close_runner, user_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,25 +98,23 @@ class JoiningWorker:
             thread.start()
         for thread in threads:
             thread.join()
-        runner.close()
+        close_runner(runner)
         if self._refused is not None:
             raise self._refused
         return 0
 
     def _open(self, spec: RunnerSpec, connection: Connection) -> Runner:
         try:
-            runner = spec.build()
-            runner.open(WorkerContext(threads=self._threads))
-        except ToldToEnd:
-            raise
-        except BaseException as error:
-            failed = failure_of(error).error
+            with user_code(ToldToEnd):
+                runner = spec.build()
+                runner.open(WorkerContext(threads=self._threads))
+        except ForebayError as failed:
             try:
                 connection.send(["failed", *wire_error(failed)])
             except OSError:
                 pass  # the server went away meanwhile; whoever started the worker is told all the same
             connection.close()
-            raise ModelError(failed.message, trace=getattr(failed, "trace", "")) from error
+            raise ModelError(failed.message, trace=getattr(failed, "trace", "")) from failed
         gc.collect()
         gc.freeze()  # what is loaded now stays: the collector need not walk over it again and again
         return runner

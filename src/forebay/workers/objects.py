@@ -17,7 +17,6 @@ somebody else started.
 from __future__ import annotations
 
 import pickle
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard, cast
 
@@ -25,9 +24,10 @@ import msgspec
 
 from forebay.errors import BadOutcome, RunnerFailed
 from forebay.types.call import After, Failure, Item
-from forebay.workers.pool import checked, failure_of
+from forebay.types.failures import text_of, trace_of, words_of
 from forebay.workers.runner import RunnerSpec
 from forebay.workers.shm import THRESHOLD_BYTES
+from forebay.workers.user_code import attempt, caught, checked
 
 if TYPE_CHECKING:
     from forebay.types.batch import Phase
@@ -62,11 +62,11 @@ class Packed(msgspec.Struct, eq=False):
         Raises:
             RunnerFailed: If that is not possible here, for instance because its class cannot be imported.
         """
-        try:
-            return _load_copy(*self.parts)
-        except (Exception, SystemExit) as error:
-            msg = f"a value of another process cannot be loaded here: {type(error).__name__}: {error}"
-            raise RunnerFailed(msg, trace=_trace(error)) from error
+        value, error = caught(_load_copy, *self.parts)
+        if error is None:
+            return value
+        msg = f"a value of another process cannot be loaded here: {text_of(error)}"
+        raise RunnerFailed(msg, trace=trace_of(error)) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _load_copy, (bytes(self.parts[0]), *map(pickle.PickleBuffer, self.parts[1:]))
@@ -182,11 +182,11 @@ def dump(value: Any, what: str = "the result") -> Sequence[Buffer]:
         buffers.append(view)
         return False
 
-    try:
-        return [pickle.dumps(value, protocol=5, buffer_callback=keep_inside), *buffers]
-    except Exception as error:
-        msg = f"{what}, of type {type(value).__name__}, cannot be sent to another process: {error}"
-        raise BadOutcome(msg, trace=_trace(error)) from error
+    pickled, error = caught(lambda: pickle.dumps(value, protocol=5, buffer_callback=keep_inside))
+    if error is None:
+        return [pickled, *buffers]
+    msg = f"{what}, of type {type(value).__name__}, cannot be sent to another process: {words_of(error)}"
+    raise BadOutcome(msg, trace=trace_of(error)) from error
 
 
 def load(pickled: Buffer | bytearray, *buffers: Buffer | bytearray) -> Any:
@@ -200,10 +200,6 @@ def load(pickled: Buffer | bytearray, *buffers: Buffer | bytearray) -> Any:
 
 def _load_copy(pickled: Buffer, *buffers: Buffer) -> Any:
     return load(pickled, *map(bytearray, buffers))
-
-
-def _trace(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))
 
 
 class UnpackedItem(msgspec.Struct):
@@ -240,10 +236,11 @@ class PackedRunner:
         loaded: list[UnpackedItem] = []
         failures: dict[int, Failure] = {}
         for index, item in enumerate(items):
-            try:
-                loaded.append(UnpackedItem(_unpacked(item.body), item.params, item.size))
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - loading runs code of the user's classes
-                failures[index] = failure_of(error)
+            body = attempt(_unpacked, item.body)
+            if type(body) is Failure:
+                failures[index] = body
+            else:
+                loaded.append(UnpackedItem(body, item.params, item.size))
         if not loaded:
             return list(failures.values())
         sizes = [item.size if type(item.body) is list else None for item in loaded]

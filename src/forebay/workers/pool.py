@@ -1,24 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all pools have in common: the contract, the flow of streamed parts, and how a batch fails."""
+"""What all pools have in common: the contract, and the flow of streamed parts."""
 
 from __future__ import annotations
 
-import logging
-import traceback
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from forebay.errors import BadOutcome, ForebayError, RunnerFailed, UserCodeError
-from forebay.types.call import After, Failure
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from forebay.types.batch import Batch, Done
-    from forebay.types.call import Outcome
 
-log = logging.getLogger("forebay.workers")
 
 CREDIT = 16
 """Steps of a streamed answer that may be on their way to the clients before the generator has to wait."""
@@ -54,11 +47,6 @@ class Pool(Protocol):
         """Slots that could take a batch now."""
         ...
 
-    @property
-    def blocks(self) -> bool:
-        """Whether `submit` runs the batch before it returns."""
-        ...
-
     def watch(self, on_idle: Callable[[], None]) -> None:
         """Call this on the loop whenever a slot became idle by itself (a worker came back)."""
         ...
@@ -82,48 +70,3 @@ class Pool(Protocol):
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""
         ...
-
-
-def failure_of(error: BaseException) -> Failure:
-    """Wrap what user code raised: forebay's own errors keep their kind, all others become `RunnerFailed`."""
-    if isinstance(error, ForebayError):
-        if isinstance(error, UserCodeError) and not error.trace:
-            error.trace = "".join(traceback.format_exception(error))
-        # Its frames hold the batch, whose requests the garbage collector does not look at.
-        return Failure(error.with_traceback(None))
-    text = "".join(traceback.format_exception(error))
-    return Failure(RunnerFailed(f"{type(error).__name__}: {error}", trace=text))
-
-
-def split_after(outcomes: Sequence[Outcome]) -> tuple[Sequence[Outcome], list[Callable[[], object]]]:
-    """Separate the outcomes from the work that follows once they were written."""
-    if After not in set(map(type, outcomes)):
-        return outcomes, []
-    work = [outcome.work for outcome in outcomes if type(outcome) is After]
-    return [outcome.outcome if type(outcome) is After else outcome for outcome in outcomes], work
-
-
-def do_after(work: Sequence[Callable[[], object]]) -> None:
-    """Do the work that follows an answer; what it raises is logged, for nobody waits for it."""
-    for step in work:
-        try:
-            step()
-        except (Exception, SystemExit):
-            log.exception("a callback after an answer failed")
-
-
-def checked(outcomes: Any, count: int) -> Sequence[Outcome]:
-    """Return the outcomes if there is exactly one for each item.
-
-    Raises:
-        BadOutcome: Naming both numbers otherwise.
-    """
-    try:
-        found = len(outcomes)
-    except TypeError:
-        msg = f"the runner returned {type(outcomes).__name__}, expected a list of {count} results"
-        raise BadOutcome(msg) from None
-    if found != count:
-        msg = f"the runner returned {found} results for {count} samples"
-        raise BadOutcome(msg)
-    return outcomes

@@ -91,11 +91,6 @@ class SlotPool(Generic[S]):
         self._stopping = False
         self._refusal: ForebayError | None = None
 
-    @property
-    def blocks(self) -> bool:
-        """Whether `submit` runs the batch before it returns."""
-        return False
-
     def watch(self, on_idle: Callable[[], None]) -> None:
         """Call this whenever a slot became idle by itself."""
         self._on_idle = on_idle

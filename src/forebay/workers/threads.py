@@ -9,15 +9,16 @@ import logging
 import threading
 import time
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
-from forebay.errors import ModelError, Unavailable
+from forebay.errors import ForebayError, ModelError, Unavailable
 from forebay.types.call import Failure
 from forebay.workers.cancel import probe
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.phases import Laps, lap, note
-from forebay.workers.pool import CREDIT, PoolStatistics, checked, do_after, failure_of, split_after
+from forebay.workers.pool import CREDIT, PoolStatistics
 from forebay.workers.runner import WorkerContext
+from forebay.workers.user_code import answered, close_runner, do_after, settled, user_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +45,7 @@ class _Worker:
         self.runner: Runner | None = None
         self.opened = threading.Event()
         self.has_opened = asyncio.Event()
-        self.error: BaseException | None = None
+        self.error: ForebayError | None = None
         self._inside = ctx.threads
         self._lock = threading.Lock()
 
@@ -54,7 +55,7 @@ class _Worker:
             self._inside -= 1
             is_last = self._inside == 0
         if is_last and self.runner is not None:
-            self.runner.close()
+            close_runner(self.runner)
 
 
 class ThreadPool:
@@ -105,14 +106,8 @@ class ThreadPool:
                 worker.has_opened.wait()
             )  # not in an executor: a load that hangs must not keep the server from stopping
             if worker.error is not None:
-                failed = failure_of(worker.error).error
-                raise ModelError(failed.message, trace=getattr(failed, "trace", "")) from worker.error
+                raise ModelError(worker.error.message, trace=getattr(worker.error, "trace", "")) from worker.error
         self.idle = len(self._threads)
-
-    @property
-    def blocks(self) -> bool:
-        """Whether `submit` runs the batch before it returns."""
-        return False
 
     def watch(self, on_idle: Callable[[], None]) -> None:
         """Call this whenever a slot became idle by itself."""
@@ -194,7 +189,7 @@ class ThreadPool:
             await worker.has_opened.wait()
             if worker.error is None:
                 break
-            log.error("no thread can take the place of a stuck one: %s", failure_of(worker.error).error.message)
+            log.error("no thread can take the place of a stuck one: %s", worker.error.message)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, MAX_PAUSE_S)
         self._threads.append(thread)
@@ -225,9 +220,10 @@ class ThreadPool:
         assert self._loop is not None
         if first:
             try:
-                worker.runner = worker.spec.build()
-                worker.runner.open(worker.ctx)
-            except BaseException as error:  # noqa: BLE001 - reported by start()
+                with user_code():
+                    worker.runner = worker.spec.build()
+                    worker.runner.open(worker.ctx)
+            except ForebayError as error:
                 worker.error = error
             finally:
                 worker.opened.set()
@@ -242,7 +238,7 @@ class ThreadPool:
         while (work := self._inbox.get()) is not None:
             batch, done = work
             self._held[batch] = me
-            outcomes, work = split_after(self._run(runner, batch, worker.ctx.index))
+            outcomes, work = self._run(runner, batch, worker.ctx.index)
             if self._held.pop(batch, None) is None:
                 with contextlib.suppress(RuntimeError):  # as above
                     self._loop.call_soon_threadsafe(self._left.release)
@@ -260,36 +256,25 @@ class ThreadPool:
                 return
         worker.leave()
 
-    def _run(self, runner: Runner, batch: Batch, worker: int) -> Sequence[Any]:
-        entries = batch.entries
+    def _run(self, runner: Runner, batch: Batch, worker: int) -> tuple[Sequence[Any], list[Callable[[], object]]]:
         probe.set(lambda: batch.cancelled)
         laps = None if batch.noted is None else Laps()
         lap.set(laps)
         started = time.monotonic()
-        try:
-            result = runner.run(entries)
-            if hasattr(result, "__next__"):
-                self._stream(batch, cast("Iterator[Sequence[Any]]", result))
-                outcomes: Sequence[Any] = [None] * len(entries)
-            else:
-                outcomes = checked(result, len(entries))
-        except BaseException as error:  # noqa: BLE001 - the boundary to user code; SystemExit must not end the thread
-            outcomes = [failure_of(error)] * len(entries)
+        found = answered(runner.run, batch.entries, lambda steps: self._stream(batch, steps))
         batch.model_s = time.monotonic() - started
         if batch.noted is not None and laps is not None:
             note(batch.noted, runner, laps, started, str(worker))
-        return outcomes
+        return found
 
     def _stream(self, batch: Batch, steps: Iterator[Sequence[Any]]) -> None:
         assert self._loop is not None
         assert batch.on_parts is not None
         credit = threading.Semaphore(CREDIT)
         batch.on_cancel = credit.release  # who waits for room that nobody will make is woken
-        for parts in steps:
+        for step in steps:
             credit.acquire()  # bounded: a client that takes nothing is cut off by its connection's write timeout
             if batch.cancelled:
                 break
-            self._loop.call_soon_threadsafe(batch.on_parts, checked(parts, len(batch.entries)), credit.release)
-        close = getattr(steps, "close", None)
-        if close is not None:
-            close()
+            parts, _ = settled(step, len(batch.entries))
+            self._loop.call_soon_threadsafe(batch.on_parts, parts, credit.release)

@@ -82,8 +82,7 @@ def opened():
 
     yield make
     for runner in runners:
-        if hasattr(runner._loops, "runner"):
-            runner._loops.runner.close()
+        runner._coroutines.close()
 
 
 def request(body, params=JSON):
@@ -284,6 +283,6 @@ def test_postprocess_of_a_stream_may_be_async(opened):
 def test_close_closes_the_loop_of_coroutines(opened):
     runner = opened(PickyAsync)
     run(runner, "a")
-    loop = runner._loops.runner.get_loop()
+    loop = runner._coroutines._runner().get_loop()
     runner.close()
     assert loop.is_closed()

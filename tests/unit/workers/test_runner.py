@@ -8,9 +8,10 @@ import pytest
 
 from forebay.errors import BadOutcome, ConfigError, NotFound, RunnerFailed, revive
 from forebay.types.call import After, Failure
+from forebay.types.failures import failure_of
 from forebay.workers.cancel import is_cancelled, probe
-from forebay.workers.pool import checked, do_after, failure_of, split_after
 from forebay.workers.runner import RunnerSpec
+from forebay.workers.user_code import checked, do_after, settled
 
 
 def test_a_runner_is_built_by_name_with_its_arguments():
@@ -55,7 +56,7 @@ def test_the_number_of_outcomes_is_checked(outcomes, count):
 
 def test_work_after_the_answer_is_separated_and_done():
     done = []
-    outcomes, work = split_after([1, After("two", lambda: done.append(2)), Failure(NotFound("x"))])
+    outcomes, work = settled([1, After("two", lambda: done.append(2)), Failure(NotFound("x"))], 3)
     assert outcomes[:2] == [1, "two"]
     do_after([lambda: 1 / 0, *work])
     assert done == [2]

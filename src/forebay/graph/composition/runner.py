@@ -13,7 +13,8 @@ from forebay.graph.values import Outputs, inputs_of
 from forebay.serving.models.batch_runner import BatchRunner, Samples
 from forebay.serving.models.model import Model, load_module, settings_of
 from forebay.types.call import Failure
-from forebay.workers.pool import failure_of
+from forebay.types.failures import failure_of
+from forebay.workers.user_code import attempt
 
 if TYPE_CHECKING:
     from forebay.types.call import Item, Outcome
@@ -83,10 +84,9 @@ class NodeRunner(BatchRunner):
         owners: list[int] = []
         failures: dict[int, Failure] = {}
         for owner, item in enumerate(items):
-            try:
-                inputs = inputs_of(item)
-            except Exception as error:  # noqa: BLE001 - a class of the user's is loaded
-                failures[owner] = failure_of(error)
+            inputs = attempt(inputs_of, item)
+            if type(inputs) is Failure:
+                failures[owner] = inputs
                 continue
             rows = cast("list[Mapping[str, Any]]", inputs) if isinstance(inputs, list) else [inputs]
             samples += map(self._sample, rows)

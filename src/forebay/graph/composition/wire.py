@@ -21,8 +21,9 @@ from forebay.graph.values import loaded
 from forebay.serving.models.reading import refusal
 from forebay.serving.models.schema import WireType
 from forebay.types.call import Failure, Media
+from forebay.types.failures import words_of
 from forebay.workers.objects import Packed
-from forebay.workers.pool import failure_of
+from forebay.workers.user_code import attempt, caught
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -86,9 +87,8 @@ class Wire:
         Raises:
             InvalidRequest: If the body cannot be read; ValidationError if it has the wrong type.
         """
-        try:
-            body = self._decode[item.params["in"]](item.body)
-        except Exception as error:  # noqa: BLE001 - msgspec, pydantic or a hook of the user's
+        body, error = caught(self._decode[item.params["in"]], item.body)
+        if error is not None:
             raise refusal(error, item.body) from None
         values = {name: _in_query(name, port, item.params) for name, port in self._in_query.items()}
         if self._only is not None:
@@ -104,11 +104,11 @@ class Wire:
         value = self._graph.value_of(loaded(results))
         if type(value) is Media:
             return value
-        try:
-            return self._encode[item.params["out"]](value)
-        except Exception as error:
-            msg = f"a result of '{self._name}' cannot be encoded: {error}"
-            raise BadOutcome(msg) from error
+        written, error = caught(self._encode[item.params["out"]], value)
+        if error is None:
+            return written
+        msg = f"a result of '{self._name}' cannot be encoded: {words_of(error)}"
+        raise BadOutcome(msg) from error
 
 
 class WirePool:
@@ -135,11 +135,6 @@ class WirePool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
 
-    @property
-    def blocks(self) -> bool:
-        """Nothing is answered before `submit` returns."""
-        return False
-
     def watch(self, on_idle: Callable[[], None]) -> None:
         """Call this on the loop whenever a slot became idle by itself."""
         self._on_idle = on_idle
@@ -160,12 +155,12 @@ class WirePool:
         self._inside[batch] = done
         request: Request = batch.entries[0]
         if self._wire.given.raw or len(request.body) < LARGE_BYTES:
-            try:
-                request.body = self._wire.read(request)
-            except Exception as error:  # noqa: BLE001 - decoding runs hooks of the user's
+            body = attempt(self._wire.read, request)
+            if type(body) is Failure:
                 # `done` would come back here with the next request before this one has returned.
-                asyncio.get_running_loop().call_soon(self._end, batch, failure_of(error))
+                asyncio.get_running_loop().call_soon(self._end, batch, body)
                 return
+            request.body = body
             self.graph.submit(batch, self._left)
         else:
             self._spawn(self._enter(batch, request))
@@ -196,11 +191,11 @@ class WirePool:
     async def _enter(self, batch: Batch, request: Request) -> None:
         """Decode a large body, then let its request into the graph."""
         loop = asyncio.get_running_loop()
-        try:
-            request.body = await loop.run_in_executor(self._threads, self._wire.read, request)
-        except Exception as error:  # noqa: BLE001 - decoding runs hooks of the user's
-            self._end(batch, failure_of(error))
+        body = await loop.run_in_executor(self._threads, attempt, self._wire.read, request)
+        if type(body) is Failure:
+            self._end(batch, body)
             return
+        request.body = body
         if batch.cancelled:
             self._end(batch, Failure(Cancelled("the client went away")))
         elif batch in self._inside:
@@ -222,10 +217,7 @@ class WirePool:
         self._end(batch, await loop.run_in_executor(self._threads, self._written, batch, results))
 
     def _written(self, batch: Batch, results: Mapping[str, Any]) -> Outcome:
-        try:
-            return self._wire.write(batch.entries[0], results)
-        except Exception as error:  # noqa: BLE001 - results are the user's
-            return failure_of(error)
+        return attempt(self._wire.write, batch.entries[0], results)
 
     def _end(self, batch: Batch, outcome: Outcome) -> None:
         done = self._inside.pop(batch, None)

@@ -8,10 +8,7 @@ fails is looked at sample by sample.
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import inspect
-import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +16,13 @@ from forebay.errors import BadOutcome
 from forebay.serving.models import isolation
 from forebay.serving.models.padding import Padded, require_numpy
 from forebay.types.call import Failure
+from forebay.types.failures import failure_in, failure_of
+from forebay.workers.coroutines import Coroutines
 from forebay.workers.phases import lap
-from forebay.workers.pool import failure_of
+from forebay.workers.user_code import aclose, attempt, attempt_async, close, one_each
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from forebay.serving.models.model import Model, ModelSettings
     from forebay.types.call import Item, Outcome
@@ -50,12 +49,14 @@ class BatchRunner(ABC):
         self._pad = settings.pad
         self._isolates = settings.isolate_errors or isolate_errors
         self._in_parts = self._pad is not None or self._isolates
-        self._loops = threading.local()
-        self._all_loops: list[asyncio.Runner] = []
+        self._coroutines = Coroutines()
         hooks = (getattr(model_class, name, None) for name in ("preprocess", "postprocess"))
         if settings.is_async or any(inspect.iscoroutinefunction(hook) for hook in hooks):
             self.run_async = self._run_async
             self.run = self._run_blocking
+        if any(inspect.iscoroutinefunction(getattr(model_class, name, None)) for name in ("load", "unload")):
+            self.open_async = self._open_async
+            self.close_async = self._close_async
 
     @abstractmethod
     def _decoded(self, items: Sequence[Item]) -> Samples:
@@ -71,24 +72,48 @@ class BatchRunner(ABC):
 
     def open(self, ctx: WorkerContext) -> None:
         """Make the model and load it."""
-        if self._pad is not None:
-            require_numpy(f"{self._class.__qualname__}.pad")
-        model = self._model = self._class()
-        loaded = model.load()
-        if inspect.iscoroutine(loaded):
-            asyncio.run(loaded)
-        self._predict = model.predict
-        self._preprocess = getattr(model, "preprocess", None)
-        self._postprocess = getattr(model, "postprocess", None)
+        loaded = self._load()
+        if inspect.isawaitable(loaded):
+            self._coroutines.run(loaded)
+        self._loaded()
 
     def close(self) -> None:
         """Drop the model, calling its `unload` if it has one."""
-        unload = getattr(self._model, "unload", None)
-        if unload is not None:
-            unload()
-        for loop in self._all_loops:
-            loop.close()
+        try:
+            unloaded = self._unload()
+            if inspect.isawaitable(unloaded):
+                self._coroutines.run(unloaded)
+        finally:
+            self._coroutines.close()
+            self._model = None
+
+    async def _open_async(self, ctx: WorkerContext) -> None:
+        """Do the same on a loop that runs already."""
+        loaded = self._load()
+        if inspect.isawaitable(loaded):
+            await loaded
+        self._loaded()
+
+    async def _close_async(self) -> None:
+        unloaded = self._unload()
+        if inspect.isawaitable(unloaded):
+            await unloaded
         self._model = None
+
+    def _load(self) -> Any:
+        if self._pad is not None:
+            require_numpy(f"{self._class.__qualname__}.pad")
+        self._model = self._class()
+        return self._model.load()
+
+    def _loaded(self) -> None:
+        self._predict = self._model.predict
+        self._preprocess = getattr(self._model, "preprocess", None)
+        self._postprocess = getattr(self._model, "postprocess", None)
+
+    def _unload(self) -> Any:
+        unload = getattr(self._model, "unload", None)
+        return None if unload is None else unload()
 
     def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]]:
         """Run a batch; see `Runner.run`."""
@@ -141,15 +166,8 @@ class BatchRunner(ABC):
 
     def _run_blocking(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]]:
         """Run coroutines in a thread or process of our own, on a loop that this thread keeps."""
-        loop: asyncio.Runner | None = getattr(self._loops, "runner", None)
-        if loop is None:
-            loop = self._loops.runner = asyncio.Runner()
-            self._all_loops.append(loop)
-        context = contextvars.copy_context()  # a loop of its own would not know whether this batch is called off
-        result = loop.run(self._run_async(items), context=context)
-        if hasattr(result, "__anext__"):
-            return _blocking(loop, context, result)  # pyright: ignore[reportArgumentType]
-        return result  # pyright: ignore[reportReturnType]
+        result = self._coroutines.run(self._run_async(items))
+        return self._coroutines.steps(result) if hasattr(result, "__anext__") else result  # pyright: ignore[reportArgumentType, reportReturnType]
 
     def _plan(self, batch: Samples) -> isolation.Plan:
         """Measure the samples if they are padded, and say which of them run together."""
@@ -171,28 +189,31 @@ class BatchRunner(ABC):
         return samples if self._pad is None else self._pad.together(samples)
 
     def _unpadded(self, given: list[Any], results: Any) -> Sequence[Any]:
-        results = _one_each(results, len(given))
+        results = one_each(results, len(given))
         return self._pad.undo(given, results) if self._pad is not None and isinstance(given, Padded) else results
 
     def _stream(self, batch: Samples, steps: Iterator[Any]) -> Iterator[Sequence[Any]]:
-        yield from batch.refused()
-        if batch.samples:
-            for step in steps:
-                self._check_step(batch, step)
-                parts = [None if part is None else self._finished(part) for part in step]
-                yield self._parts(batch, parts)
+        try:
+            yield from batch.refused()
+            if batch.samples:
+                for step in steps:
+                    self._check_step(batch, step)
+                    yield self._parts(batch, [None if part is None else self._finished(part) for part in step])
+        finally:
+            close(steps)
 
     async def _stream_async(self, batch: Samples, steps: AsyncIterator[Any]) -> AsyncIterator[Sequence[Any]]:
-        for refused in batch.refused():
-            yield refused
-        if batch.samples:
-            async for step in steps:
-                self._check_step(batch, step)
-                parts = [None if part is None else self._finished(part) for part in step]
-                for index, part in enumerate(parts):
-                    if inspect.isawaitable(part):
-                        parts[index] = await _caught(part)
-                yield self._parts(batch, parts)
+        try:
+            for refused in batch.refused():
+                yield refused
+            if batch.samples:
+                async for step in steps:
+                    self._check_step(batch, step)
+                    yield self._parts(
+                        batch, [None if part is None else await self._finished_async(part) for part in step]
+                    )
+        finally:
+            await aclose(steps)
 
     def _check_step(self, batch: Samples, step: Any) -> None:
         count = len(step) if type(step) in {list, tuple} else -1
@@ -206,14 +227,16 @@ class BatchRunner(ABC):
 
     def _finished(self, part: Any) -> Any:
         """Return a part after `postprocess`, or the failure it ends in."""
-        if isinstance(part, Exception):
-            return failure_of(part)
-        if type(part) is Failure or self._postprocess is None:
-            return part
-        try:
-            return self._postprocess(part)
-        except Exception as error:  # noqa: BLE001 - the boundary to user code
-            return failure_of(error)
+        failed = _failed(part)
+        if failed is not None or self._postprocess is None:
+            return failed or part
+        return attempt(self._postprocess, part)
+
+    async def _finished_async(self, part: Any) -> Any:
+        failed = _failed(part)
+        if failed is not None or self._postprocess is None:
+            return failed or part
+        return await attempt_async(self._postprocess, part)
 
 
 class Samples:
@@ -229,26 +252,11 @@ class Samples:
 
     def each(self, step: Callable[[Any], Any]) -> None:
         """Replace each sample by what `step` makes of it; what raises fails its own item."""
-        made: list[Any] = []
-        for owner, sample in zip(self.owners, self.samples, strict=True):
-            try:
-                made.append(step(sample))
-            except Exception as error:  # noqa: BLE001 - the boundary to user code
-                made.append(None)
-                self.failures[owner] = failure_of(error)
-        self._settle(made)
+        self._settle([attempt(step, sample) for sample in self.samples])
 
     async def each_async(self, step: Callable[[Any], Any]) -> None:
         """Do the same with a step that may be a coroutine function."""
-        made: list[Any] = []
-        for owner, sample in zip(self.owners, self.samples, strict=True):
-            try:
-                result = step(sample)
-                made.append(await result if inspect.isawaitable(result) else result)
-            except Exception as error:  # noqa: BLE001 - the boundary to user code
-                made.append(None)
-                self.failures[owner] = failure_of(error)
-        self._settle(made)
+        self._settle([await attempt_async(step, sample) for sample in self.samples])
 
     def take_results(self, results: Any) -> None:
         """Check that there is one result for each sample and set aside those that are errors.
@@ -256,13 +264,7 @@ class Samples:
         Raises:
             BadOutcome: Naming both numbers.
         """
-        self.samples = list(_one_each(results, len(self.samples)))
-        if not any(issubclass(kind, Exception | Failure) for kind in set(map(type, self.samples))):
-            return
-        for owner, result in zip(self.owners, self.samples, strict=True):
-            if isinstance(result, Exception | Failure):
-                self.failures[owner] = result if isinstance(result, Failure) else failure_of(result)
-        self._settle(self.samples)
+        self._settle(list(one_each(results, len(self.samples))))
 
     def refused(self) -> Iterator[Sequence[Any]]:
         """Yield one step that fails the items whose bodies could not be read, if there are any."""
@@ -270,7 +272,12 @@ class Samples:
             yield [self.failures.get(owner) for owner in range(len(self.items))]
 
     def _settle(self, samples: list[Any]) -> None:
-        """Go on with these samples, leaving out what belongs to failed items."""
+        """Go on with these samples; an error among them fails its item, and nothing of a failed item goes on."""
+        if any(issubclass(kind, BaseException | Failure) for kind in set(map(type, samples))):
+            for owner, sample in zip(self.owners, samples, strict=True):
+                failed = _failed(sample)
+                if failed is not None:
+                    self.failures[owner] = failed
         if not self.failures:
             self.samples = samples
             return
@@ -279,39 +286,11 @@ class Samples:
         self.samples = [sample for _, sample in pairs]
 
 
-def _one_each(results: Any, count: int) -> Sequence[Any]:
-    """Return what predict returned if it is one result for each sample.
-
-    Raises:
-        BadOutcome: Naming both numbers otherwise.
-    """
-    if type(results) in {str, bytes, dict} or not hasattr(results, "__getitem__"):
-        found = type(results).__name__
-        msg = f"predict returned a {found}; a list with one result for each of {count} samples is needed"
-        raise BadOutcome(msg)
-    if len(results) != count:
-        msg = f"predict returned {len(results)} results for {count} samples"
-        raise BadOutcome(msg)
-    return results
-
-
-async def _caught(part: Awaitable[Any]) -> Any:
-    try:
-        return await part
-    except Exception as error:  # noqa: BLE001 - the boundary to user code
-        return failure_of(error)
-
-
-def _blocking(loop: asyncio.Runner, context: contextvars.Context, steps: AsyncIterator[Any]) -> Iterator[Any]:
-    async def step() -> Any:
-        return await anext(steps)
-
-    while True:
-        try:
-            part = loop.run(step(), context=context)
-        except StopAsyncIteration:
-            return
-        yield part
+def _failed(result: Any) -> Failure | None:
+    """Return the failure that a result is: an exception, or a `Failure` of the user's."""
+    if type(result) is Failure:
+        return failure_in(result)
+    return failure_of(result) if isinstance(result, BaseException) else None
 
 
 def _not_open(_samples: list[Any]) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from forebay.errors import Cancelled, CapacityError
 from forebay.types.call import Failure
 from forebay.workers.cancel import is_cancelled
-from forebay.workers.pool import failure_of
+from forebay.workers.user_code import attempt, attempt_async
 
 Plan: TypeAlias = Generator[list[Any], Sequence[Any] | Failure, list[Any]]
 """Yields samples that run together, is sent their results or the failure of all of them, returns a result for each."""
@@ -58,11 +58,7 @@ def run(runs: Plan, predict: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
     try:
         samples = next(runs)
         while True:
-            try:
-                outcome = predict(samples)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
-                outcome = failure_of(error)
-            samples = runs.send(outcome)
+            samples = runs.send(attempt(predict, samples))
     except StopIteration as end:
         return end.value
 
@@ -72,10 +68,6 @@ async def run_async(runs: Plan, predict: Callable[[list[Any]], Awaitable[Sequenc
     try:
         samples = next(runs)
         while True:
-            try:
-                outcome = await predict(samples)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
-                outcome = failure_of(error)
-            samples = runs.send(outcome)
+            samples = runs.send(await attempt_async(predict, samples))
     except StopIteration as end:
         return end.value

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ForebayError, RunnerFailed
 from forebay.serving.models.reading import refusal
-from forebay.workers.pool import failure_of
+from forebay.types.call import Failure
+from forebay.workers.user_code import attempt, caught, user_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -50,9 +51,8 @@ class SampleKeys:
         return [self._read(decode, row, number) for number, row in enumerate(item.body)]
 
     def _read(self, decode: Callable[[Any], Any], row: Any, number: int | None) -> Hashable:
-        try:
-            sample = decode(row)
-        except Exception as error:  # noqa: BLE001 - msgspec, pydantic or a hook of the user's
+        sample, error = caught(decode, row)
+        if error is not None:
             raise refusal(error, row, number) from None
         try:
             return key_of_sample(self._key_of, self._name, sample)
@@ -71,13 +71,9 @@ def key_of_sample(key_of: Callable[..., Hashable], name: str, *inputs: Any) -> H
     Raises:
         ForebayError: What it raised; RunnerFailed if it returned what cannot be a key.
     """
-    try:
+    with user_code():
         key = key_of(*inputs)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
-        raise failure_of(error).error from None
-    try:
-        hash(key)
-    except Exception:  # noqa: BLE001 - the key's own method
+    if type(attempt(hash, key)) is Failure:
         found = type(key).__name__
         msg = f"{name} returned a {found}, which cannot be hashed; return a number, a string or a tuple"
         raise RunnerFailed(msg) from None

@@ -16,10 +16,11 @@ from forebay.serving.models.model import load_module, models_in, settings_of
 from forebay.serving.models.reading import refusal
 from forebay.serving.models.schema import io_types
 from forebay.types.call import Failure
-from forebay.workers.pool import failure_of
+from forebay.types.failures import failure_of, text_of, trace_of
+from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from forebay.serving.models.model import Model
     from forebay.types.call import Item, Outcome
@@ -49,14 +50,9 @@ class ModelRunner(BatchRunner):
 
     def _decoded(self, items: Sequence[Item]) -> Samples:
         if not self._batchable:
-            try:
-                params = _common_params(items)
-                if params is not None:
-                    decode = self._decode[params["in"]]
-                    return Samples(items, [decode(item.body) for item in items], None, {})
-                return Samples(items, [self._decode[item.params["in"]](item.body) for item in items], None, {})
-            except Exception:  # noqa: BLE001, S110 - which one it was is found below
-                pass
+            decoded, error = caught(self._decoded_at_once, items)
+            if error is None:
+                return Samples(items, decoded, None, {})
         samples: list[Any] = []
         owners: list[int] = []
         failures: dict[int, Failure] = {}
@@ -65,34 +61,39 @@ class ModelRunner(BatchRunner):
             decode = self._decode[item.params["in"]]
             found: list[Any] = []
             for number, row in enumerate(rows):
-                try:
-                    found.append(decode(row))
-                except Exception as error:  # noqa: BLE001 - msgspec, pydantic or a hook of the user's
-                    failures[owner] = Failure(refusal(error, row, number if self._batchable else None))
+                sample, error = caught(decode, row)
+                if error is not None:
+                    failures[owner] = failure_of(refusal(error, row, number if self._batchable else None))
                     break
+                found.append(sample)
             else:
                 samples += found
                 owners += [owner] * len(found)
         return Samples(items, samples, owners, failures)
 
+    def _decoded_at_once(self, items: Sequence[Item]) -> list[Any]:
+        params = _common_params(items)
+        if params is not None:
+            decode = self._decode[params["in"]]
+            return [decode(item.body) for item in items]
+        return [self._decode[item.params["in"]](item.body) for item in items]
+
     def _encoded(self, batch: Samples) -> Sequence[Outcome]:
         items = batch.items
-        if not batch.failures and not self._batchable:
-            try:
-                params = _common_params(items)
-                if params is not None:
-                    encode = self._encode[params["out"]]
-                    return [encode(result) for result in batch.samples]
-            except Exception:  # noqa: BLE001, S110 - which one it was is found below
-                pass
+        params = None if batch.failures or self._batchable else _common_params(items)
+        if params is not None:
+            encoded, error = caught(_each, self._encode[params["out"]], batch.samples)
+            if error is None:
+                return encoded
         outcomes: list[Any] = [[] for _ in items]
         for owner, result in zip(batch.owners, batch.samples, strict=True):
             if owner in batch.failures:
                 continue
-            try:
-                outcomes[owner].append(self._encode[items[owner].params["out"]](result))
-            except Exception as error:  # noqa: BLE001 - the result holds something that cannot be sent
-                batch.failures[owner] = failure_of(_unsendable(error, self._class))
+            written = self._written(result, items[owner].params["out"])
+            if type(written) is Failure:
+                batch.failures[owner] = written
+            else:
+                outcomes[owner].append(written)
         for owner, failure in batch.failures.items():
             outcomes[owner] = failure
         if self._batchable:
@@ -101,17 +102,23 @@ class ModelRunner(BatchRunner):
 
     def _parts(self, batch: Samples, given: list[Any]) -> Sequence[Any]:
         """Encode the parts of one step; one that cannot be encoded fails its own sample."""
-        encode = self._encode["json"]
         parts: list[Any] = [None] * len(batch.items)
         for owner, part in zip(batch.owners, given, strict=True):
-            if part is None or type(part) is Failure:
-                parts[owner] = part
-                continue
-            try:
-                parts[owner] = encode(part)
-            except Exception as error:  # noqa: BLE001 - the part holds something that cannot be sent
-                parts[owner] = failure_of(_unsendable(error, self._class))
+            is_done = part is None or type(part) is Failure
+            parts[owner] = part if is_done else self._written(part, "json")
         return parts
+
+    def _written(self, result: Any, format: str) -> bytes | Failure:
+        """Return the bytes of a result, or why it cannot be sent."""
+        written, error = caught(self._encode[format], result)
+        if error is None:
+            return written
+        msg = f"a result of {self._class.__name__} cannot be encoded: {text_of(error)}"
+        return failure_of(BadOutcome(msg, trace=trace_of(error)))
+
+
+def _each(step: Callable[[Any], Any], samples: Sequence[Any]) -> list[Any]:
+    return [step(sample) for sample in samples]
 
 
 def _common_params(items: Sequence[Item]) -> Mapping[str, Any] | None:
@@ -121,7 +128,3 @@ def _common_params(items: Sequence[Item]) -> Mapping[str, Any] | None:
         if item.params is not first:
             return None
     return first
-
-
-def _unsendable(error: Exception, model: type) -> BadOutcome:
-    return BadOutcome(f"a result of {model.__name__} cannot be encoded: {error}")

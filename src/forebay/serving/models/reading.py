@@ -7,10 +7,10 @@ from typing import Any, cast
 
 from forebay.errors import ForebayError, InvalidRequest, ValidationError
 from forebay.serving.models.schema import explain
-from forebay.workers.pool import failure_of
+from forebay.types.failures import failure_of
 
 
-def refusal(error: Exception, body: Any, number: int | None = None) -> ForebayError:
+def refusal(error: BaseException, body: Any, number: int | None = None) -> ForebayError:
     """Turn what was raised while one sample was read into the error of its request.
 
     Args:

@@ -198,7 +198,7 @@ class Explanation(NamedTuple):
     position: int | None
 
 
-def explain(error: Exception, body: Buffer | None = None) -> Explanation:
+def explain(error: BaseException, body: Buffer | None = None) -> Explanation:
     """Turn what a decoder raised into words.
 
     `malformed`: not JSON or msgpack at all, or nested too deeply. `invalid`: readable, of the wrong type. `internal`:

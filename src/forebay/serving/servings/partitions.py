@@ -29,7 +29,9 @@ from forebay.arrays.trees import copy_rows
 from forebay.errors import BadOutcome, BatchMismatch, InternalError, ServingCrashed, ServingNotFound, ServingStopped
 from forebay.observe.serving_metrics import KeyMetrics
 from forebay.serving.servings.dispatch import Dispatch
+from forebay.types.failures import text_of
 from forebay.workers.cancel import probe
+from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -273,13 +275,12 @@ class Partitions:
         probe.set(lambda: not work.wanted())
         started = time.perf_counter()
         error: ForebayError | None = None
-        executed: Executed | None = None
-        try:
-            executed = runner.run(batch, self._sink(work) if self._has_hooks else None)
-        except BadOutcome as wrong:
-            error = wrong
-        except BaseException as raised:  # noqa: BLE001 - the boundary to user code; SystemExit must not end the thread
-            error = ServingCrashed(f"the serving {self._name!r} crashed: {type(raised).__name__}: {raised}")
+        executed: Executed | None
+        executed, raised = caught(runner.run, batch, self._sink(work) if self._has_hooks else None)
+        if isinstance(raised, BadOutcome):
+            error = raised
+        elif raised is not None:
+            error = ServingCrashed(f"the serving {self._name!r} crashed: {text_of(raised)}")
             error.__cause__ = raised
         seconds = time.perf_counter() - started
         probe.set(None)  # or the rows would stay in memory until the next batch

@@ -24,7 +24,7 @@ from forebay.serving.servings import client
 from forebay.serving.servings.dispatch import Call, Dispatch
 from forebay.serving.servings.settings import options_of, partitions_of
 from forebay.types.call import Failure
-from forebay.workers.pool import failure_of
+from forebay.workers.user_code import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -78,7 +78,7 @@ class RequestRunner:
         while (work := dispatch.take(1.0)) is not None:
             self._execute(dispatch, work)
         return [
-            one if isinstance(one, Failure) else self._answer(item, *one)
+            one if isinstance(one, Failure) else attempt(self._answer, item, *one)
             for item, one in zip(items, asked, strict=True)
         ]
 
@@ -88,11 +88,11 @@ class RequestRunner:
 
     def _ask(self, dispatch: Dispatch, item: Item) -> tuple[list[Call], Any] | Failure:
         """Prepare one request and hand in its batches."""
-        try:
-            batches, info = self._prepared(item)
-            calls = [Call(batch, None) for batch in batches]
-        except Exception as error:  # noqa: BLE001 - the boundary to user code
-            return failure_of(error)
+        prepared = attempt(self._prepared, item)
+        if type(prepared) is Failure:
+            return prepared
+        batches, info = prepared
+        calls = [Call(batch, None) for batch in batches]
         for call in calls:
             dispatch.offer(call, 0.5)
         return calls, info
@@ -120,31 +120,30 @@ class RequestRunner:
         return batches, info
 
     def _execute(self, dispatch: Dispatch, work: Work) -> None:
-        assert self._execution is not None
+        execution = self._execution
+        assert execution is not None
         try:
             batch = work.batch()
         except BatchMismatch:
             for alike in work.alike():
                 self._execute(dispatch, alike)
             return
-        try:
-            dispatch.finish(work, self._execution.run(batch, self._partition).own())
-        except BadOutcome as error:
-            dispatch.fail(work, error)
-        except Exception as error:  # noqa: BLE001 - the boundary to user code
-            failed = failure_of(error).error
+        executed = attempt(lambda: execution.run(batch, self._partition).own())
+        if type(executed) is not Failure:
+            dispatch.finish(work, executed)
+        elif isinstance(executed.error, BadOutcome):
+            dispatch.fail(work, executed.error)
+        else:
+            failed = executed.error
             dispatch.fail(work, ServingCrashed(failed.message, trace=getattr(failed, "trace", "")))
 
-    def _answer(self, item: Item, calls: list[Call], info: Any) -> Outcome:
-        try:
-            results = [call.result() for call in calls]
-            executed = concatenate([output for output, _ in results]), results[-1][1]
-            answer = client.finish(self._settings, executed, info)
-            if self._settings.client_preprocessing is None and self._settings.client_postprocessing is None:
-                answer = map_leaves(lambda leaf: leaf[0], to_host(answer))
-            return _encode(answer, item.params["out"])
-        except Exception as error:  # noqa: BLE001 - the boundary to user code
-            return failure_of(error)
+    def _answer(self, item: Item, calls: list[Call], info: Any) -> bytes:
+        results = [call.result() for call in calls]
+        executed = concatenate([output for output, _ in results]), results[-1][1]
+        answer = client.finish(self._settings, executed, info)
+        if self._settings.client_preprocessing is None and self._settings.client_postprocessing is None:
+            answer = map_leaves(lambda leaf: leaf[0], to_host(answer))
+        return _encode(answer, item.params["out"])
 
     def _stream(self, items: Sequence[Item]) -> Iterator[Sequence[Any]]:
         """Yield the events of one request; streams do not share batches, for each is consumed at its own pace."""

@@ -14,6 +14,8 @@ from forebay.serving.servings import client
 from forebay.serving.servings.execution import Execution
 from forebay.serving.servings.module import Jitted, module_of, name_of
 from forebay.serving.servings.settings import Settings, check_options
+from forebay.types.failures import text_of
+from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -222,15 +224,17 @@ class Serving(Generic[In, Out]):
             ModelError: The module's `init` failed.
         """
         settings = self.settings
-        try:
-            return Execution(
+        execution, error = caught(
+            lambda: Execution(
                 settings.module, kind, settings.arg, partitions, hooks=settings.streaming or (), pad_to=pad_to
             )
-        except ForebayError:
-            raise
-        except Exception as error:
-            msg = f"{name_of(settings.module)} could not be initialised: {type(error).__name__}: {error}"
-            raise ModelError(msg) from error
+        )
+        if error is None:
+            return execution
+        if isinstance(error, ForebayError):
+            raise error
+        msg = f"{name_of(settings.module)} could not be initialised: {text_of(error)}"
+        raise ModelError(msg) from error
 
     def _joined(self, batches: Iterator[Batch]) -> tuple[Any, Any]:
         outputs: list[Any] = []

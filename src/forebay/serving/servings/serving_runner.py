@@ -18,6 +18,7 @@ from forebay.serving.models.model import load_module
 from forebay.serving.servings.packing import pack, unpack
 from forebay.serving.servings.serving import Serving
 from forebay.serving.servings.settings import options_of, partitions_of
+from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -76,12 +77,10 @@ def _while_running(run: Callable[[Sink], Executed], rows: int) -> Iterator[bytea
     events: Queue[Any] = Queue(MAX_EVENTS)
 
     def work() -> None:
-        try:
-            executed = run(lambda name, value: events.put(pack(value, ["hook", name])))
-            events.put(_packed(executed, rows))
-            events.put(None)
-        except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
-            events.put(error)
+        packed, error = caught(lambda: _packed(run(lambda name, value: events.put(pack(value, ["hook", name]))), rows))
+        if error is None:
+            events.put(packed)
+        events.put(error)  # raised again by the thread that waits
 
     threading.Thread(target=work, daemon=True).start()
     while (event := events.get()) is not None:

@@ -26,10 +26,12 @@ from forebay.surfaces.native.config import Entry, Plan, find_config, read_config
 from forebay.surfaces.native.describe import describe_in
 from forebay.surfaces.native.graphs import GraphTarget, compositions_of, drawable, serve_composition, unserved
 from forebay.surfaces.native.servings import serve_serving, serving_in
+from forebay.types.failures import text_of
 from forebay.workers.inline import InlinePool
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
 from forebay.workers.threads import ThreadPool
+from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -238,20 +240,19 @@ def import_file(path: Path) -> ModuleType:
     Raises:
         ConfigError: With the place, whatever goes wrong.
     """
-    try:
-        return load_module(path)
-    except ForebayError as error:
+    module, error = caught(load_module, path)
+    if error is None:
+        return module
+    if isinstance(error, ForebayError):
         line = _line(error, path)
         raise ConfigError(f"{path}{line}: {error.message}") if line else error from None
-    except SyntaxError as error:
+    if isinstance(error, SyntaxError):
         msg = f"{path}:{error.lineno}: {error.msg}"
-        raise ConfigError(msg) from error
-    except ModuleNotFoundError as error:
+    elif isinstance(error, ModuleNotFoundError):
         msg = f"{path}{_line(error, path)} imports '{error.name}', which is not installed here"
-        raise ConfigError(msg) from error
-    except BaseException as error:
-        msg = f"{path}{_line(error, path)} cannot be imported: {type(error).__name__}: {error}"
-        raise ConfigError(msg) from error
+    else:
+        msg = f"{path}{_line(error, path)} cannot be imported: {text_of(error)}"
+    raise ConfigError(msg) from error
 
 
 def _line(error: BaseException, path: Path) -> str:

@@ -22,6 +22,7 @@ from starlette.responses import Response
 
 from forebay.errors import RunnerFailed
 from forebay.types.call import After, Failure
+from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -169,9 +170,8 @@ def steps(
         row: list[Any] = [None] * count
         ended: list[int] = []
         for index, stream in streams.items():
-            try:
-                row[index] = next(stream, None)
-            except BaseException as error:  # noqa: BLE001 - what a response raises ends that response only
+            row[index], error = caught(next, stream, None)
+            if error is not None:  # what a response raises ends that response only
                 report(error)
                 row[index] = Failure(RunnerFailed("a streamed response failed"))
             if row[index] is None or type(row[index]) is Failure:

@@ -29,6 +29,8 @@ from forebay.surfaces.nucleus.coroutines import Coroutines
 from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.payload import BadPayload, parse
 from forebay.types.call import After
+from forebay.types.failures import text_of, trace_of, words_of
+from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -110,19 +112,13 @@ class NucleusRunner:
         from forebay.surfaces.nucleus import shim
 
         shim.install()
-        try:
-            cls = _handler_class(self._path, self._requirements)
-            plans = verbs_of(cls, batched=self._batched)
-            handler = self._construct(cls)
-        except BaseException as error:
+        _, error = caught(self._make)
+        if error is not None:
             logger.error("failed to start api", exc_info=error)
             if isinstance(error, ModelError):
-                raise
-            trace = "".join(traceback.format_exception(error))
-            msg = f"failed to start api: {self._path}: {type(error).__name__}: {error}"
-            raise ModelError(msg, trace=trace) from error
-        for name, plan in plans.items():
-            self._verbs[name] = Verb(getattr(handler, f"handle_{name}"), plan, "payload" in plan.wanted)
+                raise error
+            msg = f"failed to start api: {self._path}: {text_of(error)}"
+            raise ModelError(msg, trace=trace_of(error)) from error
 
     def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Any:
         """Answer requests; batches are posts only."""
@@ -142,6 +138,13 @@ class NucleusRunner:
         """Close what this thread holds; the handler itself has no way to be closed."""
         self._coroutines.close()
 
+    def _make(self) -> None:
+        cls = _handler_class(self._path, self._requirements)
+        plans = verbs_of(cls, batched=self._batched)
+        handler = self._construct(cls)
+        for name, plan in plans.items():
+            self._verbs[name] = Verb(getattr(handler, f"handle_{name}"), plan, "payload" in plan.wanted)
+
     def _construct(self, cls: type) -> Any:
         plan = constructor_arguments(cls)
         values: dict[str, Any] = {
@@ -158,13 +161,13 @@ class NucleusRunner:
             values = self._values(verb, item)
         except BadPayload as error:
             return answers.refusal(error)
-        try:
-            return self._outcome(self._call(verb, values), item)
-        except HTTPException as error:
+        outcome, error = caught(lambda: self._outcome(self._call(verb, values), item))
+        if error is None:
+            return outcome
+        if isinstance(error, HTTPException):
             return _http_error(error)
-        except BaseException as error:  # noqa: BLE001 - the boundary to user code
-            _report(error)
-            return answers.text(500, INTERNAL_ERROR)
+        _report(error)
+        return answers.text(500, INTERNAL_ERROR)
 
     def _answer_batch(self, items: Sequence[Item]) -> list[Outcome]:
         verb = self._verbs["post"]
@@ -190,13 +193,12 @@ class NucleusRunner:
 
     def _call_batch(self, verb: Verb, values: Mapping[str, Any], count: int) -> Sequence[Any]:
         """Call `handle_post` with lists; returns a result for each request, or the same refusal for all of them."""
-        try:
-            results = self._call(verb, values)
-        except HTTPException as error:
+        results, error = caught(self._call, verb, values)
+        if isinstance(error, HTTPException):
             return [_Refused(_http_error(error))] * count
-        except BaseException as error:  # noqa: BLE001 - the boundary to user code
+        if error is not None:
             _report(error)
-            return [_Refused(answers.text(500, str(error)))] * count
+            return [_Refused(answers.text(500, words_of(error)))] * count
         if not isinstance(results, list):
             msg = f"please return a list when using server side batching, got {type(results)}"
         else:
@@ -213,11 +215,11 @@ class NucleusRunner:
 
     def _settled(self, result: Any, item: Item) -> Outcome:
         """Return the outcome of one element of a batch; what cannot be written fails alone."""
-        try:
-            return self._outcome(result, item)
-        except BaseException as error:  # noqa: BLE001 - a result of the user's may raise anything when it is written
-            _report(error)
-            return answers.text(500, INTERNAL_ERROR)
+        outcome, error = caught(self._outcome, result, item)
+        if error is None:
+            return outcome
+        _report(error)
+        return answers.text(500, INTERNAL_ERROR)
 
     def _values(self, verb: Verb, item: Item) -> dict[str, Any]:
         """Return what a verb may want of a request; the payload only if it does.
@@ -245,11 +247,10 @@ class NucleusRunner:
 
     def _do(self, work: Callable[[], Any], following: Callable[[], object] | None = None) -> None:
         """Do what follows an answer; what it raises is logged, for nobody waits for it."""
-        try:
-            result = work()
-            if inspect.isawaitable(result):
-                self._coroutines.run(result)
-        except BaseException as error:  # noqa: BLE001 - the boundary to user code
+        result, error = caught(work)
+        if inspect.isawaitable(result):
+            _, error = caught(self._coroutines.run, result)
+        if error is not None:
             logger.error("a callback failed after its request was answered", exc_info=error)
         if following is not None:
             following()
@@ -389,7 +390,7 @@ def _scope(item: Item) -> dict[str, Any]:
 
 def _http_error(error: HTTPException) -> Answer:
     try:
-        return answers.http_error(error)
+        return _http_error(error)
     except Exception as unwritable:  # noqa: BLE001 - its detail and headers are the user's and may be anything
         _report(unwritable)
         return answers.text(500, INTERNAL_ERROR)
@@ -400,4 +401,4 @@ def _unwrapped(outcome: Outcome) -> Any:
 
 
 def _report(error: BaseException) -> None:
-    logger.error("%s: %s", type(error).__name__, error, exc_info=error)
+    logger.error("%s", text_of(error), exc_info=error)

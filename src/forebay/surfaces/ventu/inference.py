@@ -7,6 +7,7 @@ No socket and no HTTP: the HTTP faces ask for one answer at a time, the socket w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from forebay.errors import BadOutcome
 from forebay.surfaces.ventu.media import Unreadable
 from forebay.surfaces.ventu.schema import Invalid
+from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -108,10 +110,9 @@ class Steps:
         ready = [value for value in found if type(value) is not Failed]
         if not ready:
             return found
-        try:
-            with times.labels(process="inference").time():
-                results = _checked(hooks.batch_inference(ready), len(ready))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
+        with times.labels(process="inference").time():
+            results, error = caught(lambda: _checked(hooks.batch_inference(ready), len(ready)))
+        if error is not None:
             failed = Failed(error)
             return [value if type(value) is Failed else failed for value in found]
         finished = iter(_each(hooks.postprocess, results, "postprocess", times))
@@ -133,11 +134,8 @@ class Inference:
         item = self._read(body)
         if isinstance(item, Outcome):
             return item
-        try:
-            result = self._steps.one(item)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
-            return Failed(error)
-        return self._written(result)
+        result, error = caught(self._steps.one, item)
+        return self._written(result) if error is None else Failed(error)
 
     def many(self, bodies: Sequence[bytes]) -> list[Outcome]:
         """Answer a batch with `batch_inference`, which sees only the requests that are valid."""
@@ -148,28 +146,29 @@ class Inference:
 
     def _read(self, body: bytes) -> Any:
         """Return the request's object, or the outcome that a wrong one has."""
-        try:
-            return self._request.parse(self.media.loads(body))
-        except Unreadable as error:
+        item, error = caught(lambda: self._request.parse(self.media.loads(body)))
+        if error is None:
+            return item
+        if isinstance(error, Unreadable):
             return Garbled(str(error))
-        except Invalid as error:
+        if isinstance(error, Invalid):
             self._invalid.inc()
             return Refused(error.errors)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a validator of the user's
-            return Failed(error)
+        return Failed(error)
 
     def _written(self, result: Any) -> Outcome:
         if type(result) is Failed:
             return result
-        try:
-            value = self.media.plain(result)
-            if not isinstance(result, self._response.model):
-                self._response.parse(value)
-            return Answered(self.media.dumps(value))
-        except Invalid as error:
-            return Unfit(error.errors)
-        except Exception as error:  # noqa: BLE001 - the user's result or validator may do anything
-            return Failed(error)
+        body, error = caught(self._body, result)
+        if error is None:
+            return Answered(body)
+        return Unfit(error.errors) if isinstance(error, Invalid) else Failed(error)
+
+    def _body(self, result: Any) -> bytes | str:
+        value = self.media.plain(result)
+        if not isinstance(result, self._response.model):
+            self._response.parse(value)
+        return self.media.dumps(value)
 
 
 def _each(step: Callable[[Any], Any], items: Sequence[Any], name: str, times: Summary) -> list[Any]:
@@ -177,10 +176,8 @@ def _each(step: Callable[[Any], Any], items: Sequence[Any], name: str, times: Su
     made: list[Any] = []
     with times.labels(process=name).time():
         for item in items:
-            try:
-                made.append(step(item))
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
-                made.append(Failed(error))
+            value, error = caught(step, item)
+            made.append(value if error is None else Failed(error))
     return made
 
 
@@ -190,7 +187,7 @@ def _checked(results: Any, count: int) -> list[Any]:
     Raises:
         BadOutcome: If there is not exactly one for each item.
     """
-    if isinstance(results, str | bytes | dict) or not hasattr(results, "__iter__"):
+    if isinstance(results, str | bytes | Mapping) or not hasattr(results, "__iter__"):
         found = type(cast("object", results)).__name__
         msg = f"batch_inference returned a {found}; a list with one result for each of {count} requests is needed"
         raise BadOutcome(msg)

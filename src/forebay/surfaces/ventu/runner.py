@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,8 @@ from forebay.serving.models.model import load_module
 from forebay.surfaces.ventu import shim
 from forebay.surfaces.ventu.inference import Failed
 from forebay.surfaces.ventu.pages import reply_to
-from forebay.workers.pool import failure_of
+from forebay.types.failures import failure_of, text_of, trace_of
+from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,19 +37,19 @@ def build(*, path: str, name: str | None) -> BatchRunner:
         ForebayError: If the file cannot be imported or there is no such object.
     """
     shim.install()
-    try:
-        return BatchRunner(find(load_module(Path(path)), name))
-    except ForebayError:
-        raise
-    except (Exception, SystemExit) as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing == "pydantic":
-            msg = f"{path} needs pydantic, which is not installed here; install it with: pip install forebay[pydantic]"
-        elif missing:
-            msg = f"{path} imports '{missing}', which is not installed here"
-        else:
-            msg = f"{path} cannot be loaded: {type(error).__name__}: {error}"
-        raise ModelError(msg, trace="".join(traceback.format_exception(error))) from error
+    runner, error = caught(lambda: BatchRunner(find(load_module(Path(path)), name)))
+    if error is None:
+        return runner
+    if isinstance(error, ForebayError):
+        raise error
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing == "pydantic":
+        msg = f"{path} needs pydantic, which is not installed here; install it with: pip install forebay[pydantic]"
+    elif missing:
+        msg = f"{path} imports '{missing}', which is not installed here"
+    else:
+        msg = f"{path} cannot be loaded: {text_of(error)}"
+    raise ModelError(msg, trace=trace_of(error)) from error
 
 
 def find(module: ModuleType, name: str | None = None) -> Ventu:

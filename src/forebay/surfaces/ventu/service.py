@@ -12,6 +12,8 @@ from forebay.surfaces.ventu.media import Json, MsgPack
 from forebay.surfaces.ventu.metrics import Metrics
 from forebay.surfaces.ventu.openapi import document
 from forebay.surfaces.ventu.pages import reply_to
+from forebay.types.failures import words_of
+from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
     from forebay.surfaces.ventu.media import Media
@@ -54,12 +56,10 @@ class Service:
 
     def is_well(self) -> bool:
         """Tell whether the example, if there is one, still has its result."""
-        try:
-            self._model.health_check()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to user code
-            log.warning("Service health check error: %s", error)
-            return False
-        return True
+        _, error = caught(self._model.health_check)
+        if error is not None:
+            log.warning("Service health check error: %s", words_of(error))
+        return error is None
 
     def document(self) -> dict[str, Any]:
         """Return the OpenAPI document."""

@@ -502,7 +502,11 @@ class Connection(HttpToolsProtocol):
             self._end_stream(head, b"")
             self._answered(head, 200, request)
         else:
-            media, body = route.answer(head.params, outcome)
+            try:
+                media, body = route.answer(head.params, outcome)
+            except Exception:
+                self._request = request  # the endpoint replies with an error in its place
+                raise
             self._request_id = head.id or next_id()
             self._write(200, [(b"content-type", media), (b"x-request-id", self._request_id.encode())], body, head)
             self._answered(head, 200, request)

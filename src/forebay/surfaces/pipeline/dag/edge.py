@@ -13,6 +13,9 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from forebay.types.call import Failure
+from forebay.workers.user_code import attempt
+
 T = TypeVar("T")
 
 _Job = tuple[Callable[[], Any], asyncio.Future[Any], asyncio.AbstractEventLoop]
@@ -51,22 +54,16 @@ def _serve(jobs: SimpleQueue[_Job | None]) -> None:
     while (job := jobs.get()) is not None:
         work, future, loop = job
         if not future.cancelled():
-            result, error = None, None
-            try:
-                result = work()
-            except BaseException as raised:  # noqa: BLE001 - raised where it is awaited
-                error = raised
+            result = attempt(work)
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(_settle, future, result, error)
+                loop.call_soon_threadsafe(_settle, future, result)
         del job, work, future  # or the last request would live until the next one
 
 
-def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+def _settle(future: asyncio.Future[Any], result: Any) -> None:
     if future.done():
         return
-    if error is None:
-        future.set_result(result)
-    elif isinstance(error, StopIteration):  # which a future refuses
-        future.set_exception(RuntimeError(f"a hook raised {error!r}"))
+    if type(result) is Failure:
+        future.set_exception(result.error)
     else:
-        future.set_exception(error)
+        future.set_result(result)

@@ -22,8 +22,8 @@ from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
 from forebay.surfaces.pipeline.predictors.watching import one_version, watch_of
 from forebay.surfaces.pipeline.store.store import Store, StoreConfig, open_store
 from forebay.types.call import After, Failure
+from forebay.types.failures import failure_of
 from forebay.workers.cancel import is_cancelled
-from forebay.workers.pool import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from forebay.workers.cancel import probe
+from forebay.workers.user_code import caught
 
 
 class Late(Exception):
@@ -34,10 +35,7 @@ class _Job:
         self._is_late = False
 
     def run(self) -> None:
-        try:
-            self.result = self._context.run(self._probed)
-        except BaseException as error:  # noqa: BLE001 - raised where it was called
-            self.error = error
+        self.result, self.error = caught(self._context.run, self._probed)  # raised where it was called
         self.done.set()
 
     def leave(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, cast
 
@@ -19,6 +18,8 @@ from forebay.errors import ConfigError, ForebayError
 from forebay.surfaces.pipeline.codes import OK, CustomException, CustomExceptionCode, error, value_of
 from forebay.surfaces.pipeline.ops import packing
 from forebay.surfaces.pipeline.ops.channel import is_texts
+from forebay.types.failures import failure_of, text_of, trace_of, words_of
+from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
     from forebay.surfaces.pipeline.ops.op import Op, RequestOp, ResponseOp
@@ -169,12 +170,12 @@ class Hooks:
         return cast("dict[str, Any]", found)
 
     def _call(self, hook: HookName, form: Form, values: Mapping[str, Any]) -> Any:
-        try:
-            return form.call(values)
-        except ForebayError:
-            raise
-        except (Exception, SystemExit) as raised:
-            raise _raised(self._op, hook, raised, debug=self._debug) from raised
+        found, raised = caught(form.call, values)
+        if raised is None:
+            return found
+        if isinstance(raised, ForebayError):
+            raise failure_of(raised).error
+        raise _raised(self._op, hook, raised, debug=self._debug) from raised
 
     def _require_no_product_error(self, hook: HookName, code: Any, info: Any) -> None:
         product = _product_error(code, info)
@@ -202,14 +203,7 @@ def unpack(op: RequestOp, request: Any, *, debug: bool = False) -> Unpacked:
         ForebayError: With 8000 if it cannot be read, or the project's own number.
     """
     hook: HookName = "unpack_request_package"
-    try:
-        found = _edge_form(op, hook).call({"request": request})
-    except ForebayError:
-        raise
-    except CustomException as raised:
-        raise _raised(op, hook, raised, debug=debug) from raised
-    except (Exception, SystemExit) as raised:
-        raise _package_error(raised, debug=debug) from raised
+    found = _at_the_edge(op, hook, {"request": request}, debug=debug)
     log_id: Any = getattr(request, "logid", 0)
     if isinstance(found, tuple):
         fields = cast("tuple[Any, ...]", found)
@@ -238,14 +232,7 @@ def pack(op: ResponseOp, channeldata: Any, *, debug: bool = False) -> Any:
         ForebayError: With 8000 if the hook raises or returns nothing.
     """
     hook: HookName = "pack_response_package"
-    try:
-        found = _edge_form(op, hook).call({"channeldata": channeldata})
-    except ForebayError:
-        raise
-    except CustomException as raised:
-        raise _raised(op, hook, raised, debug=debug) from raised
-    except (Exception, SystemExit) as raised:
-        raise _package_error(raised, debug=debug) from raised
+    found = _at_the_edge(op, hook, {"channeldata": channeldata}, debug=debug)
     if found is None:
         text = f"rpc package error: {hook} should return a Response, it returned nothing"
         raise error(CustomExceptionCode.RPC_PACKAGE_ERROR.value, text)
@@ -277,7 +264,7 @@ def predict(op: Op, feed_batch: Sequence[Any], typical_logid: int) -> dict[str, 
         raise error(CustomExceptionCode.TIMEOUT.value, _text(op, "process", "the model did not answer")) from raised
     except OSError as raised:
         text = _text(op, "process", f"the model cannot be reached: {raised}")
-        raise error(CustomExceptionCode.CLIENT_ERROR.value, text, trace=_trace(raised)) from raised
+        raise error(CustomExceptionCode.CLIENT_ERROR.value, text, trace=trace_of(raised)) from raised
     answer: Any = found
     if found is None or (isinstance(found, dict) and answer.pop("serving_status_code", 0) != 0):
         text = _text(op, "process", "the model client returned nothing")
@@ -357,6 +344,22 @@ def form_of(op: Op, hook: HookName) -> Form:
     return Form(function, positional, tuple(keywords.items()), is_open=has_rest or has_names)
 
 
+def _at_the_edge(op: RequestOp | ResponseOp, hook: HookName, values: Mapping[str, Any], *, debug: bool) -> Any:
+    """Call a hook that reads requests or writes answers.
+
+    Raises:
+        ForebayError: With 8000 for an exception, or the project's own number.
+    """
+    found, raised = caught(_edge_form(op, hook).call, values)
+    if raised is None:
+        return found
+    if isinstance(raised, ForebayError):
+        raise failure_of(raised).error
+    if isinstance(raised, CustomException):
+        raise _raised(op, hook, raised, debug=debug) from raised
+    raise _package_error(raised, debug=debug) from raised
+
+
 @functools.lru_cache(maxsize=16)
 def _edge_form(op: Op, hook: HookName) -> Form:
     """Read the form of a hook that runs for each request, once."""
@@ -420,7 +423,7 @@ def _product_error(code: Any, info: Any) -> ForebayError | None:
 
 def _raised(op: Op, hook: HookName, raised: BaseException, *, debug: bool) -> ForebayError:
     """Return what becomes of an exception in a hook."""
-    trace = _trace(raised)
+    trace = trace_of(raised)
     if isinstance(raised, CustomException):
         number = value_of(raised.exceptionCode)
         if raised.isSendToUser and number:
@@ -428,23 +431,19 @@ def _raised(op: Op, hook: HookName, raised: BaseException, *, debug: bool) -> Fo
         if not raised.isSendToUser:
             text = _text(op, hook, "the reason is in the server's log")
             return error(CustomExceptionCode.UNKNOW.value, text, trace=trace)
-    reason = f"{type(op).__name__}.{hook}: {type(raised).__name__}: {raised}" if debug else _reason(raised)
+    reason = f"{type(op).__name__}.{hook}: {text_of(raised)}" if debug else _reason(raised)
     return error(CustomExceptionCode.UNKNOW.value, _text(op, hook, reason), trace=trace)
 
 
 def _reason(raised: BaseException) -> str:
     if isinstance(raised, CustomException):
         return raised.error_msg
-    return str(raised) or type(raised).__name__
+    return words_of(raised) or type(raised).__name__
 
 
 def _package_error(raised: BaseException, *, debug: bool) -> ForebayError:
-    reason = f"{type(raised).__name__}: {raised}" if debug else _reason(raised)
-    return error(CustomExceptionCode.RPC_PACKAGE_ERROR.value, f"rpc package error: {reason}", trace=_trace(raised))
-
-
-def _trace(raised: BaseException) -> str:
-    return "".join(traceback.format_exception(raised))
+    reason = text_of(raised) if debug else _reason(raised)
+    return error(CustomExceptionCode.RPC_PACKAGE_ERROR.value, f"rpc package error: {reason}", trace=trace_of(raised))
 
 
 def _text(op: Op, hook: HookName, reason: str) -> str:

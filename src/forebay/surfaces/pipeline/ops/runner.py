@@ -13,7 +13,6 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -26,6 +25,8 @@ from forebay.surfaces.pipeline.ops import merge
 from forebay.surfaces.pipeline.ops.bounded import BoundedCalls, Late
 from forebay.surfaces.pipeline.ops.hooks import Hooks, overrides
 from forebay.types.call import After, Failure
+from forebay.types.failures import failure_of, text_of, trace_of, words_of
+from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
     from forebay.surfaces.pipeline.ops.op import Op
@@ -104,22 +105,14 @@ class OpInstances:
             ModelError: If the op or its client cannot be made, with op and reason.
         """
         index = ctx.index if self.own_process else None
-        try:
-            with self._lock:
-                if not self._is_ready:
-                    self._prepare(index)
-                    self._is_ready = True
-            shared = self.own_process or self.settings.share_instance
-            instance = self.op if shared else copy.copy(self.op)
-            if not shared:
-                instance.client = self._client(index)
-        except ForebayError as failed:
+        instance, raised = caught(self._instance, index)
+        if isinstance(raised, ForebayError):
+            failed = failure_of(raised).error
             msg = f"op '{self.op.name}': {failed.message}"
-            raise ModelError(msg, detail=failed.detail, trace=getattr(failed, "trace", "")) from failed
-        except (Exception, SystemExit) as raised:
-            trace = "".join(traceback.format_exception(raised))
-            msg = f"op '{self.op.name}' could not be initialised: {type(raised).__name__}: {raised}"
-            raise ModelError(msg, trace=trace) from raised
+            raise ModelError(msg, detail=failed.detail, trace=getattr(failed, "trace", "")) from raised
+        if raised is not None:
+            msg = f"op '{self.op.name}' could not be initialised: {text_of(raised)}"
+            raise ModelError(msg, trace=trace_of(raised)) from raised
         with self._lock:
             self._taken += 1
         return instance
@@ -144,6 +137,17 @@ class OpInstances:
         fresh = copy.copy(instance)
         fresh.client = self._client(instance.concurrency_idx)
         return fresh
+
+    def _instance(self, index: int | None) -> Op:
+        with self._lock:
+            if not self._is_ready:
+                self._prepare(index)
+                self._is_ready = True
+        shared = self.own_process or self.settings.share_instance
+        instance = self.op if shared else copy.copy(self.op)
+        if not shared:
+            instance.client = self._client(index)
+        return instance
 
     def _prepare(self, index: int | None) -> None:
         op = self.op
@@ -273,12 +277,10 @@ class OpRunner:
         for name in self._settings.shared_inputs:
             value = inputs.get(name)
             if value is not None and value is item.body.get(name):
-                try:
-                    inputs[name] = copy.deepcopy(value)
-                except Exception as raised:
-                    text = f"[{self._instances.op.name}] the result of '{name}' cannot be copied: {raised}"
-                    trace = "".join(traceback.format_exception(raised))
-                    raise error(CustomExceptionCode.TYPE_ERROR.value, text, trace=trace) from raised
+                inputs[name], raised = caught(copy.deepcopy, value)
+                if raised is not None:
+                    text = f"[{self._instances.op.name}] the result of '{name}' cannot be copied: {words_of(raised)}"
+                    raise error(CustomExceptionCode.TYPE_ERROR.value, text, trace=trace_of(raised)) from raised
         return inputs
 
     def _process(self, samples: Sequence[_Sample]) -> None:
@@ -366,10 +368,9 @@ class OpRunner:
             return self._calls.call(call, timeout_ms / 1000)
         except Late:
             self._is_worn = True
-            try:
-                self._use(self._instances.renewed(op))
-            except Exception as raised:
-                text = f"[{op.name}] the model cannot be opened again after a time-out: {raised}"
+            _, raised = caught(lambda: self._use(self._instances.renewed(op)))
+            if raised is not None:
+                text = f"[{op.name}] the model cannot be opened again after a time-out: {words_of(raised)}"
                 raise error(CustomExceptionCode.INIT_ERROR.value, text) from raised
             text = f"[{op.name}] Failed to process: timeout, {timeout_ms:g} ms were over"
             raise error(CustomExceptionCode.TIMEOUT.value, text) from None

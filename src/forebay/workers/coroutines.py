@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs coroutines of the user's in whichever worker thread they turn up in; the inline pool has the server's own loop.
+
+A coroutine that takes long is asked about now and then: once nobody waits for its batch it is cancelled, so one that
+awaits for ever costs its thread no longer than its clients wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from forebay.workers import user_code
+from forebay.workers.cancel import probe
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Iterator
+
+T = TypeVar("T")
+
+ASK_S: Final = 0.1
+"""Seconds between two questions whether anybody still waits; what is done sooner is never asked about."""
+_END: Final = object()
+
+
+class Coroutines:
+    """One event loop a thread, made when first needed and kept: what user code leaves on it stays valid."""
+
+    def __init__(self) -> None:
+        self._here = threading.local()
+        self._all: list[asyncio.Runner] = []
+
+    def run(self, awaitable: Awaitable[T]) -> T:
+        """Wait for an awaitable on this thread's loop.
+
+        Raises:
+            BaseException: What it raises; CancelledError if nobody waits for the batch any more.
+        """
+        # The caller's context goes along, so that `forebay.is_cancelled()` works in coroutines as well.
+        return self._runner().run(_bounded(awaitable), context=contextvars.copy_context())
+
+    def steps(self, steps: AsyncIterator[T]) -> Iterator[T]:
+        """Follow an async generator on this thread's loop; closed with the iterator, at once."""
+        runner, context = self._runner(), contextvars.copy_context()
+        try:
+            while (step := runner.run(_bounded(_next(steps)), context=context)) is not _END:
+                yield step
+        finally:
+            runner.run(user_code.aclose(steps), context=context)
+
+    def close(self) -> None:
+        """Close the loops of all threads, once none of them runs anything."""
+        while self._all:
+            self._all.pop().close()
+
+    def _runner(self) -> asyncio.Runner:
+        runner: asyncio.Runner | None = getattr(self._here, "runner", None)
+        if runner is None:
+            runner = self._here.runner = asyncio.Runner()
+            self._all.append(runner)
+        return runner
+
+
+async def _next(steps: AsyncIterator[Any]) -> Any:
+    return await anext(steps, _END)
+
+
+async def _bounded(awaitable: Awaitable[T]) -> T:
+    asked, task, loop = probe.get(), asyncio.current_task(), asyncio.get_running_loop()
+    if asked is None or task is None:
+        return await awaitable
+
+    def ask() -> None:
+        nonlocal timer
+        if asked():
+            task.cancel()
+        else:
+            timer = loop.call_later(ASK_S, ask)
+
+    timer = loop.call_later(ASK_S, ask)
+    try:
+        return await awaitable
+    finally:
+        timer.cancel()

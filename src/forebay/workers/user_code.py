@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The boundary to user code: every call of it goes through here, and whatever comes out can be told to others.
+
+User code raises anything (`KeyboardInterrupt`, `GeneratorExit`, a class of its own), and what it raises may be of a
+kind that cannot be printed or sent. All of that is caught here and nowhere else. Past this module an error is a
+`ForebayError` whose texts and detail every protocol can write.
+
+There are four ways in: `attempt` gives a value or a `Failure`, `user_code` raises a `ForebayError`, `caught` hands out
+what was raised as it is, and `answered` runs a whole batch. Two things are not the user's and pass through all of them:
+a Ctrl-C where Python itself raises it, and the cancellation of a task by whoever runs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import signal
+import threading
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from forebay.errors import BadOutcome
+from forebay.types.call import After, Failure
+from forebay.types.failures import failure_in, failure_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from types import TracebackType
+
+    from forebay.types.call import Outcome
+    from forebay.workers.runner import Runner
+
+log = logging.getLogger("forebay.workers")
+
+
+def attempt(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of the user's; returns what it returned, or a `Failure` with what it raised."""
+    try:
+        return function(*arguments)
+    except BaseException as error:
+        if is_ours(error):
+            raise
+        return failure_of(error)
+
+
+async def attempt_async(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Do the same with a function that may return something to wait for."""
+    try:
+        result = function(*arguments)
+        return await result if inspect.isawaitable(result) else result
+    except BaseException as error:
+        if is_ours(error):
+            raise
+        return failure_of(error)
+
+
+def caught(function: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
+    """Call a function of the user's; returns what it returned and what it raised, one of which is None."""
+    try:
+        return function(*arguments), None
+    except BaseException as error:
+        if is_ours(error):
+            raise
+        return None, error
+
+
+class _Boundary:
+    """What `user_code` returns; it holds nothing of a single use, so one serves all."""
+
+    __slots__ = ("_passes",)
+
+    def __init__(self, *passes: type[BaseException]) -> None:
+        self._passes = passes
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, self._passes) or is_ours(error):
+            return
+        trace = error.__traceback__
+        told = failure_of(error).error
+        if told is not error:
+            raise told from error
+        error.with_traceback(trace)
+
+
+_boundary: Final = _Boundary()
+
+
+def user_code(*passes: type[BaseException]) -> _Boundary:
+    """Run the block as user code: whatever it raises leaves it as a `ForebayError`, with the original as its cause.
+
+    Args:
+        *passes: What leaves as it is.
+    """
+    return _Boundary(*passes) if passes else _boundary
+
+
+def answered(
+    run: Callable[[Any], Any], items: Sequence[Any], stream: Callable[[Iterator[Any]], object]
+) -> tuple[Sequence[Outcome], list[Callable[[], object]]]:
+    """Run a batch.
+
+    Args:
+        run: A runner's.
+        items: The batch.
+        stream: Sends the steps of a streamed answer; they are closed once it returns.
+
+    Returns:
+        One outcome for each item, whatever happens, and the work to do once they were written.
+    """
+    count = len(items)
+    try:
+        result = run(items)
+        if not hasattr(result, "__next__"):
+            return settled(result, count)
+        try:
+            stream(result)
+        finally:
+            close(result)
+    except BaseException as error:
+        if is_ours(error):
+            raise
+        return [failure_of(error)] * count, []
+    return [None] * count, []
+
+
+def settled(outcomes: Any, count: int) -> tuple[Sequence[Outcome], list[Callable[[], object]]]:
+    """Return the outcomes of a runner as every pool may hand them on, and the work that follows once they were written.
+
+    Raises:
+        BadOutcome: If there is not exactly one for each item.
+    """
+    outcomes = checked(outcomes, count)
+    kinds = set(map(type, outcomes))
+    work: list[Callable[[], object]] = []
+    if After in kinds:
+        work = [outcome.work for outcome in outcomes if type(outcome) is After]
+        outcomes = [outcome.outcome if type(outcome) is After else outcome for outcome in outcomes]
+        kinds = set(map(type, outcomes))
+    if Failure in kinds:
+        outcomes = [failure_in(outcome) if type(outcome) is Failure else outcome for outcome in outcomes]
+    return outcomes, work
+
+
+def checked(outcomes: Any, count: int) -> Sequence[Outcome]:
+    """Return the outcomes if there is exactly one for each item.
+
+    Raises:
+        BadOutcome: Naming both numbers otherwise.
+    """
+    try:
+        found = len(outcomes)
+    except TypeError:
+        msg = f"the runner returned {type(outcomes).__name__}, expected a list of {count} results"
+        raise BadOutcome(msg) from None
+    if found != count:
+        msg = f"the runner returned {found} results for {count} samples"
+        raise BadOutcome(msg)
+    return outcomes
+
+
+def one_each(results: Any, count: int) -> Sequence[Any]:
+    """Return what a function of a batch returned if it is one result for each sample.
+
+    Raises:
+        BadOutcome: Naming both numbers otherwise.
+    """
+    if type(results) is not list:
+        name = type(results).__name__
+        # What has keys would give them instead of its values: mappings of every kind, and tables of columns.
+        has_keys = hasattr(results, "keys") and getattr(results, "ndim", 2) != 1
+        if has_keys or isinstance(results, (str, bytes, bytearray)) or not hasattr(results, "__getitem__"):
+            msg = f"predict returned a {name}; a list with one result for each of {count} samples is needed"
+            raise BadOutcome(msg)
+        if getattr(results, "ndim", 1) == 0:
+            msg = f"predict returned one {name}; a list with one result for each of {count} samples is needed"
+            raise BadOutcome(msg)
+    results = cast("Sequence[Any]", results)
+    found = len(results)
+    if found != count:
+        msg = f"predict returned {found} results for {count} samples"
+        raise BadOutcome(msg)
+    return results
+
+
+def close(steps: Any) -> None:
+    """End a generator of the user's at once, so that its `finally` runs here and now."""
+    end = getattr(steps, "close", None)
+    if end is not None and type(failed := attempt(end)) is Failure:
+        _log("a generator could not be closed", failed)
+
+
+async def aclose(steps: AsyncIterator[Any]) -> None:
+    """Do the same with an async generator."""
+    end = getattr(steps, "aclose", None)
+    if end is not None and type(failed := await attempt_async(end)) is Failure:
+        _log("a generator could not be closed", failed)
+
+
+def do_after(work: Sequence[Callable[[], object]]) -> None:
+    """Do the work that follows an answer; what it raises is logged, for nobody waits for it."""
+    for step in work:
+        if type(failed := attempt(step)) is Failure:
+            _log("a callback after an answer failed", failed)
+
+
+def close_runner(runner: Runner) -> None:
+    """Close a runner; what it raises is logged, for whoever stops it has more to do."""
+    if type(failed := attempt(runner.close)) is Failure:
+        _log("a worker could not unload its model", failed)
+
+
+def is_ours(error: BaseException) -> bool:
+    """Tell whether what came through user code was not raised by it: a real Ctrl-C, or the end of the running task."""
+    if isinstance(error, Exception):
+        return False
+    if isinstance(error, asyncio.CancelledError):
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # no loop runs here
+            return False
+        return task is not None and task.cancelling() > 0
+    if isinstance(error, KeyboardInterrupt):
+        # Servers and workers have handlers of their own for SIGINT; where one has not, Python raises this.
+        is_main = threading.current_thread() is threading.main_thread()
+        return is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return False
+
+
+def _log(what: str, failure: Failure) -> None:
+    error = failure.error
+    log.error("%s: %s", what, error.message, extra={"trace": getattr(error, "trace", "")})
