@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from benchmarks.records import OPEN, Records
 
 OPEN_RATES = (300, 3000, 9000)
+CROWDS = (1000, 4000)
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,14 @@ def echo(records: Records) -> Iterator[Criterion]:
     for kind in ("inline", "thread", "process"):
         measured = records.median("p50_ms", f"forebay:{kind}", "echo", 1)
         yield Criterion(f"echo, 1 connection, {kind}: p50 in ms", measured, 0.2, at_least=False)
+    for connections in CROWDS:
+        for kind in ("inline", "thread", "process"):
+            measured = rate_ratio(records, kind, f"raw:{kind}", "echo", connections)
+            yield Criterion(f"echo, {connections:,} connections, {kind}: rate / raw:{kind}", measured, 0.8)
+            servers = (f"forebay:{kind}", f"raw:{kind}")
+            measured = records.ratio("p99_ms", servers, "echo", connections)
+            text = f"echo, {connections:,} connections, {kind}: p99 / raw:{kind}"
+            yield Criterion(text, measured, 2.0, at_least=False)
 
 
 def batchmodel(records: Records) -> Iterator[Criterion]:

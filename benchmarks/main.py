@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from benchmarks import proc, report
-from benchmarks.criteria import OPEN_RATES, criteria
+from benchmarks.criteria import CROWDS, OPEN_RATES, criteria
 from benchmarks.launch import Cores, Running, ServerFailed, python_helper, start
 from benchmarks.load import Load, run_wrk
 from benchmarks.records import CLOSED, FOREIGN_LIMIT, OPEN, Record, Records
@@ -31,7 +31,7 @@ WARM_UP_S = 1
 ATTEMPTS = 3
 OPEN_LOOP_JOB = "batchmodel"
 # The loads the criteria speak of.
-CONNECTIONS = {"echo": (1, 64), "batchmodel": (1, 16, 64, 256), "iris": (64,)}
+CONNECTIONS = {"echo": (1, 64, *CROWDS), "batchmodel": (1, 16, 64, 256), "iris": (64,)}
 
 
 class Bench:
