@@ -98,6 +98,7 @@ class Endpoint:
         self._queue = BatchQueue(batching)
         self._timeout_s = config.timeout_s
         self._max_size = batching.max_rows
+        self._capacity = batching.capacity
         self._runs_one_by_one = batching.bundle_s > 0
         self._offer = self._queue.offer
         self._keys_of = keys_of
@@ -171,6 +172,10 @@ class Endpoint:
             self._batcher.close()
         if self._sweep is not None:
             self._sweep.cancel()
+
+    def is_full(self) -> bool:
+        """Tell whether so many samples wait that whatever is submitted now is refused."""
+        return self._queue.waiting >= self._capacity
 
     def submit(self, request: Request) -> None:
         """Queue a request; `request.reply` is called on the loop once its outcome is known, even if it is refused."""

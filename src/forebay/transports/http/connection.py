@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from forebay.errors import ForebayError, InternalError, Unavailable
+from forebay.errors import ForebayError, InternalError, QueueFull, Unavailable
 from forebay.protocols import native
 from forebay.serving.endpoint import next_id
 from forebay.transports.http.conversation import (
@@ -85,6 +85,7 @@ class Connection(HttpToolsProtocol):
         "_lane",
         "_parser",
         "_reading",
+        "_refusal",
         "_reply_method",
         "_request",
         "_request_id",
@@ -129,6 +130,7 @@ class Connection(HttpToolsProtocol):
         self._working: RequestResponseCycle | None = None
         self._request: Request | None = None
         self._request_id = ""
+        self._refusal: ForebayError | None = None
         self._has_started = False
         self._is_chunked = True
         self._is_advancing = False
@@ -201,7 +203,10 @@ class Connection(HttpToolsProtocol):
                 self._usual, self._usual_raw, self._usual_head_bytes, self._usual_bytes = head, raw, end, len(data)
             self._seen = self._lane.epoch
             talk.state = DUE  # WHOLE
-            if head.is_simple:
+            if head.is_full():
+                self._active = head
+                self._lane.refusals.refuse(self)
+            elif head.is_simple:
                 self._active = head
                 request = self._request = Request(body, self._reply_method, head.params, self)
                 head.submit(request)
@@ -451,6 +456,9 @@ class Connection(HttpToolsProtocol):
                 route.endpoint.reject(problem)
             self._fail(head, problem)
             return
+        if head.is_full():
+            self._lane.refusals.refuse(self)
+            return
         try:
             request = self._request = route.request(head, body, self._reply_method, self)
         except ForebayError as error:
@@ -491,13 +499,41 @@ class Connection(HttpToolsProtocol):
         else:
             self._hang_up()
 
+    def tell_refused(self) -> None:
+        """Answer a request that came to a full queue; `RefusalLine` decides when."""
+        head, lane = self._active, self._lane
+        if head is None:  # the client has left
+            return
+        route = head.route
+        assert route is not None
+        error, self._refusal = self._refusal, None
+        if error is None:
+            error = route.is_full_error
+            route.endpoint.reject(error)
+        lane.tell(error, self.client)
+        if not head.is_simple or not lane.is_plain:
+            self._fail(head, error)
+            return
+        pieces = head.refusal if head.refusal_stamp == lane.epoch else lane.write_refusal(head)
+        self._send((b"%08x" % next(_answers)).join(pieces))
+        self._active = None
+        talk = self._talk
+        if talk.state is DUE and not talk.waiting:
+            talk.state = IDLE  # SETTLED
+        else:
+            self._advance()
+
     def _reply_in_full(self, head: Head, request: Request, outcome: Outcome) -> None:
         """Answer in one of the ways that are not the common one."""
         route = head.route
         assert route is not None
         if type(outcome) is Failure:
             self._request_id = request.id
-            self._fail(head, outcome.error, request)
+            if isinstance(outcome.error, QueueFull) and not self._has_started:
+                self._refusal = outcome.error
+                self._lane.refusals.refuse(self)
+            else:
+                self._fail(head, outcome.error, request)
         elif route.contract.streams:
             self._end_stream(head, b"")
             self._answered(head, 200, request)
@@ -523,13 +559,7 @@ class Connection(HttpToolsProtocol):
         self._answered(head, status, request)
 
     def _write(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, head: Head) -> None:
-        lines = [STATUS_LINE[status], b"date: ", self._lane.date, b"\r\n"]
-        for name, value in headers:
-            lines += [name, b": ", value, b"\r\n"]
-        if not self._keeps_alive(head):
-            lines.append(b"connection: close\r\n")
-        lines += [b"content-length: ", str(len(body)).encode(), b"\r\n\r\n", body]
-        self.transport.write(b"".join(lines))
+        self.transport.write(self._lane.write_answer(status, headers, body, keep_alive=self._keeps_alive(head)))
 
     def _answered(self, head: Head, status: int, request: Request | None) -> None:
         keep_alive = self._keeps_alive(head) and (self._is_chunked or not self._has_started)

@@ -21,7 +21,7 @@ from forebay.transports.http.refusals import ForeignPage, Unauthorized, Unsuppor
 from forebay.types.call import Media, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from forebay.server.app import Served
     from forebay.types.call import Origin, Reply
@@ -73,8 +73,11 @@ class Head(msgspec.Struct, eq=False):
         is_usual: Whether the same bytes may be taken for the same head again, without parsing them.
         is_simple: Whether a request is its body and nothing else: no time limit, no id, one sample, one answer.
         submit: The endpoint's.
+        is_full: The endpoint's: whether it would refuse a request now.
         prefix: The answer's head up to the variable part of the request id, as of the second `stamp`.
         stamp: The sweep in which `prefix` was written.
+        refusal: The answer of a full queue, without the places where the number of the request stands.
+        refusal_stamp: The sweep in which `refusal` was written.
     """
 
     route: Route | None = None
@@ -89,8 +92,11 @@ class Head(msgspec.Struct, eq=False):
     is_usual: bool = True
     is_simple: bool = False
     submit: Callable[[Request], None] = _nowhere
+    is_full: Callable[[], bool] = bool
     prefix: bytes = b""
     stamp: int = -1
+    refusal: Sequence[bytes] = ()
+    refusal_stamp: int = -1
 
 
 class Route:
@@ -109,7 +115,7 @@ class Route:
 
     def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"") -> Head:
         """Read the headers of a request; names are in lower case. What is wrong with them becomes its `problem`."""
-        head = Head(self, submit=self.endpoint.submit)
+        head = Head(self, submit=self.endpoint.submit, is_full=self.endpoint.is_full)
         content_type = accept = host = origin = b""
         keys: list[bytes] = []
         for name, value in headers:
@@ -150,6 +156,11 @@ class Route:
             head.problem = head.problem or error
         head.is_simple = self.is_simple and head.timeout_s == NEVER and head.is_usual and head.problem is None
         return head
+
+    @property
+    def is_full_error(self) -> QueueFull:
+        """The error of a request that comes to a full queue."""
+        return QueueFull(f"the queue of '{self.endpoint.name}' is full; try again later")
 
     def too_large(self, size: int | None = None) -> TooLarge:
         """Return the error for a body over the limit."""

@@ -8,13 +8,16 @@ import os
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Final
 
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
 from forebay.errors import Unavailable
 from forebay.protocols import native
 from forebay.transports.http.hosts import Hosts
+from forebay.transports.refusal_line import RefusalLine
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from uvicorn.server import ServerState
 
@@ -58,18 +61,23 @@ class Lane:
         self.hosts = Hosts(config)
         self.greeted = 0
         self.connections: set[Connection] = set()
+        self._line: RefusalLine | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ids = os.urandom(4).hex().encode()
         self._told: dict[type[ForebayError], tuple[int, int]] = {}
 
     def start(self, loop: asyncio.AbstractEventLoop, state: ServerState) -> None:
-        """Begin to sweep."""
+        """Begin to sweep, and to refuse."""
+        self._line = RefusalLine(loop)
+        self._sweep(loop, state)
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop, state: ServerState) -> None:
         self.epoch += 1
         self.date = formatdate(usegmt=True).encode()
         state.default_headers = [(b"date", self.date)]
         for connection in list(self.connections):
             connection.sweep(self.epoch)
-        self._timer = loop.call_later(SWEEP_S, self.start, loop, state)
+        self._timer = loop.call_later(SWEEP_S, self._sweep, loop, state)
 
     def stop(self) -> None:
         """End sweeping."""
@@ -77,9 +85,16 @@ class Lane:
             self._timer.cancel()
 
     def drain(self) -> None:
-        """Let every answer from now on close its connection."""
+        """Let every answer from now on close its connection, and let nobody wait for a refusal."""
         self.is_draining = True
         self.is_plain = False
+        self.refusals.stop()
+
+    @property
+    def refusals(self) -> RefusalLine:
+        """Where requests that came to a full queue wait for their answer."""
+        assert self._line is not None
+        return self._line
 
     def remember(self, raw: bytes, head: Head) -> None:
         """Take these bytes for this head from now on."""
@@ -106,6 +121,33 @@ class Lane:
         )
         head.stamp = self.epoch
         return head.prefix
+
+    def write_answer(
+        self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, keep_alive: bool
+    ) -> bytes:
+        """Write an answer that is not the common one."""
+        lines = [STATUS_LINE[status], b"date: ", self.date, b"\r\n"]
+        for name, value in headers:
+            lines += [name, b": ", value, b"\r\n"]
+        if not keep_alive:
+            lines.append(b"connection: close\r\n")
+        lines += [b"content-length: ", str(len(body)).encode(), b"\r\n\r\n", body]
+        return b"".join(lines)
+
+    def write_refusal(self, head: Head) -> Sequence[bytes]:
+        """Write what surrounds the number of an answer to a simple request that came to a full queue.
+
+        It is the answer that everybody else would get, cut where its request id ends; it holds for this second.
+        """
+        assert head.route is not None
+        number = b"%08x" % 0
+        request_id = self._ids + b"-" + number
+        answer = self.write_answer(*head.route.fault(head.route.is_full_error, request_id.decode()), keep_alive=True)
+        first, *others = answer.split(request_id)
+        begin = self._ids + b"-"
+        head.refusal = [first + begin, *(piece + begin for piece in others[:-1]), others[-1]]
+        head.refusal_stamp = self.epoch
+        return head.refusal
 
     def make_room(self) -> None:
         """Refuse the body that has taken most of the budget: the others need not suffer for it."""

@@ -75,6 +75,10 @@ class _Asked:
         self._method = method
         self._open: dict[Request, Callable[[], object] | None] = {}
 
+    def is_full(self) -> bool:
+        """Tell whether the graph would refuse a request now."""
+        return self._service.endpoint.is_full()
+
     def submit(self, request: Request) -> None:
         """Answer a request."""
         service = self._service

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says "later" to clients at a rate that leaves the core to the work.
+
+Theory of operation. A queue is full when the core is scarce, and then most answers are refusals: a server that writes
+them as they are due spends its core on saying no. So refusals have a budget, a share of the loop's time. While it
+lasts they are written at once. Beyond it they wait in line, and a timer writes as many as the budget pays for. Who
+waits holds its place and nothing else, and sends nothing meanwhile: that is what slows the senders down.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+
+SHARE: Final = 0.05
+"""How much of the loop's time refusals may take."""
+KERNEL_S: Final = 8e-6
+"""What a refusal costs beside the time it is seen to take: reading and writing, which the loop does later."""
+BURST_S: Final = 0.001
+"""Budget that can be saved up: the first refusals after a while need not wait."""
+TICK_S: Final = 0.005
+"""How long the line waits before it is looked at again."""
+
+
+class Refused(Protocol):
+    """Whoever is refused, and may have to wait before it is told."""
+
+    def tell_refused(self) -> None:
+        """Write the refusal if somebody still waits for it."""
+        ...
+
+
+class RefusalLine:
+    """The refusals of one listener. Lives on one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[Refused] = deque()
+        self._budget_s = BURST_S
+        self._looked_at = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def refuse(self, who: Refused) -> None:
+        """Tell somebody that it is refused: now if the budget allows it and nobody waits, else in turn."""
+        self._waiting.append(who)
+        if self._timer is None:
+            self._tell()
+
+    def stop(self) -> None:
+        """Tell everybody who waits; the listener closes."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._waiting:
+            self._waiting.popleft().tell_refused()
+
+    def _tell(self) -> None:
+        self._timer = None
+        waiting = self._waiting
+        now = time.monotonic()
+        self._budget_s = min(self._budget_s + (now - self._looked_at) * SHARE, BURST_S)
+        self._looked_at = now
+        while waiting and self._budget_s > 0:
+            waiting.popleft().tell_refused()
+            before, now = now, time.monotonic()
+            self._budget_s -= now - before + KERNEL_S
+        if waiting:
+            self._timer = self._loop.call_later(TICK_S, self._tell)
