@@ -507,21 +507,18 @@ class Connection(HttpToolsProtocol):
         route = head.route
         assert route is not None
         error, self._refusal = self._refusal, None
+        has_own = error is not None
         if error is None:
             error = route.is_full_error
             route.endpoint.reject(error)
         lane.tell(error, self.client)
-        if not head.is_simple or not lane.is_plain:
+        if has_own or not head.is_simple or not lane.is_plain:
             self._fail(head, error)
             return
         pieces = head.refusal if head.refusal_stamp == lane.epoch else lane.write_refusal(head)
         self._send((b"%08x" % next(_answers)).join(pieces))
         self._active = None
-        talk = self._talk
-        if talk.state is DUE and not talk.waiting:
-            talk.state = IDLE  # SETTLED
-        else:
-            self._advance()
+        self._advance()
 
     def _reply_in_full(self, head: Head, request: Request, outcome: Outcome) -> None:
         """Answer in one of the ways that are not the common one."""

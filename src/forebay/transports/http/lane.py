@@ -68,7 +68,7 @@ class Lane:
 
     def start(self, loop: asyncio.AbstractEventLoop, state: ServerState) -> None:
         """Begin to sweep, and to refuse."""
-        self._line = RefusalLine(loop)
+        self._line = self._line or RefusalLine(loop)
         self._sweep(loop, state)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop, state: ServerState) -> None:

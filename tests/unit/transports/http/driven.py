@@ -31,14 +31,19 @@ class Endpoint:
 
     def __init__(self, name, *, waits=False):
         self.name = name
+        self.room = 1_000_000
         self.waits = waits
         self.asked = []
         self.gone = []
+        self.rejected = []
 
     def submit(self, request):
         self.asked.append(request)
         if not self.waits:
             request.reply(request, self.name.encode() + b" " + request.body)
+
+    def is_full(self):
+        return len(self.asked) >= self.room
 
     def answer(self):
         request = self.asked[-1]
@@ -48,7 +53,7 @@ class Endpoint:
         self.gone.append(request)
 
     def reject(self, error):
-        pass
+        self.rejected.append(error)
 
 
 class Transport(asyncio.Transport):

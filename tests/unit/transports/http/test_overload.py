@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A full queue: what a request is told late is what it would be told at once, in its turn, and it holds nothing."""
+
+import random
+import re
+
+import pytest
+from tests.unit.transports.http.driven import Door, request
+
+from forebay.errors import QueueFull
+from forebay.protocols.native import Contract
+from forebay.transports.http.conversation import DUE, GONE, IDLE
+from forebay.types.call import Failure
+
+ID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{1,8}")
+
+
+class Line:
+    """Tells nobody until the test does."""
+
+    def __init__(self):
+        self.waiting = []
+
+    def refuse(self, who):
+        self.waiting.append(who)
+
+    def tell(self, count=1_000_000):
+        while self.waiting and count:
+            self.waiting.pop(0).tell_refused()
+            count -= 1
+
+    stop = tell
+
+
+@pytest.fixture
+def doors():
+    opened = []
+
+    def make(*, room=1, **more):
+        door = Door(waits=True, **more)
+        door.alpha.room = room
+        door.lane._line = Line()
+        opened.append(door)
+        return door
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def without_ids(answer):
+    return ID.sub(b"ID", answer)
+
+
+def fill(door):
+    client = door.connect().send(request("alpha", b"first"))
+    assert len(door.alpha.asked) == 1
+    return client
+
+
+def test_a_late_refusal_is_the_answer_that_a_client_with_its_own_id_gets(doors):  # F69
+    door = doors()
+    fill(door)
+    plain, named = door.connect(), door.connect()
+    for _ in range(2):  # read by the parser, then remembered
+        plain.send(request("alpha", b"[1]"))
+        named.send(request("alpha", b"[1]", "x-request-id: 00000000-00000000"))
+        assert plain.transport.written == named.transport.written == b""
+        assert plain.state is named.state is DUE
+        door.lane.refusals.tell()
+        assert plain.statuses == named.statuses == [429]
+        assert len(set(ID.findall(plain.transport.written))) == 1  # the id of the header is that of the body
+        assert without_ids(plain.transport.written) == without_ids(named.transport.written)
+        assert b"retry-after: 1\r\n" in plain.transport.written
+        plain.transport.written = named.transport.written = b""
+        assert plain.state is named.state is IDLE
+    assert len(door.alpha.asked) == 1
+    assert [type(each) for each in door.alpha.rejected] == [QueueFull] * 4
+
+
+def test_every_refusal_has_an_id_of_its_own(doors):
+    door = doors()
+    fill(door)
+    clients = [door.connect().send(request("alpha", b"1")) for _ in range(50)]
+    door.lane.refusals.tell()
+    ids = {ID.findall(client.transport.written)[0] for client in clients}
+    assert len(ids) == 50
+
+
+def test_answers_leave_in_order_also_behind_a_late_refusal(doors):
+    door = doors()
+    fill(door)
+    client = door.connect().send(request("alpha", b"1") + request("beta", b"2") + request("alpha", b"3"))
+    assert door.beta.asked == []  # its turn has not come
+    door.lane.refusals.tell()
+    door.beta.answer()
+    door.lane.refusals.tell()
+    assert [status for status, _ in client.answers] == [429, 200, 429]
+
+
+def test_a_client_that_leaves_while_it_waits_is_not_written_to(doors):
+    door = doors()
+    fill(door)
+    client = door.connect().send(request("alpha", b"1"))
+    client.connection.connection_lost(None)
+    door.clients.remove(client)
+    door.lane.refusals.tell()
+    assert client.transport.written == b""
+    assert client.state is GONE
+
+
+def test_what_fails_later_for_want_of_room_waits_in_line_too_with_its_own_sentence(doors):
+    door = doors(room=10)
+    client = door.connect().send(request("alpha", b"1"))
+    submitted = door.alpha.asked[-1]
+    submitted.reply(submitted, Failure(QueueFull("come back later")))
+    assert client.transport.written == b""
+    door.lane.refusals.tell()
+    assert client.statuses == [429]
+    assert b"come back later" in client.transport.written
+
+
+def test_an_array_is_not_cut_for_a_queue_that_is_full(doors):
+    door = doors(contract=Contract(batchable=True))
+    door.alpha.room = 0
+    client = door.connect().send(request("alpha", b"no array at all"))
+    door.lane.refusals.tell()
+    assert client.statuses == [429]
+
+
+def test_a_draining_server_tells_all_who_wait_and_closes(doors):
+    door = doors()
+    fill(door)
+    client = door.connect().send(request("alpha", b"1"))
+    door.lane.drain()
+    assert client.statuses == [429]
+    assert b"connection: close" in client.transport.written
+
+
+def test_any_mixture_is_answered_as_one_by_one(doors):  # F69
+    draw = random.Random(7)
+    for _ in range(40):
+        door = doors(room=draw.randrange(4))
+        clients = [door.connect() for _ in range(4)]
+        expected = {client: [] for client in clients}
+        for step in range(draw.randrange(1, 40)):
+            client = draw.choice(clients)
+            kind = draw.random()
+            if kind < 0.6 and client.state is IDLE:
+                head = ("x-request-id: 00000000-1",) if draw.random() < 0.3 else ()
+                is_full = door.alpha.is_full()
+                client.send(request("alpha", b"%d" % step, *head))
+                expected[client].append((429, None) if is_full else (200, b"alpha %d" % step))
+            elif kind < 0.8:
+                door.lane.refusals.tell(draw.randrange(3))
+            elif door.alpha.asked:
+                door.alpha.answer()
+                door.alpha.asked.pop()
+        while door.alpha.asked:
+            door.alpha.answer()
+            door.alpha.asked.pop()
+        door.lane.refusals.tell()
+        for client in clients:
+            assert client.state is IDLE
+            found = [(status, body if status == 200 else None) for status, body in client.answers]
+            assert found == expected[client]

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refusals wait in line beyond their budget, each is told once and in turn, and nobody waits for a server that ends."""
+
+import random
+
+import pytest
+
+from forebay.transports import refusal_line
+from forebay.transports.refusal_line import BURST_S, KERNEL_S, SHARE, TICK_S, RefusalLine
+
+
+class Timer:
+    is_cancelled = False
+
+    def cancel(self):
+        self.is_cancelled = True
+
+
+class Loop:
+    """A loop whose time the test sets; it has one timer."""
+
+    def __init__(self):
+        self.now = 100.0
+        self.timers = []
+
+    def monotonic(self):
+        return self.now
+
+    def call_later(self, delay_s, call):
+        timer = Timer()
+        self.timers.append((self.now + delay_s, call, timer))
+        return timer
+
+    def advance(self, seconds):
+        """Let time pass, with what is due."""
+        end = self.now + seconds
+        while due := [each for each in self.timers if each[0] <= end]:
+            first = min(due, key=lambda each: each[0])
+            self.timers.remove(first)
+            self.now = max(self.now, first[0])
+            if not first[2].is_cancelled:
+                first[1]()
+        self.now = end
+
+
+class Client:
+    def __init__(self, number, told, loop, cost_s=2e-6):
+        self.number, self.told, self.loop, self.cost_s = number, told, loop, cost_s
+
+    def tell_refused(self):
+        self.loop.now += self.cost_s
+        self.told.append(self.number)
+
+
+@pytest.fixture
+def loop(monkeypatch):
+    found = Loop()
+    monkeypatch.setattr(refusal_line, "time", found)
+    return found
+
+
+def test_the_first_ones_are_told_at_once(loop):
+    told = []
+    line = RefusalLine(loop)
+    for number in range(10):
+        line.refuse(Client(number, told, loop))
+    assert told == list(range(10))
+    assert loop.timers == []
+
+
+def test_a_flood_gets_its_share_of_the_time_and_no_more(loop):  # F69
+    told = []
+    line = RefusalLine(loop)
+    for number in range(100_000):
+        line.refuse(Client(number, told, loop))
+    at_once = len(told)
+    assert at_once == pytest.approx(BURST_S / (2e-6 + KERNEL_S), rel=0.1)
+    loop.advance(1.0)
+    spent_s = (len(told) - at_once) * (2e-6 + KERNEL_S)
+    assert spent_s == pytest.approx(SHARE, rel=0.15)
+    assert told == list(range(len(told)))  # in turn
+    assert len(line) == 100_000 - len(told)
+
+
+def test_who_comes_while_others_wait_goes_to_the_end(loop):
+    told = []
+    line = RefusalLine(loop)
+    count = 0
+    draw = random.Random(1)
+    while count < 5000:
+        for _ in range(draw.randrange(300)):
+            line.refuse(Client(count, told, loop))
+            count += 1
+        loop.advance(draw.uniform(0, 3 * TICK_S))
+    loop.advance(100.0)
+    assert told == list(range(count))
+    assert len(line) == 0
+    assert loop.timers == []
+
+
+def test_dear_refusals_are_told_more_slowly(loop):
+    told = []
+    line = RefusalLine(loop)
+    for number in range(1000):
+        line.refuse(Client(number, told, loop, cost_s=1e-3))
+    loop.advance(1.0)
+    assert len(told) * 1e-3 == pytest.approx(SHARE, rel=0.25)
+
+
+def test_nobody_waits_for_a_server_that_ends(loop):
+    told = []
+    line = RefusalLine(loop)
+    for number in range(1000):
+        line.refuse(Client(number, told, loop))
+    assert len(told) < 1000
+    line.stop()
+    assert told == list(range(1000))
+    loop.advance(1.0)
+    assert told == list(range(1000))
