@@ -11,7 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, QueueFull
 from forebay.transports.grpc import frames, statuses
 from forebay.transports.grpc.messages import STEP_BYTES, BadMessage, Inbox, Unpacking
 from forebay.transports.grpc.statuses import Status
@@ -62,6 +62,7 @@ class OpenCall:
     has_begun = False
     outgoing: Outgoing | None = None
     trailers: bytes | None = None
+    _refusal: tuple[Status, str] = Status.RESOURCE_EXHAUSTED, ""
     _inbox: Inbox | None = None
     _task: asyncio.Task[None] | None = None
     _arrival: asyncio.Future[None] | None = None
@@ -102,7 +103,20 @@ class OpenCall:
 
     def fail(self, error: ForebayError) -> None:
         """Answer the call with the status of an error; does nothing if it has ended."""
-        self.end(*statuses.of_error(error))
+        if self.is_done:
+            return
+        if isinstance(error, QueueFull):
+            self.on_cancel = None
+            self._refusal = statuses.of_error(error)
+            self._connection.port.refusals.refuse(self)
+        else:
+            self.end(*statuses.of_error(error))
+
+    def tell_refused(self) -> None:
+        """End a call that came to a full queue; `RefusalLine` decides when."""
+        if not self.is_done:
+            self._connection.port.refused(self.peer, self._refusal[1])
+            self.end(*self._refusal)
 
     # How it ends
 

@@ -99,6 +99,7 @@ class GrpcListener:
         if port is None or server is None:
             return
         self._health.stop()
+        port.refusals.stop()
         await asyncio.sleep(0)  # accepts what the kernel had queued
         server.close()
         started = time.monotonic()

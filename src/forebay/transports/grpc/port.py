@@ -13,6 +13,7 @@ from forebay.transports.grpc.calls import NEVER
 from forebay.transports.grpc.frames import MIN_FRAME_BYTES
 from forebay.transports.grpc.messages import PREFIX_BYTES
 from forebay.transports.grpc.statuses import Status
+from forebay.transports.refusal_line import RefusalLine
 
 if TYPE_CHECKING:
     from forebay.transports.grpc.calls import OpenCall
@@ -44,6 +45,7 @@ class Port:
         public_streams: How many of those without a key are streams.
         buffered_bytes: What is held of messages that were not taken yet, and all that was unpacked.
         tasks: Those of methods that run.
+        refusals: Where calls that came to a full queue wait for their status.
         unpacking: Held by those that unpack a step of a large message.
         max_small_bytes: Longest answer, with its prefix, that fits in one frame.
     """
@@ -58,6 +60,7 @@ class Port:
         self.public_streams = 0
         self.buffered_bytes = 0
         self.tasks: set[asyncio.Task[None]] = set()
+        self.refusals = RefusalLine(loop)
         self.max_small_bytes = min(MIN_FRAME_BYTES, config.max_message_bytes + PREFIX_BYTES)
         self._timer: asyncio.TimerHandle | None = None
         self._timed: dict[OpenCall, None] = {}

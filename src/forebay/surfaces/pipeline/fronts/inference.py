@@ -9,7 +9,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from forebay.errors import ForebayError, InternalError, UserCodeError
+from forebay.errors import ForebayError, InternalError, QueueFull, UserCodeError
 from forebay.surfaces.pipeline.codes import CustomExceptionCode, numbered
 from forebay.surfaces.pipeline.dag.service import PipelineService
 from forebay.surfaces.pipeline.ops import packing
@@ -77,6 +77,11 @@ def begin(
         return None
     safely = partial(_respond, respond)
     if isinstance(inference, PipelineService):
+        if inference.endpoint.is_full():  # before anything is read
+            full = QueueFull(f"the queue of '{inference.endpoint.name}' is full; try again later")
+            inference.endpoint.reject(full)
+            respond(full)
+            return None
         direct = inference.submit(request, deadline=deadline, peer=peer, respond=safely)
         if direct is not None:
             return partial(inference.cancel, direct)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from forebay.errors import ForebayError, TooLarge
+from forebay.errors import ForebayError, QueueFull, TooLarge
 from forebay.protocols.native import Contract, status_of
 from forebay.protocols.pipeline import rest
 from forebay.server.app import Served
@@ -104,7 +104,9 @@ class _Asked:
             call_off()
 
     def reject(self, error: ForebayError) -> None:
-        """Count a request that was refused before it came here: nothing counts those."""
+        """Count a request that was refused before it came here: those of a full queue are the graph's."""
+        if isinstance(error, QueueFull):
+            self._service.endpoint.reject(error)
 
     def _reply(self, request: Request, outcome: Any) -> None:
         if request in self._open:
