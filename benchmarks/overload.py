@@ -100,8 +100,7 @@ def rows_of(name: str, figures: Figures) -> list[list[str]]:
     for (factor, connections), floods in figures.floods.items():
         shares = [found.accepted / closed for found, closed in zip(floods, figures.closed, strict=False)]
         slower = [
-            found.accepted_p99_ms / max(calm, 0.001)
-            for found, calm in zip(floods, figures.calm_p99_ms, strict=False)
+            found.accepted_p99_ms / max(calm, 0.001) for found, calm in zip(floods, figures.calm_p99_ms, strict=False)
         ]
         accepted, late = median(shares), median(slower)
         refused = median(found.refused_p99_ms for found in floods)
@@ -130,7 +129,9 @@ def rows_of(name: str, figures: Figures) -> list[list[str]]:
 
 
 def write(path: Path, all_figures: dict[str, Figures], options: argparse.Namespace) -> None:
-    heads = "server|offered|connections|accepted/s|/ closed loop|p99 ms|/ p99 at 0.8|refused/s|p99 ms|errors|".split("|")
+    heads = "server|offered|connections|accepted/s|/ closed loop|p99 ms|/ p99 at 0.8|refused/s|p99 ms|errors|".split(
+        "|"
+    )
     rows = [row for name, figures in all_figures.items() for row in rows_of(name, figures)]
     memory = [
         [name, f"{median(f.closed):,.0f}", f"{median(f.calm_p99_ms):.1f}"]
