@@ -87,9 +87,9 @@ def measure(running: Running, figures: Figures, options: argparse.Namespace, rou
             found = flood(running, factor * closed, connections, options, round_)
             figures.floods.setdefault((factor, connections), []).append(found)
             say(
-                f"{running.server.name:16} {factor:4g}x {connections:5} connections: accepted {found.accepted:9,.0f}/s "
-                f"({found.accepted / closed:.2f}), p99 {found.accepted_p99_ms:.0f} ms; refused {found.refused:9,.0f}/s, "
-                f"p99 {found.refused_p99_ms:.0f} ms; errors {found.errors}"
+                f"{running.server.name:16} {factor:4g}x {connections:5} connections: accepted {found.accepted:9,.0f}/s"
+                f" ({found.accepted / closed:.2f}), p99 {found.accepted_p99_ms:.0f} ms; refused {found.refused:9,.0f}/s,"
+                f" p99 {found.refused_p99_ms:.0f} ms; errors {found.errors}"
             )
     figures.memory.append((before, sum(map(proc.pss_mib, running.pids()))))
     running.check_answer()
@@ -129,9 +129,8 @@ def rows_of(name: str, figures: Figures) -> list[list[str]]:
 
 
 def write(path: Path, all_figures: dict[str, Figures], options: argparse.Namespace) -> None:
-    heads = "server|offered|connections|accepted/s|/ closed loop|p99 ms|/ p99 at 0.8|refused/s|p99 ms|errors|".split(
-        "|"
-    )
+    heads = ["server", "offered", "connections", "accepted/s", "/ closed loop", "p99 ms", "/ p99 at 0.8"]
+    heads += ["refused/s", "p99 ms", "errors", ""]
     rows = [row for name, figures in all_figures.items() for row in rows_of(name, figures)]
     memory = [
         [name, f"{median(f.closed):,.0f}", f"{median(f.calm_p99_ms):.1f}"]
@@ -143,8 +142,8 @@ def write(path: Path, all_figures: dict[str, Figures], options: argparse.Namespa
         "date": time.strftime("%d %b %Y %H:%M"),
         **report.machine(),
         "rounds": f"{options.rounds}, {options.seconds:g} s a flood, {options.idle:,} idle connections beside it",
-        "bars": f"accepted / closed loop >= {ACCEPTED_BAR}, its p99 at most {LATENCY_BAR:g} times that at {CALM} of the "
-        "closed loop's rate, refusals' p99 at most 100 ms (400 connections) and 1 s (2,000), no error",
+        "bars": f"accepted / closed loop >= {ACCEPTED_BAR}, its p99 at most {LATENCY_BAR:g} times that at {CALM} of the"
+        " closed loop's rate, refusals' p99 at most 100 ms (400 connections) and 1 s (2,000), no error",
     }
     text = [
         "# Overload\n\nWritten by `python -m benchmarks.overload`; [README.md](README.md) says how it measures.\n",
