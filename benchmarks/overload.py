@@ -88,7 +88,7 @@ def measure(running: Running, figures: Figures, options: argparse.Namespace, rou
             figures.floods.setdefault((factor, connections), []).append(found)
             say(
                 f"{running.server.name:16} {factor:4g}x {connections:5} connections: accepted {found.accepted:9,.0f}/s"
-                f" ({found.accepted / closed:.2f}), p99 {found.accepted_p99_ms:.0f} ms; refused {found.refused:9,.0f}/s,"
+                f" ({found.accepted / closed:.2f}), p99 {found.accepted_p99_ms:.0f} ms, no: {found.refused:8,.0f}/s,"
                 f" p99 {found.refused_p99_ms:.0f} ms; errors {found.errors}"
             )
     figures.memory.append((before, sum(map(proc.pss_mib, running.pids()))))
