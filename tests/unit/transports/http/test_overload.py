@@ -10,15 +10,17 @@ from tests.unit.transports.http.driven import Door, request
 from forebay.errors import QueueFull
 from forebay.protocols.native import Contract
 from forebay.transports.http.conversation import DUE, GONE, IDLE
+from forebay.transports.refusal_line import RefusalLine
 from forebay.types.call import Failure
 
 ID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{1,8}")
 
 
-class Line:
+class Line(RefusalLine):
     """Tells nobody until the test does."""
 
-    def __init__(self):
+    def __init__(self, loop):
+        super().__init__(loop)
         self.waiting = []
 
     def refuse(self, who):
@@ -29,7 +31,8 @@ class Line:
             self.waiting.pop(0).tell_refused()
             count -= 1
 
-    stop = tell
+    def stop(self):
+        self.tell()
 
 
 @pytest.fixture
@@ -39,7 +42,7 @@ def doors():
     def make(*, room=1, **more):
         door = Door(waits=True, **more)
         door.alpha.room = room
-        door.lane._line = Line()
+        door.lane._line = Line(door.loop)
         opened.append(door)
         return door
 
