@@ -11,6 +11,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -82,8 +84,8 @@ class Rig:
         """G2: `done` exactly once per batch. And nothing is left in memory that is shared."""
         assert [len(found) for found in self.answers.values()] == [1] * len(self.answers)
         assert self.pool.idle == 0
-        folder = getattr(self.pool, "_folder", None)
-        assert folder is None or not folder.exists()
+        entrance = getattr(self.pool, "_entrance", None)
+        assert entrance is None or not Path(entrance.path).exists()
 
     def submit(self, *bodies, on_parts=None, **fields):
         entries = [Request(body=body, reply=lambda *_: None, **fields) for body in bodies]
@@ -550,15 +552,30 @@ def test_large_bodies_arrive_both_ways(kind):
     run(main())
 
 
-def test_memory_that_is_shared_is_not_in_any_folder_while_it_is_used():
-    """Nothing is left behind, even if the server is killed."""
+SERVER = """
+import asyncio, os, signal, sys
+sys.path.insert(0, {root!r})
+from forebay.workers import shm
+from tests.pools.test_pool_contract import Rig, pool_of
+shm._PREFIX = {prefix!r}
 
-    async def main():
-        async with Rig(pool_of("processes", workers=2)) as rig:
-            await rig.run(b"x" * (600 * 1024))
-            assert sorted(path.name for path in rig.pool._folder.iterdir()) == ["lock", "socket"]
+async def main():
+    async with Rig(pool_of("processes", workers=2)) as rig:
+        await rig.run(b"x" * (600 * 1024))
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    run(main())
+asyncio.run(main())
+"""
+
+
+def test_nothing_is_left_in_memory_of_a_server_that_was_killed(tmp_path):
+    """F26."""
+    prefix = f"forebay-test-{os.getpid()}-left-"
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER.format(root=ROOT, prefix=prefix)], env={**os.environ, "TMPDIR": str(tmp_path)}
+    ) as server:
+        assert server.wait(50) == -signal.SIGKILL
+    assert [*Path("/dev/shm").glob(prefix + "*"), *tmp_path.iterdir()] == []
 
 
 def test_what_a_killed_server_left_behind_is_removed_by_the_next(tmp_path, monkeypatch):
@@ -1005,7 +1022,7 @@ def test_who_does_not_speak_the_protocol_is_hung_up_on(said):
             loop = asyncio.get_running_loop()
             with socket.socket(socket.AF_UNIX) as stranger:
                 stranger.setblocking(False)
-                await loop.sock_connect(stranger, str(rig.pool._folder / "socket"))
+                await loop.sock_connect(stranger, rig.pool._entrance.path)
                 await loop.sock_sendall(stranger, said)
                 try:
                     assert await asyncio.wait_for(loop.sock_recv(stranger, 100), PATIENCE_S) == b""

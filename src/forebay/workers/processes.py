@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run batches in worker processes that may die at any time.
 
-Theory of operation. The pool listens on a unix socket in a private folder; its workers are started and replaced by a
-supervisor each (`supervisor.py`), and dial in and speak first (`frames.py`, `slot.py`, `child.py`). What happens to the
-batch of a worker that dies stands in `slots.py`. When no worker is left and none can be had, the pool refuses with the
-reason until one is back.
+Theory of operation. The pool listens on a unix socket that is in no folder (`entrance.py`); its workers are started and
+replaced by a supervisor each (`supervisor.py`), and dial in and speak first (`frames.py`, `slot.py`, `child.py`). What
+happens to the batch of a worker that dies stands in `slots.py`. When no worker is left and none can be had, the pool
+refuses with the reason until one is back.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ import asyncio
 import contextlib
 import functools
 import logging
-import os
-import shutil
 import time
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import InvalidRequest, ModelError, Unavailable, revive
 from forebay.workers import shm
+from forebay.workers.entrance import Entrance
 from forebay.workers.pool import PoolStatistics
 from forebay.workers.slot import Slot
 from forebay.workers.slots import SlotPool
@@ -129,8 +127,7 @@ class ProcessPool(SlotPool[Slot]):
         self._on_death = on_death
         self._workers = [Worker(index) for index in range(workers)]
         self._stagger = stagger
-        self._folder: Path | None = None
-        self._lock: int | None = None
+        self._entrance: Entrance | None = None
         self._server: asyncio.Server | None = None
         self._changed: asyncio.Event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -143,8 +140,8 @@ class ProcessPool(SlotPool[Slot]):
         """
         self._loop = asyncio.get_running_loop()
         try:
-            self._folder, self._lock = shm.private_folder()
-            self._server = await self._loop.create_unix_server(lambda: Slot(self), str(self._folder / "socket"))
+            self._entrance = Entrance()
+            self._server = await self._loop.create_unix_server(lambda: Slot(self), sock=self._entrance.take_listener())
             for worker in self._workers:
                 self._begin(worker)
                 if self._stagger:
@@ -190,11 +187,8 @@ class ProcessPool(SlotPool[Slot]):
         if self._server is not None:
             self._server.close()
         self._fail_orphans()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        if self._entrance is not None:
+            self._entrance.close()
 
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""
@@ -281,7 +275,8 @@ class ProcessPool(SlotPool[Slot]):
             with contextlib.suppress(RuntimeError):  # the loop is closed: the server has stopped meanwhile
                 self._loop.call_soon_threadsafe(act, worker, *what)
 
-        address = f"unix:{self._folder}/socket"
+        assert self._entrance is not None
+        address = f"unix:{self._entrance.path}"
         supervisor = Supervisor(
             f"worker {worker.index}",
             lambda: self._start_worker(address, worker.index),

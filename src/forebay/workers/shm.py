@@ -38,7 +38,7 @@ _PREFIX = "forebay-"
 
 
 def private_folder() -> tuple[Path, int]:
-    """Make a folder for sockets that only this user can enter, in memory if there is a place for it.
+    """Make a folder that only this user can enter, in memory if there is a place for it.
 
     Returns:
         The folder, and the descriptor that holds its lock.

@@ -14,8 +14,6 @@ import contextlib
 import logging
 import os
 import select
-import shutil
-import socket
 import sys
 import threading
 from pathlib import Path
@@ -27,8 +25,8 @@ from forebay.errors import ConfigError, RunnerFailed
 from forebay.serving.servings.execution import Executed
 from forebay.serving.servings.packing import pack, unpack
 from forebay.serving.servings.serving_runner import place_of
-from forebay.workers import shm
 from forebay.workers.blocking import BlockingSlot
+from forebay.workers.entrance import Entrance
 from forebay.workers.supervisor import END_S, Supervisor, start_worker
 
 if TYPE_CHECKING:
@@ -48,23 +46,21 @@ log = logging.getLogger("forebay.workers")
 class ProcessPartition:
     """A partition that runs its batches in a process of its own."""
 
-    def __init__(self, folder: _Folder, index: int, batch_keys: Sequence[Any], open_with: Mapping[str, Any]) -> None:
+    def __init__(self, index: int, batch_keys: Sequence[Any], open_with: Mapping[str, Any]) -> None:
         """Start the process; `greet` waits for it.
 
         Args:
-            folder: Private; for the socket.
             index: Number of the partition.
             batch_keys: The serving's.
             open_with: What the worker is told to run.
         """
-        self._folder = folder
         self._index = index
         self._keys = {key: number for number, key in enumerate(batch_keys)}
         self._open_with = open_with
         self._on_change: Callable[[], None] = lambda: None
         self._closing = threading.Lock()
         self._in_use = threading.Lock()
-        self._listener: socket.socket | None = None
+        self._entrance: Entrance | None = None
         self._connection: BlockingSlot | None = None
         self._life = 0
         self._supervisor = Supervisor(
@@ -150,32 +146,28 @@ class ProcessPartition:
     def close(self) -> None:
         """End the process."""
         with self._closing:
-            if self._folder.has_left(self):
+            if self._supervisor.is_stopping:
                 return
             self._supervisor.stop()
             connection = self._connection
             if connection is not None:
                 connection.stop()
             self._supervisor.join(0.0 if connection is None else END_S)
-            self._folder.leave(self)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        path = self._folder.path / f"socket-{self._index}-{self._supervisor.lives}"
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        entrance = Entrance()
         try:
-            listener.bind(str(path))
-            listener.listen(1)
-            process = start_worker(f"unix:{path}", self._index)
+            process = start_worker(f"unix:{entrance.path}", self._index)
         except BaseException:
-            listener.close()
+            entrance.close()
             raise
-        self._listener = listener
+        self._entrance = entrance
         return process
 
     def _load(self, process: subprocess.Popen[bytes]) -> None:
         """Let the process in and wait until the module is initialised."""
-        assert self._listener is not None
-        with contextlib.closing(self._listener) as listener:
+        assert self._entrance is not None
+        with contextlib.closing(self._entrance) as entrance, entrance.take_listener() as listener:
             ended = os.pidfd_open(process.pid)
             try:
                 select.select([listener, ended], [], [])
@@ -185,7 +177,6 @@ class ProcessPartition:
                 raise EOFError from None
             finally:
                 os.close(ended)
-                Path(listener.getsockname()).unlink(missing_ok=True)
         accepted.setblocking(True)
         self._life = self._supervisor.lives
         connection = self._connection = BlockingSlot(accepted)
@@ -193,8 +184,8 @@ class ProcessPartition:
 
     def _ended(self, _end: End) -> None:
         """The process has ended, though a child that it forked may hold its socket open."""
-        if self._listener is not None:
-            self._listener.close()
+        if self._entrance is not None:
+            self._entrance.close()
         if self._connection is not None:
             self._connection.hang_up()
             with self._in_use:
@@ -206,26 +197,6 @@ class ProcessPartition:
         self._on_change()
 
 
-class _Folder:
-    """The private folder of all partitions of one serving; the last one to be closed removes it."""
-
-    def __init__(self, partitions: int) -> None:
-        self.path, self._lock = shm.private_folder()
-        self._partitions = partitions
-        self._left: set[ProcessPartition] = set()
-
-    def has_left(self, partition: ProcessPartition) -> bool:
-        """Return whether a partition was closed."""
-        return partition in self._left
-
-    def leave(self, partition: ProcessPartition) -> None:
-        """One partition was closed."""
-        self._left.add(partition)
-        if len(self._left) == self._partitions:
-            shutil.rmtree(self.path, ignore_errors=True)
-            os.close(self._lock)
-
-
 def process_partitions(serving: Serving[Any, Any], options: ProcessOptions, count: int) -> list[ProcessPartition]:
     """Start the processes of a serving and wait until its module is initialised in each.
 
@@ -235,7 +206,6 @@ def process_partitions(serving: Serving[Any, Any], options: ProcessOptions, coun
     """
     factory, kwargs = place_of(serving)
     given = _plain({name: value for name, value in msgspec.structs.asdict(options).items() if value is not None})
-    folder = _Folder(count)
     partitions: list[ProcessPartition] = []
     try:
         for index in range(count):
@@ -246,7 +216,7 @@ def process_partitions(serving: Serving[Any, Any], options: ProcessOptions, coun
                 "threads": 1,
                 "path": [str(Path(path).resolve()) for path in sys.path],
             }
-            partitions.append(ProcessPartition(folder, index, options.batch_keys, open_with))
+            partitions.append(ProcessPartition(index, options.batch_keys, open_with))
         for partition in partitions:
             partition.greet()
     except BaseException:

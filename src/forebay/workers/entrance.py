@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where processes dial in that this one starts: a unix socket that is in no folder.
+
+It is bound in a private folder and loses its name at once. Who may look into this process, that is the same user,
+still reaches it as a file that the process has open; so nothing is left behind however the process ends. Where the
+kernel does not let them look, as after a change of the user, the folder stays until `close`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from typing import TYPE_CHECKING
+
+from forebay.workers.shm import private_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BACKLOG = 128
+
+
+class Entrance:
+    """A socket that listens.
+
+    Attributes:
+        path: Where it is reached.
+    """
+
+    def __init__(self) -> None:
+        """Make it.
+
+        Raises:
+            OSError: There are too many open files, or there is no room for a folder.
+        """
+        self._descriptor: int | None = None
+        folder, self._lock = private_folder()
+        self._folder: Path | None = folder
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.path = str(folder / "socket")
+        try:
+            self._listener.bind(self.path)
+            self._lose_name()
+            self._listener.listen(BACKLOG)
+        except BaseException:
+            self.close()
+            raise
+
+    def take_listener(self) -> socket.socket:
+        """Return the socket that listens; it belongs to the caller from then on."""
+        taken = socket.socket(fileno=self._listener.detach())
+        taken.set_inheritable(False)
+        return taken
+
+    def close(self) -> None:
+        """Leave nothing behind; who has taken the listener closes it before."""
+        self._listener.close()
+        self._remove_folder()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _lose_name(self) -> None:
+        descriptor = self._descriptor = os.open(self.path, os.O_PATH | os.O_CLOEXEC)
+        nameless = f"/proc/{os.getpid()}/fd/{descriptor}"
+        if not _is_open_to_its_user() or not _leads_to_a_socket(nameless):
+            return
+        self.path = nameless
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(self._lock)
+
+
+def _is_open_to_its_user() -> bool:
+    """Whether other processes of this user may look into this one; after a change of the user they may not."""
+    try:
+        return os.stat(f"/proc/{os.getpid()}").st_uid == os.geteuid()  # noqa: PTH116
+    except OSError:
+        return False
+
+
+def _leads_to_a_socket(path: str) -> bool:
+    """Try a path that leads to a socket which does not listen yet."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The socket at which processes arrive that were started here."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from forebay.workers import entrance, shm
+from forebay.workers.entrance import Entrance
+
+
+@pytest.fixture
+def prefix(monkeypatch, tmp_path):
+    found = f"forebay-test-{os.getpid()}-{tmp_path.name}-"
+    monkeypatch.setattr(shm, "_PREFIX", found)
+    return found
+
+
+def folders(prefix):
+    return list(Path("/dev/shm").glob(prefix + "*"))
+
+
+def arrives(path, listener):
+    with socket.socket(socket.AF_UNIX) as guest:
+        guest.connect(path)
+        accepted, _ = listener.accept()
+        accepted.close()
+
+
+def test_it_is_reached_and_is_in_no_folder(prefix):
+    """F26."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    made = Entrance()
+    assert folders(prefix) == []
+    with made.take_listener() as listener:
+        arrives(made.path, listener)
+        arrives(made.path, listener)
+    made.close()
+    made.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_after_a_change_of_the_user_the_folder_stays_until_it_closes(prefix, monkeypatch):
+    monkeypatch.setattr(entrance, "_is_open_to_its_user", lambda: False)
+    made = Entrance()
+    assert [str(folder / "socket") for folder in folders(prefix)] == [made.path]
+    with made.take_listener() as listener:
+        arrives(made.path, listener)
+    made.close()
+    assert folders(prefix) == []
