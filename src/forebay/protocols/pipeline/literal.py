@@ -47,8 +47,55 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 DEFAULT: Final = Limits()
 
+MAX_ODD_KEYS: Final = 20_000
+"""Keys that are no texts, in all texts of a request."""
 _MAX_ODD_KEYS: Final = 2_000
-"""Numbers and tuples as keys can be chosen so that all of them collide, which makes a dict quadratic."""
+"""Those of a text. Numbers and tuples can be chosen so that they collide, which makes a dict quadratic."""
+_MAX_EQUAL_HASHES: Final = 64
+"""Those of a text that have a hash of others; no other keys collide as badly."""
+_FREE_BYTES: Final = 1024 * 1024
+_BYTES_OF_ONE: Final = 32
+"""What arrays may take for each character of the texts, beside what is free."""
+
+
+class TooMuch(Exception):
+    """The values of a request would take more than its texts allow for."""
+
+
+class Budget:
+    """What the values of one request may take together; counted before it is taken."""
+
+    def __init__(self, characters: int, limits: Limits = DEFAULT) -> None:
+        """Allow for texts of so many characters."""
+        self.limits = limits
+        self._left_bytes = _FREE_BYTES + _BYTES_OF_ONE * characters
+        self._left_keys = MAX_ODD_KEYS
+
+    def take(self, size: int) -> None:
+        """Count an array.
+
+        Raises:
+            _NotLiteral: If it is too large for any text.
+            TooMuch: If it is too large for this request.
+        """
+        if size > self.limits.max_bytes:
+            raise _NotLiteral
+        self._left_bytes -= size
+        if self._left_bytes < 0:
+            msg = f"arrays may take {_BYTES_OF_ONE} bytes for each character of the request, and {_FREE_BYTES} more"
+            raise TooMuch(msg)
+
+    def take_keys(self, count: int) -> None:
+        """Count keys that are no texts.
+
+        Raises:
+            TooMuch: If there are too many in this request.
+        """
+        self._left_keys -= count
+        if self._left_keys < 0:
+            msg = f"at most {MAX_ODD_KEYS} keys that are no texts are read"
+            raise TooMuch(msg)
+
 
 # Repeats are possessive, so that a text of any length takes no stack; int() and float() judge the underscores.
 _TOKEN: Final = re.compile(
@@ -103,13 +150,17 @@ class _NotLiteral(Exception):
     """The text is outside of the grammar or over a limit."""
 
 
-def parse(text: str, mode: Mode, limits: Limits = DEFAULT) -> Any:
+def parse(text: str, mode: Mode, limits: Limits = DEFAULT, budget: Budget | None = None) -> Any:
     """Return what a text says, or the text itself where it says nothing this mode reads.
 
     Args:
         text: The text.
         mode: "raw" reads nothing, "ndarray" only the text of one array, "literal" the whole grammar.
         limits: What is read at most.
+        budget: What it has in common with other texts; None if it stands alone.
+
+    Raises:
+        TooMuch: If that is used up.
     """
     if mode == "raw" or len(text) > limits.max_bytes or (mode == "ndarray" and _IS_ARRAY.match(text) is None):
         return text
@@ -118,8 +169,12 @@ def parse(text: str, mode: Mode, limits: Limits = DEFAULT) -> Any:
             numbers = _bare_numbers(text, limits)
             if numbers is not None:
                 return numbers
-        value = _Parser(text, limits).whole()
+        value = _Parser(text, limits, budget or Budget(len(text), limits)).whole()
     except (_NotLiteral, ValueError, TypeError, OverflowError):
+        return text
+    except TooMuch:
+        if budget is not None:
+            raise
         return text
     # The text begins with "array(", so it is either one array or several values in a row.
     return text if mode == "ndarray" and type(value) is tuple else value
@@ -220,7 +275,7 @@ def _is_within(data: bytes, limits: Limits) -> bool:
     return not brackets
 
 
-def _numbers(region: str, dtype: str | None, limits: Limits) -> Any:
+def _numbers(region: str, dtype: str | None, limits: Limits, budget: Budget) -> Any:
     """Return the array of a nested list of numbers or booleans; None if it is something else.
 
     Raises:
@@ -252,6 +307,7 @@ def _numbers(region: str, dtype: str | None, limits: Limits) -> Any:
     flat = _flat(data, float if is_float else int)
     if flat is None:
         return None
+    budget.take(8 * len(flat))
     try:
         made = np.array(flat, dtype=np.float64 if is_float else np.int64)
     except OverflowError:
@@ -260,7 +316,7 @@ def _numbers(region: str, dtype: str | None, limits: Limits) -> Any:
         made = np.array(flat, dtype=np.uint64)
     if is_bool:
         made = made.astype(bool)
-    return made.reshape(shape) if dtype is None else _cast(made, dtype, limits).reshape(shape)
+    return made.reshape(shape) if dtype is None else _cast(made, dtype, budget).reshape(shape)
 
 
 def _flat(data: bytes, kind: Any) -> list[Any] | None:
@@ -299,7 +355,7 @@ def _shape_of(structure: bytes, limits: Limits) -> tuple[int, ...]:
     return tuple(reversed(shape))
 
 
-def _cast(array: Any, dtype: str, limits: Limits) -> Any:
+def _cast(array: Any, dtype: str, budget: Budget) -> Any:
     """Convert an array of any kind to what its text says it is.
 
     Raises:
@@ -309,8 +365,9 @@ def _cast(array: Any, dtype: str, limits: Limits) -> Any:
 
     width = _TEXT_DTYPE.fullmatch(dtype)
     if width is not None:
-        if array.dtype.kind != "U" or array.size * int(width[1] or 1) * 4 > limits.max_bytes:
+        if array.dtype.kind != "U":
             raise _NotLiteral
+        budget.take(max(array.size * int(width[1] or 1) * 4 - array.nbytes, 0))
         return array.astype(f"<U{width[1]}")
     if array.dtype.kind == "U" or dtype == "str":
         if array.dtype.kind != "U" or dtype != "str":
@@ -327,6 +384,7 @@ def _cast(array: Any, dtype: str, limits: Limits) -> Any:
             and not bounds.min <= int(array.min()) <= int(array.max()) <= bounds.max
         ):
             raise _NotLiteral
+    budget.take(max(array.size * target.itemsize - array.nbytes, 0))
     with np.errstate(over="ignore"):
         return array.astype(target)
 
@@ -338,9 +396,11 @@ def _cast(array: Any, dtype: str, limits: Limits) -> Any:
 class _Parser:
     """Reads one text, a token ahead: every method leaves the token behind what it read as the current one."""
 
-    def __init__(self, text: str, limits: Limits) -> None:
+    def __init__(self, text: str, limits: Limits, budget: Budget) -> None:
         self._text = text
         self._limits = limits
+        self._budget = budget
+        self._odd_keys = self._equal_hashes = 0
         self._position = 0
         self._left: int = limits.max_tokens
         self._depth = 0
@@ -415,7 +475,7 @@ class _Parser:
             if isinstance(value, bool | int | float | str):
                 import numpy as np
 
-                return _cast(np.asarray(value), _SCALARS[word], self._limits)[()]
+                return _cast(np.asarray(value), _SCALARS[word], self._budget)[()]
         raise _NotLiteral
 
     def _signed(self, sign: str) -> Any:
@@ -462,13 +522,24 @@ class _Parser:
                 break
             self._next()
         self._take("}")
-        if sum(not isinstance(key, str) for key in keys) > _MAX_ODD_KEYS:
-            raise _NotLiteral
+        odd = [key for key in keys if not isinstance(key, str)]
+        if odd:
+            self._count_odd(odd)
         if len(values) == len(keys):
             return dict(zip(keys, values, strict=True))
         if values:
             raise _NotLiteral
         return set(keys)
+
+    def _count_odd(self, keys: list[Any]) -> None:
+        """Count keys that may collide, before they do."""
+        self._budget.take_keys(len(keys))
+        self._odd_keys += len(keys)
+        if self._odd_keys > _MAX_ODD_KEYS:
+            raise _NotLiteral
+        self._equal_hashes += len(keys) - len(set(map(hash, keys)))
+        if self._equal_hashes > _MAX_EQUAL_HASHES:
+            raise _NotLiteral
 
     def _array(self) -> Any:
         if not self._is("("):
@@ -481,7 +552,7 @@ class _Parser:
                 return quick
         value = self._element()
         dtype, shape = self._array_options()
-        return _made(value, dtype, shape, self._limits)
+        return _made(value, dtype, shape, self._budget)
 
     def _quick_array(self, start: int) -> Any:
         """Read an array of numbers; None, without having moved, if it is of something else or small."""
@@ -494,7 +565,7 @@ class _Parser:
         self._position = end
         self._next()
         dtype, shape = self._array_options()
-        array = _numbers(text[start:end], dtype, self._limits)
+        array = _numbers(text[start:end], dtype, self._limits, self._budget)
         if array is None:
             self._position, self._left, self._kind, self._read = before
         elif shape not in {None, array.shape}:
@@ -542,7 +613,7 @@ _QUICK: Final = 8
 """Arrays with fewer commas are read token by token."""
 
 
-def _made(value: Any, dtype: str | None, shape: tuple[int, ...] | None, limits: Limits) -> Any:
+def _made(value: Any, dtype: str | None, shape: tuple[int, ...] | None, budget: Budget) -> Any:
     """Return the array of a value that was read element by element."""
     import numpy as np
 
@@ -552,16 +623,14 @@ def _made(value: Any, dtype: str | None, shape: tuple[int, ...] | None, limits: 
         return made if shape is None else made.reshape(shape)
     kinds = set(map(type, leaves))
     if kinds == {str}:
-        # Every element takes the room of the longest.
-        if max(map(len, leaves)) * len(leaves) * 4 > limits.max_bytes:
-            raise _NotLiteral
+        budget.take(max(map(len, leaves)) * len(leaves) * 4)  # every element takes the room of the longest
     elif not kinds <= {bool, int, float}:
         raise _NotLiteral
     made = np.array(value, dtype=dtype if kinds == {int} and dtype == "uint64" else None)
     if made.dtype.kind == "O":
         raise _NotLiteral
     if dtype is not None:
-        made = _cast(made, dtype, limits)
+        made = _cast(made, dtype, budget)
     if shape not in {None, made.shape}:
         raise _NotLiteral
     return made

@@ -10,6 +10,7 @@ from google.protobuf import json_format
 
 from forebay.errors import Code, ForebayError, InvalidRequest
 from forebay.protocols.pipeline.messages import Request, Response
+from forebay.protocols.pipeline.tensors import MAX_TENSORS
 
 CODES: Final[dict[Code, tuple[int, int]]] = {
     Code.INVALID_ARGUMENT: (3, 400),
@@ -25,6 +26,14 @@ CODES: Final[dict[Code, tuple[int, int]]] = {
 _INT64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
+SMALL_BYTES: Final = 64 * 1024
+"""Longer bodies are read beside the loop."""
+SMALL_ODD_BYTES: Final = 4 * 1024
+"""Those with tensors, or of a message of the user's own, take much longer."""
+MAX_TEXTS: Final = 100_000
+"""Keys, and values, of a request."""
+
+
 class _Usual(msgspec.Struct):
     """A request as nearly all are: without tensors."""
 
@@ -37,14 +46,30 @@ class _Usual(msgspec.Struct):
     tensors: tuple[()] = ()
 
 
+class _Parts(msgspec.Struct):
+    """What may be many in a request, not read yet."""
+
+    key: msgspec.Raw = msgspec.Raw()
+    value: msgspec.Raw = msgspec.Raw()
+    tensors: msgspec.Raw = msgspec.Raw()
+
+
 _usual: Final = msgspec.json.Decoder(_Usual, strict=False)
+_parts: Final = msgspec.json.Decoder(_Parts)
+_raws: Final = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def is_quick(body: bytes, kind: Any = Request) -> bool:
+    """Tell whether reading a body takes a moment only."""
+    size = len(body)
+    return size <= SMALL_ODD_BYTES or (size <= SMALL_BYTES and kind is Request and b'"tensors"' not in body)
 
 
 def request_of(body: bytes, kind: Any = Request) -> Any:
     """Read a request; an empty body is an empty request, and unknown fields are skipped.
 
     Raises:
-        InvalidRequest: If it is no such JSON.
+        InvalidRequest: If it is no such JSON, or has too many values.
     """
     first = body.lstrip()[:1]
     if not first:
@@ -53,6 +78,8 @@ def request_of(body: bytes, kind: Any = Request) -> Any:
         msg = f"the body is no {kind.DESCRIPTOR.name} in JSON: it is no object"
         raise InvalidRequest(msg)
     if kind is Request:
+        if len(body) > SMALL_BYTES:
+            _count(body)
         try:
             usual = _usual.decode(body)
             return Request(
@@ -64,12 +91,42 @@ def request_of(body: bytes, kind: Any = Request) -> Any:
                 clientip=usual.clientip,
             )
         except (msgspec.DecodeError, UnicodeError, RecursionError):
-            pass  # it has tensors or null, or is wrong: the slower reader knows, and says what is wrong
+            _count(body)  # it has tensors or null, or is wrong: the slower reader knows, and says what is wrong
     try:
         return json_format.Parse(body, kind(), ignore_unknown_fields=True)
     except (json_format.ParseError, UnicodeError, RecursionError, ValueError) as error:
         msg = f"the body is no {kind.DESCRIPTOR.name} in JSON: {str(error)[:300]}"
         raise InvalidRequest(msg) from error
+
+
+def _count(body: bytes) -> None:
+    """Count what may be many before anything is made of it.
+
+    Raises:
+        InvalidRequest: If it is too many.
+    """
+    try:
+        parts = _parts.decode(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return  # whoever reads it says what is wrong
+    if max(_texts_in(bytes(parts.key)), _texts_in(bytes(parts.value))) > MAX_TEXTS:
+        msg = f"the request has too many keys or values; at most {MAX_TEXTS} are read"
+        raise InvalidRequest(msg)
+    tensors = bytes(parts.tensors)
+    # Every tensor has a brace; so may texts, but where there are very many braces nobody looks whose they are.
+    braces = tensors.count(b"{")
+    if braces > MAX_TENSORS and (braces > MAX_TEXTS or len(_raws.decode(tensors)) > MAX_TENSORS):
+        msg = f"the request has too many tensors; at most {MAX_TENSORS} are read"
+        raise InvalidRequest(msg)
+
+
+def _texts_in(data: bytes) -> int:
+    """Return how many texts there are at most in a list in JSON."""
+    quotes = data.count(b'"')
+    if quotes > 2 * MAX_TEXTS:  # some may stand in texts
+        data = data.replace(b"\\\\", b"")
+        quotes = data.count(b'"') - data.count(b'\\"')
+    return quotes // 2
 
 
 def response_json(response: Any) -> bytes:

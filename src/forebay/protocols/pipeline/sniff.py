@@ -24,6 +24,11 @@ from forebay.protocols.pipeline.messages import OldRequest, Request
 MAX_FIELDS: Final = 50_000
 """Fields that are looked at; a frame that has not told by then is of the present layout."""
 
+LARGE_BYTES: Final = 16 * 1024
+"""The fields of a longer frame are counted before it is parsed."""
+MAX_ALL_FIELDS: Final = 200_000
+"""Fields of a request and of its tensors, which may be as short as two bytes."""
+
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 _ELEM_TYPE: Final = 20
@@ -43,8 +48,11 @@ def request_of(data: bytes) -> Any:
     """Parse a request of either layout into a `Request`.
 
     Raises:
-        InvalidRequest: If it is of neither.
+        InvalidRequest: If it is of neither, or has too many fields.
     """
+    if len(data) > LARGE_BYTES and _fields_in(data, 0, len(data), MAX_ALL_FIELDS, inside=True) < 0:
+        msg = f"the request has too many fields; at most {MAX_ALL_FIELDS} are read"
+        raise InvalidRequest(msg)
     try:
         if not is_old(data):
             return Request.FromString(data)
@@ -79,6 +87,19 @@ def is_old(data: bytes) -> bool:
     except _Malformed:
         return False
     return third is not None and not _is_tensor(data, *third)
+
+
+def _fields_in(data: bytes, position: int, end: int, left: int, *, inside: bool) -> int:
+    """Count fields, and those of tensors; returns how many more there may be, and something negative if too many."""
+    try:
+        while position < end and left >= 0:
+            field, kind, start, position = _field(data, position, end)
+            left -= 1
+            if inside and field == 3 and kind == _LENGTH:
+                left = _fields_in(data, start, position, left, inside=False)
+    except _Malformed:
+        pass  # the parser will say so
+    return left
 
 
 class _Malformed(Exception):

@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
 
 RPC_PACKAGE_ERROR: Final = 8000
 """The code of a request that cannot be unpacked."""
+
+MAX_TENSORS: Final = 1_024
+"""Tensors of a request, however little there is in them."""
 
 STRING: Final = 12
 BYTES: Final = 13
@@ -44,12 +47,15 @@ _NPY_MAGIC: Final = b"\x93NUMPY"
 _MAX_NPY_HEADER: Final = 10_000
 
 
-def unpack_all(tensors: Iterable[Any]) -> dict[str, Any]:
+def unpack_all(tensors: Collection[Any]) -> dict[str, Any]:
     """Return the arrays and texts of Tensors by name, and their levels of detail as `<name>.lod`.
 
     Raises:
-        InvalidRequest: If one cannot be read; its detail has the number of the error.
+        InvalidRequest: If one cannot be read, or there are too many; its detail has the number of the error.
     """
+    if len(tensors) > MAX_TENSORS:
+        msg = f"the request has {len(tensors)} tensors; at most {MAX_TENSORS} are read"
+        raise InvalidRequest(msg, detail={"err_no": RPC_PACKAGE_ERROR, "product": False})
     values: dict[str, Any] = {}
     for tensor in tensors:
         values[tensor.name] = _value(tensor)

@@ -47,6 +47,9 @@ Respond = Callable[[Any], None]
 SMALL_BYTES: Final = 64 * 1024
 """Requests and results up to this size are read and written on the loop, where no code of the project's is involved."""
 
+SMALL_COUNT: Final = 1_000
+"""So may those with up to this many keys and values."""
+
 AGAIN: Final = codes.CustomExceptionCode.TIMEOUT.value
 """What `dag.retry` tries again."""
 
@@ -417,7 +420,9 @@ def _named(error: Exception) -> ForebayError:
 
 def _bytes_of(request: Any) -> int:
     """Return about how much there is to read."""
-    return SMALL_BYTES + 1 if request.tensors else sum(map(len, request.value))
+    if request.tensors or len(request.value) + len(request.key) > SMALL_COUNT:
+        return SMALL_BYTES + 1
+    return sum(map(len, request.value))
 
 
 def _size_of(value: Any) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, InvalidRequest
 from forebay.protocols.pipeline import rest
-from forebay.surfaces.pipeline.fronts.inference import answer, told
+from forebay.surfaces.pipeline.fronts.inference import answer, read, told
 from forebay.transports.http.exchange import key_is_known
 
 if TYPE_CHECKING:
@@ -113,7 +113,11 @@ class PipelineHttp:
                 return None
             if len(body) > self._max_body_bytes:
                 return self._too_large()
-            request = rest.request_of(body, self._inference.request_class)
+            kind = self._inference.request_class
+            if rest.is_quick(body, kind):
+                request = rest.request_of(body, kind)
+            else:
+                request = await read(lambda: rest.request_of(body, kind))
             name_request(request, name, method)
             client = scope.get("client")
             peer = f"{client[0]}:{client[1]}" if client else ""

@@ -6,8 +6,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from forebay.errors import ForebayError, InternalError, QueueFull, UserCodeError
 from forebay.surfaces.pipeline.codes import CustomExceptionCode, numbered
@@ -15,12 +17,14 @@ from forebay.surfaces.pipeline.dag.service import PipelineService
 from forebay.surfaces.pipeline.ops import packing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from forebay.surfaces.pipeline.config import ErrorCodes
     from forebay.surfaces.pipeline.dag.service import Respond
 
 log = logging.getLogger("forebay.requests")
+
+T = TypeVar("T")
 
 
 class Inference(Protocol):
@@ -47,6 +51,15 @@ class Inference(Protocol):
             ForebayError: For faults of the transport only: too many requests, no time left, not ready.
         """
         ...
+
+
+_readers: Final = ThreadPoolExecutor(2, thread_name_prefix="forebay-pipeline-read")
+"""Where large requests are read; nothing of the project's runs there."""
+
+
+async def read(parse: Callable[[], T]) -> T:
+    """Read a request that takes its time beside the loop."""
+    return await asyncio.get_running_loop().run_in_executor(_readers, parse)
 
 
 async def answer(inference: Inference, request: Any, *, timeout_s: float | None, peer: str) -> Any:

@@ -7,6 +7,7 @@ the same; one set of tests asks both.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -17,7 +18,7 @@ from forebay.protocols.pipeline import rest
 from forebay.server.app import Served
 from forebay.serving.endpoint import EndpointConfig
 from forebay.surfaces.pipeline.fronts import http
-from forebay.surfaces.pipeline.fronts.inference import begin
+from forebay.surfaces.pipeline.fronts.inference import begin, read, told
 from forebay.transports.http.exchange import Route, error_headers
 from forebay.transports.http.refusals import Unauthorized
 from forebay.types.call import Failure
@@ -81,12 +82,28 @@ class _Asked:
 
     def submit(self, request: Request) -> None:
         """Answer a request."""
-        service = self._service
+        kind = self._service.request_class
+        if not rest.is_quick(request.body, kind):
+            self._open[request] = asyncio.ensure_future(self._submit_large(request)).cancel
+            return
         try:
-            asked = rest.request_of(request.body, service.request_class)
+            asked = rest.request_of(request.body, kind)
         except ForebayError as error:
             request.reply(request, Failure(error))
-            return
+        else:
+            self._begin(request, asked)
+
+    async def _submit_large(self, request: Request) -> None:
+        kind = self._service.request_class
+        try:
+            asked = await read(lambda: rest.request_of(request.body, kind))
+        except Exception as error:  # noqa: BLE001 - this client is told, and no other hears of it
+            self._reply(request, Failure(told(error)))
+        else:
+            self._begin(request, asked)
+
+    def _begin(self, request: Request, asked: Any) -> None:
+        service = self._service
         http.name_request(asked, self.name, self._method)
 
         def respond(found: Any) -> None:

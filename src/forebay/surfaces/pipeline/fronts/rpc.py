@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
@@ -10,7 +11,7 @@ from google.protobuf.message import DecodeError
 from forebay.errors import ForebayError, InvalidRequest
 from forebay.protocols.pipeline import sniff
 from forebay.protocols.pipeline.messages import METHOD, SERVICE, Request
-from forebay.surfaces.pipeline.fronts.inference import begin
+from forebay.surfaces.pipeline.fronts.inference import begin, read, told
 from forebay.transports.grpc.service import GrpcService
 
 if TYPE_CHECKING:
@@ -22,9 +23,23 @@ def services(inference: Inference) -> list[GrpcService]:
     """Return the gRPC services: the usual one, and those the user's schema calls the same thing."""
     request_class, response_class = inference.request_class, inference.response_class
 
-    def run(data: bytes, call: Call) -> None:
-        request = sniff.request_of(data) if request_class is Request else _parsed(request_class, data)
+    def parse(data: bytes) -> Any:
+        return sniff.request_of(data) if request_class is Request else _parsed(request_class, data)
 
+    def run(data: bytes, call: Call) -> None:
+        if len(data) <= sniff.LARGE_BYTES:
+            ask(parse(data), call)
+        else:
+            call.on_cancel = asyncio.ensure_future(run_large(data, call)).cancel
+
+    async def run_large(data: bytes, call: Call) -> None:
+        try:
+            request = await read(lambda: parse(data))
+            ask(request, call)
+        except Exception as error:  # noqa: BLE001 - this client is told, and no other hears of it
+            call.fail(told(error))
+
+    def ask(request: Any, call: Call) -> None:
         def respond(found: Any) -> None:
             if isinstance(found, ForebayError):
                 call.fail(found)

@@ -50,7 +50,8 @@ def unpack(request: Any, mode: RequestParse) -> dict[str, Any]:
     """Read the pairs and tensors of a request.
 
     Raises:
-        ForebayError: With 8000 if keys and values do not come in pairs, or a tensor cannot be read.
+        ForebayError: With 8000 if keys and values do not come in pairs, a tensor cannot be read, or the values would
+            take more than the request allows for.
     """
     keys, values = request.key, request.value
     if len(keys) != len(values):
@@ -60,7 +61,12 @@ def unpack(request: Any, mode: RequestParse) -> dict[str, Any]:
     if mode != "raw":
         from forebay.protocols.pipeline import literal
 
-        found = {name: literal.parse(text, mode) for name, text in found.items()}
+        budget = literal.Budget(sum(map(len, values)))
+        try:
+            found = {name: literal.parse(text, mode, budget=budget) for name, text in found.items()}
+        except literal.TooMuch as much:
+            text = f"the values of the request take too much: {much}"
+            raise error(CustomExceptionCode.RPC_PACKAGE_ERROR.value, text) from None
     if request.tensors:
         from forebay.protocols.pipeline import tensors
 
