@@ -139,6 +139,10 @@ BROKEN = {
     "a ping of seven bytes": (frame(PING, bytes(7)), {FRAME_SIZE_ERROR}),
     "a window update of three bytes": (frame(WINDOW_UPDATE, bytes(3)), {FRAME_SIZE_ERROR}),
     "a reset of three bytes": (OPEN + frame(RST_STREAM, bytes(3), stream=1), {FRAME_SIZE_ERROR}),
+    "a priority of four bytes for what nobody has opened": (
+        frame(PRIORITY, bytes(4), stream=1),
+        {FRAME_SIZE_ERROR},
+    ),
     "a goaway of seven bytes": (frame(GOAWAY, bytes(7)), {FRAME_SIZE_ERROR}),
     # 6: frames on streams where they have no place
     "data on stream 0": (frame(DATA, b"x"), {PROTOCOL_ERROR}),
@@ -174,6 +178,10 @@ BROKEN = {
     ),
     # 6.1, 6.2: padding
     "data that is all padding and more": (OPEN + frame(DATA, b"\x06abcde", flags=PADDED, stream=1), {PROTOCOL_ERROR}),
+    "data of a call that is over and is all padding": (
+        call("Nothing") + frame(DATA, b"\x06abcde", flags=PADDED, stream=1),
+        {PROTOCOL_ERROR},
+    ),
     "padded data without a length": (
         OPEN + frame(DATA, b"", flags=PADDED, stream=1),
         {PROTOCOL_ERROR, FRAME_SIZE_ERROR},
@@ -444,6 +452,14 @@ def test_bodies_that_are_no_message_are_refused(shared_port, unharmed, method, n
                 answer.trailers["grpc-accept-encoding"].replace(" ", "").split(",")
             )
         assert after(wire)
+
+
+def test_a_call_without_a_message_gets_the_same_however_it_ends(shared_port):
+    with Wire(shared_port) as wire:
+        wire.send(headers("Echo", flags=END_HEADERS | END_STREAM))
+        wire.send(headers("Echo", stream=3), data(b"", stream=3, flags=END_STREAM))
+        assert wire.answer(1).trailers == wire.answer(3).trailers
+        assert wire.answer(1).status == UNIMPLEMENTED
 
 
 @pytest.mark.parametrize("name", ["half a prefix", "half a message", "an unknown flag", "packed and broken"])

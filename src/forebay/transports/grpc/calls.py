@@ -227,7 +227,9 @@ class OpenCall:
                 self.end(Status.UNIMPLEMENTED, "the method takes one message, more were sent")
             elif self.is_half_closed:
                 message = self._take(inbox)
-                if message is None:
+                if message is None and not len(inbox):
+                    self.end(Status.UNIMPLEMENTED, "the method takes one message, none was sent")
+                elif message is None:
                     self.end(Status.INTERNAL, "the call ended within a message")
                 elif isinstance(message, bytes):
                     self._head.begin(self, message)

@@ -188,7 +188,7 @@ class Receiver:
             self._untold = 0
         call = self._calls.get(stream)
         if call is None or call.is_half_closed:
-            self._take_late_data(stream)
+            self._take_late_data(flags, stream, payload)
             return
         if flags & frames.PADDED:
             payload = frames.unpadded(flags & frames.PADDED, payload)
@@ -206,10 +206,11 @@ class Receiver:
         else:
             call.receive(payload, flow_bytes, is_last=bool(flags & frames.END_STREAM))
 
-    def _take_late_data(self, stream: int) -> None:
+    def _take_late_data(self, flags: int, stream: int, payload: bytes) -> None:
         if stream == 0 or stream > self.last_stream or not stream & 1:
             msg = f"DATA on stream {stream}, which is not open"
             raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
+        frames.unpadded(flags & frames.PADDED, payload)
         self._count_control()
         if stream not in self._ended:
             msg = f"DATA on stream {stream}, which is closed"
@@ -381,6 +382,8 @@ class Receiver:
                 _refuse_stream(kind, stream)
             if len(payload) != 5:
                 msg = "PRIORITY of a wrong length"
+                if stream > self.last_stream:  # what is not open cannot be reset
+                    raise ConnectionFault(Reason.FRAME_SIZE_ERROR, msg)
                 raise StreamFault(stream, Reason.FRAME_SIZE_ERROR, msg)
         elif kind == frames.GOAWAY:
             if stream:
