@@ -110,7 +110,9 @@ class Client:
         """Frames of one call, those of its message behind others' perhaps."""
         dice, stream = self.dice, self.stream
         self.stream += 2 * dice.choice((1, 1, 1, 1, 2))
-        if self.is_shifting and dice.random() < 0.9:  # blocks that are the same, and mean something else when the table has changed
+        if (
+            self.is_shifting and dice.random() < 0.9
+        ):  # blocks that are the same, and mean something else when the table has changed
             more = [("x-api-key", self.key)] if self.key is not None else []
             block = packed(header_list("Look") + more) + self.encoder.encode([("v", dice.choice("12"))], huffman=False)
         else:

@@ -30,10 +30,11 @@ def test_the_fuzzer_finds_a_head_that_is_learned_from_another_request(monkeypatc
 
 
 @pytest.mark.slow
-def test_the_fuzzer_finds_a_header_block_that_has_come_to_mean_something_else(monkeypatch):
+def test_the_fuzzer_finds_a_header_block_that_has_come_to_mean_something_else(monkeypatch, capsys):
     from tests.fuzz import door_grpc
 
     from forebay.transports.grpc.hpack import Decoder
 
     monkeypatch.setattr(Decoder, "changes", property(lambda _: 0, lambda _, value: None), raising=False)
     assert door_grpc.main(30.0, seed=5, enough=1) > 0
+    assert "another answer on stream" in capsys.readouterr().out
