@@ -29,6 +29,7 @@ from forebay.workers.inline import InlinePool
 from forebay.workers.pool import CREDIT
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
+from forebay.workers.supervisor import MAX_FAILURES
 from forebay.workers.threads import ThreadPool
 
 HERE = "tests.pools.runners"
@@ -742,10 +743,23 @@ def test_a_process_that_cannot_be_started_is_a_model_error(tmp_path):
     async def main():
         pool = ProcessPool(RunnerSpec(f"{HERE}:Told"), path=[ROOT], cwd=str(tmp_path / "missing"))
         try:
-            with pytest.raises((ModelError, ConfigError, OSError)):
-                await asyncio.wait_for(pool.start(), 1.0)
+            with pytest.raises(ModelError, match="worker 0 cannot be started: No such file"):  # F19
+                await asyncio.wait_for(pool.start(), PATIENCE_S)
         finally:
             await pool.stop(0.0)
+
+    run(main())
+
+
+def test_a_worker_that_dies_late_while_it_opens_is_a_model_error(monkeypatch, tmp_path):
+    # F20
+    monkeypatch.setattr("forebay.workers.supervisor.LIVED_S", 0.0)  # any life is long enough
+
+    async def main():
+        log = tmp_path / "log"
+        with pytest.raises(ModelError, match="worker 0 ended by signal 9 before it was ready"):
+            await asyncio.wait_for(pool_of("processes", "Unwilling", how="kill", log=str(log)).start(), PATIENCE_S)
+        assert log.read_text().count("open") == MAX_FAILURES
 
     run(main())
 
@@ -978,6 +992,58 @@ def test_a_worker_that_keeps_dying_is_started_with_pauses(tmp_path):
             await asyncio.sleep(1.2)
             assert 1 < log.read_text().count("open") <= 5
             assert (rig.pool.statistics().alive, rig.pool.idle) == (0, 0)
+
+    run(main())
+
+
+async def gives_up_and_comes_back(pool, breaks, mends, why):
+    """Kills the only worker while it cannot be replaced: who asks is told why at once, until it can."""
+    async with Rig(pool, grace_s=0.0) as rig:
+        (pid,) = await rig.run(["pid"])
+        breaks()
+        os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: why in rig.pool.statistics().problem)  # which readiness tells
+        outcomes = await rig.run("x", "y")
+        assert errors(outcomes) == [Unavailable] * 2
+        assert why in outcomes[0].error.message
+        assert (rig.pool.statistics().alive, rig.pool.statistics().idle) == (0, 0)
+        mends()
+        await eventually(lambda: rig.pool.statistics().alive)
+        assert await rig.run("again") == ["again"]
+        assert rig.pool.statistics().problem == ""
+
+
+def test_requests_are_refused_while_no_worker_can_be_started(tmp_path):
+    # F19
+    python, away = tmp_path / "python", tmp_path / "away"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    pool = ProcessPool(RunnerSpec(f"{HERE}:Told"), path=[ROOT], python=str(python))
+    why = "worker 0 cannot be started: No such file or directory"
+    run(gives_up_and_comes_back(pool, lambda: python.rename(away), lambda: away.rename(python), why))
+
+
+def test_requests_are_refused_while_workers_die_as_they_load(tmp_path):
+    # F20
+    log = tmp_path / "log"
+    pool = pool_of("processes", "Unwilling", how="kill", log=str(log), times=1)
+    run(gives_up_and_comes_back(pool, lambda: None, log.unlink, "worker 0 ended by signal 9 before it was ready"))
+
+
+def test_a_load_that_hangs_does_not_keep_others_from_being_replaced(tmp_path):
+    # F26
+    async def main():
+        spec = RunnerSpec(f"{HERE}:Told", {"hold": str(tmp_path / "hold")})
+        pool = ProcessPool(spec, workers=2, path=[ROOT], stagger=True)
+        async with Rig(pool, grace_s=0.0) as rig:
+            first, second = rig.pool.pids()
+            (tmp_path / "hold").touch()
+            os.kill(first, signal.SIGKILL)
+            await eventually((tmp_path / "hold.0").exists)  # the first one hangs as it loads again
+            (tmp_path / "hold").unlink()
+            os.kill(second, signal.SIGKILL)
+            await eventually(lambda: rig.pool.statistics().alive == 1 and rig.pool.idle == 1)
+            assert await rig.run("x") == ["x"]
 
     run(main())
 

@@ -96,7 +96,7 @@ def add_parser(commands: Any) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Serve until stopped."""
-    from forebay.observe.log import configure
+    from forebay.observe.log import configure, tell
     from forebay.surfaces.batching import Settings
     from forebay.surfaces.batching.app import Batching
     from forebay.transports.server import Server
@@ -119,10 +119,7 @@ def run(parsed: argparse.Namespace) -> int:
 
     def ready(host: str, port: int) -> None:
         shown = f"[{host}]" if ":" in host else host
-        sys.stderr.write(f"forebay: ready at http://{shown}:{port}\n")
-        for line in app.summary:
-            sys.stderr.write(f"forebay:   {line}\n")
-        sys.stderr.flush()
+        tell(f"ready at http://{shown}:{port}", *(f"  {line}" for line in app.summary))
 
     return Server(app, app.listener, drain_s=settings.timeout_ms / 1000, ready=ready).run()
 

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
 import forebay
 from forebay.errors import ConfigError, ModelError, nearest
+from forebay.observe.log import tell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,6 +50,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 2 when something the person wrote is wrong, 1 when a model fails."""
+    _open_standard_files()
     from forebay.cli import analyse, batching, call, check, nucleus, pipeline, serve, trace, worker
 
     parser = Parser(
@@ -72,13 +75,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return options.run(options)
     except (ConfigError, ModelError) as error:
-        sys.stderr.write(f"forebay: {error.message}\n")
-        trace = getattr(error, "trace", "")
-        if trace:
-            sys.stderr.write(trace if trace.endswith("\n") else trace + "\n")
+        trace = getattr(error, "trace", "").rstrip("\n")
+        tell(f"{error.message}\n{trace}" if trace else error.message)
         return USAGE_ERROR if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         return 130
+
+
+def _open_standard_files() -> None:
+    """Have something behind 0, 1 and 2: or the next file or socket would be, and take what libraries print."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -26,7 +26,8 @@ Serve a model or a project. TARGET is one of
   FOLDER or FILE     a project of another server: a folder with a nucleus.yaml, or that file; a file with a Ventu,
                        a script that runs a PipelineServer or a WebService (what follows -- are its arguments)
 
-SIGTERM and Ctrl+C drain: the port closes, what was accepted is answered, then the exit status is 0.
+SIGTERM, SIGHUP and Ctrl+C drain: the port closes, what was accepted is answered, then the exit status is 0. A second
+signal ends the drain.
 """
 
 
@@ -215,7 +216,7 @@ def options_of(parsed: argparse.Namespace) -> Options:
 
 def run(parsed: argparse.Namespace) -> int:
     """Serve until stopped."""
-    from forebay.observe.log import configure
+    from forebay.observe.log import configure, tell
     from forebay.surfaces import build
     from forebay.surfaces.serving import server_of
 
@@ -224,18 +225,13 @@ def run(parsed: argparse.Namespace) -> int:
     configure(options.log_level or "info", log_format)
     project = build(parsed.target, options)
     configure(options.log_level or project.log_level or "info", log_format)
-    for warning in project.warnings:
-        sys.stderr.write(f"forebay: warning: {warning}\n")
+    tell(*(f"warning: {warning}" for warning in project.warnings))
 
     def ready(address: str) -> None:
         is_local = any(f"//{local}:" in address for local in ("127.0.0.1", "[::1]"))
         open_to = " (this machine only; --host 0.0.0.0 opens it to others)" if is_local else ""
-        sys.stderr.write(f"forebay: ready at {address}{open_to}\n")
-        for line in project.summary:
-            sys.stderr.write(f"forebay:   {line}\n")
-        if project.app.door is not None:
-            sys.stderr.write(f"forebay:   workers attach at {project.app.door.shown}\n")
-        sys.stderr.flush()
+        door = [] if project.app.door is None else [f"workers attach at {project.app.door.shown}"]
+        tell(f"ready at {address}{open_to}", *(f"  {line}" for line in [*project.summary, *door]))
 
     return server_of(project, drain_s=options.drain_s, ready=ready).run()
 

@@ -7,6 +7,7 @@ Everything logs through the standard library under the name `forebay`; a request
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import logging
 import sys
@@ -61,3 +62,10 @@ def configure(level: str, format: LogFormat) -> None:
         logger.handlers = [handler]
         logger.setLevel(level.upper())
         logger.propagate = False
+
+
+def tell(*lines: str) -> None:
+    """Say something on stderr to whoever started this; a full disk or a closed terminal must not end what runs."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write("".join(f"forebay: {line}\n" for line in lines))
+        sys.stderr.flush()

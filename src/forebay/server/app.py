@@ -131,7 +131,12 @@ class App:
         self.begin_drain()
         if self.door is not None:
             self.door.close()
-        await asyncio.gather(*(one.endpoint.drain(grace_s) for one in self._served.values()))
+        drains = [one.endpoint.drain(grace_s) for one in self._served.values()]
+        for name, problem in zip(
+            list(self._served), await asyncio.gather(*drains, return_exceptions=True), strict=True
+        ):
+            if isinstance(problem, Exception):  # the others are to end all the same
+                log.error("model '%s' did not stop as it should", name, exc_info=problem)
         if self.door is not None:
             self.door.stop()
 

@@ -522,12 +522,14 @@ class Endpoint:
         self._sweep = None
         self._sweep_due = _NEVER
         now = time.monotonic()
-        for request in [request for request in self._open if request.deadline <= now + 0.001]:
-            if request.done:
-                continue
-            where = "while it ran" if 0.0 < request.taken < _NEVER else "before a worker was free"
-            timeout_ms = round((request.deadline - request.arrived) * 1000)
-            self._settle(request, Failure(DeadlineExceeded(f"{timeout_ms} ms were over {where}")))
-        earliest = min((request.deadline for request in self._open), default=_NEVER)
-        if earliest != _NEVER:
-            self._arm(earliest, now)
+        try:
+            for request in [request for request in self._open if request.deadline <= now + 0.001]:
+                if request.done:
+                    continue
+                where = "while it ran" if 0.0 < request.taken < _NEVER else "before a worker was free"
+                timeout_ms = round((request.deadline - request.arrived) * 1000)
+                self._settle(request, Failure(DeadlineExceeded(f"{timeout_ms} ms were over {where}")))
+        finally:  # a defect in one of them must not leave the others without a deadline
+            earliest = min((request.deadline for request in self._open), default=_NEVER)
+            if earliest != _NEVER:
+                self._arm(earliest, now)

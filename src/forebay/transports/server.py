@@ -7,7 +7,10 @@ import asyncio
 import gc
 import logging
 import signal
+import time
 from typing import TYPE_CHECKING, Protocol
+
+from forebay.transports.signals import LAST_S, Signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,7 +51,8 @@ class Server:
             app: What answers.
             listener: Its port.
             more: Further ports.
-            drain_s: Time that open requests have to end after SIGTERM or SIGINT; a second signal ends it.
+            drain_s: Time that open requests, and what follows an answer, have to end after SIGTERM, SIGINT or SIGHUP; a
+                second signal ends it.
             ready: Called with the address of `listener` once every model is loaded and the ports are open.
             stopping: Called before the drain begins.
         """
@@ -59,7 +63,7 @@ class Server:
         self._stopping = stopping
         self._status = 0
         self._stop: asyncio.Event | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_ready = self._is_over = False
         self._hurry: asyncio.Event | None = None
 
     def run(self) -> int:
@@ -70,8 +74,11 @@ class Server:
         """
         import uvloop
 
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(self._serve())
+        with (
+            Signals(self._signalled, self._patience_s, self._forced_status) as signals,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            return runner.run(self._serve(signals))
 
     def fail(self, status: int) -> None:
         """Stop with this exit status; call it on the loop."""
@@ -79,11 +86,9 @@ class Server:
         if self._stop is not None:
             self._stop.set()
 
-    async def _serve(self) -> int:
+    async def _serve(self, signals: Signals) -> int:
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
-        loop = self._loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled, number)
+        signals.attend(asyncio.get_running_loop())
         # The ports are bound before the models are loaded, so that a port in use is found in milliseconds;
         # nothing is lost by it: until then /readyz says what is missing and requests get 503.
         host, port = await self._open()
@@ -97,6 +102,7 @@ class Server:
             elif starting.exception() is None:
                 gc.collect()
                 gc.freeze()  # what is loaded now stays: the collector need not walk over it again and again
+                self._is_ready = True
                 self._ready(host, port)
                 await self._stop.wait()
             else:
@@ -121,17 +127,34 @@ class Server:
     async def _drain(self) -> None:
         assert self._hurry is not None
         self._app.begin_drain()
-        closing = [asyncio.ensure_future(listener.stop(self._drain_s)) for listener in self._listeners]
-        closed = asyncio.ensure_future(asyncio.wait(closing))
+        started = time.monotonic()
         hurried = asyncio.ensure_future(self._hurry.wait())
-        await asyncio.wait([closed, hurried], return_when=asyncio.FIRST_COMPLETED)
+        closing = [asyncio.ensure_future(listener.stop(self._drain_s)) for listener in self._listeners]
+        await asyncio.wait([asyncio.ensure_future(asyncio.wait(closing)), hurried], return_when=asyncio.FIRST_COMPLETED)
         for stopping in closing:
             stopping.cancel()
-        await closed
-        await self._app.drain(0.0 if self._hurry.is_set() else 1.0)
+        await asyncio.wait(closing)
+        # All who asked have their answers, or will not get them; what follows an answer has the rest of the time.
+        left_s = max(self._drain_s - (time.monotonic() - started), 0.0)
+        draining = asyncio.ensure_future(self._app.drain(left_s))
+        await asyncio.wait([draining, hurried], return_when=asyncio.FIRST_COMPLETED)
+        if not draining.done():
+            draining.cancel()
+            await asyncio.wait([draining])
+            await self._app.drain(0.0)
+        else:
+            draining.result()
         hurried.cancel()
+        self._is_over = True
 
-    def _signalled(self, number: signal.Signals) -> None:
+    def _patience_s(self) -> float:
+        return LAST_S + (self._drain_s if self._is_ready else 0.0)
+
+    def _forced_status(self) -> int:
+        """Return 0 where nothing is lost: all was answered, or nothing was taken yet."""
+        return self._status if self._is_over or not self._is_ready else 1
+
+    def _signalled(self, number: int) -> None:
         assert self._stop is not None
         assert self._hurry is not None
         if self._stop.is_set():

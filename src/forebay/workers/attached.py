@@ -124,6 +124,9 @@ class AttachedPool(SlotPool[S]):
                 timer.cancel()
         for slot in list(self._slots):
             slot.stop()
+            if slot.batch is not None and slot.batch.cancelled:
+                slot.drop("the server stops, and nobody waits for what it runs")
+                self.gone(slot)
         if self._slots:
             self._left_all = asyncio.Event()
             try:

@@ -131,8 +131,9 @@ class ThreadPool:
             task.cancel()
         if self._running:
             self._drained = asyncio.Event()
+            is_awaited = any(not batch.cancelled for batch in self._running)
             try:
-                await asyncio.wait_for(self._drained.wait(), grace_s)
+                await asyncio.wait_for(self._drained.wait(), grace_s if is_awaited else 0.0)
             except TimeoutError:
                 late = Failure(Unavailable("the server stopped before the model answered"))
                 for batch, done in list(self._running.items()):

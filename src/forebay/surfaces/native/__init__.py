@@ -110,24 +110,25 @@ def serve_target(target: str, overrides: Overrides, given: Collection[str] = ())
         ConfigError: If the file cannot be imported or a model is not well-formed.
     """
     path, name = split_target(target)
+    file = path.absolute()  # the file may change the working folder
     if overrides.python is None:
         module = import_file(path)
         compositions = compositions_of(module, name)
         if compositions:
-            targets = [GraphTarget(one, path, key, overrides, given) for key, one in compositions.items()]
+            targets = [GraphTarget(one, file, key, overrides, given) for key, one in compositions.items()]
             warnings = [warning for one in compositions.values() for warning in one.graph.warnings]
             warnings += unserved(module, compositions) if name is None else []
             return Built([serve_composition(one) for one in targets], warnings, [drawable(one) for one in targets])
         serving = serving_in(module, name)
         if serving is not None and name is not None:
-            return Built([serve_serving(serving, path, name, overrides)])
+            return Built([serve_serving(serving, file, name, overrides)])
         return Built([serve_model(model, overrides) for model in models_in(module, name)])
     if overrides.worker_kind != "process":
         msg = f"an interpreter of its own needs worker kind process, found {overrides.worker_kind}"
         raise ConfigError(msg)
     served: list[Served] = []
     for class_name, told in describe_in(overrides.python, target):
-        pool = _process_pool(path, class_name, told.settings, overrides)
+        pool = _process_pool(file, class_name, told.settings, overrides)
         endpoint = endpoint_of(class_name, told.settings, pool, overrides)
         served.append(Served(endpoint, told.contract, told.described))
     return Built(served)

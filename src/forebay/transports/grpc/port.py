@@ -73,10 +73,15 @@ class Port:
     def sweep(self) -> None:
         """Look at every connection, now and then once a second."""
         self.epoch += 1
-        self._sum_refusals()
-        for connection in list(self.connections):
-            connection.sweep(self.epoch)
+        # First: whatever one connection raises, the others are looked at again.
         self._timer = self.loop.call_later(SWEEP_S, self.sweep)
+        for connection in list(self.connections):
+            try:
+                connection.sweep(self.epoch)
+            except Exception:
+                log.exception("a connection could not be looked at; it is closed")
+                connection.abort()
+        self._sum_refusals()
 
     def stop(self) -> None:
         """Look at nothing any more."""

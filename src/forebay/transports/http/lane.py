@@ -75,9 +75,14 @@ class Lane:
         self.epoch += 1
         self.date = formatdate(usegmt=True).encode()
         state.default_headers = [(b"date", self.date)]
-        for connection in list(self.connections):
-            connection.sweep(self.epoch)
+        # First: whatever one connection raises, the others are looked at again.
         self._timer = loop.call_later(SWEEP_S, self._sweep, loop, state)
+        for connection in list(self.connections):
+            try:
+                connection.sweep(self.epoch)
+            except Exception:
+                log.exception("a connection could not be looked at; it is closed")
+                connection.abort()
 
     def stop(self) -> None:
         """End sweeping."""

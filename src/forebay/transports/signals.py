@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signals that end a server, and a thread that sees to it that they do.
+
+Theory of operation. The first signal asks the loop to drain, the second to hurry. Neither helps where the loop stands
+in a model's `load`, or where the process waits for a thread of the user's after the last answer. So the signals also
+reach a thread that waits beside, as long as a drain may take, and then ends the process as it is; a second signal makes
+that a short time, a third one none. Whoever was started for the server ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self
+
+LAST_S: Final = 2.0
+"""How long a server may take to end after its drain, or when it is told to hurry."""
+
+
+class Signals:
+    """SIGTERM, SIGINT and SIGHUP, from its `with` to the end of the process."""
+
+    def __init__(self, act: Callable[[int], None], patience_s: Callable[[], float], status: Callable[[], int]) -> None:
+        """Describe what they lead to.
+
+        Args:
+            act: Called on the loop with the number of each signal.
+            patience_s: Returns how long the server may take from the first signal on.
+            status: Returns the exit status of a process that did not end in that time.
+        """
+        self._act = act
+        self._patience_s = patience_s
+        self._status = status
+        self._came: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # may be put to within a signal handler
+        self._before: list[int] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` means it
+                self._handlers[number] = signal.signal(number, self._signalled)
+        threading.Thread(target=self._watch, name="forebay-signals", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._came.put(None)
+
+    def attend(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Act on this loop, also on what came before it ran."""
+        self._loop = loop
+        for number in self._before:
+            self._act(number)
+
+    def _signalled(self, number: int, _frame: object) -> None:
+        self._came.put(number)
+        if self._loop is None:
+            self._before.append(number)
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed: what is left to end is not its business
+            self._loop.call_soon_threadsafe(self._act, number)
+
+    def _watch(self) -> None:
+        if self._came.get() is None:
+            return  # the server has ended by itself
+        with contextlib.suppress(queue.Empty):
+            self._next(self._patience_s())
+            self._next(LAST_S)
+        names = ", ".join(thread.name for thread in threading.enumerate() if not thread.daemon)
+        with contextlib.suppress(OSError):  # not through the log, whose lock may be what is waited for
+            os.write(2, f"forebay: it did not end in time (threads: {names}) and is ended now\n".encode())
+        os._exit(self._status())
+
+    def _next(self, within_s: float) -> None:
+        """Wait for the next signal.
+
+        Raises:
+            queue.Empty: None came in time.
+        """
+        until = time.monotonic() + within_s
+        while self._came.get(timeout=max(until - time.monotonic(), 0.0)) is None:
+            pass  # the server has ended, but the process has not
