@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ import threading
 import numpy as np
 import pytest
 from tests.serving import zoo
-from tests.serving.conftest import PATIENCE_S, cat
+from tests.serving.conftest import PATIENCE_S, cat, wait_until
 
 from forebay import Batch, ConfigError, Serving, ServingCrashed
 from forebay.errors import BadOutcome, ModelError, RunnerFailed
@@ -184,3 +185,86 @@ def test_a_process_that_never_gets_ready_fails_the_start(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(ModelError, match="the process of partition 0 ended with status 1"):
         zoo.pids.start(worker_kind="process")
+
+
+@pytest.fixture
+def fragile(tmp_path, monkeypatch):
+    """Starts processes that can be broken, in a folder of their own."""
+    monkeypatch.setenv("FOREBAY_TEST_FOLDER", str(tmp_path))
+    started = []
+
+    def start(partitions):
+        started.append(zoo.fragile.start(worker_kind="process", partitions=partitions, batch_timeout_ms=1))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.stop()
+
+
+def pid_of(process):
+    return int(process.batched_run(cat(1), timeout_s=PATIENCE_S)[0])
+
+
+def test_a_process_that_dies_is_noticed_though_its_child_holds_the_socket(fragile, tmp_path):
+    # F21
+    process = fragile(1)
+    with pytest.raises(ServingCrashed, match="the process of partition 0 ended by signal 9"):
+        process.batched_run(cat(666), timeout_s=PATIENCE_S)
+    os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+    assert pid_of(process)
+
+
+def test_a_process_that_dies_idle_is_replaced_beside_the_others(fragile, tmp_path):
+    # F21
+    process = fragile(2)
+    dead = pid_of(process)
+    before = {partition.pid for partition in process._partitions.runners}
+    (tmp_path / "hold").touch()  # so its successor takes as long as the test likes
+    os.kill(dead, signal.SIGKILL)
+    wait_until(lambda: {partition.pid for partition in process._partitions.runners} != before)  # nobody has called
+    (other,) = before - {dead}
+    assert [pid_of(process) for _ in range(4)] == [other] * 4
+    (tmp_path / "hold").unlink()
+    wait_until(lambda: all(partition.is_ready for partition in process._partitions.runners))
+
+
+def test_callers_are_told_when_no_process_can_be_had(fragile, monkeypatch):
+    # F21
+    process = fragile(1)
+
+    def call_until_told():
+        while True:  # the first calls may have waited for the next attempt
+            process.batched_run(cat(1), timeout_s=PATIENCE_S)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/bin/false")
+        os.kill(pid_of(process), signal.SIGKILL)
+        with pytest.raises(ServingCrashed, match="has no process: the process of partition 0 ended with status 1"):
+            call_until_told()
+    wait_until(lambda: process._partitions.runners[0].is_ready)
+    assert pid_of(process)
+
+
+def test_a_script_that_imported_multiprocessing_is_found(tmp_path):
+    # F22
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing\nimport numpy as np\nfrom forebay import Batch, Serving\n"
+        "serving = Serving.new(lambda options: lambda batch: batch.realize() + 1)\n"
+        "if __name__ == '__main__':\n"
+        "    with serving.start(worker_kind='process', batch_timeout_ms=1) as process:\n"
+        "        print(process.batched_run(Batch.concatenate([np.array([1])])).tolist())\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=50)
+    assert (done.stdout, done.stderr) == ("[2]\n", "")
+
+
+def test_processes_outlive_the_thread_that_started_them(fragile):
+    # F23: the kernel's parent-death signal is tied to a thread
+    started = []
+    thread = threading.Thread(target=lambda: started.append(fragile(1)))
+    thread.start()
+    thread.join()
+    pid = pid_of(started[0])
+    assert pid_of(started[0]) == pid

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,25 @@ class Window:
         return (lambda: (np.array([[kept.sum() for kept in state]]), None)), state
 
 
+class Fragile:
+    """Dies of row 666, leaving a child that holds its files; hangs where it is initialised while a file is there."""
+
+    def init(self, kind, arg, partitions):
+        while Path(os.environ["FOREBAY_TEST_FOLDER"], "hold").exists():
+            time.sleep(0.005)
+
+    def handle_batch(self, batch, partition, state):
+        rows = batch.realize()
+        if rows.max() == 666:
+            child = os.fork()
+            if child == 0:
+                time.sleep(60)
+                os._exit(0)
+            Path(os.environ["FOREBAY_TEST_FOLDER"], "child").write_text(str(child))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return (lambda: (np.full(len(rows), os.getpid()), None)), state
+
+
 def round_about(x):
     doubled = hook("double", x * 2)
     return hook("plus_ten", doubled + 10)
@@ -60,6 +80,7 @@ def round_about(x):
 pids = Serving.new(whoami)
 counting = Serving.new(Counting, arg="seven")
 window = Serving.new(Window)
+fragile = Serving.new(Fragile)
 hooked = Serving.jit(round_about).streaming(hooks=["double", "plus_ten"]).batch_size(4)
 by_key = Serving.new(lambda key, options: lambda batch: batch.realize() * (2 if key == "double" else 0.5))
 texts = (
