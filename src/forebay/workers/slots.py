@@ -189,7 +189,8 @@ class SlotPool(Generic[S]):
         """Answer what nobody will run any more."""
         while self._orphans:
             batch, done = self._orphans.popleft()
-            done(batch, lost(batch))
+            refused = None if self._refusal is None else [Failure(self._refusal)] * len(batch.entries)
+            done(batch, refused or lost(batch))
 
 
 def apart(batch: Batch, done: Done) -> list[tuple[Batch, Done]]:

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults in a server's own surroundings: it is killed, starved and left without its files; nothing hangs or is left."""
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from forebay.transports.signals import LAST_S
+
+PROCESS = "--worker-kind", "process"
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.fixture
+def stubborn(serve, tmp_path):
+    """Serves a model of `stubborn.py`, whose files lie in a folder of the test's."""
+
+    def start(name, *options, **more):
+        return serve(f"stubborn.py:{name}", *options, env={"FOREBAY_TEST_FOLDER": str(tmp_path)}, **more)
+
+    yield start
+    for found in tmp_path.glob("loading.*"):  # what a failed test leaves
+        with suppress(ProcessLookupError):
+            os.kill(int(found.suffix[1:]), signal.SIGKILL)
+
+
+def at(folder, stage):
+    """The processes that have come to a stage."""
+    return {int(found.suffix[1:]) for found in folder.glob(f"{stage}.*")}
+
+
+def asked(server, body=b"1"):
+    """A connection with a request on its way."""
+    wire = server.connect()
+    return wire.send(wire.request("POST", "/", body))
+
+
+# Killed
+
+
+@pytest.mark.parametrize("stage", ["loading", "serving", "draining"])
+def test_no_process_outlives_a_server_that_is_killed(stubborn, tmp_path, eventually, stage):
+    # F23
+    if stage == "loading":
+        (tmp_path / "hold").touch()
+    server = stubborn("Stubborn", *PROCESS, "--workers", "2", ready=stage != "loading")
+    eventually(lambda: len(at(tmp_path, "loading")) == 2)
+    if stage != "loading":
+        wire = asked(server)
+        eventually(lambda: at(tmp_path, "serving"))
+    if stage == "draining":
+        server.signal()
+        eventually(lambda: "draining" in server.log)
+    server.signal(signal.SIGKILL)
+    server.process.wait()
+    if stage != "loading":
+        wire.socket.close()
+    for pid in at(tmp_path, "loading"):
+        eventually(lambda pid=pid: not is_running(pid), f"the end of worker {pid}")
+
+
+def test_no_process_outlives_a_program_with_a_serving_that_is_killed(tmp_path, eventually):
+    # F23
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import ctypes, threading\nimport numpy as np\nfrom forebay import Batch, Serving\n"
+        "def load(options):\n"
+        "    threading.Thread(target=threading.Event().wait).start()\n"
+        "    return lambda batch: ctypes.PyDLL(None).sleep(600)\n"
+        "serving = Serving.new(load)\n"
+        "if __name__ == '__main__':\n"
+        "    started = []\n"
+        "    thread = threading.Thread(target=lambda: started.append(serving.start(worker_kind='process')))\n"
+        "    thread.start(), thread.join()\n"
+        "    print(started[0]._partitions.runners[0].pid, flush=True)\n"
+        "    started[0].batched_run(Batch.concatenate([np.array([1])]))\n"
+    )
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        pid = int(program.stdout.readline())
+        assert is_running(pid)
+        program.kill()
+    eventually(lambda: not is_running(pid), "the end of the partition")
+
+
+# Told to end
+
+
+def test_a_thread_that_never_ends_does_not_keep_the_server(stubborn):
+    # F25
+    server = stubborn("Threaded", "--worker-kind", "inline", "--drain-s", "0.1")
+    assert server.client.post("/", json=1).json() == 1
+    server.signal()
+    assert server.wait(LAST_S + 10) == 0
+    assert "did not end in time" in server.log
+
+
+def test_a_second_signal_ends_a_server_whose_thread_never_ends(stubborn, eventually):
+    # F25
+    server = stubborn("Threaded", "--worker-kind", "inline")
+    assert server.client.post("/", json=1).json() == 1
+    server.signal()
+    eventually(lambda: "draining" in server.log)
+    server.signal()
+    server.signal(signal.SIGINT)
+    assert server.wait(LAST_S + 10) in {0, 1, -signal.SIGTERM, -signal.SIGINT}
+
+
+def test_a_signal_ends_a_load_that_blocks_the_loop(stubborn, tmp_path, eventually):
+    # F25
+    (tmp_path / "hold").touch()
+    server = stubborn("Stubborn", "--worker-kind", "inline", ready=False)
+    eventually(lambda: at(tmp_path, "loading"))
+    server.signal()
+    assert server.wait(LAST_S + 10) == 0
+
+
+def test_a_terminal_that_closes_drains(serve, eventually):
+    # F25
+    server = serve("single.py", *PROCESS)
+    with asked(server, b"0.3") as wire:
+        eventually(lambda: server.metric("forebay_in_flight") == 1)
+        tasks = Path(f"/proc/{server.process.pid}/task")
+        pids = [int(child) for children in tasks.glob("*/children") for child in children.read_text().split()]
+        assert pids
+        for pid in [*pids, server.process.pid]:  # the whole group gets it
+            os.kill(pid, signal.SIGHUP)
+        assert wire.read().status == 200
+    assert server.wait() == 0
+
+
+def test_a_model_that_does_not_unload_does_not_keep_others_from_it(serve, tmp_path):
+    # F26
+    (tmp_path / "models.py").write_text(
+        "import pathlib, forebay\n\n"
+        "class Unwilling(forebay.Model):\n    def predict(self, batch):\n        return batch\n\n"
+        "    def unload(self):\n        raise RuntimeError('it does not want to go')\n\n"
+        "class Willing(forebay.Model):\n    def predict(self, batch):\n        return batch\n\n"
+        f"    def unload(self):\n        pathlib.Path({str(tmp_path / 'unloaded')!r}).touch()\n"
+    )
+    server = serve(tmp_path / "models.py", "--worker-kind", "inline")
+    server.signal()
+    assert server.wait() == 0
+    assert (tmp_path / "unloaded").exists()
+    assert "it does not want to go" in server.log
+
+
+# Starved
+
+
+def test_too_many_open_files_are_told_and_are_over_when_they_are(serve, eventually):
+    # F19
+    server = serve("single.py", *PROCESS)
+    wire = server.connect()
+    pid = server.process.pid
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    worker = wire.ask("POST", "/", b"0").json()[1]
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(list(Path(f"/proc/{pid}/fd").iterdir())) - 3, limits[1]))
+    os.kill(worker, signal.SIGKILL)
+    answer = eventually(lambda: (found := wire.ask("POST", "/", b"0")).status == 503 and found, "a refusal")
+    assert "worker 0 cannot be started: Too many open files" in answer.error["message"]
+    assert "Too many open files" in wire.ask("GET", "/readyz").json()["problems"][0]
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+    eventually(lambda: wire.ask("GET", "/readyz").status == 200)
+    assert wire.ask("POST", "/", b"0").status == 200
+    wire.socket.close()
+
+
+@pytest.mark.parametrize("closed", [(2,), (0, 1, 2)])
+def test_standard_files_that_are_closed_are_missed_by_nobody(closed, models, tmp_path, eventually):
+    # F26
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    closing = " ".join(f"{number}>&-" for number in closed)
+    run = "import sys; from forebay.cli.main import main; sys.exit(main())"
+    served = f'serve "{models}/single.py" {" ".join(PROCESS)} --http-port {port}'
+    process = subprocess.Popen(["sh", "-c", f'exec "{sys.executable}" -c "{run}" {served} {closing}'])
+    try:
+
+        def connected():
+            with suppress(OSError):
+                return socket.create_connection(("127.0.0.1", port), timeout=20)
+            return None
+
+        with eventually(connected) as connection:
+            connection.settimeout(20)
+            while True:
+                connection.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n0")
+                answer = connection.recv(65536)
+                if b" 503 " not in answer.split(b"\r\n")[0]:
+                    break
+            assert answer.startswith(b"HTTP/1.1 200 ")
+        links = [str(Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in closed]
+        assert set(links) == {"/dev/null"}
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_full_disk_behind_the_log_costs_the_log_only(models, eventually):
+    with Path("/dev/full").open("wb") as full, socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+        free.close()
+        run = "import sys; from forebay.cli.main import main; sys.exit(main())"
+        command = [sys.executable, "-c", run, "serve", models / "single.py", "--worker-kind", "thread"]
+        process = subprocess.Popen([*command, "--http-port", str(port), "--access-log"], stdout=full, stderr=full)
+    try:
+
+        def answered():
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+                connection.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n0")
+                return connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+            return False
+
+        eventually(answered)
+        process.terminate()
+        process.wait(20)
+    finally:
+        process.kill()
+        process.wait()
+
+
+# Misled
+
+
+def test_a_file_that_changes_the_working_folder_is_found_by_its_workers(serve, tmp_path, monkeypatch):
+    # F26
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "graph.py").write_text(
+        "import os, forebay\nfrom forebay import compose, node\n\n"
+        f"os.chdir({str(tmp_path / 'elsewhere')!r})\n\n"
+        "@node(worker_kind='process')\n"
+        "def twice(x: int) -> int:\n    return 2 * x\n\n"
+        "@compose\ndef chain(x: int) -> int:\n    return twice(x)\n"
+    )
+    server = serve(None, "graph.py")
+    assert server.call("chain", 2).json() == 4
