@@ -167,7 +167,7 @@ def test_serve_names_a_wrong_target_like_check_does(cli, write):
 
 @pytest.mark.parametrize("port", ["65536", "-1"])
 def test_an_impossible_port_is_named_with_the_possible_ones(cli, write, port):
-    said = sentence(cli("serve", write(MODEL), "--http-port", port, timeout=3))
+    said = sentence(cli("serve", write(MODEL), "--http-port", port))
     assert port in said
     assert "65535" in said
 
@@ -186,9 +186,7 @@ def test_tls_files_that_cannot_be_used_are_named(cli, write, tmp_path):
 
 def test_a_key_without_a_certificate_is_a_mistake(cli, write, tmp_path):
     (tmp_path / "key.pem").write_text("nonsense")
-    assert "--certfile" in sentence(
-        cli("serve", write(MODEL), "--http-port", "0", "--keyfile", tmp_path / "key.pem", timeout=3)
-    )
+    assert "--certfile" in sentence(cli("serve", write(MODEL), "--http-port", "0", "--keyfile", tmp_path / "key.pem"))
 
 
 @pytest.mark.parametrize("kind", ["process", "thread", "inline"])

@@ -198,7 +198,7 @@ def test_standard_files_that_are_closed_are_missed_by_nobody(closed, models, tmp
         with eventually(connected) as connection:
             connection.settimeout(20)
             while True:
-                connection.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n0")
+                connection.sendall(b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n0")
                 answer = connection.recv(65536)
                 if b" 503 " not in answer.split(b"\r\n")[0]:
                     break
@@ -223,7 +223,7 @@ def test_a_full_disk_behind_the_log_costs_the_log_only(models, eventually):
 
         def answered():
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
-                connection.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n0")
+                connection.sendall(b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n0")
                 return connection.recv(65536).startswith(b"HTTP/1.1 200 ")
             return False
 
