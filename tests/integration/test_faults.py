@@ -54,6 +54,7 @@ def asked(server, body=b"1"):
 @pytest.mark.parametrize("stage", ["loading", "serving", "draining"])
 def test_no_process_outlives_a_server_that_is_killed(stubborn, tmp_path, eventually, stage):
     # F23
+    wire = None
     if stage == "loading":
         (tmp_path / "hold").touch()
     server = stubborn("Stubborn", *PROCESS, "--workers", "2", ready=stage != "loading")
@@ -66,7 +67,7 @@ def test_no_process_outlives_a_server_that_is_killed(stubborn, tmp_path, eventua
         eventually(lambda: "draining" in server.log)
     server.signal(signal.SIGKILL)
     server.process.wait()
-    if stage != "loading":
+    if wire is not None:
         wire.socket.close()
     for pid in at(tmp_path, "loading"):
         eventually(lambda pid=pid: not is_running(pid), f"the end of worker {pid}")

@@ -240,6 +240,7 @@ def test_callers_are_told_when_no_process_can_be_had(fragile, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/bin/false")
         os.kill(pid_of(process), signal.SIGKILL)
+        wait_until(lambda: not process._partitions.runners[0].is_ready)
         with pytest.raises(ServingCrashed, match="has no process: the process of partition 0 ended with status 1"):
             call_until_told()
     wait_until(lambda: process._partitions.runners[0].is_ready)
