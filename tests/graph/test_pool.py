@@ -49,7 +49,8 @@ def made(function: Any, *, kind: str = "thread", workers: int = 1, batch: int = 
     ranked = more.pop("ranked", False)
     idle = more.pop("idle", "go")
     wait_s = more.pop("max_wait_s", 0.0)
-    config = BatchConfig(max_size=batch, idle=idle, capacity=100_000, ranked=ranked, max_wait_s=wait_s)
+    capacity = more.pop("capacity", 100_000)
+    config = BatchConfig(max_size=batch, idle=idle, capacity=capacity, ranked=ranked, max_wait_s=wait_s)
     return Node(
         endpoint=Endpoint(EndpointConfig(name=name, timeout_s=60), config, pool), packs=kind == "process", **more
     )
@@ -124,6 +125,14 @@ async def test_a_list_is_spread_over_the_batches_of_a_node():
         assert nodes["a"].endpoint.metrics.batch_size.total == 26
         with pytest.raises(ForebayError, match="'a' runs for each element of 'x'; a list is needed, found int"):
             await serve(3)
+
+
+async def test_a_list_longer_than_the_nodes_queue_is_fed_in():  # F36
+    nodes = {"a": made(runners.double, spread="x", batch=8, capacity=20)}
+    async with Serving(graph(node("a", "x")), nodes) as serve:
+        assert await serve(list(range(300))) == [2 * i for i in range(300)]
+        answers = await asyncio.gather(*(serve(list(range(n))) for n in (100, 3, 150)))
+        assert answers == [[2 * i for i in range(n)] for n in (100, 3, 150)]
 
 
 async def test_arrays_go_through_worker_processes_and_back():  # P145

@@ -26,7 +26,9 @@ from forebay import (
     ServingNotFound,
     ServingStopped,
 )
+from forebay.batching.queue import BatchConfig
 from forebay.errors import BadOutcome, InternalError, ModelError
+from forebay.serving.servings.dispatch import Call, Dispatch
 
 LONG_MS = 100_000
 
@@ -653,10 +655,135 @@ def test_ctrl_c_while_waiting_withdraws_the_rows(gate, gated):
         assert process.batched_run(cat(2, 3)).tolist() == [4, 6]
 
 
-def test_a_refused_call_changes_nothing():
+def test_a_refused_call_changes_nothing(gate, gated, pool):
     # S48
-    with plain.start(batch_size=1, batch_timeout_ms=1, max_queue_rows=2) as process:
+    with gated.start(batch_size=1, batch_timeout_ms=1, max_queue_rows=2) as process:
+        calls = [pool.submit(process.batched_run, cat(0))]
+        gate.enter()
+        calls.append(pool.submit(process.batched_run, cat(1)))
+        wait_until(lambda: process.statistics().waiting_rows == 1)
         with pytest.raises(QueueFull):
-            process.batched_run(cat(1, 2, 3))
-        assert process.statistics().waiting_rows == process.statistics().in_flight == 0
-        assert process.batched_run(cat(1, 2)).tolist() == [1, 2]
+            process.batched_run(cat(1, 2))
+        assert (process.statistics().waiting_rows, process.statistics().in_flight) == (1, 2)
+        gate.open(2)
+        assert [call.result(PATIENCE_S).tolist() for call in calls] == [[0], [2]]
+
+
+def test_an_input_larger_than_the_queue_is_fed_in(pool):
+    # F36
+    with plain.start(batch_size=2, batch_timeout_ms=1, max_queue_rows=4) as process:
+        rows = np.arange(50)
+        assert process.batched_run(Batch.concatenate([rows])).tolist() == rows.tolist()
+        assert asyncio.run(process.batched_run_async(Batch.concatenate([rows]))).tolist() == rows.tolist()
+        calls = [pool.submit(process.batched_run, Batch.concatenate([rows + n])) for n in range(2)]
+        assert [call.result(PATIENCE_S).tolist() for call in calls] == [(rows + n).tolist() for n in range(2)]
+    with plain.start(batch_size=4, batch_timeout_ms=1, max_queue_rows=1) as process:  # a batch always finds room
+        assert process.batched_run(cat(1, 2, 3, 4)).tolist() == [1, 2, 3, 4]
+
+
+def test_what_is_fed_in_leaves_room_for_others_and_goes_with_its_caller(gate, gated, pool):
+    # F36
+    with gated.start(batch_size=2, batch_timeout_ms=1, max_queue_rows=8) as process:
+        large = pool.submit(process.batched_run, cat(*range(40)), timeout_s=0.5)
+        gate.enter()
+        assert process.statistics().waiting_rows == 4
+        other = pool.submit(process.batched_run, cat(70))
+        wait_until(lambda: process.statistics().waiting_rows == 5)
+        with pytest.raises(DeadlineExceeded):
+            large.result(PATIENCE_S)
+        assert process.statistics().waiting_rows == 1
+        gate.open(2)
+        assert other.result(PATIENCE_S).tolist() == [140]
+        assert process.statistics().in_flight == 0
+
+
+def test_what_waits_for_room_is_let_in_when_others_leave():
+    # F36
+    dispatch = Dispatch(BatchConfig(max_size=2, max_wait_s=3.0, capacity=4, idle="wait"))
+    others, patient = Call(cat(1, 2, 3, 4), None), Call(cat(5), None)
+    dispatch.offer(others, 1.0)
+    dispatch.offer(patient, 1.0, patient=True)
+    assert dispatch.waiting == 4
+    assert dispatch.cancel(others)
+    dispatch.feed(1.0)
+    assert dispatch.waiting == 1
+    work = dispatch.take(4.0)
+    assert work.batch().realize().tolist() == [5]
+    assert dispatch.cancel(patient)
+    assert (dispatch.waiting, dispatch.open, dispatch.is_feeding) == (0, 0, False)
+
+
+def test_a_function_that_calls_its_own_serving_is_told():
+    # F35
+    asked = []
+
+    def build(options):
+        def run(batch):
+            rows = batch.realize()
+            if rows[0] > 0:
+                asked.append(rows[0])
+                return process.batched_run(Batch.concatenate([rows - 1]))
+            return rows + 100
+
+        return run
+
+    with Serving.new(build).start(batch_timeout_ms=1) as process:
+        with pytest.raises(ServingCrashed, match="calls that serving itself, and its only partition would wait"):
+            process.batched_run(cat(1))
+        assert process.batched_run(cat(0)).tolist() == [100]
+    with Serving.new(build).start(batch_timeout_ms=1, partitions=3) as process:
+        assert process.batched_run(cat(2)).tolist() == [100]
+        with pytest.raises(ServingCrashed, match="each of its 3 partitions would wait"):
+            process.batched_run(cat(3))
+        assert process.batched_run(cat(2)).tolist() == [100]
+
+
+FORKED = """
+import os, sys
+import numpy as np
+from forebay import Batch, Serving, ServingNotFound, batched_run
+
+rows = Batch.concatenate([np.arange(2)])
+plain = Serving.new(lambda options: lambda batch: batch.realize() * 2)
+with plain.start("doubles", batch_timeout_ms=1) as process:
+    process.batched_run(rows)
+    child = os.fork()
+    if child == 0:
+        for call in (lambda: process.batched_run(rows), lambda: batched_run("doubles", rows)):
+            try:
+                call()
+            except ServingNotFound as error:
+                assert "forked" in str(error), error
+            else:
+                os._exit(1)
+        process.stop()
+        with plain.start("doubles", batch_timeout_ms=1) as own:
+            assert batched_run("doubles", rows).tolist() == [0, 2]
+        os._exit(7)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 7, status
+    assert process.batched_run(rows).tolist() == [0, 2]
+print("well")
+"""
+
+
+def test_a_forked_child_is_told_that_the_threads_stayed_behind():
+    # F35
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=False, timeout=40)
+    assert done.stdout == "well\n", done.stderr[-2000:]
+
+
+def test_a_function_may_stop_its_own_serving(gate, gated, pool):
+    # F37
+    def build(options):
+        def run(batch):
+            process.stop()
+            return batch.realize() * 2
+
+        return run
+
+    process = Serving.new(build).start(batch_timeout_ms=1)
+    assert process.batched_run(cat(1)).tolist() == [2]
+    with pytest.raises(ServingNotFound):
+        process.batched_run(cat(1))
+    process.stop()

@@ -230,25 +230,68 @@ def test_a_slow_consumer_holds_back_its_own_rows_only():
         assert len(list(slow)) == 59
 
 
+def many(x):
+    for _ in range(streams.MAX_EVENTS + 2):
+        hook("step", x)
+    return x
+
+
 def test_a_consumer_that_takes_no_hooks_is_let_go(monkeypatch, pool):
-    # S63
-    monkeypatch.setattr(streams, "PATIENCE_S", 0.05)
-    reached = threading.Semaphore(0)
-
-    def many(x):
-        for _ in range(streams.MAX_EVENTS + 2):
-            hook("step", x)
-            reached.release()
-        return x
-
+    # S63, F8: a batch-mate waits for it
+    monkeypatch.setattr(streams, "HURRY_S", 0.05)
     with Serving.jit(many).streaming(hooks=["step"]).start(batch_size=2, batch_timeout_ms=LONG_MS) as process:
         slow = process.batched_run(cat(1))
         mate = pool.submit(lambda: len(list(process.batched_run(cat(2)))))
         wait_until(lambda: process.statistics().waiting_rows == 1)
         next(slow)  # takes one, and then no more
         assert mate.result(PATIENCE_S) == streams.MAX_EVENTS + 3
-        with pytest.raises(DeadlineExceeded, match="were not taken"):
+        with pytest.raises(DeadlineExceeded, match="were taken so slowly"):
             list(slow)
+
+
+def test_a_partition_does_not_stand_for_a_consumer_that_stops(monkeypatch, pool):
+    # F8: others wait for the partition
+    monkeypatch.setattr(streams, "HURRY_S", 0.05)
+    with Serving.jit(many).streaming(hooks=["step"]).start(batch_timeout_ms=1) as process:
+        slow = process.batched_run(cat(1))
+        next(slow)
+        assert len(list(process.batched_run(cat(2)))) == streams.MAX_EVENTS + 3
+        with pytest.raises(DeadlineExceeded, match="were taken so slowly"):
+            list(slow)
+
+
+def test_a_consumer_that_holds_up_nobody_may_take_its_time(monkeypatch):
+    # F8
+    monkeypatch.setattr(streams, "HURRY_S", 0.01)
+    with Serving.jit(many).streaming(hooks=["step"]).start(batch_timeout_ms=1) as process:
+        slow = process.batched_run(cat(1))
+        next(slow)
+        threading.Event().wait(0.1)
+        assert len(list(slow)) == streams.MAX_EVENTS + 2
+
+
+def test_an_async_postprocessing_of_a_stream_is_awaited():
+    # F37
+    async def collected(events, info):
+        return [output.tolist() async for _, output, _ in events]
+
+    serving = Serving.new(identity).streaming().batch_size(1).client_postprocessing(collected)
+    with serving.start(batch_timeout_ms=1) as process:
+        assert asyncio.run(process.batched_run_async(cat(1, 2))) == [[1], [2]]
+        for call in (process.batched_run, serving.run):
+            with pytest.raises(ConfigError, match="collected is a coroutine function; await batched_run_async"):
+                call(cat(1))
+
+
+def test_a_stream_waits_for_room_once_it_has_begun(gate, gated, pool):
+    # F36
+    with gated.streaming().start(batch_size=1, batch_timeout_ms=1, max_queue_rows=2) as process:
+        gate.open()
+        events = process.batched_run(cat(*range(9)))
+        next(events)
+        rest = pool.submit(lambda: [output.tolist() for _, output, _ in events])
+        gate.open(8)
+        assert rest.result(PATIENCE_S) == [[2 * n] for n in range(1, 9)]
 
 
 def test_a_streams_time_is_limited(gate, gated):

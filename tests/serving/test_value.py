@@ -338,3 +338,23 @@ def test_a_serving_in_a_test_needs_nothing_of_a_server():
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
+
+
+def test_servings_with_arrays_are_compared_by_their_values():
+    # F37
+    def made(last, **options):
+        return Serving.new(Recording, arg={"weights": [np.array([1, last])], "name": "x"}, **options)
+
+    assert made(2) == made(2)
+    assert made(2) != made(3)
+    assert made(2, table=np.ones(3)) == made(2, table=np.ones(3))
+    assert made(2, table=np.ones(3)) != made(2, table=np.ones(2))
+    assert made(2) != made(2, table=None)
+
+
+class Recording:
+    def init(self, kind, arg, partitions):
+        return arg
+
+    def handle_batch(self, batch, partition, state):
+        return (lambda: (batch.realize(), None)), state

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,6 +32,7 @@ from forebay.errors import (
 from forebay.observe import timeline
 from forebay.observe.ids import next_id
 from forebay.observe.metrics import EndpointMetrics
+from forebay.serving.windows import PATIENCE_S, Windows
 from forebay.types.call import EMPTY, Failure, Request, Slice
 
 if TYPE_CHECKING:
@@ -107,7 +109,8 @@ class Endpoint:
         self._sweep: asyncio.TimerHandle | None = None
         self._sweep_due = float("inf")
         self._slices: dict[Request, list[Slice]] = {}
-        self._untaken: dict[Request, set[Callable[[], None]]] = {}
+        self._fed: dict[Request, deque[Slice]] = {}
+        self._windows: Windows | None = None
         self._drained: asyncio.Event | None = None
 
     @property
@@ -143,7 +146,10 @@ class Endpoint:
             ModelError: If the model could not be loaded.
         """
         self._loop = asyncio.get_running_loop()
-        parts = self._parts if self.config.streams else None
+        parts = None
+        if self.config.streams:
+            parts = self._parts
+            self._windows = Windows(self._loop, self._others_wait, self._cut_off)
         self._batcher = Batcher(self._queue, self.pool, self._answer, self._loop, parts, self.config.name)
         await self.pool.start()
         self.accepting = True
@@ -292,7 +298,7 @@ class Endpoint:
         if longest > limit and (not self.config.split or self.config.streams):
             msg = f"the request has {request.size} samples, endpoint '{self.config.name}' takes {limit} at a time"
             raise TooLarge(msg)
-        if self._queue.waiting + request.size > self.batching.capacity:
+        if request.size <= self.batching.capacity < self._queue.waiting + request.size:
             msg = f"the request has {request.size} samples and the queue of '{self.config.name}' has no room for them"
             raise QueueFull(msg)
         joined: list[Any] = [None] * request.size
@@ -328,9 +334,34 @@ class Endpoint:
                 )
                 places[piece] = cut
         request.arrived = now
-        pieces = self._slices[request] = list(places)
+        pieces = list(places)
+        if request.size > self.batching.capacity:
+            batcher.submit(pieces[0], now)
+            self._slices[request] = pieces
+            self._fed[request] = deque(pieces[1:])
+            self._feed()
+            return
+        self._slices[request] = pieces
         for piece in pieces:
             batcher.submit(piece, now)
+
+    def _feed(self) -> None:
+        """Queue slices of requests that have more samples than may wait: each in turn, and half of the queue at most.
+
+        Where none of a request's slices is under way it may have what room there is.
+        """
+        now = time.monotonic()
+        for request, slices in list(self._fed.items()):
+            under_way = any(not piece.done for piece in self._slices[request][: -len(slices)])
+            while slices:
+                waiting = self._queue.waiting + slices[0].size
+                if waiting > self.batching.capacity or (under_way and 2 * waiting > self.batching.capacity):
+                    break
+                assert self._batcher is not None
+                self._batcher.submit(slices.popleft(), now)
+                under_way = True
+            if not slices:
+                del self._fed[request]
 
     def _answer(self, batch: Batch, outcomes: Sequence[Outcome], now: float) -> None:
         opened = self._open
@@ -362,10 +393,12 @@ class Endpoint:
         if special:
             others = set(special)
             answered = [entry for entry in answered if entry not in others]
+        if self._fed:
+            self._feed()
         self._count(batch, answered, now)
-        if self._untaken:
+        if self._windows is not None:
             for request in answered:
-                self._untaken.pop(request, None)
+                self._windows.forget(request)
         if self._drained is not None and not opened:
             self._drained.set()
 
@@ -402,41 +435,26 @@ class Endpoint:
 
     def _parts(self, batch: Batch, parts: Sequence[Any], release: Callable[[], object]) -> None:
         """Hand one step of a streamed answer to its clients; `release` is called once all of them have room again."""
-        waiting = 1
-
-        def one_less() -> None:
-            nonlocal waiting
-            waiting -= 1
-            if waiting == 0:
-                release()
-
+        handed: list[tuple[Request, Any]] = []
         for entry, part in zip(batch.entries, parts, strict=True):
             if entry.done or part is None:
                 continue
             if type(part) is Failure:
                 self._settle(entry, part)
             elif entry.on_part is not None:
-                waiting += 1
-                self.metrics.parts += 1
-                self._hand_part(entry, part, one_less)
-        one_less()
+                handed.append((entry, part))
+        self.metrics.parts += len(handed)
+        assert self._windows is not None
+        self._windows.hand_out(batch, handed, release)
 
-    def _hand_part(self, request: Request, part: Any, taken: Callable[[], None]) -> None:
-        """Hand over one part; `taken` is called once, when the client has room again or is gone."""
-        untaken = self._untaken.setdefault(request, set())
+    def _others_wait(self) -> bool:
+        return self._queue.waiting > 0 and self.pool.idle == 0
 
-        def release() -> None:
-            if release in untaken:
-                untaken.discard(release)
-                taken()
-
-        untaken.add(release)
-        assert request.on_part is not None
-        try:
-            request.on_part(part, release)
-        except Exception:
-            log.exception("a part of an answer could not be handed over")
-            release()
+    def _cut_off(self, request: Request) -> None:
+        """End the answer of a client that takes it so slowly that others wait for it."""
+        if not request.done:
+            error = DeadlineExceeded(f"{PATIENCE_S:g} s were over in which others waited for this answer to be taken")
+            self._settle(request, Failure(error))
 
     def _settle(self, request: Request, outcome: Outcome) -> None:
         """Decide the outcome of a request away from the hot path."""
@@ -444,19 +462,24 @@ class Endpoint:
         request.done = True
         del self._open[request]
         pieces = self._slices.pop(request, None)
+        unfed = self._fed.pop(request, ())
         for entry in pieces or [request]:
+            if entry in unfed:
+                break  # it and those after it never came into the queue
             if not entry.done or entry is request:
                 entry.done = True
                 assert self._batcher is not None
                 self._batcher.abandon(entry)
+        if self._fed:
+            self._feed()
         metrics = self.metrics
         if type(outcome) is Failure:
             metrics.failed(outcome.error.code)
         else:
             metrics.codes["ok"] += 1
         metrics.request_s.observe(now - request.arrived)
-        for release in self._untaken.pop(request, set()).copy():
-            release()
+        if self._windows is not None:
+            self._windows.forget(request)
         self._hand_over(request, outcome)
         if self._drained is not None and not self._open:
             self._drained.set()

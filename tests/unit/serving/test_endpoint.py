@@ -13,9 +13,11 @@ import pytest
 from forebay.batching.queue import BatchConfig
 from forebay.errors import Code, RunnerFailed
 from forebay.serving.endpoint import Endpoint, EndpointConfig
+from forebay.serving.windows import PATIENCE_S, WINDOW_BYTES
 from forebay.testing import FakeClock, ManualPool, MemoryOrigin
 from forebay.types.call import ALONE, Failure, Request
 from forebay.workers.inline import InlinePool
+from forebay.workers.pool import CREDIT
 from forebay.workers.runner import RunnerSpec
 
 
@@ -472,9 +474,51 @@ async def test_the_time_of_a_large_request_counts_from_its_submission(clock):
 async def test_a_large_request_is_queued_whole_or_not_at_all(clock):
     """G7."""
     async with Desk(capacity=5, max_size=2) as desk:
-        desk.submit("x", body=list("abcdef"), size=6)
-        assert desk.answer("x") == Code.RESOURCE_EXHAUSTED
-        assert (desk.endpoint.waiting, desk.endpoint.in_flight) == (0, 0)
+        desk.submit("w", body=list("uv"), size=2)
+        desk.submit("x", body=list("abcd"), size=4)
+        assert desk.answers == {"w": None, "x": Code.RESOURCE_EXHAUSTED}
+        assert (desk.endpoint.waiting, desk.endpoint.in_flight) == (2, 1)
+
+
+async def serve_all(desk):
+    """Run batches until nothing is left; returns the most samples that ever waited."""
+    most = desk.endpoint.waiting
+    await turn()
+    while desk.pool.running:
+        desk.pool.complete(outcomes=[entry.body for entry in desk.pool.running[0].entries])
+        most = max(most, desk.endpoint.waiting)
+        await turn()
+    return most
+
+
+@clocked
+async def test_a_request_larger_than_the_queue_is_fed_in(clock):  # F36
+    async with Desk(capacity=5, max_size=2) as desk:
+        desk.submit("x", body=list("abcdefghi"), size=9)
+        desk.submit("y", body=["y"], size=1)  # there is room for others
+        assert await serve_all(desk) <= 5
+        assert desk.answers == {"x": list("abcdefghi"), "y": ["y"]}
+
+
+@clocked
+async def test_what_is_fed_in_ends_with_its_request(clock):  # F36
+    async with Desk(capacity=4, max_size=2, timeout_s=5.0) as desk:
+        first = desk.submit("x", body=list("abcdefgh"), size=8)
+        desk.submit("late", body=list("ijklmn"), size=6)
+        assert desk.answer("late") is None
+        desk.submit("refused", body=list("opqrst"), size=6)
+        assert desk.answer("refused") == Code.RESOURCE_EXHAUSTED  # there is not even room for its first samples
+        await turn()
+        desk.endpoint.cancel(first)
+        clock.advance(6.0)
+        await turn()
+        assert desk.answers == {
+            "x": Code.CANCELLED,
+            "late": Code.DEADLINE_EXCEEDED,
+            "refused": Code.RESOURCE_EXHAUSTED,
+        }
+        assert desk.endpoint.waiting == 0
+        assert not desk.endpoint._fed
 
 
 @pytest.mark.parametrize("settings", [{"split": False}, {"streams": True}])
@@ -625,35 +669,106 @@ async def test_a_cancelled_call_cancels_its_request(clock):
 # Streamed answers
 
 
+def taker(got):
+    return lambda part, release: got.append((part, release))
+
+
+LARGE = b"x" * (WINDOW_BYTES // 8)
+"""A part of which more than eight, and than `CREDIT`, fill a window."""
+
+
+def send(desk, parts, released):
+    """Send steps until one of them is held; returns how many were not."""
+    for number in range(2000):
+        count = len(released)
+        desk.pool.part(parts, lambda: released.append(1))
+        if len(released) == count:
+            return number
+    pytest.fail("no window was ever full")
+
+
 @clocked
-async def test_parts_reach_their_clients_and_release_once_all_have_room(clock):
+async def test_parts_reach_their_clients_and_a_step_is_over_once_all_have_room(clock):
     async with Desk(streams=True) as desk:
         got = {"a": [], "b": []}
-
-        def taker(name):
-            return lambda part, release: got[name].append((part, release))
-
-        requests = [desk.submit(name, on_part=taker(name)) for name in "ab"]
+        requests = [desk.submit(name, on_part=taker(got[name])) for name in "ab"]
         await turn()
         released = []
         desk.pool.part([1, None], lambda: released.append("first"))
         desk.pool.part([2, 3], lambda: released.append("second"))
         assert [part for part, _ in got["a"]] == [1, 2]
         assert [part for part, _ in got["b"]] == [3]
-        got["a"][0][1]()
-        got["a"][1][1]()
-        assert released == ["first"]
-        got["b"][0][1]()
         assert released == ["first", "second"]
-        desk.pool.part([None, None], lambda: released.append("third"))
-        assert released == ["first", "second", "third"]
+        sent = send(desk, [LARGE, None], released)
+        assert sent == CREDIT - 2
+        count = len(released)
+        got["a"][0][1]()
+        assert len(released) == count + 1
+        got["a"][0][1]()  # once more: it counts once
+        desk.pool.part([LARGE, None], lambda: released.append(1))
+        assert len(released) == count + 1
         desk.endpoint.cancel(requests[0])
+        assert len(released) == count + 2
         desk.pool.part([4, 5], lambda: None)
-        assert len(got["a"]) == 2
         desk.pool.complete(outcomes=[None, None])
         assert desk.answers == {"a": Code.CANCELLED, "b": None}
         assert desk.replies["b"] == [None]
-        assert desk.endpoint.metrics.parts == 4
+
+
+@clocked
+async def test_a_client_that_does_not_read_stalls_its_batch_mates_for_a_moment_only(clock):  # F8
+    async with Desk(streams=True) as desk:
+        got = []
+        desk.submit("stuck", on_part=lambda part, release: None)
+        desk.submit("quick", on_part=lambda part, release: got.append(part) or release())
+        await turn()
+        released = []
+        assert send(desk, [b"", b""], released) > 16 * CREDIT  # small parts do not even hold it for that
+        clock.advance(PATIENCE_S)
+        await turn()
+        assert desk.answers == {"stuck": Code.DEADLINE_EXCEEDED, "quick": None}
+        assert len(released) == len(got)
+        for _ in range(1000):
+            desk.pool.part([None, LARGE], lambda: released.append(1))
+        assert len(released) == len(got)
+        desk.pool.complete(outcomes=[None, None])
+        assert desk.replies["quick"] == [None]
+
+
+@clocked
+async def test_a_client_that_reads_slowly_has_so_much_time_in_all(clock):  # F8
+    async with Desk(streams=True) as desk:
+        taken = []
+        desk.submit("slow", on_part=taker(taken))
+        desk.submit("quick", on_part=lambda part, release: release())
+        await turn()
+        released = []
+        for _ in range(10):
+            if desk.answer("slow") is not None:
+                break
+            send(desk, [LARGE, LARGE], released)
+            clock.advance(PATIENCE_S / 4)
+            await turn()
+            while taken:
+                taken.pop(0)[1]()
+        assert desk.answers == {"slow": Code.DEADLINE_EXCEEDED, "quick": None}
+
+
+@clocked
+async def test_who_holds_up_nobody_may_take_its_time(clock):  # F8
+    async with Desk(streams=True, max_size=1, timeout_s=100.0) as desk:
+        desk.submit("slow", on_part=taker([]))
+        await turn()
+        released = []
+        send(desk, [LARGE], released)
+        for _ in range(10):
+            clock.advance(PATIENCE_S)
+            await turn()
+        assert desk.answer("slow") is None
+        desk.submit("next", on_part=taker([]))  # there is no worker for it but this one
+        clock.advance(PATIENCE_S)
+        await turn()
+        assert desk.answers == {"slow": Code.DEADLINE_EXCEEDED, "next": None}
 
 
 @clocked
@@ -691,9 +806,9 @@ async def test_a_client_that_leaves_gives_its_room_back(clock):
         desk.submit("quick", on_part=lambda part, release: release())
         await turn()
         released = []
-        desk.pool.part([1, 1], lambda: released.append(1))
+        count = send(desk, [LARGE, LARGE], released)
         desk.endpoint.cancel(slow)
-        assert released == [1]
+        assert len(released) == count + 1
 
 
 # Numbers

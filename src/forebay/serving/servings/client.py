@@ -75,9 +75,22 @@ async def finish_async(settings: Settings, executed: tuple[Any, Any], info: Any)
 
 
 def finish_stream(settings: Settings, stream: Any, info: Any) -> Any:
-    """Run the client postprocessing on a stream; without one, return the stream."""
+    """Run the client postprocessing on a stream; without one, return the stream.
+
+    Raises:
+        ConfigError: The postprocessing is a coroutine function.
+    """
     fn = settings.client_postprocessing
-    return stream if fn is None else fn(stream, info)
+    return stream if fn is None else _here(fn, fn(stream, info))
+
+
+async def finish_stream_async(settings: Settings, stream: Any, info: Any) -> Any:
+    """Run the client postprocessing on a stream, which may be a coroutine function; see `finish_stream`."""
+    fn = settings.client_postprocessing
+    if fn is None:
+        return stream
+    returned = fn(stream, info)
+    return await returned if inspect.isawaitable(returned) else returned
 
 
 def whole(settings: Settings, batch: Batch, limit: int | None) -> Batch:

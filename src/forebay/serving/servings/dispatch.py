@@ -6,6 +6,9 @@ does not fit into the rest of a batch, the queue has it divided: its first rows 
 their place at the head of their line. A call is over when all of its rows were answered, or at once when one of its
 batches failed, when its caller went away, or when the serving was stopped.
 
+A call with more rows than may wait is fed in: its rows enter in parts of a whole batch as there is room, at most half
+of it, so that others find some as well. The same goes for the later pieces of an input that was begun with.
+
 Who shares a batch is noted in that batch's `Work` and nowhere else, so outcomes cannot reach the wrong caller however
 many batches run at a time.
 
@@ -15,11 +18,13 @@ Sans-I/O: no clock, no thread, no loop. `started.py` drives it.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Final
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.arrays.batch import Batch
 from forebay.arrays.trees import concatenate
 from forebay.batching.queue import BatchQueue
+from forebay.errors import QueueFull
 from forebay.types.call import EMPTY
 
 if TYPE_CHECKING:
@@ -65,6 +70,7 @@ class Call:
         taken: When the last of its rows were taken; 0 before that.
         slices: What came back for its rows, in their order; None for what still runs.
         unanswered: Rows without an answer.
+        waiting: Where it is fed in: its parts in the queue; its further rows are in `batch`. None where it is not.
         error: What the call failed with.
         done: Whether it is over.
     """
@@ -83,6 +89,7 @@ class Call:
         "taken",
         "unanswered",
         "waiter",
+        "waiting",
     )
 
     body: Any = None
@@ -108,6 +115,7 @@ class Call:
         self.deadline = deadline
         self.arrived = self.taken = 0.0
         self.slices: list[Slice | None] = []
+        self.waiting: dict[Part, None] | None = None
         self.error: ForebayError | None = None
         self.done = False
 
@@ -117,7 +125,7 @@ class Call:
         return self
 
     def divide(self, rows: int) -> Part:
-        """Cut off the first `rows` rows."""
+        """Cut off the first `rows` rows, which may be all."""
         head, self.batch = self.batch.split(rows)
         self.size -= rows
         self.slices.append(None)
@@ -225,6 +233,9 @@ class Dispatch:
     def __init__(self, config: BatchConfig) -> None:
         self._queue = BatchQueue(config, _divide)
         self._open: dict[Call, None] = {}
+        self._fed: deque[Call] = deque()
+        self._max_size = config.max_size
+        self._capacity = config.capacity
         self._is_due_at_once = config.max_wait_s <= 0.0
 
     @property
@@ -237,14 +248,53 @@ class Dispatch:
         """Calls that are not over."""
         return len(self._open)
 
-    def offer(self, call: Call, now: float) -> None:
+    @property
+    def is_feeding(self) -> bool:
+        """Whether rows wait for room in the queue."""
+        return bool(self._fed)
+
+    def offer(self, call: Call, now: float, *, patient: bool = False) -> None:
         """Queue a call.
 
+        Args:
+            call: Its rows.
+            now: Seconds.
+            patient: Whether it waits for room if there is none.
+
         Raises:
-            QueueFull: There is no room for its rows; nothing was queued.
+            QueueFull: There is no room for its rows, or for a first batch of them if they are more than may ever wait;
+                nothing was queued.
         """
-        self._queue.offer(call, now)
+        size = call.size
+        if size <= self._capacity and not (patient and self._queue.waiting + size > self._capacity):
+            self._queue.offer(call, now)
+        elif patient or self._queue.waiting + self._max_size <= self._capacity:
+            call.arrived = now
+            call.waiting = {}
+            self._fed.append(call)
+            self.feed(now)
+        else:
+            msg = f"{self._queue.waiting} rows wait already, the queue takes {self._capacity}; try again later"
+            raise QueueFull(msg)
         self._open[call] = None
+
+    def feed(self, now: float) -> None:
+        """Let rows into the queue that wait for room: a part of each call in turn."""
+        for _ in range(len(self._fed)):
+            call = self._fed[0]
+            self._fed.rotate(-1)
+            self._let_in(call, now)
+
+    def _let_in(self, call: Call, now: float) -> None:
+        assert call.waiting is not None
+        while call.size:
+            rows = min(call.size, self._max_size)
+            waiting = self._queue.waiting + rows
+            if waiting > self._capacity or (call.waiting and 2 * waiting > self._capacity):
+                return
+            part = call.divide(rows)
+            self._queue.offer(part, now)
+            call.waiting[part] = None
 
     def cancel(self, call: Call) -> bool:
         """Forget a call whose caller has gone: no further row of it is taken.
@@ -267,8 +317,26 @@ class Dispatch:
 
     def take(self, now: float) -> Work | None:
         """Hand the next batch to a free partition."""
+        if self._fed:
+            self.feed(now)
         taken = self._queue.take(now)
-        return None if taken is None else Work(taken.entries, taken.key, taken.rows)
+        if taken is None:
+            return None
+        if self._fed:
+            self._note_fed(taken.entries, now)
+        return Work(taken.entries, taken.key, taken.rows)
+
+    def _note_fed(self, entries: Sequence[Call | Part], now: float) -> None:
+        """Note which parts have left the queue, and let in what there is room for now."""
+        for entry in entries:
+            call = entry.call
+            if call.waiting is not None:
+                call.waiting.pop(cast("Part", entry), None)
+                if not call.waiting and not call.size:
+                    call.taken = now
+                    call.waiting = None
+                    self._fed.remove(call)
+        self.feed(now)
 
     def finish(self, work: Work, executed: Executed) -> list[Call]:
         """Give every caller its rows.
@@ -317,9 +385,15 @@ class Dispatch:
     def _end(self, call: Call) -> None:
         call.done = True
         del self._open[call]
-        self._queue.cancel(call)
+        if call.waiting is None:
+            self._queue.cancel(call)
+            return
+        for part in call.waiting:
+            self._queue.cancel(part)
+        call.waiting = None
+        call.taken = NEVER
+        self._fed.remove(call)
 
 
 def _divide(entry: Entry, rows: int) -> Part | None:
-    assert type(entry) is Call
-    return entry.divide(rows) if entry.divisible else None
+    return entry.divide(rows) if type(entry) is Call and entry.divisible else None

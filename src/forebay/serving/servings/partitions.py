@@ -20,13 +20,23 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import os
 import threading
 import time
+import weakref
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from forebay.arrays.trees import copy_rows
-from forebay.errors import BadOutcome, BatchMismatch, InternalError, ServingCrashed, ServingNotFound, ServingStopped
+from forebay.errors import (
+    BadOutcome,
+    BatchMismatch,
+    InternalError,
+    InvalidRequest,
+    ServingCrashed,
+    ServingNotFound,
+    ServingStopped,
+)
 from forebay.observe.serving_metrics import KeyMetrics
 from forebay.serving.servings.dispatch import Dispatch
 from forebay.types.failures import text_of
@@ -87,6 +97,26 @@ class _Seat:
         self.is_roused = False
 
 
+class _Nested:
+    """What the function that a partition runs has handed in itself: the last of its calls."""
+
+    __slots__ = ("call",)
+
+    def __init__(self) -> None:
+        self.call: Call | None = None
+
+
+_all: weakref.WeakSet[Partitions] = weakref.WeakSet()
+
+
+def _leave_all_behind() -> None:
+    for partitions in list(_all):
+        partitions.leave_behind()
+
+
+os.register_at_fork(after_in_child=_leave_all_behind)
+
+
 class Partitions:
     """Runs the calls of one started serving."""
 
@@ -109,6 +139,8 @@ class Partitions:
         self._watcher: _Seat | None = None
         self._roused = 0
         self._is_stopping = False
+        self._is_forked = False
+        self._inside: dict[int, _Nested] = {}
         self._refusal: ServingCrashed | None = None
         for runner in runners:
             runner.watch(self._changed)
@@ -116,6 +148,7 @@ class Partitions:
             threading.Thread(target=self._serve, args=(runner,), name=f"{name}-{index}", daemon=True)
             for index, runner in enumerate(runners)
         ]
+        _all.add(self)
 
     def start(self) -> None:
         """Start the threads."""
@@ -137,32 +170,52 @@ class Partitions:
         """Calls that are not over."""
         return self._dispatch.open
 
-    def submit(self, call: Call) -> None:
+    def submit(self, call: Call, *, patient: bool = False) -> None:
         """Hand in a call; its waiter is woken when it is over.
 
         A waiter is a future of a running loop, or anything with a `release()`.
 
+        Args:
+            call: Its rows.
+            patient: Whether they wait for room if there is none; for the later pieces of an input.
+
         Raises:
             QueueFull: There is no room for its rows.
-            ServingNotFound: The serving was stopped.
+            InvalidRequest: The function of the serving itself asks, and nothing is left that could run it.
+            ServingNotFound: The serving was stopped, or is that of the process this one was forked from.
             ServingCrashed: No partition is left, and none can be had.
         """
         with self._lock:
             if self._is_stopping:
-                raise missing(self._name)
+                raise self._forked() if self._is_forked else missing(self._name)
             if self._refusal is not None:
                 raise copy.copy(self._refusal)
-            self._dispatch.offer(call, time.monotonic())
+            nested = self._inside.get(threading.get_ident())
+            if nested is not None:
+                self._check_nesting()
+            self._dispatch.offer(call, time.monotonic(), patient=patient)
+            if nested is not None:
+                nested.call = call
             if self._parked and not self._roused and (self._watcher is None or self._dispatch.is_pressing()):
                 self._rouse()
 
     def cancel(self, call: Call) -> bool:
         """Forget a call; returns False if it is over already and its waiter was or will be woken."""
         with self._lock:
-            return self._dispatch.cancel(call)
+            was_open = self._dispatch.cancel(call)
+            if self._dispatch.is_feeding:
+                self._dispatch.feed(time.monotonic())
+                if self._parked and not self._roused and self._is_watch_needed():
+                    self._rouse()
+            return was_open
 
     def stop(self, grace_s: float) -> None:
-        """Fail what waits, let running batches end within `grace_s` seconds, then fail those too."""
+        """Fail what waits, let running batches end within `grace_s` seconds, then fail those too.
+
+        Called by the function of the serving itself, it returns at once, and the batch goes on to its end.
+        """
+        if self._is_forked:
+            return  # what runs is the parent's
         stopped = ServingStopped(f"the serving {self._name!r} was stopped")
         with self._lock:
             self._is_stopping = True
@@ -173,15 +226,53 @@ class Partitions:
         for runner in self.runners:
             if not runner.is_ready:
                 runner.close()  # or its thread would wait for it
+        if self.is_inside:
+            return
         patience = time.monotonic() + grace_s
         for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(patience - time.monotonic(), 0.0))
+            thread.join(max(patience - time.monotonic(), 0.0))
         with self._lock:
             calls = self._dispatch.close(stopped, running=True)
         _wake(calls)
         for runner in self.runners:
             runner.close()
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether it is the function of the serving that asks this."""
+        return threading.get_ident() in self._inside
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether it is the parent of this process that it runs in."""
+        return self._is_forked
+
+    def leave_behind(self) -> None:
+        """Refuse everything: this process was forked, and the threads stayed with its parent."""
+        self._lock = threading.Lock()  # a thread that is not here may have held it
+        self._is_forked = self._is_stopping = True
+
+    def _forked(self) -> ServingNotFound:
+        return ServingNotFound(
+            f"the serving {self._name!r} runs in the process that this one was forked from, and its threads stayed "
+            "there; start it here, in the child"
+        )
+
+    def _check_nesting(self) -> None:
+        """Refuse a call of the function's own serving that no partition would be left to run.
+
+        Raises:
+            InvalidRequest: All others wait for calls of their own, too.
+        """
+        me, count = threading.get_ident(), len(self.runners)
+        calls = [nested.call for thread, nested in list(self._inside.items()) if thread != me]
+        if sum(call is not None and not call.done for call in calls) + 1 >= count:
+            which = "its only partition" if count == 1 else f"each of its {count} partitions"
+            msg = (
+                f"the function of the serving {self._name!r} calls that serving itself, and {which} would wait for "
+                "that: give it more partitions, or call the function"
+            )
+            raise InvalidRequest(msg)
 
     def _changed(self) -> None:
         """A partition is gone or back: with none left that could come back soon, nobody is to wait."""
@@ -205,6 +296,13 @@ class Partitions:
 
     def _serve(self, runner: Runner) -> None:
         seat = _Seat()
+        nested = self._inside[threading.get_ident()] = _Nested()
+        try:
+            self._serve_on(runner, seat, nested)
+        finally:
+            del self._inside[threading.get_ident()]
+
+    def _serve_on(self, runner: Runner, seat: _Seat, nested: _Nested) -> None:
         while True:
             if not runner.is_ready:
                 self._pass_on()
@@ -230,7 +328,7 @@ class Partitions:
                 with self._lock:
                     calls = self._dispatch.fail(work, InternalError(f"the batch could not be run: {error}"))
                 _wake(calls)
-            work = None  # or its rows would stay in memory until the next batch
+            nested.call = work = None  # or its rows would stay in memory until the next batch
 
     def _pass_on(self) -> None:
         """Let another partition do what one was roused for that has lost its process."""
@@ -296,11 +394,15 @@ class Partitions:
                 calls = self._dispatch.fail(work, error)
         _wake(calls)
 
-    @staticmethod
-    def _sink(work: Work) -> Callable[[str, Any], None]:
+    def _sink(self, work: Work) -> Callable[[str, Any], None]:
+        def others_wait() -> bool:
+            """Return whether anybody is held up where one of the callers does not take its values."""
+            is_pressed = self._dispatch.waiting > 0 and not self._parked
+            return is_pressed or self._is_stopping or sum(1 for _ in work.shares()) > 1
+
         def sink(name: str, value: Any) -> None:
             for call, start, stop in work.shares():
-                call.waiter.put((name, copy_rows(value, start, stop)))
+                call.waiter.put((name, copy_rows(value, start, stop)), others_wait)
 
         return sink
 

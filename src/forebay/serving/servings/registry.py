@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +19,14 @@ _lock = threading.Lock()
 _running: dict[str, ServingProcess[Any, Any]] = {}
 
 
+def _renew_lock() -> None:
+    global _lock  # noqa: PLW0603 - a thread that is not in a forked child may have held it
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 def register(process: ServingProcess[Any, Any]) -> None:
     """Make a process known under its name.
 
@@ -25,7 +34,8 @@ def register(process: ServingProcess[Any, Any]) -> None:
         ConfigError: The name is taken.
     """
     with _lock:
-        if process.name in _running:
+        taken = _running.get(process.name)
+        if taken is not None and not taken.is_forked:
             msg = (
                 f"a serving named {process.name!r} is running already; stop it first, or start this one as another name"
             )

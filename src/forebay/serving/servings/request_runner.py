@@ -7,6 +7,8 @@ bytes of its `data`. Without a client preprocessing a sample is one row, and so 
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -25,6 +27,8 @@ from forebay.serving.servings.dispatch import Call, Dispatch
 from forebay.serving.servings.settings import options_of, partitions_of
 from forebay.types.call import Failure
 from forebay.workers.user_code import attempt
+
+log = logging.getLogger("forebay.requests")
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,6 +57,7 @@ class RequestRunner:
         self._workers = workers
         self._batch_size = batch_size
         self._partition = 0
+        self._silent_until = 0.0
         self._execution: Execution | None = None
 
     def open(self, ctx: WorkerContext) -> None:
@@ -103,7 +108,7 @@ class RequestRunner:
         if settings.client_preprocessing is None:
             given, info = Batch.stack([value]), "client_info"
         else:
-            given, info = client.prepare(settings, value)
+            given, info = self._given(value)
         limit = self._batch_size
         if isinstance(given, Batch):
             batches = [client.whole(settings, given, limit)]
@@ -118,6 +123,22 @@ class RequestRunner:
                 msg = f"unknown batch key: {batch.batch_key!r} (expected one of {list(known)!r}); name one as ?key="
                 raise InvalidRequest(msg)
         return batches, info
+
+    def _given(self, value: Any) -> tuple[Any, Any]:
+        """Run the client preprocessing.
+
+        Raises:
+            InvalidRequest: What it raised says that it does not take such a body.
+        """
+        try:
+            return client.prepare(self._settings, value)
+        except (TypeError, LookupError, ValueError, AttributeError) as error:
+            now = time.monotonic()
+            if now >= self._silent_until:
+                self._silent_until = now + 1.0
+                log.warning("a client preprocessing did not take its input", exc_info=error)
+            msg = f"the client preprocessing does not take this body: {type(error).__name__}"
+            raise InvalidRequest(msg) from error
 
     def _execute(self, dispatch: Dispatch, work: Work) -> None:
         execution = self._execution
@@ -142,7 +163,7 @@ class RequestRunner:
         executed = concatenate([output for output, _ in results]), results[-1][1]
         answer = client.finish(self._settings, executed, info)
         if self._settings.client_preprocessing is None and self._settings.client_postprocessing is None:
-            answer = map_leaves(lambda leaf: leaf[0], to_host(answer))
+            answer = _first_row(answer)
         return _encode(answer, item.params["out"])
 
     def _stream(self, items: Sequence[Item]) -> Iterator[Sequence[Any]]:
@@ -152,7 +173,10 @@ class RequestRunner:
         batches, info = self._prepared(item)
         pieces = (piece for batch in batches for piece in client.cut(batch, self._batch_size))
         events = self._serving.events(pieces, self._execution, self._partition)
-        for event in client.finish_stream(self._settings, events, info):
+        settings = self._settings
+        if settings.client_preprocessing is None and settings.client_postprocessing is None:
+            events = ((kind, _first_row(output), *metadata) for kind, output, *metadata in events)
+        for event in client.finish_stream(settings, events, info):
             yield [_encode(event, "json")]
 
 
@@ -184,16 +208,33 @@ def _arrays(value: Any) -> Any:
         fields = cast("dict[str, Any]", value)
         if fields.keys() == {"dtype", "shape", "data"} and isinstance(fields["data"], bytes):
             dtype = np.dtype(fields["dtype"])
-            if dtype.hasobject:
-                msg = f"a tensor of {dtype} is not taken; numbers are"
+            if dtype.hasobject or dtype.type is np.void or dtype.kind in "mM":
+                msg = f"a tensor of {dtype} is not taken; numbers and texts are"
                 raise InvalidRequest(msg)
-            return np.frombuffer(fields["data"], dtype).reshape(fields["shape"])
+            array = np.frombuffer(fields["data"], dtype).reshape(fields["shape"])
+            if list(array.shape) != fields["shape"]:
+                msg = f"a tensor has the shape {fields['shape']!r:.100}; its axes are given as whole numbers from 0 on"
+                raise InvalidRequest(msg)
+            return array
         return {name: _arrays(field) for name, field in fields.items()}
     if isinstance(value, list):
         items = cast("list[Any]", value)
         array: np.ndarray[Any, Any] = np.asarray(items)
-        return items if array.dtype.hasobject else array  # lists of objects are for a preprocessing to read
+        # Lists of objects are for a preprocessing to read, and numbers beside texts are no texts.
+        is_mixed = array.dtype.kind in "US" and not _all_texts(items)
+        return items if is_mixed or array.dtype.hasobject else array
     return value
+
+
+def _all_texts(items: list[Any]) -> bool:
+    return all(
+        _all_texts(cast("list[Any]", item)) if isinstance(item, list) else isinstance(item, str | bytes)
+        for item in items
+    )
+
+
+def _first_row(output: Any) -> Any:
+    return map_leaves(lambda leaf: leaf[0], to_host(output))
 
 
 def _encode(answer: Any, format: str) -> bytes:

@@ -13,7 +13,7 @@ from forebay.errors import ConfigError, ForebayError, ModelError
 from forebay.serving.servings import client
 from forebay.serving.servings.execution import Execution
 from forebay.serving.servings.module import Jitted, module_of, name_of
-from forebay.serving.servings.settings import Settings, check_options
+from forebay.serving.servings.settings import Settings, alike, check_options
 from forebay.types.failures import text_of
 from forebay.workers.user_code import caught
 
@@ -291,7 +291,7 @@ class Serving(Generic[In, Out]):
         raise AttributeError(msg)
 
     def __eq__(self, other: object) -> bool:
-        return self.settings == other.settings if isinstance(other, Serving) else NotImplemented
+        return alike(self.settings, other.settings) if isinstance(other, Serving) else NotImplemented
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]  # options may be anything
 

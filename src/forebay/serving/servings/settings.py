@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict, cast
 
 import msgspec
 
+from forebay.arrays.kinds import find_kind
 from forebay.errors import ConfigError, nearest
 
 
@@ -79,6 +80,27 @@ class Settings:
     def pad_to(self, batch_size: int | None) -> int | None:
         """Return how many rows batches are padded to, if they are."""
         return batch_size if self.process_options.get("pad_to_batch_size") else None
+
+
+def alike(left: Any, right: Any) -> bool:
+    """Return whether two values are equal, arrays in them by their values."""
+    if left is right:
+        return True
+    if isinstance(left, Settings) and isinstance(right, Settings):
+        return all(alike(getattr(left, one.name), getattr(right, one.name)) for one in fields(Settings))
+    kind = find_kind(left)
+    if kind is not None or find_kind(right) is not None:
+        return kind is find_kind(right) and kind is not None and kind.equal(left, right)
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        one, other = cast("Mapping[Any, Any]", left), cast("Mapping[Any, Any]", right)
+        return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one)
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        some, others = cast("Sequence[Any]", left), cast("Sequence[Any]", right)
+        return type(some) is type(others) and len(some) == len(others) and all(map(alike, some, others))
+    try:
+        return bool(left == right)
+    except (TypeError, ValueError):  # it holds arrays where nobody can see them
+        return False
 
 
 def check_options(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -110,7 +110,7 @@ class ServingProcess(Generic[In, Out]):
             config = BatchConfig(
                 max_size=options.batch_size,
                 max_wait_s=options.batch_timeout_ms / 1000,
-                capacity=options.capacity,
+                capacity=max(options.capacity, options.batch_size),
                 idle="wait",
             )
             self._partitions = Partitions(self.name, config, self._runners(serving), has_hooks=bool(settings.streaming))
@@ -132,7 +132,7 @@ class ServingProcess(Generic[In, Out]):
 
         Raises:
             InvalidRequest: There is nothing to execute, it is not a batch, or its key is unknown.
-            QueueFull: As many rows wait as may wait.
+            QueueFull: As many rows wait as may wait; an input that is larger than that by itself is fed in.
             DeadlineExceeded: `timeout_s` was over.
             ServingCrashed: The function raised on a batch with rows of this input; the exception is the cause.
             BadOutcome: The module returned something other than it should.
@@ -153,7 +153,10 @@ class ServingProcess(Generic[In, Out]):
         else:
             batches = client.each(settings, prepared, self._limit)
             if settings.streaming is None:
-                results = [self._execute(self._check_key(batch), deadline) for batch in batches]
+                results = [
+                    self._execute(self._check_key(batch), deadline, patient=number > 0)
+                    for number, batch in enumerate(batches)
+                ]
                 return client.finish(settings, _joined(results), info)
             events = stream(self._partitions, map(self._check_key, batches), self._call, 1, deadline)
         return client.finish_stream(settings, events, info)
@@ -179,17 +182,32 @@ class ServingProcess(Generic[In, Out]):
         else:
             batches = client.each_async(settings, prepared, self._limit)
             if settings.streaming is None:
-                results = [await self._execute_async(self._check_key(batch), deadline) async for batch in batches]
+                results: list[tuple[Any, Any]] = []
+                async for batch in batches:
+                    self._check_key(batch)
+                    results.append(await self._execute_async(batch, deadline, patient=bool(results)))
                 return await client.finish_async(settings, _joined(results), info)
             checked = (self._check_key(batch) async for batch in batches)
             events = stream_async(self._partitions, checked, self._call, 1, deadline)
-        return client.finish_stream(settings, events, info)
+        return await client.finish_stream_async(settings, events, info)
 
     def stop(self) -> None:
-        """Stop: rows that wait fail with `ServingStopped` at once, batches that run have `shutdown_ms` to end."""
+        """Stop: rows that wait fail with `ServingStopped` at once, batches that run have `shutdown_ms` to end.
+
+        The serving's own function may call it; its batch then goes on to its end.
+        """
+        if self._partitions.is_inside or self._partitions.is_forked:
+            registry.forget(self)
+            self._partitions.stop(0.0)
+            return
         with self._stop_once:
             registry.forget(self)
             self._partitions.stop(self.options.shutdown_ms / 1000)
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether it runs in the process from which this one was forked, and not here."""
+        return self._partitions.is_forked
 
     def statistics(self) -> Statistics:
         """Return a snapshot of its numbers."""
@@ -277,11 +295,11 @@ class ServingProcess(Generic[In, Out]):
         streamed = self._settings.streaming is not None
         return Call(batch, waiter, deadline=deadline, divisible=divisible, streamed=streamed)
 
-    def _execute(self, batch: Batch, deadline: float) -> tuple[Any, Any]:
+    def _execute(self, batch: Batch, deadline: float, *, patient: bool = False) -> tuple[Any, Any]:
         lock = _borrow_lock()
         call = self._call(batch, lock, deadline)
         try:
-            self._partitions.submit(call)
+            self._partitions.submit(call, patient=patient)
             if deadline == NEVER:
                 lock.acquire()
             elif not lock.acquire(timeout=min(max(deadline - time.monotonic(), 0.0), threading.TIMEOUT_MAX)):
@@ -296,12 +314,12 @@ class ServingProcess(Generic[In, Out]):
         )
         return call.result()
 
-    async def _execute_async(self, batch: Batch, deadline: float) -> tuple[Any, Any]:
+    async def _execute_async(self, batch: Batch, deadline: float, *, patient: bool = False) -> tuple[Any, Any]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         call = self._call(batch, future, deadline)
         timer: asyncio.TimerHandle | None = None
-        self._partitions.submit(call)
+        self._partitions.submit(call, patient=patient)
         if deadline != NEVER:
             timer = loop.call_later(max(deadline - time.monotonic(), 0.0), self._expire, call, future)
         try:

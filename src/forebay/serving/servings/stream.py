@@ -3,8 +3,8 @@
 
 Theory of operation. A stream hands in its rows a few batches ahead of what its consumer has taken, so a slow consumer
 holds back nothing but its own rows. Values of hooks are different: they come while a batch runs, which its callers
-share. A consumer that leaves `MAX_EVENTS` of them lying makes that batch wait for it, up to `PATIENCE_S`; then its
-stream ends with an error and the batch goes on.
+share. A consumer that leaves `MAX_EVENTS` of them lying makes that batch wait for it, up to `PATIENCE_S`, or to
+`HURRY_S` in sum if that holds up anybody; then its stream ends with an error and the batch goes on.
 
 A stream may be consumed from any thread or task; it is not tied to the one that made it.
 """
@@ -17,7 +17,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.errors import DeadlineExceeded, QueueFull
+from forebay.errors import DeadlineExceeded
 from forebay.serving.servings.dispatch import NEVER, Call
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ AHEAD: Final = MAX_EVENTS // 2
 PATIENCE_S: Final = 30.0
 """How long a running batch waits for a consumer that does not take the values of its hooks."""
 
+HURRY_S: Final = 2.0
+"""How long it does in sum where others wait for that batch, or for its partition."""
+
 
 class Inbox:
     """Where a stream learns that something came: the waiter of all of its calls."""
@@ -45,17 +48,31 @@ class Inbox:
         self._changed = threading.Condition()
         self._has_changed = False
         self._events: deque[Event] = deque()
+        self._spent_s = 0.0
         self.is_closed = False
         self.is_late = False
 
-    def put(self, event: Event) -> None:
-        """Add the value of a hook; waits while there are as many as may be."""
+    def put(self, event: Event, others_wait: Callable[[], bool]) -> None:
+        """Add the value of a hook; waits while there are as many as may be, and less long where others wait for it."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self.is_closed or len(self._events) < MAX_EVENTS, PATIENCE_S):
-                self.is_closed = self.is_late = True
+            if not self._has_room():
+                self._wait_for_room(others_wait)
             if not self.is_closed:
                 self._events.append(event)
         self.release()
+
+    def _has_room(self) -> bool:
+        return self.is_closed or len(self._events) < MAX_EVENTS
+
+    def _wait_for_room(self, others_wait: Callable[[], bool]) -> None:
+        began = time.monotonic()
+        while not self._changed.wait_for(self._has_room, min(HURRY_S - self._spent_s, PATIENCE_S)):
+            if others_wait() or time.monotonic() - began >= PATIENCE_S:
+                self.is_closed = self.is_late = True
+                return
+            self._spent_s = 0.0  # nobody was held up
+        if others_wait():
+            self._spent_s = min(self._spent_s + time.monotonic() - began, HURRY_S)
 
     def release(self) -> None:
         """Tell the consumer to look again."""
@@ -128,7 +145,7 @@ class _Feed:
         self._ahead = ahead
         self._deadline = deadline
         self._calls: deque[Call] = deque()
-        self._held: Call | None = None
+        self._has_begun = False
         self._taken = 0
 
     @property
@@ -136,11 +153,14 @@ class _Feed:
         return not self._calls
 
     def has_room(self) -> bool:
-        return self._held is None and len(self._calls) < self._ahead
+        return len(self._calls) < self._ahead
 
     def add(self, batch: Batch) -> None:
-        """Hand in a batch; one that the queue has no room for is kept while others of the stream are under way."""
-        self._hand_in(self._call(batch, self._inbox, self._deadline))
+        """Hand in a batch; only the first is refused if the queue has no room, later ones wait for some."""
+        call = self._call(batch, self._inbox, self._deadline)
+        self._partitions.submit(call, patient=self._has_begun)
+        self._has_begun = True
+        self._calls.append(call)
 
     def poll(self) -> Event | None:
         """Return the next event, or None if there is none now.
@@ -161,7 +181,7 @@ class _Feed:
                 self._taken += 1
                 return "batch", piece.output(), piece.executed.metadata
             if self._inbox.is_late:
-                msg = f"the values of hooks were not taken for {PATIENCE_S:g} s"
+                msg = "the values of hooks were taken so slowly that the batch went on without this stream"
                 raise DeadlineExceeded(msg)
             if not is_over:
                 return None
@@ -169,20 +189,7 @@ class _Feed:
                 raise call.own_error() from call.error.__cause__
             self._calls.popleft()
             self._taken = 0
-            if self._held is not None:
-                held, self._held = self._held, None
-                self._hand_in(held)
         return None
-
-    def _hand_in(self, call: Call) -> None:
-        try:
-            self._partitions.submit(call)
-        except QueueFull:
-            if not self._calls:
-                raise
-            self._held = call
-        else:
-            self._calls.append(call)
 
     def left_s(self) -> float | None:
         """Return how long to wait for the next event.

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streamed answers on their way to clients, each of which takes its own at its own pace.
+
+Theory of operation. The requests of a batch are stepped together, so what one client does not take must not keep the
+others waiting. Every client has a window: parts it was handed and has not taken. While there is room in all windows, a
+step is over as soon as it is handed out, and the generator goes on. A client whose window is full holds the step, and
+by that the generator, until it takes something (no part is dropped, and no memory grows). If somebody else waits for
+that, batch-mates with room or requests that find no free worker, it may do so for `PATIENCE_S`, in sum; then its
+answer, and nobody else's, ends with an error. A client that holds up nobody may take as long as its connection lets it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from forebay.workers.pool import CREDIT
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterable
+
+    from forebay.types.batch import Batch
+    from forebay.types.call import Request
+
+log = logging.getLogger("forebay.requests")
+
+WINDOW_BYTES: Final = 1 << 18
+"""What a client may be behind by; and always by `CREDIT` parts, however large."""
+
+PART_BYTES: Final = 256
+"""What a part counts beside its content, so that many empty ones fill a window as well."""
+
+PATIENCE_S: Final = 2.0
+"""How long a client with a full window may hold up others."""
+
+
+class _Window:
+    """What one client was handed and has not taken.
+
+    Attributes:
+        untaken: Its parts by what it calls when it has taken them, with their sizes.
+        size: The sum of those.
+        held: Steps that wait until there is room.
+        since: Since when they do.
+        spent_s: How long it has held up its batch-mates before that.
+        batch: Whose step it holds.
+    """
+
+    __slots__ = ("batch", "held", "since", "size", "spent_s", "timer", "untaken")
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.untaken: dict[Callable[[], None], int] = {}
+        self.size = 0
+        self.held: list[Callable[[], None]] = []
+        self.since = 0.0
+        self.spent_s = 0.0
+        self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return self.size > WINDOW_BYTES and len(self.untaken) > CREDIT
+
+
+class Windows:
+    """The windows of all clients of an endpoint; lives on its loop."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, others_wait: Callable[[], bool], give_up: Callable[[Request], None]
+    ) -> None:
+        """Begin without clients.
+
+        Args:
+            loop: Whose time counts.
+            others_wait: Whether requests wait that no worker is free for.
+            give_up: Ends the answer of a client that held up others for too long.
+        """
+        self._loop = loop
+        self._others_wait = others_wait
+        self._give_up = give_up
+        self._windows: dict[Request, _Window] = {}
+
+    def hand_out(self, batch: Batch, parts: Iterable[tuple[Request, Any]], release: Callable[[], object]) -> None:
+        """Hand one step to its clients; `release` is called once none of them has a full window."""
+        holding = 1
+
+        def one_less() -> None:
+            nonlocal holding
+            holding -= 1
+            if holding == 0:
+                release()
+
+        for request, part in parts:
+            window = self._windows.get(request)
+            if window is None:
+                window = self._windows[request] = _Window(batch)
+            self._hand_part(window, request, part)
+            if window.is_full:
+                holding += 1
+                self._hold(window, request, one_less)
+        one_less()
+
+    def forget(self, request: Request) -> None:
+        """Let go of what a client holds: it was answered, or is gone."""
+        window = self._windows.pop(request, None)
+        if window is not None:
+            window.untaken.clear()
+            self._let_go(window)
+
+    def _hand_part(self, window: _Window, request: Request, part: Any) -> None:
+        def taken() -> None:
+            size = window.untaken.pop(taken, None)
+            if size is None:
+                return
+            window.size -= size
+            if window.held and not window.is_full:
+                self._let_go(window)
+
+        size = window.untaken[taken] = PART_BYTES + _size(part)
+        window.size += size
+        assert request.on_part is not None
+        try:
+            request.on_part(part, taken)
+        except Exception:
+            log.exception("a part of an answer could not be handed over")
+            taken()
+
+    def _hold(self, window: _Window, request: Request, step: Callable[[], None]) -> None:
+        window.held.append(step)
+        if window.timer is None:
+            window.since = time.monotonic()
+            window.timer = self._loop.call_later(PATIENCE_S - window.spent_s, self._look, window, request)
+
+    def _let_go(self, window: _Window) -> None:
+        if window.timer is not None:
+            window.timer.cancel()
+            window.timer = None
+            if self._has_quick_mates(window):
+                window.spent_s = min(window.spent_s + time.monotonic() - window.since, PATIENCE_S)
+        held, window.held = window.held, []
+        for step in held:
+            step()
+
+    def _look(self, window: _Window, request: Request) -> None:
+        """End the answer of a client that has held steps for too long, if that is to anybody's harm."""
+        window.timer = None
+        if self._has_quick_mates(window) or (self._others_wait() and time.monotonic() - window.since >= PATIENCE_S):
+            self._give_up(request)
+        else:
+            window.timer = self._loop.call_later(PATIENCE_S, self._look, window, request)
+
+    def _has_quick_mates(self, window: _Window) -> bool:
+        """Return whether somebody in the batch waits for its next step."""
+        windows = (self._windows.get(mate) for mate in window.batch.entries if not mate.done)
+        return any(mate is None or not mate.held for mate in windows if mate is not window)
+
+
+def _size(part: Any) -> int:
+    if isinstance(part, bytes | str):
+        return len(part)
+    if isinstance(part, list | tuple):
+        return sum(_size(piece) for piece in cast("list[Any]", part))
+    return 0
