@@ -708,6 +708,7 @@ def test_what_waits_for_room_is_let_in_when_others_leave():
     dispatch.feed(1.0)
     assert dispatch.waiting == 1
     work = dispatch.take(4.0)
+    assert work is not None
     assert work.batch().realize().tolist() == [5]
     assert dispatch.cancel(patient)
     assert (dispatch.waiting, dispatch.open, dispatch.is_feeding) == (0, 0, False)

@@ -85,13 +85,14 @@ class Execution:
         self._lock = threading.Lock()
         self._state = self._module.init(kind, arg, partitions)
 
-    def run(self, batch: Batch, partition: int, sink: Sink | None = None) -> Executed:
+    def run(self, batch: Batch, partition: int, sink: Sink | None = None, *, lent: bool = False) -> Executed:
         """Run one batch. What the function gets is its own, and so is what it returned until `Executed.own` is called.
 
         Args:
             batch: Its rows.
             partition: Number of the partition.
             sink: Called with the name and the value of each listed hook that is reached.
+            lent: Whether the module gets the rows where they lie, read-only, because it promised to keep none of them.
 
         Raises:
             Exception: What the module raises.
@@ -100,7 +101,8 @@ class Execution:
         """
         if self._pad_to is not None and batch.size < self._pad_to:
             batch = batch.pad(self._pad_to - batch.size)
-        batch = batch.owned()
+        if not lent:
+            batch = batch.owned()
         with self._lock:
             run = self._handle(batch, partition)
         with span("serving.execute", module=self._name, batch_size=batch.size, batch_key=batch.batch_key) as attributes:

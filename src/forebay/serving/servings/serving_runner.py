@@ -60,8 +60,9 @@ class PartitionRunner:
         assert self._execution is not None
         execution, index = self._execution, self._index
         if not self._serving.settings.streaming:
-            return [_packed(execution.run(batch, index), rows)]
-        return ([packed] for packed in _while_running(lambda sink: execution.run(batch, index, sink), rows))
+            return [_packed(execution.run(batch, index, lent=self.borrows_input), rows)]
+        lent = self.borrows_input
+        return ([packed] for packed in _while_running(lambda sink: execution.run(batch, index, sink, lent=lent), rows))
 
     def close(self) -> None:
         """Release nothing: the process ends."""
