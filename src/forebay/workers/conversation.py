@@ -176,13 +176,13 @@ class Conversation:
 
     def feed(self, data: bytes | bytearray | memoryview, now: float) -> Iterator[Event]:
         """Read bytes and yield what happens; whoever consumes this may change the state between two events."""
-        if self._is_gone():
+        if self.state == "gone":
             return
         try:
             for message in self._reader.feed(data):
                 self._copied = 0
                 yield self._event(message, now)
-                if self._is_gone():
+                if self.state == "gone":  # pyright: ignore[reportUnnecessaryComparison] # it has changed since
                     return
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a message, its sender is at fault
             self.state = "gone"
@@ -289,9 +289,6 @@ class Conversation:
     def owes_since(self) -> float | None:
         """Since when the worker owes the next sign of life; None while it is idle or waits for slow clients."""
         return self._heard if self.state in _RUNNING and self._room > 0 else None
-
-    def _is_gone(self) -> bool:
-        return self.state == "gone"
 
     def _event(self, message: Any, now: float) -> Event:
         kind = message[0]
