@@ -1,23 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers as Prometheus text, written by prometheus-client when somebody asks.
+"""The numbers of the endpoints as Prometheus text, a slice at a time.
 
-The user's own metrics (in the default registry) stand in the same page.
+Theory of operation. The numbers live on the loop, so they are read there, but never all of them in one turn: `write` is
+a generator that stops after every few endpoints, and whoever drives it lets others have a turn. The text of a histogram
+that did not change since the last scrape is kept, and one that nothing was counted in is left out: its series appear
+with the first value. So a scrape costs what happened since the one before.
+
+A page is bounded: it holds at most `MAX_ENDPOINTS` endpoints, the busiest of those that were called, then others. Who
+was called and is on the page stays there, so that series do not come and go, and `forebay_endpoints_left_out` says how
+many are missing.
+
+The text is written here, as prometheus-client needs ten times as long for it. What stands beside it on the page is
+written by prometheus-client: the user's own metrics (in the default registry) and those of other collectors.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import heapq
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
-    from prometheus_client import Metric
-    from prometheus_client.core import HistogramMetricFamily
     from prometheus_client.registry import Collector
 
     from forebay.observe.metrics import EndpointMetrics, Histogram
+
+MAX_ENDPOINTS: Final = 1000
+"""Endpoints on a page: at about 80 series each it is 6 MB long."""
+
+SLICE: Final = 16
+"""Endpoints that are written in one turn of the loop; each takes 40 us if all of its numbers have changed."""
+
+LOOKED_AT: Final = 512
+"""Endpoints of which it is seen in one turn how busy they are."""
+
+OPEN_METRICS: Final = "application/openmetrics-text"
+
+COUNTERS: Final = {
+    "forebay_requests": "Requests by outcome",
+    "forebay_stream_parts": "Parts of streamed answers handed to clients",
+    "forebay_worker_restarts": "Workers that were replaced",
+}
+
+GAUGES: Final = {
+    "forebay_in_flight": "Requests without an answer yet",
+    "forebay_waiting_samples": "Samples in the queue",
+    "forebay_workers": "Workers that are up",
+    "forebay_objective_held": "Whether 95 of 100 answers hold the latency objective",
+}
+
+HISTOGRAMS: Final = {
+    "forebay_request_seconds": "From submission to outcome",
+    "forebay_queue_seconds": "From submission to leaving the queue",
+    "forebay_model_seconds": "Time of a batch in the worker",
+    "forebay_batch_size": "Samples in a batch",
+}
+
+LEFT_OUT: Final = "forebay_endpoints_left_out"
+MISSING: Final = "Endpoints that are not on this page because there are too many"
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -33,69 +76,159 @@ class Reading(msgspec.Struct, frozen=True):
     objective_held: bool | None = None
 
 
-class Exposition:
+class Source(Protocol):
+    """What has numbers to be read."""
+
+    @property
+    def metrics(self) -> EndpointMetrics:
+        """What is counted; which endpoint it is goes by it."""
+        ...
+
+
+S = TypeVar("S", bound=Source)
+
+
+class Exposition(Generic[S]):
     """Writes metric pages from readings taken at the time of the scrape."""
 
-    def __init__(self, read: Callable[[], Iterable[Reading]], *others: Collector) -> None:
-        """Make a page of the endpoints that `read` returns and of what other collectors yield."""
+    def __init__(self, sources: Callable[[], Iterable[S]], read: Callable[[S], Reading], *others: Collector) -> None:
+        """Make a page of what `sources` returns, each read by `read`, and of what other collectors yield."""
+        self._sources = sources
         self._read = read
-        self._collectors: tuple[Collector, ...] = (self, *others)
+        self._others = others
+        self._texts: dict[EndpointMetrics, _Text] = {}
+        self._kept: set[EndpointMetrics] = set()
 
-    def page(self, accept: str) -> tuple[bytes, str]:
-        """Return the page and its media type, OpenMetrics if the scraper prefers that."""
+    def others(self, accept: str) -> tuple[bytes, str]:
+        """Return the end of the page, which is not about endpoints, and its media type. May be called in a thread.
+
+        Args:
+            accept: What the scraper takes; it gets OpenMetrics if it prefers that.
+        """
         from prometheus_client import CollectorRegistry
         from prometheus_client.exposition import choose_encoder
         from prometheus_client.registry import REGISTRY
 
         registry = CollectorRegistry()
-        for collector in self._collectors:
+        for collector in self._others:
             registry.register(collector)
         registry.register(REGISTRY)
         encoder, media_type = choose_encoder(accept)
         return encoder(registry), media_type
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metric families; the interface of prometheus-client's collectors."""
-        from prometheus_client.core import (
-            CounterMetricFamily,
-            GaugeMetricFamily,
-            HistogramMetricFamily,
-        )
+    def write(self) -> Generator[None, None, list[list[bytes]]]:
+        """Write the lines about endpoints, in turns: stops where the loop should do something else.
 
-        labels = ["endpoint", "version"]
-        requests = CounterMetricFamily("forebay_requests", "Requests by outcome", labels=[*labels, "code"])
-        parts = CounterMetricFamily(
-            "forebay_stream_parts", "Parts of streamed answers handed to clients", labels=labels
+        Returns:
+            The lines of each family.
+        """
+        chosen, left_out = yield from self._choose()
+        texts: dict[EndpointMetrics, _Text] = {}
+        columns: list[list[bytes]] = [[] for _ in (*COUNTERS, *GAUGES, *HISTOGRAMS)]
+        for number, source in enumerate(chosen, 1):
+            reading = self._read(source)
+            metrics = source.metrics
+            text = self._texts.get(metrics)
+            if text is None or not text.is_of(reading):
+                text = _Text(reading.endpoint, reading.version)
+            texts[metrics] = text
+            for column, lines in zip(columns, text.lines(reading), strict=True):
+                if lines:
+                    column.append(lines)
+            if number % SLICE == 0:
+                yield
+        self._texts = texts
+        return [*columns, [f"{LEFT_OUT} {left_out}.0\n".encode()]]
+
+    def page(self, accept: str) -> tuple[bytes, str]:
+        """Return the whole page at once, and its media type."""
+        columns = finish(self.write())
+        rest, media_type = self.others(accept)
+        return b"".join([*pieces(columns, media_type), rest]), media_type
+
+    def _choose(self) -> Generator[None, None, tuple[list[S], int]]:
+        """Return whose numbers are shown, in the order in which they were given, and how many others there are."""
+        sources = list(self._sources())
+        if len(sources) <= MAX_ENDPOINTS:
+            self._kept.clear()
+            return sources, 0
+        places: list[tuple[bool, int, int]] = []  # who was shown, then the busiest, then the first
+        for place, source in enumerate(sources):
+            metrics = source.metrics
+            places.append((metrics not in self._kept, -sum(metrics.codes.values()), place))
+            if place % LOOKED_AT == LOOKED_AT - 1:
+                yield
+        chosen = heapq.nsmallest(MAX_ENDPOINTS, places)
+        yield
+        self._kept = {sources[place].metrics for _, calls, place in chosen if calls}
+        return [sources[place] for place in sorted(place for _, _, place in chosen)], len(sources) - MAX_ENDPOINTS
+
+
+class _Text:
+    """The lines of one endpoint; those of a histogram are kept until it changes."""
+
+    __slots__ = ("_endpoint", "_histograms", "_labels", "_name", "_version")
+
+    def __init__(self, endpoint: str, version: str) -> None:
+        self._name = endpoint, version
+        self._endpoint = f'endpoint="{_escaped(endpoint)}"'
+        self._version = f'version="{_escaped(version)}"'
+        self._labels = f"{{{self._endpoint},{self._version}}}"
+        self._histograms: list[tuple[list[int], float, bytes]] = [([], 0.0, b"")] * len(HISTOGRAMS)
+
+    def is_of(self, reading: Reading) -> bool:
+        """Tell whether these are the lines of that endpoint."""
+        return self._name == (reading.endpoint, reading.version)
+
+    def lines(self, reading: Reading) -> list[bytes]:
+        """Return the lines for each family, in the order of `COUNTERS`, `GAUGES` and `HISTOGRAMS`."""
+        metrics = reading.metrics
+        labels = self._labels
+        requests = "".join(
+            f'forebay_requests_total{{code="{_escaped(code)}",{labels[1:]} {count}.0\n'
+            for code, count in metrics.codes.items()
         )
-        restarts = CounterMetricFamily("forebay_worker_restarts", "Workers that were replaced", labels=labels)
-        in_flight = GaugeMetricFamily("forebay_in_flight", "Requests without an answer yet", labels=labels)
-        waiting = GaugeMetricFamily("forebay_waiting_samples", "Samples in the queue", labels=labels)
-        workers = GaugeMetricFamily("forebay_workers", "Workers that are up", labels=labels)
-        held = GaugeMetricFamily(
-            "forebay_objective_held", "Whether 95 of 100 answers hold the latency objective", labels=labels
-        )
-        histograms: list[HistogramMetricFamily] = [
-            HistogramMetricFamily("forebay_request_seconds", "From submission to outcome", labels=labels),
-            HistogramMetricFamily("forebay_queue_seconds", "From submission to leaving the queue", labels=labels),
-            HistogramMetricFamily("forebay_model_seconds", "Time of a batch in the worker", labels=labels),
-            HistogramMetricFamily("forebay_batch_size", "Samples in a batch", labels=labels),
+        held = reading.objective_held
+        lines = [
+            requests.encode(),
+            f"forebay_stream_parts_total{labels} {metrics.parts}.0\n".encode(),
+            f"forebay_worker_restarts_total{labels} {reading.worker_restarts}.0\n".encode(),
+            f"forebay_in_flight{labels} {reading.in_flight}.0\n".encode(),
+            f"forebay_waiting_samples{labels} {reading.waiting}.0\n".encode(),
+            f"forebay_workers{labels} {reading.workers_alive}.0\n".encode(),
+            b"" if held is None else f"forebay_objective_held{labels} {held:d}.0\n".encode(),
         ]
-        for reading in self._read():
-            names = [reading.endpoint, reading.version]
-            metrics = reading.metrics
-            for code, count in metrics.codes.items():
-                requests.add_metric([*names, code], count)
-            parts.add_metric(names, metrics.parts)
-            restarts.add_metric(names, reading.worker_restarts)
-            in_flight.add_metric(names, reading.in_flight)
-            waiting.add_metric(names, reading.waiting)
-            workers.add_metric(names, reading.workers_alive)
-            if reading.objective_held is not None:
-                held.add_metric(names, reading.objective_held)
-            measured = [metrics.request_s, metrics.queue_s, metrics.model_s, metrics.batch_size]
-            for family, histogram in zip(histograms, measured, strict=True):
-                family.add_metric(names, cumulated(histogram), histogram.total)
-        yield from (requests, parts, restarts, in_flight, waiting, workers, held, *histograms)
+        measured = (metrics.request_s, metrics.queue_s, metrics.model_s, metrics.batch_size)
+        for place, (name, histogram) in enumerate(zip(HISTOGRAMS, measured, strict=True)):
+            counts, total, text = self._histograms[place]
+            if counts != histogram.counts or total != histogram.total:
+                text = self._histogram(name, histogram) if any(histogram.counts) else b""
+                self._histograms[place] = (histogram.counts.copy(), histogram.total, text)
+            lines.append(text)
+        return lines
+
+    def _histogram(self, name: str, histogram: Histogram) -> bytes:
+        start, end, labels = f'{name}_bucket{{{self._endpoint},le="', f'",{self._version}}} ', self._labels
+        buckets = "".join(f"{start}{bound}{end}{total}.0\n" for bound, total in cumulated(histogram))
+        return f"{buckets}{name}_count{labels} {histogram.count}.0\n{name}_sum{labels} {histogram.total}\n".encode()
+
+
+def pieces(columns: list[list[bytes]], media_type: str) -> Iterator[bytes]:
+    """Yield the text of each family, as the media type wants it, from what `Exposition.write` returned."""
+    kinds = (("counter", COUNTERS), ("gauge", GAUGES), ("histogram", HISTOGRAMS), ("gauge", {LEFT_OUT: MISSING}))
+    families = [(name, kind, told) for kind, names in kinds for name, told in names.items()]
+    for (name, kind, told), lines in zip(families, columns, strict=True):
+        family = f"{name}_total" if kind == "counter" and not media_type.startswith(OPEN_METRICS) else name
+        yield b"".join([f"# HELP {family} {told}\n# TYPE {family} {kind}\n".encode(), *lines])
+
+
+def finish(turns: Generator[None, None, list[list[bytes]]]) -> list[list[bytes]]:
+    """Do all turns at once; return what comes of them."""
+    while True:
+        try:
+            next(turns)
+        except StopIteration as end:
+            return end.value
 
 
 def cumulated(histogram: Histogram) -> list[tuple[str, float]]:
@@ -106,3 +239,7 @@ def cumulated(histogram: Histogram) -> list[tuple[str, float]]:
         total += count
         buckets.append(("+Inf" if bound == float("inf") else str(bound), total))
     return buckets
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

@@ -363,7 +363,7 @@ def test_the_page_of_a_model_and_the_metrics_tell_what_was_chosen():
     assert (told["objective_held"], told["because"]) == (True, None)
     assert (told["batch_size"], told["waits_for"], told["wait_ms"]) == (64, 1, 0.0)
     reading = Reading("iris", "1", endpoint.metrics, 0, 0, 1, 0, objective_held=False)
-    page, _ = Exposition(lambda: [reading]).page("text/plain")
+    page, _ = Exposition(lambda: [reading], lambda one: one).page("text/plain")
     assert b'forebay_objective_held{endpoint="iris",version="1"} 0.0' in page
 
 
@@ -371,5 +371,5 @@ def test_without_an_objective_nothing_is_told():
     endpoint = Endpoint(EndpointConfig(name="iris"), BatchConfig(), ManualPool())
     assert App([Served(endpoint, Contract())]).describe("iris")["batching"]["auto"] is None
     reading = Reading("iris", "1", endpoint.metrics, 0, 0, 1, 0)
-    page, _ = Exposition(lambda: [reading]).page("text/plain")
+    page, _ = Exposition(lambda: [reading], lambda one: one).page("text/plain")
     assert b"forebay_objective_held{" not in page

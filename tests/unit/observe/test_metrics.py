@@ -64,7 +64,7 @@ def page(accept="text/plain"):
     reading = Reading(
         endpoint="iris", version="2", metrics=metrics, in_flight=4, waiting=5, workers_alive=1, worker_restarts=7
     )
-    body, media_type = Exposition(lambda: [reading]).page(accept)
+    body, media_type = Exposition(lambda: [reading], lambda one: one).page(accept)
     return body.decode().splitlines(), media_type
 
 

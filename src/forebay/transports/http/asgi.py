@@ -24,7 +24,7 @@ from starlette.routing import Route as PathRoute
 
 import forebay
 from forebay.errors import Cancelled, ForebayError, NotFound, nearest
-from forebay.observe.exposition import Exposition, Reading
+from forebay.observe.exposition import Exposition, Reading, pieces
 from forebay.observe.serving_metrics import ServingCollector
 from forebay.protocols import native, openapi
 from forebay.serving.endpoint import next_id
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from forebay.server.app import App
     from forebay.server.config import HttpConfig
+    from forebay.serving.endpoint import Endpoint
     from forebay.transports.http.exchange import Head
     from forebay.types.call import Request
 
@@ -281,7 +282,11 @@ class Pages:
         self._app = app
         self._config = config
         servings = ServingCollector(lambda: [process.reading() for process in registry.running()])
-        self._exposition = Exposition(self._readings, servings)
+        self._exposition = Exposition(self._endpoints, _reading, servings)
+        self._openapi: bytes | None = None
+        self._changes = 0
+        self._describing = asyncio.Lock()
+        app.watch(self._changed)
         self.trace = TracePage(lambda: app.is_draining)
 
     async def index(self, _request: HttpRequest) -> Response:
@@ -315,15 +320,36 @@ class Pages:
 
     async def metrics(self, request: HttpRequest) -> Response:
         """Return the Prometheus page."""
-        page, media_type = self._exposition.page(request.headers.get("accept", ""))
-        return Response(page, headers={"content-type": media_type})
+        turns = self._exposition.write()
+        while True:
+            try:
+                next(turns)
+            except StopIteration as end:
+                columns = end.value
+                break
+            await asyncio.sleep(0)
+        # The user's collectors may take long, so they run in a thread.
+        rest, media_type = await asyncio.to_thread(self._exposition.others, request.headers.get("accept", ""))
+        written: list[bytes] = []
+        for piece in pieces(columns, media_type):
+            written.append(piece)
+            await asyncio.sleep(0)
+        return _Pieces([*written, rest], media_type)
 
     async def openapi(self, _request: HttpRequest) -> Response:
         """Return the OpenAPI document."""
-        described = [served.described for served in self._app.served.values() if served.described is not None]
-        title = described[0].name if len(described) == 1 else "forebay"
-        keys = bool(self._config.api_keys)
-        return _json(openapi.document(title, forebay.__version__, described, api_key=keys))
+        async with self._describing:
+            document = self._openapi
+            if document is None:
+                changes = self._changes
+                described = [served.described for served in self._app.served.values() if served.described is not None]
+                title = described[0].name if len(described) == 1 else "forebay"
+                keys = bool(self._config.api_keys)
+                # In a thread, for it takes seconds if there are many, and requests must not wait for that.
+                document = await asyncio.to_thread(openapi.written, title, forebay.__version__, described, api_key=keys)
+                if changes == self._changes:
+                    self._openapi = document
+        return Response(document, media_type="application/json")
 
     async def docs(self, _request: HttpRequest) -> Response:
         """Return the page that shows the document."""
@@ -345,20 +371,44 @@ class Pages:
                 body = gzip.decompress(body)
         return Response(body, media_type=media_type, headers=headers)
 
-    def _readings(self) -> Iterator[Reading]:
+    def _changed(self) -> None:
+        self._openapi = None
+        self._changes += 1
+
+    def _endpoints(self) -> Iterator[Endpoint]:
         for served in self._app.served.values():
-            for endpoint in (served.endpoint, *served.nodes.values()):
-                pool = endpoint.pool.statistics()
-                yield Reading(
-                    endpoint.name,
-                    endpoint.config.version,
-                    endpoint.metrics,
-                    endpoint.in_flight,
-                    endpoint.waiting,
-                    pool.alive,
-                    pool.restarts,
-                    None if endpoint.auto is None else endpoint.auto.objective_held,
-                )
+            yield served.endpoint
+            yield from served.nodes.values()
+
+
+def _reading(endpoint: Endpoint) -> Reading:
+    pool = endpoint.pool.statistics()
+    return Reading(
+        endpoint.name,
+        endpoint.config.version,
+        endpoint.metrics,
+        endpoint.in_flight,
+        endpoint.waiting,
+        pool.alive,
+        pool.restarts,
+        None if endpoint.auto is None else endpoint.auto.objective_held,
+    )
+
+
+class _Pieces(Response):
+    """A long answer that is handed to the connection piece by piece, with a turn for others between them."""
+
+    def __init__(self, pieces: list[bytes], media_type: str) -> None:
+        length = str(sum(map(len, pieces)))
+        super().__init__(headers={"content-type": media_type, "content-length": length})
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for piece in self._pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b""})
 
 
 class _Methods:
