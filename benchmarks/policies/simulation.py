@@ -45,6 +45,7 @@ def jumpy(rows):
 
 
 CURVES = {"flat": flat, "even": even, "steep": steep, "linear": linear}
+OBJECTIVE_S = {"flat": 0.05, "even": 0.15, "steep": 0.1, "linear": 0.3}
 
 
 def at_once(draw):

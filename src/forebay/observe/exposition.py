@@ -16,7 +16,6 @@ written by prometheus-client: the user's own metrics (in the default registry) a
 
 from __future__ import annotations
 
-import heapq
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -152,16 +151,16 @@ class Exposition(Generic[S]):
         if len(sources) <= MAX_ENDPOINTS:
             self._kept.clear()
             return sources, 0
-        places: list[tuple[bool, int, int]] = []  # who was shown, then the busiest, then the first
-        for place, source in enumerate(sources):
-            metrics = source.metrics
-            places.append((metrics not in self._kept, -sum(metrics.codes.values()), place))
-            if place % LOOKED_AT == LOOKED_AT - 1:
-                yield
-        chosen = heapq.nsmallest(MAX_ENDPOINTS, places)
-        yield
-        self._kept = {sources[place].metrics for _, calls, place in chosen if calls}
-        return [sources[place] for place in sorted(place for _, _, place in chosen)], len(sources) - MAX_ENDPOINTS
+        # Who was shown, then the busiest, then the first.
+        best: list[tuple[bool, int, int]] = []
+        for start in range(0, len(sources), LOOKED_AT):
+            some = enumerate(sources[start : start + LOOKED_AT], start)
+            best += [(one.metrics not in self._kept, -sum(one.metrics.codes.values()), place) for place, one in some]
+            best.sort()
+            del best[MAX_ENDPOINTS:]
+            yield
+        self._kept = {sources[place].metrics for _, calls, place in best if calls}
+        return [sources[place] for place in sorted(place for _, _, place in best)], len(sources) - MAX_ENDPOINTS
 
 
 class _Text:

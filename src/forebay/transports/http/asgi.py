@@ -282,7 +282,7 @@ class Pages:
         self._app = app
         self._config = config
         servings = ServingCollector(lambda: [process.reading() for process in registry.running()])
-        self._exposition = Exposition(self._endpoints, _reading, servings)
+        self._exposition = Exposition(self._endpoints, reading, servings)
         self._openapi: bytes | None = None
         self._changes = 0
         self._describing = asyncio.Lock()
@@ -381,7 +381,8 @@ class Pages:
             yield from served.nodes.values()
 
 
-def _reading(endpoint: Endpoint) -> Reading:
+def reading(endpoint: Endpoint) -> Reading:
+    """Return the numbers of an endpoint at this moment."""
     pool = endpoint.pool.statistics()
     return Reading(
         endpoint.name,
