@@ -3,7 +3,7 @@
 
 From the repository, on an idle machine: `.venv/bin/python -m benchmarks.workers` (half an hour; `--window-s 1 --rounds
 1 --workers 2 --clients 16` for a first look). Each configuration is an endpoint of its own in one process; they take
-turns, for the machine's speed drifts. Clients are closed loops without HTTP, that send again within 1 ms of their answer.
+turns, for the machine's speed drifts. Clients are closed loops without HTTP that send again within 1 ms of an answer.
 Writes RESULTS-workers.md; the bar is 0.98 of the best by hand.
 """
 
