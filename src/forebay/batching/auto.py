@@ -89,9 +89,6 @@ TRIED: Final = 3.0
 REPLAN_S: Final = 0.005
 """Shortest time between two plans of a key."""
 
-RETURNING: Final = 0.5
-"""Share of the answered clients that come back at once from which on arrivals are theirs, and nobody else is due."""
-
 ANSWERS: Final = 256
 """Answers over which the share of late ones is averaged."""
 
@@ -283,14 +280,14 @@ class Auto:
         pace.arrivals.add(max(rows + left - pace.left, 0), now, self._span_s)
         pace.left = left
 
-    def answered(self, batch: Batch, now: float, *, slots: int, returning: float) -> None:
+    def answered(self, batch: Batch, now: float, *, slots: int, is_closed: bool) -> None:
         """Learn from a batch whose answers were written.
 
         Args:
             batch: What was answered.
             now: Seconds.
             slots: How many batches can run at a time.
-            returning: Share of the answered clients that usually come back at once.
+            is_closed: Whether arrivals are clients that come back at once, so that nobody else is due.
         """
         entries = batch.entries
         seconds = now - entries[0].taken
@@ -308,7 +305,7 @@ class Auto:
         pace.cost.learn(batch.rows, seconds)
         if now - pace.planned_at >= REPLAN_S:
             pace.planned_at = now
-            self._plan(pace, closed=returning >= RETURNING)
+            self._plan(pace, is_closed=is_closed)
 
     def state(self) -> AutoState:
         """Return what was learned and chosen."""
@@ -349,7 +346,7 @@ class Auto:
             return self._slots
         return self._slots * min(max(pace.work.value / everything, 0.01), 1.0)
 
-    def _plan(self, pace: Pace, *, closed: bool) -> None:
+    def _plan(self, pace: Pace, *, is_closed: bool) -> None:
         sizes = self._sizes
         times = pace.times = pace.cost.times()
         throughputs = [size / max(time, 1e-9) for size, time in zip(sizes, times, strict=True)]
@@ -374,7 +371,7 @@ class Auto:
         pace.size = self._fitting(pace, len(sizes) - 1, 0.0)
         pace.goal = min(pace.floor, smallest(WORTH * best))
         pace.wait_s = 0.0
-        if pace.goal > 1 and not closed and pace.trust >= FRUITLESS:
+        if pace.goal > 1 and not is_closed and pace.trust >= FRUITLESS:
             left_s = self._share * self.objective_s - times[bisect_left(sizes, pace.goal)]
             pace.wait_s = min(pace.goal / rate, max(left_s, 0.0)) if rate > 0.0 else 0.0
 

@@ -42,6 +42,9 @@ MIN_SPREAD = 0.05
 PROBE = 64
 """Of so many batches that were not waited for, one is: else nothing would show that clients return again."""
 
+CLOSED: Final = 0.5
+"""Share of the answered clients that come back at once from which on arrivals are theirs, and nobody else is due."""
+
 releases: Final = itertools.count(1)
 """Numbers of the releases of all queues: an origin remembers the last that answered it."""
 
@@ -102,6 +105,11 @@ class Gather:
         self._started = 0.0
         self._slice_started = 0.0
         self._slice_queued = 0
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether arrivals are clients that come back, and nobody else is due."""
+        return self.rho >= CLOSED
 
     def answered(self, entries: Iterable[Entry], queued: int, now: float) -> None:
         """Mark the origins of a batch whose answers were written and start to wait if that pays.

@@ -295,8 +295,8 @@ class BatchQueue:
                 self.curve.learn(batch.rows, now - batch.entries[0].taken)
                 gather.answered(batch.entries, self.waiting, now)
         if self.auto is not None and key is not ALONE:
-            returning = 0.0 if gather is None else gather.rho
-            self.auto.answered(batch, now, slots=self._slots, returning=returning)
+            is_closed = gather is not None and gather.is_closed
+            self.auto.answered(batch, now, slots=self._slots, is_closed=is_closed)
             if gather is not None:
                 gather.max_size = self.auto.size(key)
         if self.config.max_running is not None and key in self._running:

@@ -84,6 +84,11 @@ class Shares:
         self._releases: deque[Release] = deque()
         self._by_number: dict[int, Release] = {}
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether arrivals are clients that come back, and nobody else is due."""
+        return self.rho >= RETURNING
+
     def arrived(self, entry: Entry) -> None:
         """Take note of an arrival: is it a client that was answered lately?"""
         origin = entry.origin or self.nobody
