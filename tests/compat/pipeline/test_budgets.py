@@ -48,6 +48,13 @@ def test_values_take_no_more_room_than_their_texts_allow_for(texts, mode):  # F6
     assert sum(map(size_of, found.values())) <= 2 << 20
 
 
+def test_an_empty_array_takes_room_for_an_element():  # F62
+    text = "array([], dtype='<U250000000')"
+    assert unpacked(text) == {"k0": text}
+    with pytest.raises(ForebayError, match="take too much"):
+        unpacked("array([], dtype='<U60000000')")
+
+
 def test_a_request_that_would_take_too_much_is_told_so():  # F62
     with pytest.raises(ForebayError, match="take too much") as raised:
         unpacked(*[WIDE] * 4)

@@ -619,6 +619,8 @@ def _made(value: Any, dtype: str | None, shape: tuple[int, ...] | None, budget: 
 
     leaves = list(_leaves(value))
     if not leaves:
+        width = _TEXT_DTYPE.fullmatch(dtype or "")
+        budget.take(4 * int(width[1] or 1) if width is not None else 8)  # NumPy makes room for one element
         made = np.array(value, dtype=np.float64).astype(dtype or np.float64)
         return made if shape is None else made.reshape(shape)
     kinds = set(map(type, leaves))
