@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pools.guests import AttachedByThreads
-from tests.pools.test_pool_contract import HERE, PATIENCE_S, Rig, Sink, codes, eventually, run
+from tests.pools.test_pool_contract import HERE, PATIENCE_S, Rig, Sink, call_off, codes, eventually, run
 
 from forebay.errors import Code, ConfigError, InvalidRequest
 from forebay.types.batch import Batch
@@ -740,3 +740,19 @@ def test_nothing_that_is_said_raises_and_every_batch_is_answered_once(has_greete
         assert len(answers) == (has_greeted and is_busy)
 
     asyncio.run(main())
+
+
+def test_stop_does_not_wait_for_what_nobody_waits_for(tmp_path):
+    # F48
+    async def main():
+        started, end = tmp_path / "started", tmp_path / "end"
+        async with Scene(tmp_path, workers=1) as scene:
+            batch = scene.rig.submit(["until", str(started), str(end)])
+            await eventually(started.exists)
+            call_off(batch)
+            stopping = asyncio.ensure_future(scene.pool.stop(60.0))
+            await eventually(lambda: scene.rig.answers[batch], PATIENCE_S / 2)
+            end.touch()  # or its thread would go on
+            await stopping
+
+    run(main())

@@ -644,15 +644,25 @@ def test_a_defect_of_ours_is_no_silent_wait(monkeypatch, caplog):
 
 def test_ctrl_c_while_waiting_withdraws_the_rows(gate, gated):
     # S47
-    with gated.start(batch_size=2, batch_timeout_ms=LONG_MS) as process:
-        timer = threading.Timer(0.05, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
-            process.batched_run(cat(1))
-        timer.join()
-        assert process.statistics().in_flight == process.statistics().waiting_rows == 0
-        gate.open()
-        assert process.batched_run(cat(2, 3)).tolist() == [4, 6]
+    main = threading.get_ident()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    try:
+        with gated.start(batch_size=2, batch_timeout_ms=LONG_MS) as process:
+
+            def interrupt():
+                wait_until(lambda: process.statistics().waiting_rows)
+                signal.pthread_kill(main, signal.SIGINT)
+
+            thread = threading.Thread(target=interrupt)
+            thread.start()
+            with pytest.raises(KeyboardInterrupt):
+                process.batched_run(cat(1))
+            thread.join()
+            assert process.statistics().in_flight == process.statistics().waiting_rows == 0
+            gate.open()
+            assert process.batched_run(cat(2, 3)).tolist() == [4, 6]
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_refused_call_changes_nothing(gate, gated, pool):

@@ -179,3 +179,28 @@ def test_what_lost_its_worker_is_answered_and_not_run_again(serve, more):
     assert "not run again" in answer.text
     assert server.process.wait(15) == 3
     assert (server.folder / "runs").read_text() == "run\n"
+
+
+def test_a_callback_that_runs_at_sigterm_comes_to_its_end(serve, tmp_path):
+    # F40; N47, N60
+    server = serve(
+        """
+        import pathlib, time
+
+        class Handler:
+            def handle_get(self, query_params):
+                folder = pathlib.Path(query_params["folder"])
+
+                def callback():
+                    (folder / "begun").touch()
+                    time.sleep(2)
+                    (folder / "ended").touch()
+
+                return 1, callback
+        """
+    )
+    assert server.request(params={"folder": str(tmp_path)}).json() == 1
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.01)
+    assert server.stop() == 0
+    assert (tmp_path / "ended").exists()

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a server ends, with an app and a port that only note what they are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from forebay.server.app import App
+from forebay.transports.http.lane import Lane
+from forebay.transports.server import Server
+
+DRAIN_S = 60.0
+
+
+class NotingApp(App):
+    """Serves nothing."""
+
+    def __init__(self):
+        super().__init__([])
+        self.grace_s = None
+
+    async def drain(self, grace_s):
+        self.grace_s = grace_s
+
+
+class Port:
+    """Opens and closes."""
+
+    async def start(self):
+        return "127.0.0.1", 1
+
+    async def stop(self, grace_s):
+        pass
+
+
+def test_what_follows_the_last_answer_has_the_rest_of_the_drain():
+    # F40, F48: it was a second, whatever was left to do
+    app = NotingApp()
+    server = Server(app, Port(), drain_s=DRAIN_S, ready=lambda _host, _port: server.fail(0))
+    assert server.run() == 0
+    assert app.grace_s == pytest.approx(DRAIN_S, abs=30.0)
+
+
+class Broken:
+    """A connection with a defect."""
+
+    aborted = False
+
+    def sweep(self, epoch):
+        raise RuntimeError("a defect")
+
+    def abort(self):
+        self.aborted = True
+
+
+class Looked:
+    """A connection that is looked at."""
+
+    epoch = 0
+
+    def sweep(self, epoch):
+        self.epoch = epoch
+
+
+def test_a_sweep_that_raises_ends_the_connection_and_not_the_sweeps(caplog):
+    # F26
+    class Loop:
+        asked = ()
+
+        def call_later(self, *what):
+            self.asked = what
+
+    class State:
+        default_headers = ()
+
+    lane = Lane.__new__(Lane)
+    lane.epoch = 0
+    broken, looked = Broken(), Looked()
+    lane.connections = [broken, looked, broken]  # type: ignore[assignment]
+    loop = Loop()
+    lane._sweep(loop, State())  # type: ignore[arg-type]
+    assert loop.asked
+    assert broken.aborted
+    assert looked.epoch == 1
+    assert "a defect" in caplog.text
