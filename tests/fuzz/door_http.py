@@ -298,7 +298,7 @@ def _segments(chance, data, messages):
     """The same bytes, cut somewhere: nowhere, between messages, or anywhere."""
     kind = chance.randrange(4)
     if kind == 0:
-        return [data]
+        return [data] if data else []
     if kind == 1:
         return [each for each in messages if each]
     cuts = sorted(chance.randrange(len(data) + 1) for _ in range(chance.randint(1, 6)))
@@ -311,9 +311,8 @@ def _segments(chance, data, messages):
 
 def framed(data):
     """What h11 finds: target, body, and keys of each request, until an error or the end."""
-    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=10_000)
-    # Our parser takes several spaces in a request's line for one.
-    connection.receive_data(re.sub(rb" +(?=/|HTTP/1)", b" ", data))
+    # Our parser takes several spaces in a request's line for one, and passes over any number of empty lines before it.
+    connection = _reader(re.sub(rb" +(?=/|HTTP/1)", b" ", data))
     found, request, body = [], None, b""
     try:
         while True:
@@ -331,13 +330,20 @@ def framed(data):
                 found.append((bytes(request.target), body, any(key in KEYS for key in keys)))
                 connection.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
                 connection.send(h11.EndOfMessage())
-                if connection.our_state is h11.MUST_CLOSE:
+                stays_open = request.http_version == b"1.0" and (b"connection", b"keep-alive") in request.headers
+                if connection.our_state is h11.MUST_CLOSE and not stays_open:  # h11 keeps none of 1.0 open
                     return found
-                connection.start_next_cycle()
+                connection = _reader(connection.trailing_data[0])
             else:
                 return found
     except h11.ProtocolError:
         return found
+
+
+def _reader(data):
+    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=10_000)
+    connection.receive_data(data.lstrip(b"\r\n"))
+    return connection
 
 
 def unaccounted(seen, data):

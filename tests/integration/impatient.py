@@ -14,7 +14,7 @@ from forebay.transports.server import Server
 
 
 def ready(host, port):
-    sys.stderr.write(f"ready at http://{host}:{port}\n")
+    sys.stderr.write(f"ready at {'https' if http.certfile else 'http'}://{host}:{port}\n")
     sys.stderr.flush()
 
 

@@ -28,6 +28,18 @@ def test_the_page_loads_only_what_the_server_has(zoo):
     assert {"js", "css"} <= kinds
 
 
+def test_the_page_works_below_the_prefix_of_a_proxy(zoo):  # F9
+    page = zoo.client.get("/docs").text
+    script = zoo.client.get("/docs/docs-init.js").text
+    addresses = re.findall(r'(?:src|href)="([^"]+)"', page) + re.findall(r'url: "([^"]+)"', script)
+    assert "openapi.json" in addresses
+    for address in addresses:
+        if not address.startswith(("data:", "#")):
+            assert str(httpx.URL("http://proxy/api/docs").join(address)).startswith("http://proxy/api/"), address
+    server = zoo.client.get("/openapi.json").json()["servers"][0]["url"]
+    assert str(httpx.URL("http://proxy/api/openapi.json").join(server)) == "http://proxy/api/"
+
+
 def test_the_page_and_its_own_script_name_no_other_host(zoo):
     for path in ("/docs", "/docs/docs-init.js"):
         assert not re.search(r"https?://|['\"(]//", zoo.client.get(path).text)

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may call: TLS, API keys, and the pages of other origins."""
 
+import socket
 import ssl
+import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -58,9 +61,65 @@ def test_pipelining_works_over_tls(secure):
         assert wire.read().json() == {"status": "alive"}
 
 
-def test_plain_http_and_strangers_get_nothing_from_a_tls_port(secure):
-    with pytest.raises(httpx.HTTPError):
-        httpx.post(f"http://{secure.host}:{secure.port}/models/echo", json=1)
+def test_plain_http_to_a_tls_port_is_told_to_use_https(secure):  # F9
+    for body in (b"1", b"1" * 100_000):
+        answer = httpx.post(f"http://{secure.host}:{secure.port}/models/echo", content=body)
+        assert answer.status_code == 400
+        assert "https://" in answer.json()["error"]["message"]
+    assert secure.call("echo", 1).json() == 1
+
+
+def test_handshakes_that_are_left_half_way_are_connections(serve, authority, files, eventually):  # F67
+    options = ("--certfile", str(files / "both.pem"), "--max-connections", "20")
+    server = serve("single.py", "--worker-kind", "thread", *options, ca=authority)
+    halves = [socket.create_connection((server.host, server.port)) for _ in range(40)]
+    for half in halves[::2]:
+        try:
+            half.sendall(b"\x16\x03\x01\x02\x00\x01")
+        except OSError:
+            pass  # it was one too many
+    eventually(lambda: sum(_is_closed(half) for half in halves) >= 20)
+    assert sum(_is_closed(half) for half in halves) < 25
+    for half in halves:
+        half.close()
+    eventually(lambda: _answers(server))
+    server.signal()
+    assert server.wait() == 0
+
+
+def _is_closed(connection):
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _answers(server):
+    try:
+        return server.client.post("/", json=0).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.mark.slow
+def test_a_handshake_has_the_time_of_the_beginning_of_a_request(launch, authority, files):  # F67
+    command = (sys.executable, str(Path(__file__).parent / "impatient.py"))
+    server = launch(
+        "zoo.py", "--worker-kind", "thread", "--certfile", str(files / "both.pem"), command=command, ca=authority
+    )
+    with (
+        socket.create_connection((server.host, server.port), timeout=10) as silent,
+        socket.create_connection((server.host, server.port), timeout=10) as half,
+    ):
+        half.sendall(b"\x16\x03\x01\x02\x00\x01")
+        assert silent.recv(1) == half.recv(1) == b""
+    assert server.call("echo", 1).json() == 1
+
+
+def test_strangers_get_nothing_from_a_tls_port(secure):
     with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
         httpx.post(f"https://{secure.host}:{secure.port}/models/echo", json=1)
     assert secure.call("echo", 1).json() == 1
@@ -135,6 +194,49 @@ def test_without_a_known_key_nothing_is_told(guarded, headers):
         assert answer.status == 401, path
         assert answer.headers["www-authenticate"] == "Bearer"
         assert "echo" not in answer.body.decode()
+
+
+@pytest.mark.parametrize("key", ["", " "])
+def test_an_empty_key_is_refused_with_a_sentence(cli, models, key):  # F6
+    done = cli("serve", models / "single.py", "--http-port", "0", "--api-key", key)
+    assert done.returncode == 2
+    assert "--api-key is empty" in done.stderr
+
+
+def test_a_key_in_a_trailer_is_no_key(guarded):  # F4
+    for target in ("/models/echo", "/models/%65cho"):
+        with guarded.connect() as wire:
+            wire.send(wire.head("POST", target, "transfer-encoding: chunked") + b"1\r\n1\r\n0\r\nx-api-key: k1\r\n\r\n")
+            answer = wire.read()
+        assert (answer.status, answer.error["code"]) == (401, "unauthenticated")
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "127.0.0.1:80", "[::1]:8080", "a.localhost"])
+def test_a_server_on_this_machine_answers_to_its_names_and_to_addresses(launch, host):  # F68
+    server = launch("zoo.py", "--worker-kind", "thread", "--max-body-bytes", "200000")
+    for path in ("/models/echo", "/models/%65cho"):
+        assert server.client.post(path, json=1, headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.evil.example"]
+)
+def test_a_server_on_this_machine_answers_to_no_other_name(launch, host):  # F68
+    server = launch("zoo.py", "--worker-kind", "thread", "--max-body-bytes", "200000")
+    for method, path in [("POST", "/models/echo"), ("POST", "/models/%65cho"), ("GET", "/healthz")]:
+        answer = server.client.request(method, path, headers={"host": host})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (421, "wrong_host")
+        assert "--allowed-host" in answer.json()["error"]["message"]
+
+
+def test_a_server_that_was_told_its_names_answers_to_those(serve):  # F68
+    server = serve("single.py", "--worker-kind", "thread", "--allowed-host", "models.example", "--allowed-host", "m")
+    for host, status in [("models.example:8080", 200), ("M", 200), ("localhost", 200), ("evil.example", 421)]:
+        assert server.client.post("/", json=0, headers={"host": host}).status_code == status
+
+
+def test_a_server_that_asks_for_a_key_takes_any_name(guarded):  # F68
+    assert guarded.client.post("/models/echo", json=1, headers={"host": "any", "x-api-key": "k1"}).json() == 1
 
 
 def test_probes_and_the_documentation_page_need_no_key(guarded):

@@ -94,6 +94,7 @@ def document(title: str, version: str, endpoints: Sequence[Described], *, api_ke
     result: Json = {
         "openapi": "3.1.0",
         "info": {"title": title, "version": version},
+        "servers": [{"url": "."}],  # where this document lies: also below the prefix of a proxy
         "paths": paths,
         "components": components,
     }

@@ -138,7 +138,7 @@ class Connection(HttpToolsProtocol):
         self._usual = Head()
         self._usual_raw = b""
         self._usual_head_bytes = 0
-        self._usual_bytes = 0
+        self._usual_bytes = -1
         # Limits.
         self._seen = lane.epoch
         self._stuck_since: int | None = None
@@ -176,7 +176,7 @@ class Connection(HttpToolsProtocol):
 
     def forget(self) -> None:
         """Read the next head anew."""
-        self._usual, self._usual_raw, self._usual_head_bytes, self._usual_bytes = Head(), b"", 0, 0
+        self._usual, self._usual_raw, self._usual_head_bytes, self._usual_bytes = Head(), b"", 0, -1
 
     def abort(self) -> None:
         """End the connection now."""

@@ -227,6 +227,7 @@ class Conversation:
         return HeadTooLarge(f"the request's line and headers are longer than {self.max_head_bytes} bytes")
 
 
+_VERSIONS: Final = frozenset({"1.1", "1.0"})
 _FRAMING: Final = frozenset({b"host", b"transfer-encoding", b"content-length"})
 
 
@@ -250,6 +251,9 @@ def check_framing(
         NotImplementedHere: If its body is coded in a way that is not understood.
         MethodNotAllowed: If it asks for a tunnel.
     """
+    if version not in _VERSIONS:
+        msg = "the request's line does not end with HTTP/1.1 or HTTP/1.0"
+        raise NotHttp(msg)
     hosts = 0
     host = frame = b""
     for name, value in headers:

@@ -15,6 +15,7 @@ from forebay.errors import ConfigError
 from forebay.transports.binding import why_not
 from forebay.transports.http.connection import Connection
 from forebay.transports.http.lane import Lane
+from forebay.transports.http.tls import TlsDoor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from forebay.transports.http.exchange import Route
 
 BACKLOG = 2048
-TLS_GOODBYE_S = 1.0
-"""How long a closing TLS connection waits for the client's goodbye."""
 IDLE_GRACE_S = 1.0
 """While draining, idle connections stay open this long: a request that is on its way to one of them is answered."""
 
@@ -64,6 +63,7 @@ class HttpListener:
             msg = f"the TLS files {config.certfile} and {config.keyfile} cannot be used: {error.strerror or error}"
             raise ConfigError(msg) from error
         self._server: asyncio.Server | None = None
+        self._door: TlsDoor | None = None
 
     async def start(self) -> tuple[str, int]:
         """Bind and accept; returns the address.
@@ -81,18 +81,15 @@ class HttpListener:
             return Connection(self._lane, self._uvicorn, self._state, {}, loop)
 
         try:
-            self._server = await loop.create_server(
-                connect,
-                config.host,
-                config.port,
-                ssl=self._uvicorn.ssl,
-                ssl_shutdown_timeout=TLS_GOODBYE_S if self._uvicorn.ssl else None,
-                backlog=BACKLOG,
-            )
+            if self._uvicorn.ssl is not None:
+                self._door = TlsDoor(self._lane, self._uvicorn.ssl, connect)
+                host, port = await self._door.open(config.host, config.port, BACKLOG)
+            else:
+                self._server = await loop.create_server(connect, config.host, config.port, backlog=BACKLOG)
+                host, port = self._server.sockets[0].getsockname()[:2]
         except OSError as error:
             raise ConfigError(why_not(config.host, config.port, error)) from error
         self._lane.start(loop, self._state)
-        host, port = self._server.sockets[0].getsockname()[:2]
         return host, port
 
     def routes_changed(self) -> None:
@@ -106,8 +103,12 @@ class HttpListener:
         if self._server is not None:
             await asyncio.sleep(0)  # accepts what the kernel had queued
             self._server.close()
+        if self._door is not None:
+            self._door.close()
         started = time.monotonic()
         await self._wait_closed(min(IDLE_GRACE_S, grace_s))
+        if self._door is not None:
+            self._door.abandon()
         for connection in list(lane.connections):
             connection.shutdown()
         await self._wait_closed(max(grace_s - (time.monotonic() - started), 0.0))
@@ -123,7 +124,7 @@ class HttpListener:
         """Wait until no connection is left; not on the data path, so looking now and then is good enough."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._lane.connections:  # noqa: ASYNC110 - a connection closes in six ways
+                while self._lane.connections or self._lane.greeted:  # noqa: ASYNC110 - a connection closes in six ways
                     await asyncio.sleep(0.02)
 
 

@@ -56,6 +56,10 @@ class NotHttp(Refusal):
     """The bytes are not a request."""
 
 
+class NotTls(NotHttp):
+    """What came to a port that speaks TLS is no TLS, or none that can be agreed on."""
+
+
 class NotImplementedHere(Refusal):
     """The request asks for a part of HTTP that is not spoken here."""
 

@@ -165,6 +165,7 @@ def test_a_message_must_come_with_a_certain_rate_and_nothing_else_must():
         ("1.1", [(b"host", b"a")], None),
         ("1.0", [], None),
         ("1.1", [], 400),
+        ("0.9", [(b"host", b"a")], 400),
         ("1.1", [(b"host", b"a"), (b"host", b"a")], 400),
         ("1.0", [(b"host", b"a"), (b"host", b"b")], 400),
         ("1.1", [(b"host", b"")], 400),

@@ -3,7 +3,7 @@
 "use strict";
 
 window.ui = SwaggerUIBundle({
-  url: "/openapi.json",
+  url: "openapi.json",
   dom_id: "#swagger-ui",
   deepLinking: true,
   // Without this the page would ask a validator on the internet what it thinks of the document.
