@@ -319,7 +319,7 @@ class Connection(HttpToolsProtocol):
             if not self.cycle.response_complete:
                 self._hold(len(body))
                 super().on_body(body)
-            elif received > MAX_DROPPED_BYTES:
+            elif received > self._lane.config.max_body_bytes:  # its answer did not say that the connection closes
                 raise NotHttp("the request was answered, and its body goes on")
             return
         assert head.route is not None
