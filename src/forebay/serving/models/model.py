@@ -62,6 +62,7 @@ class Model:
         borrows_input: A promise that nothing refers to a sample any more once `predict` has returned. It saves a copy
             of large samples in worker processes, for types that can refer to the body they came in: `memoryview` and
             `msgspec.Raw`. Without it, what the model keeps of a sample is its own.
+        check_outputs: Whether a result that is not of the declared type fails its sample; False sends it as it is.
     """
 
     name: ClassVar[str | None] = None
@@ -77,6 +78,7 @@ class Model:
     pad: ClassVar[Pad | None] = None
     isolate_errors: ClassVar[bool] = False
     borrows_input: ClassVar[bool] = False
+    check_outputs: ClassVar[bool] = True
 
     def load(self) -> Any:
         """Load what `predict` needs; called once in each worker, before any request."""
@@ -156,6 +158,9 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
         if type(value) is not bool:
             msg = f"{where}.{flag} is {value!r}; True or False is needed"
             raise ConfigError(msg)
+    if type(model.check_outputs) is not bool:
+        msg = f"{where}.check_outputs is {model.check_outputs!r}; True or False is needed"
+        raise ConfigError(msg)
     if streams and model.isolate_errors:
         msg = f"{where}.isolate_errors is set and its predict is a generator; a stream that has begun cannot run again"
         raise ConfigError(msg)

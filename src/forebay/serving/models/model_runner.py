@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.errors import BadOutcome
 from forebay.serving.models.batch_runner import BatchRunner, Samples
 from forebay.serving.models.model import load_module, models_in, settings_of
+from forebay.serving.models.outputs import declared_of
 from forebay.serving.models.reading import refusal
 from forebay.serving.models.schema import io_types
 from forebay.types.call import Failure
@@ -20,7 +21,7 @@ from forebay.types.failures import failure_of, text_of, trace_of
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from forebay.serving.models.model import Model
     from forebay.types.call import Item, Outcome
@@ -45,6 +46,7 @@ class ModelRunner(BatchRunner):
         given, answer = io_types(model_class)
         self._decode = {name: given.decoder(name) for name in ("json", "msgpack")}
         self._encode = {name: answer.encoder(name) for name in ("json", "msgpack")}
+        self._declared = declared_of(answer) if model_class.check_outputs else None
         self._batchable = self._settings.batchable
         self.borrows_input = model_class.borrows_input or not given.refers
 
@@ -82,8 +84,8 @@ class ModelRunner(BatchRunner):
         items = batch.items
         params = None if batch.failures or self._batchable else _common_params(items)
         if params is not None:
-            encoded, error = caught(_each, self._encode[params["out"]], batch.samples)
-            if error is None:
+            encoded, error = caught(self._encoded_at_once, params["out"], batch.samples)
+            if error is None and encoded is not None:
                 return encoded
         outcomes: list[Any] = [[] for _ in items]
         for owner, result in zip(batch.owners, batch.samples, strict=True):
@@ -108,17 +110,26 @@ class ModelRunner(BatchRunner):
             parts[owner] = part if is_done else self._written(part, "json")
         return parts
 
+    def _encoded_at_once(self, format: str, results: list[Any]) -> list[bytes] | None:
+        """Encode results that are surely right."""
+        if self._declared is not None and not self._declared.fits(results):
+            return None
+        encode = self._encode[format]
+        return [encode(result) for result in results]
+
     def _written(self, result: Any, format: str) -> bytes | Failure:
         """Return the bytes of a result, or why it cannot be sent."""
-        written, error = caught(self._encode[format], result)
+        wrong, error = None, None
+        if self._declared is not None:
+            wrong, error = caught(self._declared.misfit, result)
+        if wrong is not None:
+            return Failure(BadOutcome(f"a result of {self._class.__name__} is not what it declares: {wrong}"))
         if error is None:
-            return written
+            written, error = caught(self._encode[format], result)
+            if error is None:
+                return written
         msg = f"a result of {self._class.__name__} cannot be encoded: {text_of(error)}"
         return failure_of(BadOutcome(msg, trace=trace_of(error)))
-
-
-def _each(step: Callable[[Any], Any], samples: Sequence[Any]) -> list[Any]:
-    return [step(sample) for sample in samples]
 
 
 def _common_params(items: Sequence[Item]) -> Mapping[str, Any] | None:

@@ -15,8 +15,8 @@ written, or `Any`, every JSON value passes.
 | `bytes` as input | the body untouched, whatever its media type |
 | `bytes` as output | `application/octet-stream` |
 
-Results are encoded, not checked: msgspec sends what the model returned even where the annotation says otherwise, and
-array objects of numpy and the like are sent as lists. Pydantic does check: a value of another type is an error.
+Results are held to the declared type (`outputs.py`, or pydantic): another value is an error. Array objects of numpy and
+the like are sent as lists, and count as such. Types that nothing could read back are not enforced.
 
 JSON has no NaN and no infinity: in results they become `null`. msgpack carries them as they are.
 """
@@ -99,6 +99,11 @@ class WireType:
             found = self._encoders[format] = self._make_encoder(_checked(format))
         return found
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether the encoder holds results to the type, as pydantic's does."""
+        return self._adapter is not None
+
     def json_schema(self, ref_template: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """Describe the type in JSON Schema 2020-12.
 
@@ -155,7 +160,7 @@ class WireType:
         try:
             for each in _FORMATS:
                 self.decoder(each)
-            nodes = [] if self.raw or self._adapter is not None else list(_nodes(self.annotation))
+            nodes = [] if self.raw or self._adapter is not None else list(nodes_of(self.annotation))
             custom = next((node.cls for node in nodes if isinstance(node, msgspec.inspect.CustomType)), None)
             self.refers = any(isinstance(node, _REFERRING) for node in nodes)
         except Exception as error:
@@ -291,7 +296,7 @@ def _is_union(annotation: Any) -> bool:
 _REFERRING: Final = (msgspec.inspect.RawType, msgspec.inspect.MemoryViewType)
 
 
-def _nodes(annotation: Any) -> Iterator[Any]:
+def nodes_of(annotation: Any) -> Iterator[Any]:
     """Walk over the types inside an annotation as msgspec sees them."""
     root = msgspec.inspect.type_info(annotation)
     seen: set[int] = set()  # recursive structs; `root` keeps every node alive

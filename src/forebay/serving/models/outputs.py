@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Holds results to the type that was declared for them.
+
+Two steps, for the first must cost next to nothing. `fits` has msgspec convert all results of a batch at once and knows
+only whether they are surely right. Objects of classes with fields msgspec takes as they are, so their fields are looked
+at column by column. What is not surely right (an array, a number of numpy's, a wrong result) is then looked at by
+itself: `misfit` reads it back as a client would, and names path and types.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any, Final, TypeAlias, cast
+
+import msgspec
+
+from forebay.serving.models.schema import WireType, nodes_of, plain
+
+Check: TypeAlias = Callable[[list[Any]], bool]
+"""Whether all of these values are surely of a type; nothing else is asked of it."""
+
+_ARRAYS: Final = {list, Sequence}
+_MAPPINGS: Final = {dict, Mapping}
+_FIELDED: Final = (msgspec.inspect.StructType, msgspec.inspect.DataclassType, msgspec.inspect.NamedTupleType)
+
+
+class Declared:
+    """A declared type, and whether results are of it."""
+
+    def __init__(self, annotation: Any) -> None:
+        """Compile the type, one that msgspec can read."""
+        self._type = annotation
+        self.fits = _check(annotation, {})
+
+    def misfit(self, value: Any) -> str | None:
+        """Return what is wrong with a result, with its path and types; None if it is right.
+
+        Raises:
+            Exception: If it cannot be sent at all.
+        """
+        sent = msgspec.to_builtins(value, enc_hook=plain, str_keys=True)
+        try:
+            msgspec.convert(sent, self._type, str_keys=True)
+        except msgspec.ValidationError as error:
+            return str(error)
+        return None
+
+
+def declared_of(answer: WireType) -> Declared | None:
+    """Return what holds results to a type; None where the encoder does (pydantic, bytes), or nothing can."""
+    annotation = answer.annotation
+    if answer.raw or answer.is_checked or annotation is Any:
+        return None
+    try:
+        msgspec.json.Decoder(annotation)
+        is_known = not any(isinstance(node, msgspec.inspect.CustomType) for node in nodes_of(annotation))
+    except Exception:  # noqa: BLE001 - msgspec cannot read such a type
+        return None
+    return Declared(annotation) if is_known else None
+
+
+def _check(annotation: Any, known: dict[int, Check]) -> Check:
+    if _has_fields(annotation):
+        return known.get(id(annotation)) or _fields(annotation, known)
+    if not _holds_fields(annotation):
+        return _converts(annotation)
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in _ARRAYS:
+        return _array(_check(arguments[0], known))
+    if origin in _MAPPINGS and arguments[0] is str:
+        return _mapping(_check(arguments[1], known))
+    return _never_sure
+
+
+def _converts(annotation: Any) -> Check:
+    column = list[annotation]
+
+    def check(values: list[Any]) -> bool:
+        try:
+            msgspec.convert(values, column)
+        except msgspec.ValidationError:
+            return False
+        return True
+
+    return check
+
+
+def _array(element: Check) -> Check:
+    def check(values: list[Any]) -> bool:
+        return {list, tuple}.issuperset(map(type, values)) and element(list(chain.from_iterable(values)))
+
+    return check
+
+
+def _mapping(value: Check) -> Check:
+    def check(values: list[Any]) -> bool:
+        return (
+            {dict}.issuperset(map(type, values))
+            and {str}.issuperset(map(type, chain.from_iterable(values)))
+            and value(list(chain.from_iterable(one.values() for one in values)))
+        )
+
+    return check
+
+
+def _fields(annotation: Any, known: dict[int, Check]) -> Check:
+    checks: list[tuple[Callable[[Any], Any], Check]] = []
+
+    def check(values: list[Any]) -> bool:
+        if not values:
+            return True  # or a type that holds itself would be looked at for ever
+        is_right: bool = {annotation}.issuperset(map(type, values))
+        return is_right and all(one(list(map(field, values))) for field, one in checks)
+
+    known[id(annotation)] = check
+    for name, hint in typing.get_type_hints(annotation, include_extras=True).items():
+        if typing.get_origin(hint) is not typing.ClassVar:
+            checks.append((operator.attrgetter(name), _check(hint, known)))
+    return check
+
+
+def _never_sure(values: list[Any]) -> bool:
+    return not values
+
+
+def _has_fields(annotation: Any) -> bool:
+    if not isinstance(annotation, type):
+        return False
+    return issubclass(annotation, msgspec.Struct) or dataclasses.is_dataclass(cast("type[object]", annotation))
+
+
+def _holds_fields(annotation: Any) -> bool:
+    """Tell whether there is a class with fields inside; msgspec does not look into its objects."""
+    return any(isinstance(node, _FIELDED) for node in nodes_of(annotation))
