@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportArgumentType=false, reportIncompatibleMethodOverride=false
+# pyright: reportArgumentType=false, reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false, reportIndexIssue=false, reportReturnType=false
 """A result that is not of the declared type is an error of its sample, and what can be sent as that type is sent."""
 
 from __future__ import annotations
