@@ -390,7 +390,7 @@ def _scope(item: Item) -> dict[str, Any]:
 
 def _http_error(error: HTTPException) -> Answer:
     try:
-        return _http_error(error)
+        return answers.http_error(error)
     except Exception as unwritable:  # noqa: BLE001 - its detail and headers are the user's and may be anything
         _report(unwritable)
         return answers.text(500, INTERNAL_ERROR)
