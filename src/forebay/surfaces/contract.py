@@ -48,6 +48,7 @@ class Project(msgspec.Struct, kw_only=True):
     Attributes:
         app: Its endpoints.
         http: The HTTP front it wants.
+        port_source: What has set its port, for messages; see `forebay.transports.binding.why_not`.
         asgi: Its face as an ASGI application; None opens no HTTP port.
         routes: Models on the fast lane, by the target of their POST requests.
         listeners: Further ports; at least one where there is no HTTP port.
@@ -62,6 +63,7 @@ class Project(msgspec.Struct, kw_only=True):
 
     app: App
     http: HttpConfig
+    port_source: str = ""
     asgi: Any
     routes: Mapping[bytes, Route] = {}
     listeners: list[Listener] = []

@@ -6,9 +6,20 @@ from __future__ import annotations
 import errno
 
 
-def why_not(host: str, port: int, error: OSError) -> str:
-    """Return the sentence for an address that cannot be bound, with the cure."""
+def why_not(host: str, port: int, error: OSError | UnicodeError, source: str = "") -> str:
+    """Return the sentence for an address that cannot be bound, with the cure.
+
+    Args:
+        host: The address.
+        port: The port.
+        error: What the system, or the encoding of the host's name, says.
+        source: What has set the port: a file, its line and the key; empty where an option may have.
+    """
     where = f"{host}:{port}"
+    if isinstance(error, UnicodeError):
+        return f"the host '{host}' is no address and no name of one: {reason_of(error)}; 127.0.0.1 and 0.0.0.0 are two"
+    if error.errno == errno.EADDRINUSE and source:
+        return f"{source} is {port}, which another program uses at {host}; choose another port"
     if error.errno == errno.EADDRINUSE:
         return f"{where} is in use by another program; choose another port, 0 takes a free one"
     if error.errno == errno.EACCES:
@@ -16,3 +27,8 @@ def why_not(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRNOTAVAIL:
         return f"{host} is no address of this machine; choose one with --host, 0.0.0.0 takes all"
     return f"{where} cannot be bound: {error.strerror or error}"
+
+
+def reason_of(error: UnicodeError) -> str:
+    """Return why the name of a host cannot be written as DNS has it."""
+    return str(error.__cause__ or error)

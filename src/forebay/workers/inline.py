@@ -9,13 +9,13 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from forebay.errors import ForebayError, ModelError, Unavailable
+from forebay.errors import ForebayError, Unavailable
 from forebay.types.call import Failure
 from forebay.types.failures import failure_of
 from forebay.workers.cancel import probe
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.phases import Laps, lap, note
-from forebay.workers.pool import CREDIT, PoolStatistics
+from forebay.workers.pool import CREDIT, PoolStatistics, not_opened
 from forebay.workers.runner import WorkerContext
 from forebay.workers.user_code import aclose, attempt, attempt_async, close, close_runner, do_after, settled, user_code
 
@@ -69,7 +69,7 @@ class InlinePool:
                 else:
                     await open_async(WorkerContext())
         except ForebayError as error:
-            raise ModelError(error.message, trace=getattr(error, "trace", "")) from error
+            raise not_opened(error) from error
         self._runner = runner
         self._run = getattr(runner, "run_async", None) or runner.run
         self.idle = self._slots

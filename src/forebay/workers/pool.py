@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from forebay.errors import ConfigError, ForebayError, ModelError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -56,6 +58,7 @@ class Pool(Protocol):
 
         Raises:
             ModelError: If a runner could not be opened.
+            ConfigError: If its own opening says that something is written wrong.
         """
         ...
 
@@ -70,3 +73,10 @@ class Pool(Protocol):
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""
         ...
+
+
+def not_opened(error: ForebayError) -> ForebayError:
+    """Return what a pool raises when a runner could not be opened: what a person wrote wrong stays that."""
+    if isinstance(error, ConfigError):
+        return ConfigError(error.message, detail=error.detail)
+    return ModelError(error.message, detail=error.detail, trace=getattr(error, "trace", ""))

@@ -17,10 +17,10 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from forebay.errors import InvalidRequest, ModelError, Unavailable, revive
+from forebay.errors import ForebayError, InvalidRequest, ModelError, Unavailable, revive
 from forebay.workers import shm
 from forebay.workers.entrance import Entrance
-from forebay.workers.pool import PoolStatistics
+from forebay.workers.pool import PoolStatistics, not_opened
 from forebay.workers.slot import Slot
 from forebay.workers.slots import SlotPool
 from forebay.workers.supervisor import END_S, LAST_S, LIVED_S, Supervisor, start_worker
@@ -28,7 +28,6 @@ from forebay.workers.supervisor import END_S, LAST_S, LIVED_S, Supervisor, start
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from forebay.errors import ForebayError
     from forebay.types.batch import Batch, Done
     from forebay.workers.conversation import Shared
     from forebay.workers.runner import RunnerSpec
@@ -151,7 +150,7 @@ class ProcessPool(SlotPool[Slot]):
             await self.stop(0.0)
             msg = f"the workers cannot be started: {getattr(error, 'strerror', None) or error}"
             raise ModelError(msg) from error
-        except ModelError:
+        except ForebayError:
             await self.stop(0.0)
             raise
 
@@ -237,9 +236,8 @@ class ProcessPool(SlotPool[Slot]):
         """A worker could not open its runner."""
         worker: Worker = slot.worker
         assert worker.supervisor is not None
-        error = revive(kind, message, detail, trace)
         life = worker.slots[slot]
-        worker.supervisor.refused(life, ModelError(error.message, detail=detail, trace=trace))
+        worker.supervisor.refused(life, not_opened(revive(kind, message, detail, trace)))
         asyncio.get_running_loop().call_later(END_S, worker.kill, life)  # threads of the model may keep it from ending
 
     def called_off(self, slot: Slot, batch_id: int) -> None:

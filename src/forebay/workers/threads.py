@@ -11,12 +11,12 @@ import time
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.errors import ForebayError, ModelError, Unavailable
+from forebay.errors import ForebayError, Unavailable
 from forebay.types.call import Failure
 from forebay.workers.cancel import probe
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.phases import Laps, lap, note
-from forebay.workers.pool import CREDIT, PoolStatistics
+from forebay.workers.pool import CREDIT, PoolStatistics, not_opened
 from forebay.workers.runner import WorkerContext
 from forebay.workers.user_code import answered, close_runner, do_after, settled, user_code
 
@@ -106,7 +106,7 @@ class ThreadPool:
                 worker.has_opened.wait()
             )  # not in an executor: a load that hangs must not keep the server from stopping
             if worker.error is not None:
-                raise ModelError(worker.error.message, trace=getattr(worker.error, "trace", "")) from worker.error
+                raise not_opened(worker.error) from worker.error
         self.idle = len(self._threads)
 
     def watch(self, on_idle: Callable[[], None]) -> None:

@@ -241,3 +241,16 @@ def test_the_command_says_what_is_wrong_in_one_sentence(profile, cli, tmp_path):
         assert told.returncode == 2
         assert sentence in told.stderr
         assert told.stderr.count("\n") == 1
+
+
+def test_the_script_of_the_original_that_analyses_a_profile(profile, tmp_path, capsys):
+    # F42: analyse.py saves a trace, takes the ops and prints what their workers should be
+    (tmp_path / "analyse.yaml").write_text("bow:\n    midp: 0\ncombine:\n    midp: 1\n")
+    analyst = Analyst(str(profile))
+    analyst.save_trace(str(tmp_path / "trace.json"))
+    ops = analyst.get_op_analyst()
+    assert ops.concurrency_analysis(str(tmp_path / "analyse.yaml")) == {"bow": 0.4, "combine": 1.1}
+    analyst.print_profile()
+    call, prepack, postpack, *rest = capsys.readouterr().out.splitlines()
+    assert (call, prepack, postpack) == ("graph engine call: 25.0", "rpc prepack: 1.0", "rpc postpack: 2.0")
+    assert json.loads("\n".join(rest).removeprefix("OP: ")) == ops.times()

@@ -3,6 +3,7 @@
 
 import asyncio
 import copy
+import ipaddress
 import socket
 import threading
 import time
@@ -17,7 +18,7 @@ from tests.compat.pipeline.fronts import PATIENCE_S, Echo, Fronts
 from forebay.errors import DeadlineExceeded, ForebayError, InvalidRequest, QueueFull, Unavailable
 from forebay.protocols.pipeline import tensors
 from forebay.protocols.pipeline.messages import Response
-from forebay.surfaces.pipeline.fronts.client import AsyncPipelineClient, PipelineClient, Result
+from forebay.surfaces.pipeline.fronts.client import AsyncPipelineClient, PipelineClient, Result, request_of
 from forebay.transports.grpc.service import GrpcConfig
 
 
@@ -341,3 +342,10 @@ def test_coroutines(fronts, closed_port):  # P133
                 await client.predict(no_dict)
 
     asyncio.run(run())
+
+
+def test_a_request_says_whose_it_is():
+    # F43: as the original does, unless the dict says so
+    own = request_of({"x": "1"}, as_tensors=False, as_npy=False).clientip
+    assert not ipaddress.ip_address(own).is_unspecified
+    assert request_of({"x": "1", "clientip": "10.0.0.1"}, as_tensors=False, as_npy=False).clientip == "10.0.0.1"

@@ -240,6 +240,21 @@ def test_results_of_every_version_have_one_meaning() -> None:  # P41
         assert Hooks(made(process=lambda self, f, found=found: found)).process([{}], 0) == data
 
 
+def test_a_list_stands_for_the_tuple_it_could_be() -> None:  # F43: the original unpacks whatever it gets
+    data = {"x": 1}
+    one = Hooks(made(preprocess=lambda self, i: [data, True, None, ""]))
+    assert one.preprocess({}, 0, 0) == Prepared(data, skips=True)
+    one = Hooks(made(preprocess=lambda self, i: [[data, data], False, None, ""]))
+    assert one.preprocess({}, 0, 0) == Prepared([data, data])
+    one = Hooks(made(preprocess=lambda self, i: [None, False, 71, "sold out"]))
+    assert error_of(one.preprocess, {}, 0, 0) == (71, "sold out", True)
+    assert Hooks(made(postprocess=lambda self, i, f: [data, None, ""])).postprocess({}, {}, 0, 0) == data
+    assert Hooks(made(process=lambda self, f: [data, 0, ""])).process([{}], 0) == data
+    four = [data, data, data, data]  # and four dicts are four dicts
+    assert Hooks(made(preprocess=lambda self, i: four)).preprocess({}, 0, 0) == Prepared(four)
+    assert Hooks(made(process=lambda self, f: four[:3])).process([{}], 0) == four[:3]
+
+
 @pytest.mark.parametrize(
     "hook, found, said",
     [

@@ -101,3 +101,19 @@ def test_an_installed_package_of_readers_is_not_shadowed(tmp_path):
     code = INSTALL + "from paddle_serving_app.reader import IMDBDataset\nprint(IMDBDataset.mine)"
     found = run(code, env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert found.stdout == "True\n", found.stderr
+
+
+def test_the_reader_is_also_in_the_module_that_scripts_of_the_original_name(tmp_path):
+    # F42: without it the original's ensemble does not start
+    vocab = tmp_path / "imdb.vocab"
+    vocab.write_text("i\nam\nvery\n,\n")
+    code = INSTALL + "import sys; sys.argv.append(" + repr(str(vocab)) + ")\n"
+    found = run(code + REVIEWS.replace("paddle_serving_app.reader", "paddle_serving_app.reader.imdb_reader"))
+    assert found.stdout == "([0, 1, 2, 3, 2, 4], [0])\n[1]\n", found.stderr
+
+
+def test_another_reader_is_missed_with_what_to_install():
+    # F42
+    found = run(INSTALL + "from paddle_serving_app.reader import Sequential")
+    assert "ImportError: forebay offers only IMDBDataset of paddle_serving_app" in found.stderr
+    assert "pip install paddle-serving-app" in found.stderr

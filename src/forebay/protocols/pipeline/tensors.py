@@ -126,7 +126,7 @@ def _array(tensor: Any, dtype: str, field: str) -> Any:
             raise _refused(tensor, f"holds {lowest if lowest < bounds.min else highest}, which is no {dtype}")
     with np.errstate(over="ignore"):
         array = given.astype(target, copy=False)
-    shape = _shape(tensor)
+    shape = _shape(tensor, array.size)
     if not shape and array.size != 1:
         return array
     if math.prod(shape) != array.size:
@@ -134,10 +134,17 @@ def _array(tensor: Any, dtype: str, field: str) -> Any:
     return array.reshape(shape)
 
 
-def _shape(tensor: Any) -> tuple[int, ...]:
+def _shape(tensor: Any, elements: int) -> tuple[int, ...]:
+    """Return a shape; one size may be -1 and follows from the number of elements."""
     shape = tuple(tensor.shape)
-    if len(shape) > 32 or any(size < 0 for size in shape):
-        raise _refused(tensor, f"has the shape {shape[:33]}; up to 32 sizes of at least 0 are possible")
+    if len(shape) > 32 or any(size < -1 for size in shape) or shape.count(-1) > 1:
+        allowed = "up to 32 sizes of at least 0 are possible, and one of them may be -1"
+        raise _refused(tensor, f"has the shape {shape[:33]}; {allowed}")
+    if -1 in shape:
+        others = -math.prod(shape)
+        if not others or elements % others:
+            raise _refused(tensor, f"has {elements} elements, which its shape {shape} cannot hold")
+        shape = tuple(elements // others if size == -1 else size for size in shape)
     return shape
 
 

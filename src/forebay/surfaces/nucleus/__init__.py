@@ -100,6 +100,7 @@ class NucleusSurface:
         return Project(
             app=app,
             http=http,
+            port_source="" if "port" in options.given else f"{config.file}: serve_port",
             asgi=face,
             summary=_summary(config, endpoint),
             warnings=warnings,

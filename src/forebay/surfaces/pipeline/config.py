@@ -76,6 +76,7 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
         log_path: Folder for the log files; None writes none.
         log_level: What is logged.
         folder: What relative paths in it start from: that of the file.
+        places: Where each of its keys stands, by the key with those above it; for messages.
         dag: What holds for the graph.
         op: Settings by the name of the op, as far as they are given.
     """
@@ -94,8 +95,19 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_path: str | None = None
     log_level: str | None = None
     folder: str = "."
+    places: Mapping[str, str] = {}
     dag: DagConfig = DagConfig()
     op: Mapping[str, Mapping[str, Any]] = {}
+
+    def located(self, op: str, message: str) -> str:
+        """Return what is wrong with an op, with the place of the key it names first, if that stands in the file."""
+        found: list[tuple[int, str]] = []
+        for key, place in self.places.items():
+            if key.startswith(f"op.{op}."):
+                named = re.search(rf"(?<!\w){key.rpartition('.')[2]}(?![\w.])", message)
+                if named is not None:
+                    found.append((named.start(), place))
+        return f"{min(found)[1]}: {message}" if found else message
 
 
 OP_DEFAULTS: Final[Mapping[str, Any]] = {
@@ -146,7 +158,23 @@ def read(source: str | Path | Mapping[str, Any]) -> tuple[PipelineConfig, list[s
         document = load(text, str(path))
         reader = _Reader(document, document.where)
         folder = str(path.parent)
-    return msgspec.structs.replace(reader.config(), folder=folder), reader.warnings
+    config = reader.config()
+    _check_ports(config, reader)
+    return msgspec.structs.replace(config, folder=folder, places=reader.places), reader.warnings
+
+
+def _check_ports(config: PipelineConfig, reader: _Reader) -> None:
+    """Refuse two servers on one port."""
+    rpc = "rpc_port" if "rpc_port" in reader.places else "port"
+    ports = {rpc: config.rpc_port, "http_port": config.http_port}
+    if config.dag.enable_prometheus:
+        ports["dag.prometheus_port"] = config.dag.prometheus_port
+    taken: dict[int, str] = {}
+    for key, found in ports.items():
+        if found is not None and taken.setdefault(found, key) != key:
+            place = reader.places.get(key) or reader.places[taken[found]]
+            msg = f"{place}: {key} is {found}, and so is {taken[found]}; each needs a port of its own"
+            raise ConfigError(msg)
 
 
 def settle(name: str, given: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,7 +207,7 @@ def masked(config: PipelineConfig, ops: Mapping[str, Mapping[str, Any]]) -> str:
     import yaml
 
     plain: dict[str, Any] = msgspec.to_builtins(config)
-    del plain["folder"]
+    del plain["folder"], plain["places"]
     plain["op"] = {name: {key: value for key, value in one.items() if value is not None} for name, one in ops.items()}
     # By way of JSON, so that whatever a constructor was given stands there as text.
     text = json.dumps(_without_secrets(plain), default=lambda value: f"<{type(value).__name__}>")
@@ -213,6 +241,7 @@ class _Reader:
 
     def __init__(self, document: Document, where: Callable[[_Path], str]) -> None:
         self.warnings: list[str] = []
+        self.places: dict[str, str] = {}
         self._document = document
         self._where = where
 
@@ -255,6 +284,7 @@ class _Reader:
         found: dict[str, Any] = {}
         for key, given in self.mapping(path, value).items():
             here = (*path, key)
+            self.places[dotted(here)] = self._where(here)
             check = keys.get(key)
             if check is None:
                 hint = nearest(str(key), keys)

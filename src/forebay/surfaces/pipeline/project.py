@@ -71,7 +71,8 @@ def project_of(server: PipelineServer, script: Callable[[], Script], options: Op
         api_keys=http.api_keys,
         pages=Pages(app, http) if options.extra_routes else None,
     )
-    rpc = GrpcListener(_grpc(config, http), services(hosted.service), lambda: not app.problems())
+    rpc_source = _source(config, "rpc_port") or _source(config, "port")
+    rpc = GrpcListener(_grpc(config, http), services(hosted.service), lambda: not app.problems(), rpc_source)
     calls = hosted.service.calls
     presence = _Presence(rpc, http.port if has_http else None)
 
@@ -84,6 +85,7 @@ def project_of(server: PipelineServer, script: Callable[[], Script], options: Op
     return Project(
         app=app,
         http=http,
+        port_source="" if "port" in options.given else _source(config, "http_port"),
         asgi=with_cors(face, http) if has_http else None,
         routes=Gateway(hosted.service, http) if isinstance(hosted, adapter.Hosted) else {},
         listeners=[rpc],
@@ -192,6 +194,12 @@ def _http(config: PipelineConfig, options: Options) -> tuple[HttpConfig, bool]:
     if "max_body_bytes" not in given:
         changes["max_body_bytes"] = config.max_message_bytes
     return msgspec.structs.replace(options.http, **changes), "port" in given or config.http_port is not None
+
+
+def _source(config: PipelineConfig, key: str) -> str:
+    """Return where the configuration sets a key, and the key; empty if it does not."""
+    place = config.places.get(key)
+    return "" if place is None else f"{place}: {key}"
 
 
 def _grpc(config: PipelineConfig, http: HttpConfig) -> GrpcConfig:

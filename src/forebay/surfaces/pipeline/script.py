@@ -100,6 +100,8 @@ def capture(script: Script) -> Any:
                 raise ConfigError(msg) from error
         except (ForebayError, KeyboardInterrupt):
             raise
+        except ImportError as error:
+            raise ConfigError(not_imported(error)) from error
         except BaseException as error:
             msg = f"{path} raised {type(error).__name__}: {error}"
             raise ModelError(msg, trace=_trace(error)) from error
@@ -149,6 +151,20 @@ def _capturing() -> Generator[_Capture]:
         yield found
     finally:
         _captures.pop()
+
+
+def not_imported(error: ImportError) -> str:
+    """Return the sentence for an import that failed: where it stands and what to do."""
+    frames = [
+        one
+        for one in traceback.extract_tb(error.__traceback__)
+        if not one.filename.startswith(("<frozen", shim.__file__))
+    ]
+    where = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+    package = (error.name or "").partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or not package:
+        return f"{where}{error}"
+    return f"{where}{error}; install what the project needs into this environment: {sys.executable} -m pip install ..."
 
 
 def _trace(error: BaseException) -> str:

@@ -89,10 +89,16 @@ _OURS: Final[Mapping[str, Mapping[str, str]]] = {
     # The original has the same folder in both of its packages.
     **{f"paddle_serving_client{name}": names for name, names in _SERVER.items() if name.startswith(".pipeline")},
 }
+_READER: Final[Mapping[str, str]] = {"IMDBDataset": f"{_HOME}.ops.imdb"}
 _IF_ABSENT: Final[Mapping[str, Mapping[str, str]]] = {
     "paddle_serving_app": {},
-    "paddle_serving_app.reader": {"IMDBDataset": f"{_HOME}.ops.imdb"},
+    "paddle_serving_app.reader": _READER,
+    "paddle_serving_app.reader.imdb_reader": _READER,
 }
+_NOT_INSTALLED: Final = (
+    "forebay offers only {} of paddle_serving_app, and {} is asked for; install the package itself: "
+    "pip install paddle-serving-app"
+)
 
 
 def install() -> None:
@@ -124,6 +130,8 @@ class _Finder(MetaPathFinder, Loader):
 
         def look_up(name: str) -> Any:
             if name not in names:
+                if module.__name__ in _IF_ABSENT and names and not name.startswith("__"):
+                    raise ImportError(_NOT_INSTALLED.format(", ".join(names), name), name=module.__name__)
                 msg = f"module {module.__name__!r} has no attribute {name!r}"
                 raise AttributeError(msg)
             found = getattr(importlib.import_module(names[name]), name)

@@ -6,13 +6,17 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import ConfigError
+from forebay.server.yaml import load
 from forebay.surfaces.pipeline import script
 
 if TYPE_CHECKING:
     from forebay.surfaces.contract import Options, Project
+
+_KEYS: Final = frozenset({"rpc_port", "dag", "op", "build_dag_each_worker"})
+"""Any of them tells that a YAML file is the configuration of a pipeline."""
 
 
 class PipelineSurface:
@@ -21,9 +25,11 @@ class PipelineSurface:
     name = "pipeline"
 
     def detect(self, target: str) -> bool:
-        """Tell whether the target is a Python file that imports the names of a pipeline."""
+        """Tell whether the target is a Python file that imports the names of a pipeline, or its configuration."""
         path = Path(target)
-        return path.suffix == ".py" and path.is_file() and script.is_pipeline(path)
+        if not path.is_file():
+            return False
+        return _is_configuration(path) or (path.suffix == ".py" and script.is_pipeline(path))
 
     def build(self, target: str, options: Options) -> Project:
         """Execute the script up to its server and put the graph it built on workers.
@@ -32,6 +38,13 @@ class PipelineSurface:
             ConfigError: If the script runs no server, or what it builds is wrong.
             ModelError: If it raises.
         """
+        path = Path(target)
+        if path.suffix != ".py":
+            scripts = sorted(one for one in path.parent.glob("*.py") if script.is_pipeline(one))
+            reading = [one for one in scripts if path.name in one.read_text(errors="replace")]
+            named = f": forebay serve {(reading or scripts)[0]}" if scripts else ""
+            msg = f"{target} is the configuration of a pipeline; what can be served is the script that reads it{named}"
+            raise ConfigError(msg)
         found = script.Script(str(Path(target).resolve()), options.arguments)
         server = script.capture(found)
         with _told_what_to_install():
@@ -48,6 +61,17 @@ def serve(server: Any) -> int:
     with _told_what_to_install():
         from forebay.surfaces.pipeline.project import serve_here
     return serve_here(server)
+
+
+def _is_configuration(path: Path) -> bool:
+    """Tell whether a file is YAML with the keys of a pipeline's configuration."""
+    if path.suffix not in {".yml", ".yaml"}:
+        return False
+    try:
+        data = load(path.read_bytes(), path.name).data
+    except (OSError, ConfigError):
+        return False
+    return isinstance(data, dict) and not _KEYS.isdisjoint(cast("dict[object, object]", data))
 
 
 @contextmanager

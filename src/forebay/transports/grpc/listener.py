@@ -37,18 +37,22 @@ class GrpcListener:
         address: Host and port, once it is started.
     """
 
-    def __init__(self, config: GrpcConfig, services: Sequence[GrpcService], is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self, config: GrpcConfig, services: Sequence[GrpcService], is_ready: Callable[[], bool], source: str = ""
+    ) -> None:
         """Describe the listener; `start` binds it.
 
         Args:
             config: The port.
             services: What is served there.
             is_ready: What the health service tells: whether calls can be answered now.
+            source: What has set the port, for messages; see `why_not`.
         """
         self.address: tuple[str, int] | None = None
         self._config = config
         self._services = services
         self._is_ready = is_ready
+        self._source = source
         self._health: Any = None
         self._port: Port | None = None
         self._server: asyncio.Server | None = None
@@ -86,8 +90,8 @@ class GrpcListener:
                 ssl_shutdown_timeout=TLS_GOODBYE_S if tls else None,
                 backlog=BACKLOG,
             )
-        except OSError as error:
-            raise ConfigError(why_not(config.host, config.port, error)) from error
+        except (OSError, UnicodeError) as error:
+            raise ConfigError(why_not(config.host, config.port, error, self._source)) from error
         self._port = port
         port.sweep()
         self.address = config.host, self._server.sockets[0].getsockname()[1]

@@ -33,13 +33,20 @@ IDLE_GRACE_S = 1.0
 class HttpListener:
     """An HTTP/1.1 server on one port."""
 
-    def __init__(self, config: HttpConfig, routes: Mapping[bytes, Route], asgi: ASGIApp) -> None:
+    def __init__(self, config: HttpConfig, routes: Mapping[bytes, Route], asgi: ASGIApp, source: str = "") -> None:
         """Describe the listener; `start` binds it.
+
+        Args:
+            config: The port.
+            routes: What is answered on the fast lane, by target.
+            asgi: Answers everything else.
+            source: What has set the port, for messages; see `why_not`.
 
         Raises:
             ConfigError: If the TLS files cannot be used.
         """
         self._config = config
+        self._source = source
         if config.keyfile and not config.certfile:
             msg = "--keyfile was given without --certfile; TLS needs the certificate as well"
             raise ConfigError(msg)
@@ -87,8 +94,8 @@ class HttpListener:
             else:
                 self._server = await loop.create_server(connect, config.host, config.port, backlog=BACKLOG)
                 host, port = self._server.sockets[0].getsockname()[:2]
-        except OSError as error:
-            raise ConfigError(why_not(config.host, config.port, error)) from error
+        except (OSError, UnicodeError) as error:
+            raise ConfigError(why_not(config.host, config.port, error, self._source)) from error
         self._lane.start(loop, self._state)
         return host, port
 

@@ -69,6 +69,13 @@ def test_shapes(shape, as_npy):
     assert unpack_all([packed("x", np.ones(shape, "float32"), as_npy=as_npy)])["x"].shape == shape
 
 
+@pytest.mark.parametrize("given, found", [([-1], (6,)), ([2, -1], (2, 3)), ([-1, 3, 1], (2, 3, 1))])
+def test_one_size_may_be_left_to_the_elements(given, found):
+    # F43: the original reshapes to it
+    tensor = Tensor(name="x", elem_type=1, float_data=range(6), shape=given)
+    assert unpack_all([tensor])["x"].shape == found
+
+
 def test_a_tensor_without_a_shape_is_a_row():
     assert unpack_all([Tensor(name="x", float_data=[1, 2], elem_type=1)])["x"].tolist() == [1.0, 2.0]
 
@@ -94,7 +101,10 @@ def test_types_there_are_none_for():  # P14
     "tensor,says",
     [
         (Tensor(name="x", elem_type=1, float_data=[1], shape=[2**31 - 1, 2**31 - 1]), "needs 4611686014132420609"),
-        (Tensor(name="x", elem_type=1, float_data=[1, 2], shape=[-1]), "at least 0"),
+        (Tensor(name="x", elem_type=1, float_data=[1, 2], shape=[-2]), "at least 0"),
+        (Tensor(name="x", elem_type=1, float_data=[1, 2], shape=[-1, -1]), "one of them may be -1"),
+        (Tensor(name="x", elem_type=1, float_data=[1, 2, 3], shape=[2, -1]), "has 3 elements"),
+        (Tensor(name="x", elem_type=1, shape=[0, -1]), "has 0 elements"),
         (Tensor(name="x", elem_type=1, float_data=[1, 2], shape=[3]), "needs 3"),
         (Tensor(name="x", elem_type=1, shape=[1] * 40), "up to 32"),
         (Tensor(name="x", elem_type=8, int_data=[1, 300], shape=[2]), "300, which is no int8"),

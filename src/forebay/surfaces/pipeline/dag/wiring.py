@@ -92,6 +92,7 @@ def wire(name: str, response_op: ResponseOp, config: PipelineConfig) -> Dag:
         outputs={RESULT: response_op.get_input_ops()[0].name},
         nodes=tuple(_node(op, first_arrival=first_arrival) for op in ops),
     )
+    _check_circle(ops)
     warnings = [*check(spec), *_unused(used, config)]
     by_name = {op.name: op for op in _sorted(ops)}
     settings = {op.name: _settings(op, config, warnings) for op in by_name.values()}
@@ -141,6 +142,25 @@ def _node(op: Op, *, first_arrival: bool) -> NodeSpec:
     return NodeSpec(name=op.name, inputs=inputs, outputs={OUT: op.name}, policy=policy)
 
 
+def _check_circle(ops: Iterable[Op]) -> None:
+    """Refuse ops that wait for each other, naming them in the order in which they would run."""
+    settled: set[Op] = set()
+    for start in ops:
+        path: list[Op] = [start]
+        while path:
+            following = next((op for op in path[-1].get_input_ops() if op not in settled), None)
+            if following is None:
+                settled.add(path.pop())
+            elif following in path:
+                circle = [*path[path.index(following) :], following][::-1]
+                shown = " -> ".join(f"'{op.name}'" for op in circle)
+                cure = f"take '{circle[-2].name}' out of the input_ops of '{circle[-1].name}'"
+                msg = f"ops wait for each other: {shown}; {cure}"
+                raise ConfigError(msg)
+            else:
+                path.append(following)
+
+
 def _sorted(ops: list[Op]) -> list[Op]:
     """Return the ops of a graph without cycles, each after those it reads."""
     done: dict[Op, None] = {}
@@ -171,7 +191,15 @@ def _settings(op: Op, config: PipelineConfig, warnings: list[str]) -> Mapping[st
         )
     if settings["server_endpoints"] and settings["client_type"] is None:
         settings["client_type"] = config.dag.client_type
-    PredictorSettings.of_op(op.name, settings, pack_tensors=op.is_tensor_format)  # raises if they cannot be used
+    try:
+        predictor = PredictorSettings.of_op(op.name, settings, pack_tensors=op.is_tensor_format)
+    except ConfigError as error:
+        raise ConfigError(config.located(op.name, error.message)) from None
+    if predictor.kind is None and settings["client_type"] is not None and op.local_service_handler is None:
+        warnings.append(
+            f"op '{op.name}' has the client_type {settings['client_type']} and nobody to ask; "
+            "server_endpoints or local_service_conf.model_config names its model"
+        )
     local: Mapping[str, Any] = settings["local_service_conf"] or {}
     has_model = settings["server_endpoints"] or local.get("model_config")
     may_get_one = op.local_service_handler is not None or hooks.overrides(op, "init_op")

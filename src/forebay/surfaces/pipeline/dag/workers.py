@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import threading
 from concurrent.futures import CancelledError
@@ -206,6 +207,7 @@ def instances_of(
         client_for=None if predictor.kind is None else client_for,
         store=OpStore(msgspec.convert(store, StoreConfig)) if store else None,
         own_process=own_process,
+        located=functools.partial(config.located, name),
     )
 
 

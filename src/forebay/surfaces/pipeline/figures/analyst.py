@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -43,6 +45,10 @@ class OpAnalyst:
             if step in STEPS and bar:
                 self._durations.setdefault(op, {}).setdefault(step, []).append(ended - begun)
                 self._workers.setdefault(op, set()).add((pid, worker))
+
+    def __str__(self) -> str:
+        """Return the times of all ops as JSON."""
+        return json.dumps(self.times(), indent=2, separators=(", ", ":"))
 
     @property
     def ops(self) -> list[str]:
@@ -174,6 +180,16 @@ class Analyst:
         """Return the mean time of a call, of reading one and of writing its answer in milliseconds, and the ops."""
         call, prepack, postpack = (self._mean_ms(kind) for kind in _CALLS)
         return call, prepack, postpack, OpAnalyst(self._events)
+
+    def get_op_analyst(self) -> OpAnalyst:
+        """Return what the ops cost."""
+        return self.get_profile()[3]
+
+    def print_profile(self) -> None:
+        """Print the mean times, and those of each stage of each op."""
+        call, prepack, postpack, ops = self.get_profile()
+        lines = (f"graph engine call: {call}", f"rpc prepack: {prepack}", f"rpc postpack: {postpack}", f"OP: {ops}")
+        sys.stdout.write("\n".join(lines) + "\n")
 
     def _mean_ms(self, kind: str) -> float:
         found = [ended - begun for _, name, begun, ended in self._events if name.startswith(f"{kind}_")]

@@ -120,8 +120,8 @@ class Hooks:
         values = {"input_dicts": inputs, "data_id": data_id, "log_id": log_id}
         found = self._call("preprocess", self._preprocess, values)
         skips = False
-        if isinstance(found, tuple):
-            fields = cast("tuple[Any, ...]", found)
+        fields = _fields(found, 4)
+        if fields is not None:
             if len(fields) != 4:
                 self._wrong_preprocess(_shown(fields))
             found, skips, code, info = fields
@@ -138,8 +138,8 @@ class Hooks:
     def process(self, feed_batch: Sequence[Any], typical_logid: int) -> Any:
         """Run a batch."""
         found = self._call("process", self._process, {"feed_batch": feed_batch, "typical_logid": typical_logid})
-        if isinstance(found, tuple):
-            fields = cast("tuple[Any, ...]", found)
+        fields = _fields(found, 3)
+        if fields is not None:
             if len(fields) != 3:
                 self._wrong("process", "dict or (dict, error code, error text)", _shown(fields))
             found, code, info = fields
@@ -159,8 +159,8 @@ class Hooks:
         values = {"input_dicts": inputs, "fetch_data": fetched, "data_id": data_id, "log_id": log_id}
         found = self._call("postprocess", self._postprocess, values)
         expected = "dict or (dict, prod_errcode, prod_errinfo)"
-        if isinstance(found, tuple):
-            fields = cast("tuple[Any, ...]", found)
+        fields = _fields(found, 3)
+        if fields is not None:
             if len(fields) != 3:
                 self._wrong("postprocess", expected, _shown(fields))
             found, code, info = fields
@@ -205,16 +205,15 @@ def unpack(op: RequestOp, request: Any, *, debug: bool = False) -> Unpacked:
     hook: HookName = "unpack_request_package"
     found = _at_the_edge(op, hook, {"request": request}, debug=debug)
     log_id: Any = getattr(request, "logid", 0)
-    if isinstance(found, tuple):
-        fields = cast("tuple[Any, ...]", found)
-        if len(fields) == 4:
-            found, log_id, code, info = fields
-            product = _product_error(code, info)
-            if product is not None:
-                raise product
-            if code is not None:
-                text = f"rpc package error: {hook} returned {_shown(code)} as prod_errcode; {_CODES} is needed"
-                raise error(CustomExceptionCode.RPC_PACKAGE_ERROR.value, text)
+    fields = _fields(found, 4)
+    if fields is not None and len(fields) == 4:
+        found, log_id, code, info = fields
+        product = _product_error(code, info)
+        if product is not None:
+            raise product
+        if code is not None:
+            text = f"rpc package error: {hook} returned {_shown(code)} as prod_errcode; {_CODES} is needed"
+            raise error(CustomExceptionCode.RPC_PACKAGE_ERROR.value, text)
     if not isinstance(found, dict):
         expected = "dict or (dict, log_id, prod_errcode, prod_errinfo)"
         text = f"rpc package error: {hook} should return {expected}, it returned {_shown(found)}"
@@ -411,6 +410,20 @@ def _require_names(op: Op, client: Any, feed_batch: Sequence[Any], fetch: Sequen
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in sorted(names)) or "nothing"
+
+
+def _fields(found: Any, count: int) -> Sequence[Any] | None:
+    """Return what a hook returned as its parts: a tuple, or a list of data and what belongs to it; None for data alone.
+
+    A list whose second part is data as well is a list of data.
+    """
+    if isinstance(found, tuple):
+        return cast("tuple[Any, ...]", found)
+    if not isinstance(found, list) or len(cast("list[Any]", found)) != count:
+        return None
+    parts = cast("list[Any]", found)
+    is_data = isinstance(parts[1], dict) or not (parts[0] is None or isinstance(parts[0], (dict, list)))
+    return None if is_data else parts
 
 
 def _product_error(code: Any, info: Any) -> ForebayError | None:

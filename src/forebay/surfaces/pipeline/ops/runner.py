@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 
-from forebay.errors import DeadlineExceeded, ForebayError, ModelError
+from forebay.errors import ConfigError, DeadlineExceeded, ForebayError, ModelError
 from forebay.graph.values import inputs_of
 from forebay.surfaces.pipeline.codes import CustomExceptionCode, error, number_of
 from forebay.surfaces.pipeline.ops import merge
 from forebay.surfaces.pipeline.ops.bounded import BoundedCalls, Late
 from forebay.surfaces.pipeline.ops.hooks import Hooks, overrides
+from forebay.surfaces.pipeline.script import not_imported
 from forebay.types.call import After, Failure
 from forebay.types.failures import failure_of, text_of, trace_of, words_of
 from forebay.workers.user_code import caught
@@ -75,6 +76,7 @@ class OpInstances:
         client_for: ClientFactory | None = None,
         store: Any = None,
         own_process: bool = False,
+        located: Callable[[str], str] = str,
     ) -> None:
         """Describe them; the first worker that opens initialises the op.
 
@@ -84,8 +86,10 @@ class OpInstances:
             client_for: Makes clients; None without a model, unless the op brings a handler of its own.
             store: For large values; None leaves the op without one.
             own_process: Whether the worker is a process of its own, and its only thread.
+            located: Puts before a sentence where in the configuration the setting stands that it is about.
         """
         self.op = op
+        self._located = located
         self.settings = settings
         self.own_process = own_process
         self._client_for = client_for
@@ -103,9 +107,14 @@ class OpInstances:
 
         Raises:
             ModelError: If the op or its client cannot be made, with op and reason.
+            ConfigError: If that is because of what a person wrote, with its place.
         """
         index = ctx.index if self.own_process else None
         instance, raised = caught(self._instance, index)
+        if isinstance(raised, ConfigError):
+            raise ConfigError(self._located(f"op '{self.op.name}': {raised.message}")) from raised
+        if isinstance(raised, ImportError):
+            raise ConfigError(f"op '{self.op.name}': {not_imported(raised)}") from raised
         if isinstance(raised, ForebayError):
             failed = failure_of(raised).error
             msg = f"op '{self.op.name}': {failed.message}"

@@ -20,6 +20,7 @@ from forebay.errors import ConfigError, ForebayError
 from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline.codes import CustomExceptionCode, err_of, error
 from forebay.surfaces.pipeline.predictors import general_model
+from forebay.surfaces.pipeline.predictors.hosting import WRONG
 from forebay.surfaces.pipeline.predictors.model_client import Client
 from forebay.surfaces.pipeline.predictors.remote import MAX_ANSWER_BYTES
 from forebay.surfaces.pipeline.predictors.settings import LocalConf
@@ -107,7 +108,8 @@ def main() -> int:
         conf = msgspec.convert(order["conf"], LocalConf)
         model = watched_client(conf, (), order["index"], watch_of("a model's process", conf))
     except Exception as problem:  # noqa: BLE001 - whatever a library raises is why it cannot be loaded
-        reason = problem.message if isinstance(problem, ConfigError) else f"{type(problem).__name__}: {problem}"
+        is_wrong = isinstance(problem, ConfigError)
+        reason = WRONG + problem.message if is_wrong else f"{type(problem).__name__}: {problem}"
         out.write(" ".join(reason.split()).encode() + b"\n")
         return 1
     server = _Server(socket.socket(fileno=order["socket"]), model)

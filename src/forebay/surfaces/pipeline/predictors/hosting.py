@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from forebay.errors import ModelError
+from forebay.errors import ConfigError, ModelError
 from forebay.surfaces.pipeline.predictors.local import is_reference
 from forebay.surfaces.pipeline.predictors.settings import LocalConf
 from forebay.workers.supervisor import Supervisor
@@ -38,6 +38,8 @@ START_S: Final = 300.0
 """How long a model may take to load."""
 STOP_S: Final = 5.0
 """How long a process may take to end."""
+WRONG: Final = "wrong: "
+"""Before the reason of a process that cannot load its model because of what a person wrote."""
 
 
 class ModelProcess:
@@ -75,7 +77,11 @@ class ModelProcess:
 
         Raises:
             ModelError: If that fails, with the reason.
+            ConfigError: If that is because of what a person wrote.
         """
+        if self._conf.workdir and not Path(self._conf.workdir).is_dir():
+            msg = f"workdir is '{self._conf.workdir}', and no folder is there; leave it out for the server's own"
+            raise ConfigError(msg)
         self._socket = socket.create_server((HOST, 0), backlog=128)
         try:
             self._supervisor.begin()
@@ -127,8 +133,9 @@ class ModelProcess:
         if not said:
             raise EOFError
         if said != b"ready\n":
-            msg = f"the model '{self._conf.model_config}' could not be started: {said.decode(errors='replace').strip()}"
-            raise ModelError(msg)
+            reason = said.decode(errors="replace").strip()
+            msg = f"the model '{self._conf.model_config}' could not be started: {reason.removeprefix(WRONG)}"
+            raise ConfigError(msg) if reason.startswith(WRONG) else ModelError(msg)
 
     def _ended(self, end: End) -> None:
         if self._supervisor.is_stopping:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +17,7 @@ from forebay.surfaces.pipeline.predictors.runtimes import OnnxRuntime, OpenVino,
 from forebay.surfaces.pipeline.predictors.signature import Signature, Value, read_signature
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from forebay.surfaces.pipeline.predictors.model_client import Client, Feed
     from forebay.surfaces.pipeline.predictors.runtimes import Runtime
@@ -121,21 +122,39 @@ def _runtime(path: Path, conf: LocalConf, device: int | None) -> Runtime:
         msg = f"model_config is '{path}', and nothing is there; a folder, a file or module:callable is needed"
         raise ConfigError(msg)
     folder = path if path.is_dir() else path.parent
-    if found := _only(path, ".onnx"):
-        return OnnxRuntime(found, conf, device)
-    if found := _only(path, ".xml"):
-        return OpenVino(found, conf, device)
-    for suffix in (".pdmodel", ".json"):
-        if (found := _only(path, suffix)) and (parameters := _only(folder, ".pdiparams")):
-            return Paddle([found, parameters], conf, device)
-    program, together = folder / "__model__", folder / "__params__"
-    if program.is_file():
-        return Paddle([program, together] if together.is_file() else [folder], conf, device)
+    load, file = _loader(path, folder)
+    if load is not None:
+        try:
+            return load(conf, device)
+        except ConfigError as problem:
+            raise ConfigError(f"model_config is '{path}', and {problem.message}") from problem
+        except Exception as problem:
+            msg = f"model_config is '{path}', and {file} cannot be loaded: {reason_of(problem)}"
+            raise ConfigError(msg) from problem
     msg = (
-        f"{path} holds no model; an .onnx file, OpenVINO's .xml and .bin, or Paddle's .pdmodel and .pdiparams or "
-        "__model__ with its parameters is needed"
+        f"model_config is '{path}', which holds no model; an .onnx file, OpenVINO's .xml and .bin, or Paddle's "
+        ".pdmodel and .pdiparams or __model__ with its parameters is needed"
     )
     raise ConfigError(msg)
+
+
+def _loader(path: Path, folder: Path) -> tuple[Callable[[LocalConf, int | None], Runtime] | None, str]:
+    """Return what loads the model that is there, and the name of its file; None if none is there.
+
+    Raises:
+        ConfigError: If there are several.
+    """
+    if found := _only(path, ".onnx"):
+        return partial(OnnxRuntime, found), found.name
+    if found := _only(path, ".xml"):
+        return partial(OpenVino, found), found.name
+    for suffix in (".pdmodel", ".json"):
+        if (found := _only(path, suffix)) and (parameters := _only(folder, ".pdiparams")):
+            return partial(Paddle, [found, parameters]), found.name
+    program, together = folder / "__model__", folder / "__params__"
+    if program.is_file():
+        return partial(Paddle, [program, together] if together.is_file() else [folder]), program.name
+    return None, ""
 
 
 def _only(path: Path, suffix: str) -> Path | None:
@@ -149,6 +168,7 @@ def _only(path: Path, suffix: str) -> Path | None:
     found = sorted(path.glob(f"*{suffix}"))
     if len(found) > 1:
         names = ", ".join(one.name for one in found)
-        msg = f"{path} holds several models: {names}; name the file in model_config, or move the others away"
+        cure = "name the file in model_config, or move the others away"
+        msg = f"model_config is '{path}', which holds several models: {names}; {cure}"
         raise ConfigError(msg)
     return found[0] if found else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -154,7 +155,7 @@ class Paddle:
             device: Number of the GPU or XPU; None for the CPU.
         """
         where = files[0]
-        paddle = library("paddle.inference", f"{where.name} is run by Paddle", "paddlepaddle setuptools")
+        paddle = library("paddle.inference", f"{where.name} is run by Paddle", "paddlepaddle", "setuptools")
         config: Any = paddle.Config(*map(str, files))
         config.disable_glog_info()
         config.switch_ir_optim(conf.ir_optim)
@@ -216,7 +217,7 @@ class Paddle:
         return found
 
 
-def library(module: str, why: str, install: str) -> Any:
+def library(module: str, why: str, *install: str) -> Any:
     """Import the library that runs a model.
 
     Raises:
@@ -225,7 +226,7 @@ def library(module: str, why: str, install: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as problem:
-        msg = f"{why}, which cannot be imported ({problem}); install it: pip install '{install}'"
+        msg = f"{why}, which cannot be imported ({problem}); install it: pip install {shlex.join(install)}"
         raise ConfigError(msg) from problem
 
 
