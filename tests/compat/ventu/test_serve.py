@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`forebay serve` of files written for the original."""
 
+import asyncio
+import json
 import re
 import sys
 import textwrap
@@ -12,7 +14,11 @@ import httpx
 import msgspec
 import pytest
 
-from forebay.errors import ForebayError
+from forebay.errors import ConfigError, ForebayError
+from forebay.server.config import HttpConfig
+from forebay.surfaces.contract import Options
+from forebay.surfaces.ventu.media import MsgPack
+from forebay.surfaces.ventu.pages import Pages, Reply
 from forebay.surfaces.ventu.runner import build
 from forebay.surfaces.ventu.surface import VentuSurface
 from forebay.workers.child import Item
@@ -309,3 +315,159 @@ def test_names_of_the_original_are_ours(text, make):
     runner = make(f"{text}\nmodel = This(Req, Resp, name='by another name')")
     [about] = runner.run([Item(b"", {"verb": "about"}, 1)])
     assert about["document"]["info"]["title"] == "by another name"
+
+
+# F45
+def test_examples_that_json_cannot_hold_are_described_and_served(make):
+    text = """
+import datetime
+class Image(pydantic.BaseModel):
+    data: bytes
+    taken: datetime.datetime
+    model_config = pydantic.ConfigDict(
+        json_schema_extra={"example": {"data": b"\\xff\\x00", "taken": datetime.datetime(2026, 1, 2)}}
+    )
+class Sizes(Ventu):
+    def batch_inference(self, batch):
+        return [{"n": len(item.data)} for item in batch]
+model = Sizes(Image, Resp, use_msgpack=True)
+"""
+    runner = make(text)
+    runner.open(WorkerContext())
+    [about] = runner.run([Item(b"", {"verb": "about"}, 1)])
+    page = Pages(MsgPack(), about["document"]).find("GET", "/apidoc/openapi.json")
+    assert isinstance(page, Reply)
+    document = json.loads(page.body)
+    example = document["components"]["schemas"]["Image"]["example"]
+    assert example == {"data": "/wA=", "taken": "2026-01-02T00:00:00"}
+    [[status, _, body]] = runner.run([Item(msgspec.msgpack.encode({"data": b"abc", "taken": 0}), {}, 1)])
+    assert (status, msgspec.msgpack.decode(body)) == (200, {"n": 3})
+
+
+# F46
+@pytest.mark.parametrize(
+    "call", ["run_unix('b.socket')", "run_tcp()", "run_http(port=0)", "sock.run('b.socket')"], ids=lambda call: call[:8]
+)
+@pytest.mark.parametrize("name", [None, "model"])
+def test_a_file_that_runs_its_model_itself_is_served(call, name, make):
+    text = f"model = Lengths(Req, Resp, version='this')\ntry:\n    model.{call}\nexcept Exception:\n    pass\n1 / 0"
+    runner = make(text, name)
+    [about] = runner.run([Item(b"", {"verb": "about"}, 1)])
+    assert about["document"]["info"]["version"] == "this"
+    assert about["left_out"] == call.partition("(")[0]
+
+
+# F46
+def test_a_file_that_runs_its_model_itself_answers_and_is_told_so(write, serve):
+    server = serve(write(textwrap.dedent(MODEL) + "Lengths(Req, Resp).run_unix()"))
+    assert server.client.post("/inference", json={"text": "abc"}).json() == {"n": 3}
+    assert "run_unix() is not called" in server.log
+
+
+# F46
+def test_a_file_that_never_ends_is_named_after_a_while(write, caplog, monkeypatch):
+    monkeypatch.setattr("forebay.surfaces.ventu.surface.SLOW_S", 0.01)
+    path = write("import ventu, threading\nthreading.Event().wait()")
+    app = VentuSurface().build(str(path), Options(http=HttpConfig())).app
+
+    async def run():
+        starting = asyncio.ensure_future(app.start())
+        while not caplog.records:  # noqa: ASYNC110 - the log has no event to wait for
+            await asyncio.sleep(0.01)
+        starting.cancel()
+        await asyncio.wait([starting])
+        await app.drain(0.0)
+
+    with caplog.at_level("WARNING", logger="forebay"):
+        asyncio.run(run())
+    assert "project.py is still being loaded" in caplog.text
+
+
+EXAMPLE = "{}.model_config['json_schema_extra'] = {}\n"
+
+
+# F49
+@pytest.mark.parametrize(
+    "text,name,message",
+    [
+        ("def (", None, r"project.py:14: invalid syntax$"),
+        ("import nothing_like_this", None, "imports 'nothing_like_this', which is not installed here"),
+        ("", None, r"holds no Ventu object; make one of its class: model = Lengths\(Request, Response\)$"),
+        ("", "Lengths", r"Lengths in .*project.py is a class; an object of it is needed: model = Lengths\(Request, Re"),
+        ("model = Lengths", None, r"holds no Ventu object; make one of its class: model = Lengths"),
+        (
+            "def mine(x):\n    return Lengths(Req, Resp)",
+            "mine",
+            "mine in .* needs arguments; a function that is called wi",
+        ),
+        ("def create_model(x):\n    return x", None, "create_model in .* needs arguments"),
+        (
+            "model = Lengths(Req(text='a'), Resp)",
+            None,
+            r"a schema has to be a pydantic model class, of the project, not Req\(text='a'\)",
+        ),
+        ("model = Lengths(pydantic.BaseModel, Resp)", None, "a schema has to be a pydantic model class .*, not <class"),
+        ("model = Lengths(Req, None)", None, "a schema has to be a pydantic model class.*, not None"),
+        ("model = Lengths(Req, Resp, port='x')", None, "port: Input should be a valid integer.*, found 'x'"),
+        ("model = Lengths(Req, Resp, prot=1)", None, "prot: Extra inputs are not permitted.*; did you mean 'port'"),
+        (
+            EXAMPLE.format("Req", {"example": {"text": "a"}, "batch_size": "4"}) + "model = Lengths(Req, Resp)",
+            None,
+            "batch_size of Req is '4'; a whole number of at least 1 is needed",
+        ),
+        (
+            EXAMPLE.format("Resp", {"example": {"n": 1}}) + "model = Lengths(Req, Resp)",
+            None,
+            "require request examples if response examples are provided: Resp has one and Req has none",
+        ),
+    ],
+)
+def test_what_a_person_wrote_wrong_is_one_sentence(text, name, message, make):
+    with pytest.raises(ConfigError, match=message) as caught:
+        make(text, name)
+    assert "\n" not in caught.value.message
+    assert "project.py" in caught.value.message
+
+
+# F49
+@pytest.mark.parametrize(
+    "request_extra,response_extra,message",
+    [
+        (
+            {"example": {"txt": "a"}},
+            None,
+            "the example of the request schema Req does not fit it: text: Field required",
+        ),
+        ({"examples": [{"txt": 1}]}, None, r"examples\[0\] of the request schema Req does not fit it: text: Field req"),
+        (
+            {"example": {"text": "a"}},
+            {"example": {"m": 1}},
+            "the example of the response schema Resp does not fit it: n: F",
+        ),
+        (
+            {"example": {"text": "a"}},
+            {"example": {"n": 2}},
+            r"the example of Resp is not what the model answers: it does not match \{'n': 2\} != \{'n': 1\}",
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", ["batch_inference", "inference"])
+def test_a_wrong_example_is_named(request_extra, response_extra, message, kind, make):
+    text = EXAMPLE.format("Req", request_extra)
+    if response_extra is not None:
+        text += EXAMPLE.format("Resp", response_extra)
+    if kind == "inference":
+        text += "class Lengths(Ventu):\n    def inference(self, item):\n        return {'n': len(item.text)}\n"
+    runner = make(text + "model = Lengths(Req, Resp)")
+    with pytest.raises(ConfigError, match=message) as caught:
+        runner.open(WorkerContext())
+    assert "project.py" in caught.value.message
+
+
+# F49
+def test_the_command_ends_with_2_and_without_a_traceback(write, cli):
+    text = EXAMPLE.format("Req", {"example": {"txt": "a"}}) + "model = Lengths(Req, Resp)"
+    done = cli("serve", write(textwrap.dedent(MODEL) + text), "--http-port", "0")
+    assert done.returncode == 2
+    assert "the example of the request schema Req does not fit it: text: Field required" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -11,7 +11,7 @@ import sys
 import zlib
 from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, cast
 
 import msgspec
 
@@ -190,6 +190,10 @@ def kebab(name: str) -> str:
     return words.replace("_", "-").lower()
 
 
+TARGET_PREFIX: Final = "forebay_target_"
+"""How the names of modules begin that are loaded by their path."""
+
+
 def load_module(path: Path) -> ModuleType:
     """Import a Python file by its path, under a module name of its own, with its folder importable.
 
@@ -203,7 +207,7 @@ def load_module(path: Path) -> ModuleType:
         msg = f"there is no file {path}" + (f"; did you mean {hint}?" if hint else "")
         raise ConfigError(msg)
     # The same name in every process, so that what is pickled in one can be found in another.
-    name = f"forebay_target_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    name = f"{TARGET_PREFIX}{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     if name in sys.modules:
         return sys.modules[name]
     folder = str(path.parent)

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from forebay.surfaces.ventu.config import Config
+from forebay.surfaces.ventu.handing import hand_over
 from forebay.surfaces.ventu.inference import Failed
 from forebay.surfaces.ventu.protocol import BatchProtocol
-from forebay.surfaces.ventu.schema import Schema
+from forebay.surfaces.ventu.schema import Invalid, NotPossible, Schema
 from forebay.surfaces.ventu.service import Service
 from forebay.surfaces.ventu.wsgi import WsgiApp
 
@@ -69,8 +70,9 @@ class Ventu:
         """
         request, response = Schema(req_schema), Schema(resp_schema)
         if response.example and not request.example:
-            msg = "require request examples if response examples are provided"
-            raise AssertionError(msg)
+            have = f"{response.name} has one and {request.name} has none"
+            msg = f"require request examples if response examples are provided: {have}"
+            raise NotPossible(msg)
         self.req_schema = req_schema
         self.resp_schema = resp_schema
         self.use_msgpack = use_msgpack
@@ -107,7 +109,7 @@ class Ventu:
             True, or None if there is no example.
 
         Raises:
-            AssertionError: If the result is not that of the example.
+            AssertionError: If an example does not fit its schema, or the result is not that of the example.
             Exception: What a hook raised.
         """
         if not self.req_example:
@@ -116,19 +118,21 @@ class Ventu:
         service = self.ventu_service
         if batch:
             self.logger.info("Batch inference warm-up with size: %d", self.warmup_size)
-            results = service.steps.many([service.request.parse(self.req_example) for _ in range(self.warmup_size)])
+            results = service.steps.many([self._ventu_example("request") for _ in range(self.warmup_size)])
         else:
             self.logger.info("Single inference warm-up with example: %s", self.req_example)
-            results = [service.steps.one(service.request.parse(self.req_example))]
+            results = [service.steps.one(self._ventu_example("request"))]
         for result in results:
             if type(result) is Failed:
                 raise result.error
             if self.resp_example:
-                service.response.parse(self.resp_example)
+                self._ventu_example("response")
                 answer = service.media.plain(result)
                 if answer != self.resp_example:
-                    msg = f"does not match {self.resp_example} != {answer} for {self.req_example}"
-                    raise AssertionError(msg)
+                    whose = f"{service.response.example_key} of {service.response.name}"
+                    what = f"{self.resp_example} != {answer} for {self.req_example}"
+                    msg = f"the {whose} is not what the model answers: it does not match {what}"
+                    raise NotPossible(msg)
         return True
 
     @property
@@ -171,6 +175,7 @@ class Ventu:
         """
         from forebay.surfaces.ventu.server import serve
 
+        hand_over(self, "run_http")
         host = self.config.host if host is None else host
         port = self.config.port if port is None else port
         _ = self.app  # its first access warms the model up
@@ -183,6 +188,7 @@ class Ventu:
         Args:
             addr: Path of the socket; None takes the configured one.
         """
+        hand_over(self, "run_unix")
         self._ventu_work(addr or self.config.socket, "unix")
 
     def run_tcp(self, host: str | None = None, port: int | None = None) -> None:
@@ -192,7 +198,17 @@ class Ventu:
             host: Where it listens; None takes the configured host.
             port: Its port; None takes the configured one.
         """
+        hand_over(self, "run_tcp")
         self._ventu_work((host or self.config.host, port or self.config.port), "tcp")
+
+    def _ventu_example(self, which: Literal["request", "response"]) -> Any:
+        """Return the object that an example stands for, a new one each time."""
+        schema = self.ventu_service.request if which == "request" else self.ventu_service.response
+        try:
+            return schema.parse(self.req_example if which == "request" else self.resp_example)
+        except Invalid as error:
+            msg = f"the {schema.example_key} of the {which} schema {schema.name} does not fit it: {error}"
+            raise NotPossible(msg) from error
 
     def _ventu_work(self, addr: str | tuple[str, int], protocol: str) -> None:
         worker = self.sock

@@ -11,6 +11,8 @@ import logging
 import re
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
+import msgspec
+
 if TYPE_CHECKING:
     from forebay.surfaces.ventu.schema import Schema
 
@@ -147,11 +149,16 @@ def _add(schema: Schema, components: dict[str, Node]) -> Node:
         else:
             new[target] = _translated(found)
         if schema.example is not None:
-            new[target]["example"] = schema.example
+            new[target]["example"] = _as_json(schema.example)
         if all(components.get(key, node) == node for key, node in new.items()):
             components |= new
             return _ref(target)
         prefix += f"{own}_"  # another schema has something else under one of these names
+
+
+def _as_json(value: Any) -> Any:
+    """Return an example with what JSON cannot hold as text: bytes in base64, dates as ISO 8601 has them."""
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=str)
 
 
 def _translated(node: Any) -> Node:
@@ -165,7 +172,7 @@ def _translated(node: Any) -> Node:
         return {"allOf": [reference], **siblings} if siblings else reference
     made: Node = {key: value for key, value in given.items() if key in _KEPT}
     if isinstance(examples := given.get("examples"), list) and examples:
-        made["example"] = examples[0]
+        made["example"] = _as_json(examples[0])
     if "const" in given:
         made["enum"] = [given["const"]]
     for bound in ("minimum", "maximum"):

@@ -17,6 +17,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from forebay.errors import InvalidRequest
+from forebay.surfaces.ventu.handing import hand_over
 from forebay.surfaces.ventu.inference import Answered, Failed, Garbled, Refused
 from forebay.workers.job_frames import READY, FrameReader, decode_jobs, encode_answer
 
@@ -77,6 +78,7 @@ class BatchProtocol:
             addr: Path of a unix socket, or host and port.
             protocol: `unix` or `tcp`.
         """
+        hand_over(None, "sock.run")
         ours, self._wake = socket.socketpair()
         pause_s = FIRST_PAUSE_S
         try:

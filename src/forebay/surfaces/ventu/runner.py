@@ -3,19 +3,21 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from forebay.errors import ConfigError, ForebayError, ModelError, nearest
 from forebay.serving.models.model import load_module
-from forebay.surfaces.ventu import shim
+from forebay.surfaces.ventu import handing, shim
 from forebay.surfaces.ventu.inference import Failed
 from forebay.surfaces.ventu.pages import reply_to
 from forebay.types.failures import failure_of, text_of, trace_of
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from types import ModuleType
 
     from forebay.surfaces.ventu.model import Ventu
@@ -37,19 +39,63 @@ def build(*, path: str, name: str | None) -> BatchRunner:
         ForebayError: If the file cannot be imported or there is no such object.
     """
     shim.install()
-    runner, error = caught(lambda: BatchRunner(find(load_module(Path(path)), name)))
+    with handing.loading():
+        runner, error = caught(_loaded, Path(path), name)
     if error is None:
         return runner
+    if isinstance(error, ConfigError):
+        raise ConfigError(_placed(path, error.message)) from error
     if isinstance(error, ForebayError):
         raise error
+    wrong = _wrong(path, error)
+    if wrong is not None:
+        raise ConfigError(wrong) from error
+    msg = f"{path} cannot be loaded: {text_of(error)}"
+    raise ModelError(msg, trace=trace_of(error)) from error
+
+
+def _loaded(path: Path, name: str | None) -> BatchRunner:
+    try:
+        return BatchRunner(find(load_module(path), name), path)
+    except handing.Handed as handed:
+        module = handed.module
+        if module is None:
+            raise
+        sys.modules[module.__name__] = module  # an import that was broken off leaves nothing behind
+        model = handed.model if name is None or not hasattr(module, name) else None
+        return BatchRunner(model or find(module, name), path, left_out=handed.call)
+
+
+def _placed(path: str, message: str) -> str:
+    return message if path in message else f"{path}: {message}"
+
+
+def _wrong(path: str, error: BaseException) -> str | None:
+    """Return what a person wrote wrong, if that is why a file cannot be loaded."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing == "pydantic":
-        msg = f"{path} needs pydantic, which is not installed here; install it with: pip install forebay[pydantic]"
-    elif missing:
-        msg = f"{path} imports '{missing}', which is not installed here"
-    else:
-        msg = f"{path} cannot be loaded: {text_of(error)}"
-    raise ModelError(msg, trace=trace_of(error)) from error
+        return f"{path} needs pydantic, which is not installed here; install it with: pip install forebay[pydantic]"
+    if missing:
+        return f"{path} imports '{missing}', which is not installed here"
+    if isinstance(error, ImportError):
+        return f"{path}: {error}"
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}: {error.msg}"
+    if getattr(error, "title", None) == "Config" and hasattr(error, "errors"):
+        return f"{path}: the settings of the Ventu object are wrong: {_settings(cast('Any', error).errors())}"
+    return None
+
+
+def _settings(problems: Sequence[Mapping[str, Any]]) -> str:
+    from forebay.surfaces.ventu.config import Config
+
+    words: list[str] = []
+    for problem in problems:
+        key = ".".join(map(str, problem["loc"]))
+        hint = nearest(key, Config.model_fields) if key not in Config.model_fields else None
+        did_you_mean = f"; did you mean '{hint}'?" if hint else ""
+        words.append(f"{key}: {problem['msg']}, found {problem['input']!r}{did_you_mean}")
+    return "; ".join(words)
 
 
 def find(module: ModuleType, name: str | None = None) -> Ventu:
@@ -64,7 +110,9 @@ def find(module: ModuleType, name: str | None = None) -> Ventu:
             hint = nearest(name, [known for known in vars(module) if not known.startswith("_")])
             msg = f"{where} has nothing named {name}" + (f"; did you mean {hint}?" if hint else "")
             raise ConfigError(msg)
-        found = _model_of(getattr(module, name), call=True)
+        value = getattr(module, name)
+        _require_no_class(value, f"{name} in {where}")
+        found = _made(value, f"{name} in {where}")
         if found is None:
             msg = f"{name} in {where} is no Ventu object and no function that returns one"
             raise ConfigError(msg)
@@ -74,9 +122,13 @@ def find(module: ModuleType, name: str | None = None) -> Ventu:
         msg = f"{where} holds several Ventu objects: {', '.join(models.values())}; name one as FILE:NAME"
         raise ConfigError(msg)
     for key in [*models.values(), *FACTORIES]:
-        found = _model_of(getattr(module, key, None), call=True)
+        found = _made(getattr(module, key, None), f"{key} in {where}")
         if found is not None:
             return found
+    cls = next((value.__name__ for value in vars(module).values() if _is_project_class(value)), None)
+    if cls is not None:
+        msg = f"{where} holds no Ventu object; make one of its class: model = {cls}(Request, Response)"
+        raise ConfigError(msg)
     msg = (
         f"{where} holds no Ventu object; make one at its top level, as `model = MyModel(Request, Response)`, or write "
         "a function `create_model` that returns it"
@@ -84,8 +136,39 @@ def find(module: ModuleType, name: str | None = None) -> Ventu:
     raise ConfigError(msg)
 
 
-def _model_of(value: Any, *, call: bool = False) -> Ventu | None:
-    """Return the Ventu object that something is, belongs to or, if it may be called, returns."""
+def _is_project_class(value: Any) -> bool:
+    from forebay.surfaces.ventu.model import Ventu
+
+    return isinstance(value, type) and issubclass(value, Ventu) and value is not Ventu
+
+
+def _require_no_class(value: Any, what: str) -> None:
+    if _is_project_class(value):
+        msg = f"{what} is a class; an object of it is needed: model = {value.__name__}(Request, Response)"
+        raise ConfigError(msg)
+
+
+def _made(value: Any, what: str) -> Ventu | None:
+    """Return the Ventu object that something is or, called, returns.
+
+    Raises:
+        ConfigError: If it cannot be called without arguments.
+    """
+    found = _model_of(value)
+    if found is not None or not callable(value):
+        return found
+    try:
+        inspect.signature(value).bind()
+    except TypeError:
+        msg = f"{what} needs arguments; a function that is called without any is needed"
+        raise ConfigError(msg) from None
+    except ValueError:  # something written in C, which does not say
+        pass
+    return _model_of(value())
+
+
+def _model_of(value: Any) -> Ventu | None:
+    """Return the Ventu object that something is or belongs to."""
     from forebay.surfaces.ventu.model import Ventu
     from forebay.surfaces.ventu.wsgi import WsgiApp
 
@@ -93,7 +176,7 @@ def _model_of(value: Any, *, call: bool = False) -> Ventu | None:
         return value
     if isinstance(value, WsgiApp):
         return value.model
-    return _model_of(value()) if call and callable(value) else None
+    return None
 
 
 class BatchRunner:
@@ -104,10 +187,19 @@ class BatchRunner:
 
     borrows_input = True  # bodies are copied
 
-    def __init__(self, model: Ventu) -> None:
+    def __init__(self, model: Ventu, path: Path, left_out: str = "") -> None:
+        """Take a model.
+
+        Args:
+            model: The model.
+            path: Its file, for messages.
+            left_out: The call of the file's that would have served it.
+        """
         from forebay.surfaces.ventu.model import Ventu
 
         self._model = model
+        self._path = path
+        self._left_out = left_out
         self._service = model.ventu_service
         kind = type(model)
         self._is_batched = not (kind.batch_inference is Ventu.batch_inference and kind.inference is not Ventu.inference)
@@ -116,15 +208,19 @@ class BatchRunner:
         """Warm the model up.
 
         Raises:
-            AssertionError: If the result of its example is not the expected one.
+            ConfigError: If an example does not fit its schema, or its result is not the expected one.
         """
-        self._model.health_check(batch=self._is_batched)
+        try:
+            self._model.health_check(batch=self._is_batched)
+        except ConfigError as error:
+            raise ConfigError(_placed(str(self._path), error.message)) from error
 
     def run(self, items: Sequence[Item]) -> Sequence[Outcome]:
         """Answer a batch; see `Runner.run`."""
         verb = items[0].params.get("verb")
         if verb == "about":
-            return [{"use_msgpack": self._model.use_msgpack, "document": self._service.document()}]
+            about = {"use_msgpack": self._model.use_msgpack, "document": self._service.document()}
+            return [{**about, "left_out": self._left_out}]
         if verb == "health":
             self._model.health_check(batch=self._is_batched)
             return [True]

@@ -7,9 +7,12 @@ from typing import Any, cast
 
 import msgspec
 
+from forebay.errors import ConfigError
+
 ROOT = "__root__"
 """Location of an error that belongs to the whole body."""
 
+_PYDANTIC = frozenset({"pydantic.main", "pydantic.v1.main"})
 _NOT_AN_OBJECT = frozenset({"model_type", "model_attributes_type", "dataclass_type"})
 
 
@@ -25,12 +28,21 @@ class Invalid(ValueError):
         self.errors = errors
 
 
+class NotPossible(ConfigError, TypeError, AssertionError):
+    """A schema or an example is wrong: says which, what was found and what is allowed.
+
+    It is also what the original raises in its place: a TypeError or an AssertionError.
+    """
+
+
 class Schema:
     """A pydantic model class, with what its `Config` says about examples.
 
     Attributes:
         model: The class.
+        name: Its name.
         example: Data for warm-up and health checks, None if there is none.
+        example_key: Where in the class that stands, for messages.
         batch_size: Copies of the example in a warm-up batch.
     """
 
@@ -38,20 +50,25 @@ class Schema:
         """Read the class.
 
         Raises:
-            TypeError: If it is no pydantic model.
+            TypeError: If it is no pydantic model class, or its example is none.
         """
         self.model = model
+        self.name: str = getattr(model, "__name__", type(model).__name__)
         self._is_v1 = not hasattr(model, "model_validate")
         parse = getattr(model, "parse_obj" if self._is_v1 else "model_validate", None)
-        if parse is None:
-            msg = f"a schema has to be a pydantic model class, not {model!r}"
-            raise TypeError(msg)
+        if parse is None or not isinstance(model, type) or model.__module__ in _PYDANTIC:
+            msg = f"a schema has to be a pydantic model class of the project, not {model!r}"
+            raise NotPossible(msg)
         self._parse = parse
         extra = self._extra()
         examples = extra.get("examples")
         first = cast("list[Any]", examples)[0] if isinstance(examples, list) and examples else None
         self.example = extra.get("example", first)
+        self.example_key = "example" if "example" in extra else "examples[0]"
         self.batch_size: int = extra.get("batch_size", 1)
+        if type(self.batch_size) is not int or self.batch_size < 1:
+            msg = f"batch_size of {self.name} is {self.batch_size!r}; a whole number of at least 1 is needed"
+            raise NotPossible(msg)
 
     def parse(self, data: Any) -> Any:
         """Return the object that plain data stands for.

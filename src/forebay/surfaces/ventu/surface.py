@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from forebay.server.config import HttpConfig
     from forebay.surfaces.contract import Options
 
+log = logging.getLogger("forebay")
+
 MODULES: Final = frozenset({"ventu", "forebay.surfaces.ventu"})
 """A file that imports one of these is a project of this kind."""
 
@@ -39,6 +42,9 @@ BATCH: Final = 32
 CAPACITY: Final = 1024
 TIMEOUT_S: Final = 5.0
 """As the original's batching service has them."""
+
+SLOW_S: Final = 10.0
+"""A file that takes longer to load is named in the log."""
 
 ABOUT_S: Final = 60.0
 """Time a worker has to say what it serves, however little time requests have."""
@@ -75,7 +81,7 @@ class VentuSurface:
             env=environment,
         )
         endpoint = _endpoint(path.stem, options, pool)
-        app = _App(endpoint, pool, environment)
+        app = _App(path, endpoint, pool, environment)
         native = NativePages(app, options.http)
         app.face = VentuHttp(
             endpoint,
@@ -96,16 +102,20 @@ class VentuSurface:
 class _App(App):
     """An app that asks its object, once it is up, what it is, and that shares a folder with its workers' metrics."""
 
-    def __init__(self, endpoint: Endpoint, pool: ProcessPool, environment: MutableMapping[str, str]) -> None:
+    def __init__(
+        self, path: Path, endpoint: Endpoint, pool: ProcessPool, environment: MutableMapping[str, str]
+    ) -> None:
         """Describe it.
 
         Args:
+            path: The project's file, for messages.
             endpoint: Its one endpoint.
             pool: The workers of the endpoint.
             environment: That of the workers, to be completed before they start.
         """
         super().__init__([Served(endpoint, OPAQUE)])
         self.face: VentuHttp | None = None
+        self._path = path
         self._endpoint = endpoint
         self._pool = pool
         self._environment = environment
@@ -116,10 +126,20 @@ class _App(App):
         """Bring up the workers and learn what they serve."""
         self._folder, self._lock = shm.private_folder()
         self._environment.setdefault(FOLDER, shared_folder(self._environment) or str(self._folder))
-        await super().start()
+        slow = asyncio.get_running_loop().call_later(SLOW_S, self._tell_slow)
+        try:
+            await super().start()
+        finally:
+            slow.cancel()
         about: dict[str, Any] = await self._endpoint.call(b"", params={"verb": "about"}, key=ALONE, timeout_s=ABOUT_S)
         assert self.face is not None
+        if about["left_out"]:
+            log.info("%s: %s() is not called: forebay answers over HTTP and batches", self._path, about["left_out"])
         self.face.pages = Pages(MsgPack() if about["use_msgpack"] else Json(), about["document"])
+
+    def _tell_slow(self) -> None:
+        why = "it loads a large model, or does something at its top level that never ends"
+        log.warning("%s is still being loaded after %g s: %s", self._path, SLOW_S, why)
 
     async def drain(self, grace_s: float) -> None:
         """Stop, and remove the folder."""

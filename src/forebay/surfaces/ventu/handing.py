@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that run their model themselves: under `forebay serve` the call hands the model over instead."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from forebay.serving.models.model import TARGET_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from types import ModuleType
+
+    from forebay.surfaces.ventu.model import Ventu
+
+
+class Handed(BaseException):
+    """Ends a file at its call that would serve; no `except Exception` of the file's stops it.
+
+    Attributes:
+        model: What it would have served; None where the call does not know.
+        call: The call.
+        module: The file as far as it was executed.
+    """
+
+    def __init__(self, model: Ventu | None, call: str, module: ModuleType | None) -> None:
+        super().__init__(call)
+        self.model = model
+        self.call = call
+        self.module = module
+
+
+_loading = 0
+
+
+@contextmanager
+def loading() -> Generator[None]:
+    """Have calls that would serve raise `Handed` while a file is loaded."""
+    global _loading  # noqa: PLW0603 - one process loads one file
+    _loading += 1
+    try:
+        yield
+    finally:
+        _loading -= 1
+
+
+def hand_over(model: Ventu | None, call: str) -> None:
+    """End the file that is being loaded and give its model to who loads it; in any other program, do nothing."""
+    if _loading:
+        raise Handed(model, call, _target())
+
+
+def _target() -> ModuleType | None:
+    frame = inspect.currentframe()
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith(TARGET_PREFIX):
+            return sys.modules.get(name)
+        frame = frame.f_back
+    return None
