@@ -328,3 +328,25 @@ def test_call_gives_up_in_time(cli, zoo):
 )
 def test_a_misspelt_choice_is_answered_with_the_nearest(cli, arguments, hint):
     assert f"did you mean {hint}?" in sentence(cli(*arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve", "iris.py", "--http-port", "0", "--host", "127.0.0..1"],
+        ["serve", "iris.py", "--http-port", "0", "--host", "x" * 64],
+        ["serve", "--http-port", "0", "--attach", "tcp:127.0.0..1:0"],
+        ["worker", "iris.py", "--connect", "tcp:127.0.0..1:9000"],
+    ],
+    ids=lambda arguments: arguments[-2],
+)
+def test_a_host_that_no_name_server_could_know_is_one_sentence(cli, tmp_path, arguments):
+    # F47
+    (tmp_path / "iris.py").write_text(
+        "import forebay\nclass Iris(forebay.Model):\n    def predict(self, batch: list[int]) -> list[int]:\n"
+        "        return batch\n"
+    )
+    found = cli(*arguments, cwd=tmp_path)
+    assert found.returncode == 2
+    assert "Traceback" not in found.stderr
+    assert "is no address and no name of one" in found.stderr.splitlines()[-1]

@@ -43,8 +43,14 @@ def add_parser(commands: Any) -> None:
     def option(name: str, **more: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", **more)
 
-    option("address", metavar="PATH|HOST:PORT", default=usual.address, help=f"where workers join ({usual.address})")
-    option("name", dest="address", metavar="NAME", type="{}.socket".format, help="same as -address NAME.socket")
+    option(
+        "address",
+        type=_place,
+        metavar="PATH|HOST:PORT",
+        default=usual.address,
+        help=f"where workers join ({usual.address})",
+    )
+    option("name", dest="address", metavar="NAME", type=_name, help="same as -address NAME.socket")
     option("batch", type=_whole(1), metavar="N", default=usual.batch, help=f"jobs in a batch ({usual.batch})")
     option(
         "capacity", type=_whole(1), metavar="N", default=usual.capacity, help=f"jobs that may wait ({usual.capacity})"
@@ -122,6 +128,22 @@ def run(parsed: argparse.Namespace) -> int:
         tell(f"ready at http://{shown}:{port}", *(f"  {line}" for line in app.summary))
 
     return Server(app, app.listener, drain_s=settings.timeout_ms / 1000, ready=ready).run()
+
+
+def _place(text: str) -> str:
+    kind, colon, rest = text.partition(":")
+    if not text or (colon and kind in {"unix", "tcp"}):
+        hint = f"; did you mean -protocol {kind} -address {rest}?" if rest else ""
+        msg = f"{text!r} is not possible, a path is needed, or HOST:PORT with -protocol tcp{hint}"
+        raise argparse.ArgumentTypeError(msg)
+    return text
+
+
+def _name(text: str) -> str:
+    if not text:
+        msg = "'' is not possible, a name is needed"
+        raise argparse.ArgumentTypeError(msg)
+    return f"{text}.socket"
 
 
 def _whole(lowest: int, highest: int | None = None) -> Callable[[str], int]:

@@ -17,7 +17,7 @@ def why_not(host: str, port: int, error: OSError | UnicodeError, source: str = "
     """
     where = f"{host}:{port}"
     if isinstance(error, UnicodeError):
-        return f"the host '{host}' is no address and no name of one: {reason_of(error)}; 127.0.0.1 and 0.0.0.0 are two"
+        return f"the host '{host}' is no address and no name of one; 127.0.0.1 and 0.0.0.0 are two"
     if error.errno == errno.EADDRINUSE and source:
         return f"{source} is {port}, which another program uses at {host}; choose another port"
     if error.errno == errno.EADDRINUSE:
@@ -27,8 +27,3 @@ def why_not(host: str, port: int, error: OSError | UnicodeError, source: str = "
     if error.errno == errno.EADDRNOTAVAIL:
         return f"{host} is no address of this machine; choose one with --host, 0.0.0.0 takes all"
     return f"{where} cannot be bound: {error.strerror or error}"
-
-
-def reason_of(error: UnicodeError) -> str:
-    """Return why the name of a host cannot be written as DNS has it."""
-    return str(error.__cause__ or error)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import re
 import socket
 import stat
 from pathlib import Path
@@ -50,6 +51,7 @@ class TcpAddress(msgspec.Struct, frozen=True):
 Address: TypeAlias = UnixAddress | TcpAddress
 
 _KINDS = ("unix", "tcp")
+_NAME = re.compile(rb"[\w.:%-]+")
 
 
 def parse_address(text: str) -> Address:
@@ -68,11 +70,14 @@ def parse_address(text: str) -> Address:
             )
             raise ConfigError(msg)
         return UnixAddress(rest)
+    is_url = rest.startswith("//")
     host, _, port = rest.rpartition(":")
-    if kind == "tcp" and host and port.isascii() and port.isdigit() and int(port) < 1 << 16:
-        return TcpAddress(host.removeprefix("[").removesuffix("]"), int(port))
+    if kind == "tcp" and not is_url and host and port.isascii() and port.isdigit() and int(port) < 1 << 16:
+        return TcpAddress(checked_host(host.removeprefix("[").removesuffix("]")), int(port))
     hint = ""
-    if not colon or kind not in _KINDS:
+    if is_url and kind != "unix":
+        hint = f"; did you mean tcp:{rest.strip('/')}?"
+    elif not colon or kind not in _KINDS:
         meant = nearest(kind, _KINDS) if colon else None
         if meant:
             hint = f"; did you mean {meant}:{rest}?"
@@ -80,6 +85,22 @@ def parse_address(text: str) -> Address:
             hint = f"; did you mean unix:{text}?" if "/" in text or not colon else f"; did you mean tcp:{text}?"
     msg = f"{text!r} is no address: unix:PATH or tcp:HOST:PORT is needed{hint}"
     raise ConfigError(msg)
+
+
+def checked_host(host: str) -> str:
+    """Return a host if it is an address or could be the name of one; no name server is asked.
+
+    Raises:
+        ConfigError: If it is neither.
+    """
+    try:
+        encoded = host.encode("idna")
+    except UnicodeError:
+        encoded = b""
+    if not encoded.strip(b".") or not _NAME.fullmatch(encoded):
+        msg = f"the host '{host}' is no address and no name of one; 127.0.0.1 and localhost are two"
+        raise ConfigError(msg)
+    return host
 
 
 def dial(address: Address, timeout_s: float) -> socket.socket:

@@ -37,6 +37,13 @@ def test_help_names_the_original_s_options_with_their_defaults(cli):  # B1
         ["-protocol", "tcp"],
         ["-address", "x" * 200],
         ["-nosuch", "1"],
+        ["-address", "unix:foo.socket"],  # F47
+        ["-address", "tcp:127.0.0.1:9000"],  # F47
+        ["-name", ""],  # F47
+        ["-address", ""],  # F47
+        ["-host", "127.0.0..1"],  # F47
+        ["-host", "."],  # F47
+        ["-protocol", "tcp", "-address", "127.0.0..1:0"],  # F47
     ],
     ids=" ".join,
 )
@@ -46,6 +53,7 @@ def test_what_is_not_possible_is_said_in_a_sentence(cli, tmp_path, flags):  # B1
     assert ended.stderr.startswith("forebay: ")
     assert ended.stderr.count("\n") == 1
     assert "Traceback" not in ended.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_options_are_written_with_one_dash_or_two_with_or_without_a_sign(start, tmp_path):  # B1, B2

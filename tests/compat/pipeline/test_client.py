@@ -18,7 +18,7 @@ from tests.compat.pipeline.fronts import PATIENCE_S, Echo, Fronts
 from forebay.errors import DeadlineExceeded, ForebayError, InvalidRequest, QueueFull, Unavailable
 from forebay.protocols.pipeline import tensors
 from forebay.protocols.pipeline.messages import Response
-from forebay.surfaces.pipeline.fronts.client import AsyncPipelineClient, PipelineClient, Result, request_of
+from forebay.surfaces.pipeline.fronts.client import AsyncPipelineClient, PipelineClient, Result, own_address, request_of
 from forebay.transports.grpc.service import GrpcConfig
 
 
@@ -108,7 +108,7 @@ def test_ids_are_lifted_out_of_the_dict_which_stays(client, fronts):  # P127, tr
     client.predict(feed, log_id=66)
     assert fronts.inference.last.logid == 66
     client.predict({"x": "1"})
-    assert (fronts.inference.last.logid, fronts.inference.last.clientip) == (0, "")
+    assert (fronts.inference.last.logid, fronts.inference.last.clientip) == (0, own_address())
 
 
 def test_large_messages(client):  # P16

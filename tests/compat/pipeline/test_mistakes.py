@@ -150,7 +150,9 @@ def test_ops_that_wait_for_each_other(folder):
     second = Op(name="b", input_ops=[first])
     first._input_ops.append(second)
     config, _ = read({"rpc_port": 18080})
-    with pytest.raises(ConfigError, match=r"ops wait for each other: ('a' -> )?'b' -> 'a'( -> 'b')?; take") as caught:
+    with pytest.raises(
+        ConfigError, match=r"ops wait for each other in a cycle: ('a' -> )?'b' -> 'a'( -> 'b')?; take"
+    ) as caught:
         wire("svc", ResponseOp(input_ops=[second]), config)
     assert "input_ops" in caught.value.message
     assert "back edge" not in caught.value.message

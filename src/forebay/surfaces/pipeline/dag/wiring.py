@@ -155,7 +155,7 @@ def _check_circle(ops: Iterable[Op]) -> None:
                 circle = [*path[path.index(following) :], following][::-1]
                 shown = " -> ".join(f"'{op.name}'" for op in circle)
                 cure = f"take '{circle[-2].name}' out of the input_ops of '{circle[-1].name}'"
-                msg = f"ops wait for each other: {shown}; {cure}"
+                msg = f"ops wait for each other in a cycle: {shown}; {cure}"
                 raise ConfigError(msg)
             else:
                 path.append(following)
