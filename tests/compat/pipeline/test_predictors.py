@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tests.compat.pipeline.predictor_models import PRICES, REFERENCE, WEIGHTS, Counter, X, describe, onnx_model
 
-from forebay.errors import ConfigError, ForebayError, ModelError
+from forebay.errors import ConfigError, ForebayError
 from forebay.surfaces.pipeline.predictors import (
     LocalConf,
     LocalServiceHandler,
@@ -628,7 +628,7 @@ def test_one_process_for_each_device(hosted, caplog, eventually):  # P113
 
 
 def test_a_model_service_that_cannot_start_stops_the_start(tmp_path):  # P113
-    with pytest.raises(ModelError, match="holds no model"):
+    with pytest.raises(ConfigError, match="holds no model"):
         local(tmp_path, client_type="grpc")
 
 
