@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a handler's results become: section 2 of the specification."""
 
+import contextlib
 import time
 
 import httpx
@@ -313,8 +314,8 @@ def test_whatever_a_verb_raises_ends_its_request_alone(server, get, what):
 def test_whatever_follows_an_answer_raises_is_logged(server, get):
     # F41
     assert get("interruptback").content == b"1"
-    with pytest.raises(httpx.RemoteProtocolError):
-        get("interruptstream")
+    with contextlib.suppress(httpx.RemoteProtocolError):  # cut, if its head has left already
+        assert get("interruptstream").status_code == 500
     assert get("dict").status_code == 200
     assert any("in a callback" in line.get("exc_info", "") for line in server.logged)
     assert any("in a stream" in line.get("exc_info", "") for line in server.logged)

@@ -404,7 +404,7 @@ EXAMPLE = "{}.model_config['json_schema_extra'] = {}\n"
         (
             "model = Lengths(Req(text='a'), Resp)",
             None,
-            r"a schema has to be a pydantic model class, of the project, not Req\(text='a'\)",
+            r"a schema has to be a pydantic model class of the project, not Req\(text='a'\)",
         ),
         ("model = Lengths(pydantic.BaseModel, Resp)", None, "a schema has to be a pydantic model class .*, not <class"),
         ("model = Lengths(Req, None)", None, "a schema has to be a pydantic model class.*, not None"),
@@ -413,7 +413,7 @@ EXAMPLE = "{}.model_config['json_schema_extra'] = {}\n"
         (
             EXAMPLE.format("Req", {"example": {"text": "a"}, "batch_size": "4"}) + "model = Lengths(Req, Resp)",
             None,
-            "batch_size of Req is '4'; a whole number of at least 1 is needed",
+            "batch_size of Req is '4'; a whole number from 1 to 65536 is needed",
         ),
         (
             EXAMPLE.format("Resp", {"example": {"n": 1}}) + "model = Lengths(Req, Resp)",

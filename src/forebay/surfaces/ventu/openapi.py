@@ -7,6 +7,7 @@ left out: the document then allows more than the service takes, never less.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
@@ -158,7 +159,14 @@ def _add(schema: Schema, components: dict[str, Node]) -> Node:
 
 def _as_json(value: Any) -> Any:
     """Return an example with what JSON cannot hold as text: bytes in base64, dates as ISO 8601 has them."""
-    return msgspec.to_builtins(value, str_keys=True, enc_hook=str)
+    return json.loads(json.dumps(value, default=_as_text, skipkeys=True))
+
+
+def _as_text(value: Any) -> Any:
+    try:
+        return msgspec.to_builtins(value, enc_hook=str)
+    except (TypeError, ValueError):
+        return str(value)
 
 
 def _translated(node: Any) -> Node:

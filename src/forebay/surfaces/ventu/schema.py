@@ -12,6 +12,9 @@ from forebay.errors import ConfigError
 ROOT = "__root__"
 """Location of an error that belongs to the whole body."""
 
+MAX_WARMUP = 65_536
+"""Most copies of an example in a warm-up batch."""
+
 _PYDANTIC = frozenset({"pydantic.main", "pydantic.v1.main"})
 _NOT_AN_OBJECT = frozenset({"model_type", "model_attributes_type", "dataclass_type"})
 
@@ -66,8 +69,8 @@ class Schema:
         self.example = extra.get("example", first)
         self.example_key = "example" if "example" in extra else "examples[0]"
         self.batch_size: int = extra.get("batch_size", 1)
-        if type(self.batch_size) is not int or self.batch_size < 1:
-            msg = f"batch_size of {self.name} is {self.batch_size!r}; a whole number of at least 1 is needed"
+        if type(self.batch_size) is not int or not 0 < self.batch_size <= MAX_WARMUP:
+            msg = f"batch_size of {self.name} is {self.batch_size!r}; a whole number from 1 to {MAX_WARMUP} is needed"
             raise NotPossible(msg)
 
     def parse(self, data: Any) -> Any:
