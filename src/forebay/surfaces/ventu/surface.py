@@ -190,14 +190,12 @@ def _endpoint(name: str, options: Options, pool: ProcessPool) -> Endpoint:
 
 async def _metrics(app: _App, native: Any) -> tuple[bytes, str]:
     """Return the workers' numbers and, if they are wanted, those of the server before them."""
-    from starlette.requests import Request as HttpRequest
-
     page = await asyncio.to_thread(app.scrape)
     media = "text/plain; version=0.0.4; charset=utf-8"
     if native is None:
         return page, media
-    response = await native.metrics(HttpRequest({"type": "http", "method": "GET", "headers": []}))
-    return page + response.body, media
+    pieces, _ = await native.written_metrics("")
+    return b"".join([page, *pieces]), media
 
 
 def _probes(native: Any) -> dict[str, Callable[[], Awaitable[Reply]]]:

@@ -320,6 +320,10 @@ class Pages:
 
     async def metrics(self, request: HttpRequest) -> Response:
         """Return the Prometheus page."""
+        return _Pieces(*await self.written_metrics(request.headers.get("accept", "")))
+
+    async def written_metrics(self, accept: str) -> tuple[list[bytes], str]:
+        """Write the Prometheus page, with turns of the loop for others; returns its pieces and its media type."""
         turns = self._exposition.write()
         while True:
             try:
@@ -329,12 +333,12 @@ class Pages:
                 break
             await asyncio.sleep(0)
         # The user's collectors may take long, so they run in a thread.
-        rest, media_type = await asyncio.to_thread(self._exposition.others, request.headers.get("accept", ""))
+        rest, media_type = await asyncio.to_thread(self._exposition.others, accept)
         written: list[bytes] = []
         for piece in pieces(columns, media_type):
             written.append(piece)
             await asyncio.sleep(0)
-        return _Pieces([*written, rest], media_type)
+        return [*written, rest], media_type
 
     async def openapi(self, _request: HttpRequest) -> Response:
         """Return the OpenAPI document."""
