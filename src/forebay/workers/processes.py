@@ -126,6 +126,7 @@ class ProcessPool(SlotPool[Slot]):
         self._on_death = on_death
         self._workers = [Worker(index) for index in range(workers)]
         self._stagger = stagger
+        self._is_starting = False
         self._entrance: Entrance | None = None
         self._server: asyncio.Server | None = None
         self._changed: asyncio.Event = asyncio.Event()
@@ -138,6 +139,7 @@ class ProcessPool(SlotPool[Slot]):
             ModelError: If a runner could not be opened, or a process not be started.
         """
         self._loop = asyncio.get_running_loop()
+        self._is_starting = True
         try:
             self._entrance = Entrance()
             self._server = await self._loop.create_unix_server(lambda: Slot(self), sock=self._entrance.take_listener())
@@ -153,6 +155,8 @@ class ProcessPool(SlotPool[Slot]):
         except ForebayError:
             await self.stop(0.0)
             raise
+        finally:
+            self._is_starting = False
 
     def submit(self, batch: Batch, done: Done) -> None:
         """Give the batch to the worker with the most idle slots, of several to the one that has been idle longest."""
@@ -306,7 +310,7 @@ class ProcessPool(SlotPool[Slot]):
         if worker.ready_life <= end.life:
             worker.ready_life = 0
         self._changed.set()
-        if self._stopping:
+        if self._stopping or (self._is_starting and worker.has_given_up):  # then `start` raises why, which says it all
             return
         why = "" if worker.problem is None else f": {worker.problem.message}"
         if end.status is None:
