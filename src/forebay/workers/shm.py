@@ -58,8 +58,15 @@ def locked_folder(parent: Path) -> tuple[Path, int]:
     """
     for other in parent.glob(_PREFIX + "*"):
         _remove_if_dead(other)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    return folder, _lock(folder, os.O_CREAT)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        try:
+            return folder, _lock(folder, os.O_CREAT)
+        except (BlockingIOError, FileNotFoundError):
+            pass  # another server took it for one of the dead, in the moment before it had its lock
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
 def _lock(folder: Path, flags: int) -> int:

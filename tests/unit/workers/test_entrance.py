@@ -52,3 +52,18 @@ def test_after_a_change_of_the_user_the_folder_stays_until_it_closes(prefix, mon
         arrives(made.path, listener)
     made.close()
     assert folders(prefix) == []
+
+
+def test_a_folder_that_another_server_took_for_a_dead_ones_is_made_again(prefix, monkeypatch):
+    lock, troubles = shm._lock, [BlockingIOError(), FileNotFoundError()]
+
+    def disturbed(folder, flags):
+        if flags and troubles:
+            folder.rmdir()
+            raise troubles.pop()
+        return lock(folder, flags)
+
+    monkeypatch.setattr(shm, "_lock", disturbed)
+    Entrance().close()
+    assert troubles == []
+    assert folders(prefix) == []
