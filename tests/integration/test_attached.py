@@ -473,7 +473,7 @@ def test_without_the_secret_nobody_is_let_in(own, attach, eventually):
     wrong = attach(own, "thief", "--secret", "not the secret of the tests")
     assert "this server asks for a secret; give the worker the same one: --secret @FILE" in sentence(without)
     assert "its secret is not this server's" in sentence(wrong)
-    eventually(lambda: "a worker that dialled in is refused: its secret" in own.log)
+    eventually(lambda: "was refused: its secret is not this server's" in own.log)
     assert own.call("thief", 0).status_code == 404
 
 

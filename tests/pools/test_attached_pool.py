@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -667,6 +668,24 @@ def test_a_door_removes_its_own_socket_only(tmp_path):
         (tmp_path / "s").touch()
         door.stop()
         assert (tmp_path / "s").exists()
+
+    run(main())
+
+
+def test_visitors_that_are_refused_are_logged_once_a_second(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("forebay.workers.door.time", SimpleNamespace(monotonic=lambda: 7.5))
+
+    async def main():
+        door = Door(UnixAddress(str(tmp_path / "s")), native=lambda about: Slot(AttachedPool("x")))
+        await door.start()
+        for _ in range(5):
+            reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
+            writer.write(frames.encode(["nonsense"]))
+            assert b"refused" in await reader.read()
+            writer.close()
+        lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+        assert lines == ["a worker was refused: 'nonsense' is not what a worker says here"]
+        door.stop()
 
     run(main())
 

@@ -14,12 +14,14 @@ import asyncio
 import contextlib
 import functools
 import logging
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError, InvalidRequest, Unavailable
+from forebay.observe.refusals import RefusalLog
 from forebay.workers import frames, proof, shm
 from forebay.workers.address import TcpAddress, UnixAddress, bind_unix, tune
 from forebay.workers.plain import require_plain
@@ -90,6 +92,7 @@ class Door:
         self.jobs = jobs
         self.secret = secret
         self.limits = limits
+        self.told = RefusalLog("worker")
         self._server: asyncio.Server | None = None
         self._inode: tuple[int, int] | None = None
         self._visitors: dict[Visitor, None] = {}  # by the time they came
@@ -144,6 +147,7 @@ class Door:
         for transport in self._connections:
             transport.abort()
         self._connections.clear()
+        self.told.close()
 
     def shared(self) -> shm.Arenas | None:
         """Make a slot's shared memory; None where the other side may be on another machine."""
@@ -313,10 +317,15 @@ class Visitor(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def _peer(self) -> tuple[str, int] | None:
+        """Return where it comes from; nowhere in particular if that is a unix socket."""
+        peer = None if self._transport is None else self._transport.get_extra_info("peername")
+        return cast("tuple[str, int]", peer[:2]) if isinstance(peer, tuple) else None
+
     def refuse(self, reason: str) -> None:
         """Close the connection, with the reason in the log and, where it speaks the worker protocol, to the peer."""
         self._door.leave(self)
-        log.warning("a worker that dialled in is refused: %s", reason)
+        self._door.told.refused(int(time.monotonic()), self._peer(), reason, reason)
         if self._timer is not None:
             self._timer.cancel()
         if self._door.native is not None and not self._raw.startswith(JOBS):

@@ -209,7 +209,7 @@ class _Defects(logging.Handler):
         self._found = found
 
     def emit(self, record):
-        if record.name != "forebay.requests":
+        if record.name not in {"forebay.requests", "forebay.refusals"}:
             self._found.append(record.getMessage())
 
 

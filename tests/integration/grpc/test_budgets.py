@@ -288,7 +288,7 @@ def test_all_who_watch_are_told_by_one(open_port, eventually):  # F65
 
 
 def test_a_refusal_is_logged_with_its_peer_once_a_second(port, caplog):
-    caplog.set_level(logging.WARNING, "forebay.requests")
+    caplog.set_level(logging.WARNING, "forebay.refusals")
     peers = []
     for _ in range(5):
         with Wire(port) as wire:

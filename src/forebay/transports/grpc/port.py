@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
+from forebay.observe.refusals import RefusalLog
 from forebay.transports.grpc.calls import NEVER
 from forebay.transports.grpc.frames import MIN_FRAME_BYTES
 from forebay.transports.grpc.messages import PREFIX_BYTES
@@ -23,11 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.requests")
 
-MAX_REASONS: Final = 32
-"""Reasons of refusals of which there are lines in a second; what the client says may be part of one."""
 UNPACKERS: Final = 2
 """Threads that unpack large messages."""
-_NO_NUMBERS: Final = dict.fromkeys(map(ord, "0123456789"), "N")
 SWEEP_S: Final = 1.0
 """How often connections are looked at."""
 SHORTEST_LOOK_S: Final = 0.005
@@ -66,7 +64,7 @@ class Port:
         self._timed: dict[OpenCall, None] = {}
         self._look: asyncio.TimerHandle | None = None
         self._look_due = NEVER
-        self._refusals: dict[str, int] = {}
+        self._told = RefusalLog("gRPC client")
         self.unpacking = asyncio.Semaphore(UNPACKERS)
         self._unpackers: ThreadPoolExecutor | None = None
 
@@ -81,14 +79,13 @@ class Port:
             except Exception:
                 log.exception("a connection could not be looked at; it is closed")
                 connection.abort()
-        self._sum_refusals()
 
     def stop(self) -> None:
         """Look at nothing any more."""
         for timer in (self._timer, self._look):
             if timer is not None:
                 timer.cancel()
-        self._sum_refusals()
+        self._told.close()
         if self._unpackers is not None:
             self._unpackers.shutdown(wait=False, cancel_futures=True)
 
@@ -101,18 +98,7 @@ class Port:
 
     def refused(self, peer: str, text: str) -> None:
         """Write a line of the log about a client that was refused, at most one a second for each reason."""
-        reason = text.translate(_NO_NUMBERS)
-        if reason in self._refusals:
-            self._refusals[reason] += 1
-        elif len(self._refusals) < MAX_REASONS:
-            self._refusals[reason] = 0
-            log.warning("gRPC: refused %s: %s", peer, text)
-
-    def _sum_refusals(self) -> None:
-        for reason, more in self._refusals.items():
-            if more:
-                log.warning("gRPC: refused %d more within a second: %s", more, reason)
-        self._refusals.clear()
+        self._told.refused(self.epoch, peer, text, text)
 
     def expect(self, call: OpenCall, timeout_s: float) -> None:
         """End a call after this time."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from forebay.errors import Unavailable
+from forebay.observe.refusals import RefusalLog
 from forebay.protocols import native
 from forebay.transports.http.hosts import Hosts
 from forebay.transports.refusal_line import RefusalLine
@@ -64,7 +65,7 @@ class Lane:
         self._line: RefusalLine | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ids = os.urandom(4).hex().encode()
-        self._told: dict[type[ForebayError], tuple[int, int]] = {}
+        self._told = RefusalLog("client")
 
     def start(self, loop: asyncio.AbstractEventLoop, state: ServerState) -> None:
         """Begin to sweep, and to refuse."""
@@ -88,6 +89,7 @@ class Lane:
         """End sweeping."""
         if self._timer is not None:
             self._timer.cancel()
+        self._told.close()
 
     def drain(self) -> None:
         """Let every answer from now on close its connection, and let nobody wait for a refusal."""
@@ -161,13 +163,5 @@ class Lane:
         largest.give_up(Unavailable(f"the bodies that are arriving have {limit} bytes together; try again later"))
 
     def tell(self, error: ForebayError, client: tuple[str, int] | None) -> None:
-        """Log a refusal, at most one a second for each reason."""
-        kind = type(error)
-        told, silent = self._told.get(kind, (-1, 0))
-        if told == self.epoch:
-            self._told[kind] = told, silent + 1
-            return
-        self._told[kind] = self.epoch, 0
-        peer = ":".join(map(str, client)) if client else "a client"
-        more = f" ({silent} more were refused for this reason and not logged)" if silent else ""
-        log.warning("%s was refused: %s%s", peer, error.message, more, extra={"client": peer, "kind": error.kind})
+        """Log a refusal, at most one a second for each kind of error."""
+        self._told.refused(self.epoch, client, type(error), error.message, error.kind)

@@ -169,8 +169,9 @@ class Door:
 
     def pass_seconds(self, count):
         for _ in range(count):
-            self.lane.stop()
-            self.lane.start(self.loop, self.state)
+            assert self.lane._timer is not None
+            self.lane._timer.cancel()
+            self.lane._sweep(self.loop, self.state)
 
     def turn(self):
         """Lets the loop do what it has to do now."""
