@@ -165,7 +165,9 @@ def test_a_batch_is_one_line_whatever_it_holds():
     assert line.count("_0:") == line.count("_1:") == 3
     begun = {name: int(us) for name, us in re.findall(r"(\w+)#\[bow\|0\]_0:(\d+)", line)}
     ended = {name: int(us) for name, us in re.findall(r"(\w+)#\[bow\|0\]_1:(\d+)", line)}
-    assert {name: ended[name] - begun[name] for name in begun} == {"prep": 300000, "midp": 200000, "postp": 150000}
+    taken = {name: ended[name] - begun[name] for name in begun}
+    # Each of both ends is rounded: a wall clock's seconds leave a quarter of a microsecond.
+    assert taken == pytest.approx({"prep": 300_000, "midp": 200_000, "postp": 150_000}, abs=2)
 
 
 @pytest.mark.parametrize("name", ["other/bow", "dag", "bow", "dagger/bow"])
@@ -335,13 +337,12 @@ def recorded(endpoint, requests):
 def test_what_gathers_before_a_slow_op_is_what_the_formula_says():  # P143
     endpoint = sleepers(bow=(0.005, 0.0), cnn=(0.02, 0.0))
     quick, slow = recorded(endpoint, 30)
-    first, last = quick[0].done, quick[-1].done
-    seconds = last - first
-    came = 29 / seconds
-    went = sum(first < one.done <= last for one in slow) / seconds
-    at_end = min(slow, key=lambda one: abs(one.done - last))
+    first = quick[0].done
+    at_end = [one for one in slow if one.done <= quick[-1].done][-1]
+    seconds = at_end.done - first
+    came, went = (sum(first < one.done <= at_end.done for one in ops) / seconds for ops in (quick, slow))
     assert at_end.waiting == pytest.approx(accumulation(came, went, seconds), abs=2)
-    assert at_end.waiting > 10
+    assert at_end.waiting > 5
 
 
 def test_what_a_request_in_a_batch_costs_is_what_the_formula_says():  # P143

@@ -178,9 +178,16 @@ def test_keys_may_differ_where_large_requests_are_refused():
 
 def test_a_request_without_room_for_all_its_slices_is_refused_whole():
     desk = Keyed(capacity=3)
-    FakeClock().run(desk.play(["abca"]))
-    assert desk.replies[0][0].error.code == Code.RESOURCE_EXHAUSTED
-    assert desk.batches == []
+    bodies = FakeClock().run(desk.play(["ab", "bca"]))
+    assert desk.replies[0] == [bodies[0]]
+    assert desk.replies[1][0].error.code == Code.RESOURCE_EXHAUSTED
+    assert {number for batch in desk.batches for number, _, _ in batch} == {0}
+
+
+def test_a_request_larger_than_the_queue_comes_in_as_there_is_room_whatever_its_keys():  # F36
+    desk = Keyed(capacity=3)
+    bodies = FakeClock().run(desk.play(["abcaabbc"]))
+    assert desk.replies[0] == [bodies[0]]
 
 
 def test_a_key_that_fails_is_logged_and_concerns_nobody_else(caplog):

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from forebay.types.call import Failure
-from forebay.workers.user_code import attempt
+from forebay.errors import ForebayError
+from forebay.workers.user_code import caught
 
 T = TypeVar("T")
 
@@ -54,16 +54,23 @@ def _serve(jobs: SimpleQueue[_Job | None]) -> None:
     while (job := jobs.get()) is not None:
         work, future, loop = job
         if not future.cancelled():
-            result = attempt(work)
+            result, error = caught(work)
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(_settle, future, result)
+                loop.call_soon_threadsafe(_settle, future, result, error)
+            del result, error
         del job, work, future  # or the last request would live until the next one
 
 
-def _settle(future: asyncio.Future[Any], result: Any) -> None:
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
     if future.done():
         return
-    if type(result) is Failure:
-        future.set_exception(result.error)
-    else:
+    if error is None:
         future.set_result(result)
+    elif isinstance(error, ForebayError):
+        future.set_exception(error.with_traceback(None))  # its frames hold the request
+    elif isinstance(error, Exception) and not isinstance(error, StopIteration):
+        future.set_exception(error)  # a defect: hooks of the project's raise errors of ours
+    else:  # a future refuses it, or it would end the loop
+        defect = RuntimeError(f"{type(error).__name__} was raised")
+        defect.__cause__ = error
+        future.set_exception(defect)
