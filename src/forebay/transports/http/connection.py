@@ -394,6 +394,12 @@ class Connection(HttpToolsProtocol):
         self._talk.on(OWE)
         if upgrades or self._lane.is_draining:
             self.cycle.keep_alive = False
+        elif any(
+            name == b"content-length" and int(value) > self._lane.config.max_body_bytes for name, value in headers
+        ):
+            # It is refused before it has come, and is not read to its end: the answer announces that.
+            self.cycle.keep_alive = False
+            self.cycle.transport = cast("asyncio.Transport", _LastWords(self))
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if self._talk.state.owes:
@@ -705,6 +711,12 @@ class Connection(HttpToolsProtocol):
             self._talk.waiting.popleft()
         return True
 
+    def hang_up_early(self) -> None:
+        """Close after an answer whose request may still be on its way."""
+        if self._talk.state.is_inside:
+            self._talk.on(REFUSE)
+        self._hang_up()
+
     def _hang_up(self) -> None:
         talk = self._talk
         self._drop_body()
@@ -725,6 +737,15 @@ class Connection(HttpToolsProtocol):
 
 def _nowhere(_data: bytes) -> None:
     """Stand in for a transport until there is one."""
+
+
+class _LastWords:
+    """Stands in for the transport under the last answer, so that its client has a moment to read it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.write = connection.transport.write
+        self.is_closing = connection.transport.is_closing
+        self.close = connection.hang_up_early
 
 
 class _Rest:

@@ -217,3 +217,37 @@ def test_a_slow_answer_that_has_begun_is_cut_when_its_body_breaks_a_limit(doors)
     assert client.state is GONE
     for task in list(door.state.tasks):
         task.cancel()
+
+
+async def refuse(scope, receive, send):
+    await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"4")]})
+    await send({"type": "http.response.body", "body": b"long"})
+
+
+def test_a_body_refused_before_it_came_is_read_to_its_end_or_the_answer_says_that_it_will_not_be(doors):  # F67
+    door = doors(app=refuse, max_body_bytes=100_000)
+    client = door.connect().send(request("", b"x" * 100_000, target="/other")[:200])
+    door.turn()
+    assert client.answers == [(413, b"long")]
+    assert b"connection: close" not in client.transport.written
+    client.send(*[b"x" * 10_000] * 9, request("", b"x" * 100_000, target="/other")[90_200:])
+    assert client.state is IDLE
+    client = door.connect().send(request("", b"x" * 100_001, target="/other")[:200])
+    door.turn()
+    assert client.answers == [(413, b"long")]
+    assert b"connection: close" in client.transport.written
+    assert client.state is LINGER
+    assert client.transport.has_ended
+    assert not client.transport.is_closed, "its client gets a moment to read the answer"
+    client.send(b"x" * 100_000)
+    assert client.answers == [(413, b"long")]
+
+
+def test_a_long_body_that_came_before_its_answer_ends_the_connection_too(doors):
+    door = doors(app=refuse, max_body_bytes=1000)
+    client = door.connect().send(request("", b"x" * 1001, target="/other"))
+    door.turn()
+    assert client.answers == [(413, b"long")]
+    assert b"connection: close" in client.transport.written
+    assert client.state is GONE
+    assert client.transport.is_closed
