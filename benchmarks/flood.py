@@ -16,6 +16,7 @@ import gc
 import random
 import socket
 from collections import deque
+from pathlib import Path
 from time import perf_counter
 
 import msgspec
@@ -119,9 +120,13 @@ def percentile(seconds: list[float], share: float) -> float:
     return 1e3 * sorted(seconds)[int(share * len(seconds))] if seconds else 0.0
 
 
+def request_of(options: argparse.Namespace) -> bytes:
+    return post(options.job, options.path, options.body.read_bytes() if options.body else None)
+
+
 async def measure(options: argparse.Namespace) -> Flood:
     idle = [socket.create_connection(("127.0.0.1", options.port)) for _ in range(options.idle)]
-    generator = Generator(post(options.job, options.path), options.rate, options.seconds, options.seed)
+    generator = Generator(request_of(options), options.rate, options.seconds, options.seed)
     await generator.run(options.port, options.connections)
     for connection in idle:
         connection.close()
@@ -144,6 +149,7 @@ def main() -> None:
     parser.add_argument("--job", choices=JOBS, default="batchmodel")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--path", default="/")
+    parser.add_argument("--body", type=Path, help="file with the body of a request, instead of the job's")
     parser.add_argument("--rate", type=float, required=True)
     parser.add_argument("--connections", type=int, default=400)
     parser.add_argument("--idle", type=int, default=0)
