@@ -479,11 +479,11 @@ class Connection(HttpToolsProtocol):
         head = self._active
         if request is not self._request or head is None:
             return
-        self._request = None
         lane = self._lane
         if type(outcome) is not bytes or not lane.is_plain:
-            self._reply_in_full(head, request, outcome)
+            self._reply_in_full(head, request, outcome)  # if it raises, the request can still be told of that
             return
+        self._request = None
         prefix = head.prefix if head.stamp == lane.epoch else lane.write_prefix(head)
         size = len(outcome)
         if head.is_simple and size < SEPARATE_BYTES:

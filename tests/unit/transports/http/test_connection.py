@@ -7,7 +7,9 @@ import itertools
 import pytest
 from tests.unit.transports.http.driven import Door, request
 
+from forebay.errors import InternalError
 from forebay.transports.http.conversation import BODY, GONE, IDLE, LINGER
+from forebay.types.call import Failure
 
 KEY = "x-api-key: k1"
 
@@ -251,3 +253,17 @@ def test_a_long_body_that_came_before_its_answer_ends_the_connection_too(doors):
     assert b"connection: close" in client.transport.written
     assert client.state is GONE
     assert client.transport.is_closed
+
+
+def test_an_answer_that_cannot_be_written_leaves_room_for_an_error_in_its_place(doors):  # F27, G8
+    door = doors(waits=True)
+    client = door.connect().send(request("alpha", b"1") + request("beta", b"2"))
+    asked = door.alpha.asked[-1]
+    with pytest.raises(TypeError):
+        asked.reply(asked, object())  # what no codec has made
+    assert client.transport.written == b""
+    asked.reply(asked, Failure(InternalError("the answer could not be written")))
+    door.beta.answer()
+    assert client.statuses == [500, 200]
+    asked.reply(asked, b"too late")
+    assert client.statuses == [500, 200]
