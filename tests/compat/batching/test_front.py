@@ -25,7 +25,8 @@ def raw(front, data, until=b"\r\n\r\n"):
 
 
 @pytest.mark.parametrize(
-    "method, path", [("POST", "/inference"), ("POST", "/x/y?z=1"), ("PUT", "/"), ("GET", "/health")]
+    "method, path",
+    [("POST", "/inference"), ("POST", "/x/y?z=1"), ("PUT", "/"), ("GET", "/health"), ("BREW", "/"), ("SETUP", "/a")],
 )
 def test_a_body_is_a_job_whatever_the_path_and_method(shared, method, path):  # B7
     front = shared(*USUAL)
@@ -33,6 +34,18 @@ def test_a_body_is_a_job_whatever_the_path_and_method(shared, method, path):  # 
         job = front.send(b"hi", method, path)
         assert peer.serve() == [b"hi"]
         assert (job.read().status, job.body) == (200, b"did hi")
+
+
+def test_a_method_that_nobody_has_registered_is_any_other(shared):  # B7, F48
+    front = shared(*USUAL)
+    asked = b"X-%s-a / HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+    found, connection = raw(front, asked % b"1")
+    with connection:
+        assert found.startswith(b"HTTP/1.1 200 ")
+        connection.sendall(asked % b"2")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(asked % b"(3)")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 400 ")
 
 
 def test_bodies_pass_byte_for_byte(shared):  # B7, B9

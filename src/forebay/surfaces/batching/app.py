@@ -60,7 +60,8 @@ class Batching(App):
             max_body_bytes=settings.max_body_bytes,
             read_timeout_s=timeout_s + 1.0,
         )
-        self.listener = HttpListener(http, {}, BatchingHttp(endpoint, max_body_bytes=settings.max_body_bytes))
+        face = BatchingHttp(endpoint, max_body_bytes=settings.max_body_bytes)
+        self.listener = HttpListener(http, {}, face, is_any_method=True)
         self._pages: HttpListener | None = None
         self._pages_at = ""
         if settings.metrics_port is not None:

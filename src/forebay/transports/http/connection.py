@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 import time
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
@@ -68,6 +69,8 @@ SEPARATE_BYTES: Final = 32 * 1024
 """Answers of this size and more are written after their head instead of being joined with it."""
 MAX_HEAD_BYTES: Final = 2048
 """Longest head that is remembered."""
+_METHOD: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64} ")
+_TOLD_METHODS: Final = b"POST ", b"GET ", b"HEAD ", b"CONNECT "
 
 _answers = itertools.count(1)
 
@@ -231,8 +234,10 @@ class Connection(HttpToolsProtocol):
             self._lane.remember(raw, head)
 
     def _parse(self, data: bytes) -> None:
-        talk = self._talk
-        self._seen = self._lane.epoch
+        talk, lane = self._talk, self._lane
+        self._seen = lane.epoch
+        if lane.is_any_method and not talk.state.is_inside:
+            data = _with_known_method(data)
         talk.begin_segment()
         try:
             try:
@@ -240,7 +245,7 @@ class Connection(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as upgrade:
                 if self._detour:
                     self._change_parser(data[upgrade.args[0] :])
-            talk.end_segment(len(data), self._lane.epoch)
+            talk.end_segment(len(data), lane.epoch)
         except httptools.HttpParserError as error:
             if talk.state.reads:
                 self._refuse(_refusal(error), self._reading)
@@ -746,6 +751,14 @@ class _LastWords:
         self.write = connection.transport.write
         self.is_closing = connection.transport.is_closing
         self.close = connection.hang_up_early
+
+
+def _with_known_method(data: bytes) -> bytes:
+    """Replace the method at the begin of a message by one that the parser knows, unless it means something to it."""
+    if data.startswith(_TOLD_METHODS):
+        return data
+    method = _METHOD.match(data)
+    return b"POST " + data[method.end() :] if method is not None else data
 
 
 class _Rest:

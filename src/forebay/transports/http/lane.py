@@ -47,11 +47,13 @@ class Lane:
         epoch: Sweeps so far; connections note it instead of asking for the time.
         held_bytes: Of bodies that are still arriving, of all connections together.
         hosts: The names that the server may be called by.
+        is_any_method: Whether all methods are one, also those that the parser does not know.
         greeted: Connections whose TLS handshake is not over; they count as connections.
     """
 
-    def __init__(self, config: HttpConfig, routes: Mapping[bytes, Route]) -> None:
+    def __init__(self, config: HttpConfig, routes: Mapping[bytes, Route], *, is_any_method: bool = False) -> None:
         self.config = config
+        self.is_any_method = is_any_method
         self.routes = routes
         self.heads: dict[bytes, Head] = {}
         self.is_draining = False

@@ -33,7 +33,15 @@ IDLE_GRACE_S = 1.0
 class HttpListener:
     """An HTTP/1.1 server on one port."""
 
-    def __init__(self, config: HttpConfig, routes: Mapping[bytes, Route], asgi: ASGIApp, source: str = "") -> None:
+    def __init__(
+        self,
+        config: HttpConfig,
+        routes: Mapping[bytes, Route],
+        asgi: ASGIApp,
+        source: str = "",
+        *,
+        is_any_method: bool = False,
+    ) -> None:
         """Describe the listener; `start` binds it.
 
         Args:
@@ -41,6 +49,7 @@ class HttpListener:
             routes: What is answered on the fast lane, by target.
             asgi: Answers everything else.
             source: What has set the port, for messages; see `why_not`.
+            is_any_method: All methods are one: those that the parser does not know reach `asgi` as a POST.
 
         Raises:
             ConfigError: If the TLS files cannot be used.
@@ -50,7 +59,7 @@ class HttpListener:
         if config.keyfile and not config.certfile:
             msg = "--keyfile was given without --certfile; TLS needs the certificate as well"
             raise ConfigError(msg)
-        self._lane = Lane(config, routes)
+        self._lane = Lane(config, routes, is_any_method=is_any_method)
         self._state = ServerState()
         self._uvicorn = Config(
             _quiet(asgi),
