@@ -304,7 +304,7 @@ class Fuzz:
         if asked not in self.alone:
             if len(self.alone) > 5000:
                 self.alone.clear()
-            block = packed([(name.decode("latin-1"), value.decode("latin-1")) for name, value in fields])
+            block = packed(fields)
             parts = [body[at : at + 16_000] for at in range(0, len(body), 16_000)] or [b""]
             with Wire(self.port, opening=OPENING) as wire:
                 wire.send(frame(HEADERS, block, flags=END_HEADERS, stream=1))
@@ -364,8 +364,8 @@ class Fuzz:
             if told.get(stream) != answer and not (told.get(stream) is None and ended):
                 self.differ(
                     f"another answer on stream {stream}",
-                    f"{str(answer)[:200]} alone",
-                    f"{str(told.get(stream))[:200]} here",
+                    f"{str(answer)[:2000]} alone",
+                    f"{str(told.get(stream))[:2000]} here",
                     self.story(client, other, wire),
                 )
 
