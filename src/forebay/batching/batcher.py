@@ -3,12 +3,18 @@
 
 The queue decides, the pool runs; this module only brings them together at the right moments: at the end
 of a loop turn in which something arrived, when a slot becomes idle, and when the queue's next moment is due.
+
+Where there is one core for the loop and its workers, quick batches leave a little later: at the end of the first turn
+in which nothing arrived. As long as the loop has something to read no worker would run beside it, so this delays
+nothing, and more requests share what a batch costs: 64 clients otherwise form two batches of 32 that alternate. On
+several cores these two overlap, which is worth more.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import os
 import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -28,6 +34,9 @@ log = logging.getLogger("forebay.batching")
 
 TELL_S: Final = 30.0
 """Shortest time between two lines of the log about the latency objective."""
+
+READ_ON_S: Final = 0.001
+"""Longest time for which a batch is put off while the loop reads on; where batches take as long, none is."""
 
 
 class Slots(Protocol):
@@ -58,6 +67,7 @@ class Batcher:
         loop: asyncio.AbstractEventLoop,
         parts: Callable[[Batch, Sequence[Any], Callable[[], object]], None] | None = None,
         name: str = "",
+        cores: int | None = None,
     ) -> None:
         """Connect queue and pool.
 
@@ -68,6 +78,7 @@ class Batcher:
             loop: The loop everything happens on.
             parts: Called with each step of a streamed answer; None where answers are not streamed.
             name: What the log calls it.
+            cores: How many this process and its workers may use; None asks the system.
         """
         self.queue = queue
         self.pool = pool
@@ -78,6 +89,10 @@ class Batcher:
         self._running: set[Batch] = set()
         self._is_submitting = False
         self.is_awake = False
+        self._has_one_core = (cores or len(os.sched_getaffinity(0))) == 1
+        self._last_s = 0.0
+        self._seen = 0
+        self._seen_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
         self._told_held = True
@@ -124,6 +139,9 @@ class Batcher:
             return
         queue = self.queue
         now = time.monotonic()
+        if self._has_one_core and self._reads_on(now):
+            self.wake()
+            return
         slots = pool.idle + len(self._running)
         if slots != queue.slots:
             queue.slots = slots
@@ -136,6 +154,15 @@ class Batcher:
                 return  # it ran here: the loop reads what came meanwhile before the next; `_done` asks for another turn
         if pool.idle:
             self._arm(now)
+
+    def _reads_on(self, now: float) -> bool:
+        """Tell, at the end of a turn, whether the loop should read what else has come before a batch leaves."""
+        waiting, seen = self.queue.waiting, self._seen
+        if not seen:
+            self._seen_since = now
+        lasts_s = max(now - self._seen_since, self._last_s)
+        self._seen = waiting if waiting > seen and lasts_s < READ_ON_S and self.queue.may_grow() else 0
+        return self._seen > 0
 
     def _run(self, batch: Batch, now: float) -> None:
         self._running.add(batch)
@@ -155,6 +182,7 @@ class Batcher:
 
     def _done(self, batch: Batch, outcomes: Sequence[Any]) -> None:
         now = time.monotonic()
+        self._last_s = batch.model_s
         self._running.discard(batch)
         queue = self.queue
         if self.pool.idle and not self._is_submitting and queue.is_full():

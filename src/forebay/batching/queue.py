@@ -317,6 +317,10 @@ class BatchQueue:
             return line is not None and line.rows >= self.auto.size(line.key)
         return self._full > 0
 
+    def may_grow(self) -> bool:
+        """Tell whether the next batch has room and nobody has asked that it leave at once."""
+        return self.config.idle == "gather" and not self._alone and not self.is_full()
+
     def next_due(self) -> float | None:
         """Return when `take` should be asked again if nothing arrives before; None if only an arrival can help."""
         gather = self.gather

@@ -11,17 +11,17 @@ import pytest
 from forebay.batching.batcher import Batcher
 from forebay.batching.queue import BatchConfig, BatchQueue
 from forebay.testing import FakeClock, ManualPool, MemoryOrigin
-from forebay.types.call import Request
+from forebay.types.call import ALONE, Request
 
 
 class Bench:
-    def __init__(self, clock, slots=1, **settings):
+    def __init__(self, clock, slots=1, cores=2, **settings):
         self.clock = clock
         self.pool = ManualPool(slots)
         self.pool.idle = slots
         self.answered = []
         self.queue = BatchQueue(BatchConfig(**{"idle": "go", "max_size": 4, **settings}))
-        self.batcher = Batcher(self.queue, self.pool, self.answer, asyncio.get_running_loop())
+        self.batcher = Batcher(self.queue, self.pool, self.answer, asyncio.get_running_loop(), cores=cores)
 
     def answer(self, batch, outcomes, now):
         self.answered += outcomes
@@ -139,6 +139,64 @@ def test_a_slot_that_went_away_leaves_its_share_to_the_others():  # F70
         assert bench.batches == ["abcd"]
 
     bench(story, idle="gather", slots=2)
+
+
+@pytest.mark.parametrize("cores, batches", [(1, ["abc"]), (2, ["a"])])
+def test_on_one_core_a_batch_grows_while_the_loop_finds_more_to_read(cores, batches):
+    async def story(bench):
+        for name in "abc":
+            bench.submit(name)
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert bench.batches == batches
+
+    bench(story, idle="gather", cores=cores)
+
+
+def test_on_one_core_a_lone_request_waits_for_one_turn_only():
+    async def story(bench):
+        bench.submit("a")
+        await asyncio.sleep(0)
+        assert bench.batches == []
+        await asyncio.sleep(0)
+        assert bench.batches == ["a"]
+
+    bench(story, idle="gather", cores=1)
+
+
+def test_on_one_core_a_full_batch_leaves_at_once():
+    async def story(bench):
+        bench.submit(*"abcdef")
+        await asyncio.sleep(0)
+        assert bench.batches == ["abcd"]
+
+    bench(story, idle="gather", cores=1)
+
+
+def test_a_batch_is_put_off_for_a_millisecond_at_most():
+    async def story(bench):
+        for _ in range(12):
+            bench.submit("a")
+            await asyncio.sleep(0)
+            bench.clock.advance(0.0003)
+        assert 4 <= len(bench.batches[0]) <= 6
+
+    bench(story, idle="gather", cores=1, max_size=64)
+
+
+@pytest.mark.parametrize("settings", [{"model_s": 0.001}, {"idle": "go"}, {"idle": "wait"}, {"key": ALONE}])
+def test_what_need_not_share_or_takes_long_is_not_put_off(settings):
+    async def story(bench):
+        bench.submit("a")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        bench.pool.complete(model_s=settings.get("model_s", 0.0))
+        await asyncio.sleep(0.001)
+        bench.batcher.submit(Request(body="b", reply=print, key=settings.get("key")), bench.clock.now)
+        await asyncio.sleep(0)
+        assert bench.batches == ["a", "b"]
+
+    bench(story, idle=settings.get("idle", "gather"), cores=1)
 
 
 def test_close_disarms_the_timer():
