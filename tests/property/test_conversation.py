@@ -14,7 +14,7 @@ import pytest
 
 from forebay.errors import InternalError, InvalidRequest, TooLarge
 from forebay.types.batch import Batch
-from forebay.types.call import Failure, Request
+from forebay.types.call import Failure, Media, Request
 from forebay.workers import conversation, frames
 from forebay.workers.attached import AttachedPool
 from forebay.workers.conversation import (
@@ -214,6 +214,27 @@ def test_what_the_table_does_not_allow_is_a_violation(state):
         assert (type(event) is not Violation) == allowed, (state, kind)
         if state != "gone":
             assert talk.state == (MAY_SAY[state][kind] if allowed else "gone")
+
+
+@pytest.mark.parametrize("types, is_right", [
+    (None, True), ({}, True), ({0: "image/png"}, True), ({1: "image/png"}, False), ({-1: "image/png"}, False),
+    ({"0": "image/png"}, False), ({0: "a\r\nb: c"}, False), ({0: 1}, False),
+    (["image/png"], False), ({True: "a/b"}, False),
+])  # fmt: skip
+def test_an_outcome_may_have_a_media_type(types, is_right):  # F29
+    talk = in_state("busy")
+    (event,) = talk.feed(frames.encode(["result", talk.batch_id, [b"r"], None, 0.1, True, None, types]), 3.0)
+    assert (type(event) is Result) == is_right
+    if is_right:
+        assert event.outcomes == [Media(b"r", "image/png") if types else b"r"]
+
+
+@pytest.mark.parametrize("outcome", [["r"], "r", None, 1])
+def test_what_has_a_media_type_is_bytes(outcome):  # F29
+    talk = in_state("busy")
+    result = ["result", talk.batch_id, [outcome], None, 0.1, True, None, {0: "image/png"}]
+    (event,) = talk.feed(frames.encode(result), 3.0)
+    assert type(event) is Violation
 
 
 def message_of(kind, talk):

@@ -15,7 +15,7 @@ import pytest
 
 FILE = """
 import numpy as np
-from forebay import Batch, Serving, hook
+from forebay import Batch, Media, Serving, hook
 
 
 def fn(options):
@@ -34,6 +34,9 @@ texts = (
     Serving.new(fn)
     .client_preprocessing(lambda text: (Batch.stack([np.array([len(text)])]), text))
     .client_postprocessing(lambda executed, text: {"text": text, "out": executed[0], "metadata": executed[1]})
+)
+drawn = texts.client_postprocessing(
+    lambda _, text: {"text": Media(b"", "image/png")} if text == "inside" else Media(text.encode(), "image/svg+xml")
 )
 keyed = Serving.new(
     lambda key, options: lambda batch: batch.realize() * {"double": 2, "half": 0.5}[key]
@@ -58,6 +61,14 @@ def tensor(array):
 
 def post(url, value, **options):
     return httpx.post(url, json=value, **options)
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_a_postprocessing_may_answer_with_media(file, serve, kind):  # F29
+    url = f"{serve(f'{file}:drawn', '--worker-kind', kind).url}/models/drawn"
+    answer = post(url, "<svg/>")
+    assert (answer.status_code, answer.headers["content-type"], answer.content) == (200, "image/svg+xml", b"<svg/>")
+    assert post(url, "inside").status_code == 500
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])

@@ -107,6 +107,7 @@ class Contract(msgspec.Struct, frozen=True):
         batchable: The body is an array of samples.
         streams: The answer comes in parts.
         query: Parameters of the query that belong to a request; they stand in its `params`, as texts.
+        has_media: There are answers of other media types, so that a client may take these alone.
     """
 
     raw_input: bool = False
@@ -114,6 +115,7 @@ class Contract(msgspec.Struct, frozen=True):
     batchable: bool = False
     streams: bool = False
     query: tuple[str, ...] = ()
+    has_media: bool = False
 
 
 def status_of(error: ForebayError) -> int:
@@ -169,6 +171,11 @@ def params_of(contract: Contract, content_type: str, accept: str) -> Mapping[str
             raise UnsupportedMedia(msg)
         given = found
     wanted = "json" if contract.raw_output or contract.streams else _wanted(accept)
+    if not wanted:
+        if not contract.has_media:
+            msg = f"the client takes '{accept[:100]}', this endpoint answers in {JSON_TYPE} or {MSGPACK_TYPE}"
+            raise NotAcceptable(msg)
+        wanted = "json"
     return PARAMS[given, wanted]
 
 
@@ -187,6 +194,7 @@ def params_with_query(contract: Contract, params: Mapping[str, str], query: byte
 
 
 def _wanted(accept: str) -> str:
+    """Return the format that the client likes best; empty if it takes none."""
     if not accept or accept == "*/*":
         return "json"
     best, best_quality = "", 0.0
@@ -202,9 +210,6 @@ def _wanted(accept: str) -> str:
         found = "json" if media in {"*/*", "application/*", "text/*", STREAM_TYPE} else _FORMATS.get(media)
         if found is not None and quality > best_quality:
             best, best_quality = found, quality
-    if not best:
-        msg = f"the client takes '{accept[:100]}', this endpoint answers in {JSON_TYPE} or {MSGPACK_TYPE}"
-        raise NotAcceptable(msg)
     return best
 
 

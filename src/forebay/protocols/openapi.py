@@ -37,6 +37,11 @@ class Documented(Protocol):
         """Whether it is bytes."""
         ...
 
+    @property
+    def has_media(self) -> bool:
+        """Whether answers of it may be of other media types than the document tells."""
+        ...
+
     def json_schema(self, ref_template: str) -> tuple[Json, Json]:
         """Return the schema and the components it points to."""
         ...
@@ -55,8 +60,6 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
     """The body is a JSON array of samples, and so is the answer."""
     query: Mapping[str, Documented] = msgspec.field(default_factory=dict[str, Documented])
     """Parameters in the query, all of which may be left out."""
-    has_media: bool = False
-    """There are answers of other media types than this document tells."""
 
 
 def document(title: str, version: str, endpoints: Sequence[Described], *, api_key: bool = False) -> Json:
@@ -210,7 +213,7 @@ def _bodies(endpoint: Described, schemas: _Schemas) -> tuple[Json, Json]:
     else:
         sent = {"type": "array", "items": sample} if endpoint.batchable else sample
         request = {media: {"schema": sent} for media in (_JSON, *_MSGPACK)}
-    others: Json = {"*/*": {"schema": {"type": "string", "format": "binary"}}} if endpoint.has_media else {}
+    others: Json = {"*/*": {"schema": {"type": "string", "format": "binary"}}} if endpoint.output.has_media else {}
     if endpoint.streams:
         # 3.1 has no word for the type of one event; 3.2 calls it itemSchema.
         events = {"type": "string", "description": "Server-sent events; the data of each is one part of the answer"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, final
 
 import msgspec
 
@@ -70,26 +70,53 @@ class After(msgspec.Struct, frozen=True, eq=False):
     work: Callable[[], object]
 
 
-class Media(msgspec.Struct, frozen=True):
-    """A result of a composition that is bytes of a media type of its own, such as a picture; HTTP sends it as it is.
+@final
+class Media:
+    """A whole result that is bytes of a media type of its own, such as a picture; HTTP sends it as it is.
 
-    Attributes:
-        body: The bytes.
-        type: What they are, such as `image/png`.
+    No encoder knows this class: one that stands where none can be is an error, and never an object of JSON.
     """
 
-    body: bytes
-    type: str
+    __slots__ = ("_body", "_type")
 
-    def __post_init__(self) -> None:
-        """Check that the type can stand in a header.
+    def __init__(self, body: bytes | bytearray | memoryview, type: str) -> None:
+        """Put bytes and their type together.
+
+        Args:
+            body: The bytes.
+            type: What they are, such as `image/png`.
 
         Raises:
-            ValueError: If it cannot.
+            TypeError: The body is no bytes.
+            ValueError: The type cannot stand in a header.
         """
-        if not _MEDIA_TYPE.fullmatch(self.type):
-            msg = f"the media type is {self.type!r:.100}; one such as 'image/png' is needed"
+        if not _MEDIA_TYPE.fullmatch(type):
+            msg = f"the media type is {type!r:.100}; one such as 'image/png' is needed"
             raise ValueError(msg)
+        self._body = body if isinstance(body, bytes) else memoryview(body).tobytes()
+        self._type = type
+
+    @property
+    def body(self) -> bytes:
+        """The bytes."""
+        return self._body
+
+    @property
+    def type(self) -> str:
+        """What they are."""
+        return self._type
+
+    def __eq__(self, other: object) -> bool:
+        """Compare bytes and type."""
+        return isinstance(other, Media) and (self._body, self._type) == (other._body, other._type)
+
+    def __hash__(self) -> int:
+        """Return the same for those that are equal."""
+        return hash((self._body, self._type))
+
+    def __repr__(self) -> str:
+        """Print the type and how much there is."""
+        return f"Media(<{len(self._body)} bytes>, {self._type!r})"
 
 
 Outcome = Any  # a runner's result for one item, or a Failure

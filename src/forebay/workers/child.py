@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from forebay.errors import BadOutcome, ConfigError, ForebayError, InvalidRequest
-from forebay.types.call import Failure
+from forebay.types.call import Failure, Media
 from forebay.workers import frames, proof
 from forebay.workers.address import dial, parse_address
 from forebay.workers.cancel import probe
@@ -277,13 +277,13 @@ def _run(connection: Connection, runner: Runner, batch_id: int, items: list[Item
     started = time.monotonic()
     outcomes, work = answered(runner.run, items, lambda steps: _stream(connection, batch_id, len(items), steps))
     seconds = time.monotonic() - started
-    told = [] if laps is None else [[started, phases_of(runner, laps)]]
+    told = None if laps is None else [started, phases_of(runner, laps)]
     connection.end()
     try:
-        frame = _result(connection, batch_id, outcomes, [seconds, not work, *told])
+        frame = _result(connection, batch_id, outcomes, seconds, told, is_ready=not work)
     except Exception as error:  # noqa: BLE001 - the user's results hold something that msgpack does not, or too much
         failure = Failure(BadOutcome(f"the results cannot be sent to the server: {error}"))
-        frame = _result(connection, batch_id, [failure] * len(items), [seconds, not work, *told])
+        frame = _result(connection, batch_id, [failure] * len(items), seconds, told, is_ready=not work)
     connection.send_frame(frame)
     if work:
         while (message := connection.receive())[0] != "written":
@@ -293,12 +293,23 @@ def _run(connection: Connection, runner: Runner, batch_id: int, items: list[Item
         connection.send(["ready"])
 
 
-def _result(connection: Connection, batch_id: int, outcomes: Sequence[Any], rest: Sequence[Any]) -> bytes:
-    failures = None
-    if Failure in set(map(type, outcomes)):
+def _result(
+    connection: Connection, batch_id: int, outcomes: Sequence[Any], seconds: float, told: Any, *, is_ready: bool
+) -> bytes:
+    failures = media = None
+    kinds = set(map(type, outcomes))
+    if Failure in kinds:
         failures = {i: wire_error(outcome.error) for i, outcome in enumerate(outcomes) if type(outcome) is Failure}
         outcomes = [None if type(outcome) is Failure else outcome for outcome in outcomes]
-    return connection.framed(["result", batch_id, connection.place(outcomes), failures, *rest])
+    if Media in kinds:
+        media = {i: outcome.type for i, outcome in enumerate(outcomes) if type(outcome) is Media}
+        outcomes = [outcome.body if type(outcome) is Media else outcome for outcome in outcomes]
+    message: list[Any] = ["result", batch_id, connection.place(outcomes), failures, seconds, is_ready]
+    if told is not None or media is not None:
+        message.append(told)
+    if media is not None:
+        message.append(media)
+    return connection.framed(message)
 
 
 def _stream(connection: Connection, batch_id: int, count: int, steps: Iterator[Sequence[Any]]) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, cast
 import msgspec
 
 from forebay.errors import InternalError, InvalidRequest, TooLarge, revive
-from forebay.types.call import Failure
+from forebay.types.call import Failure, Media
 from forebay.workers import frames
 from forebay.workers.pool import CREDIT
 
@@ -352,13 +352,16 @@ class Conversation:
         return Part(found)
 
     def _finish(self, message: list[Any], now: float) -> Result:
-        _, batch_id, outcomes, failures, seconds, is_ready, *told = message
+        _, batch_id, outcomes, failures, seconds, is_ready, *more = message
         state = self._require_running("result" if is_ready else "unready result", batch_id)
         if type(seconds) not in _NUMBERS or not 0.0 <= seconds < math.inf:
             msg = f"it says that a batch took {str(seconds)[:40]} seconds"
             raise InvalidRequest(msg)
+        ran = None
+        if more:
+            outcomes = _with_media(outcomes, *more[1:])
+            ran = None if more[0] is None else self._read_phases(more[0], seconds, now)
         found = self._checked(outcomes, failures)
-        ran = self._read_phases(told[0], seconds, now) if told else None
         self.state = state
         return Result(found, seconds, ran, bool(is_ready))
 
@@ -419,6 +422,16 @@ _EVENTS: Final[Mapping[str, Callable[[Conversation, list[Any]], Event]]] = {
     "failed": Conversation._fail,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
     "leaving": Conversation._leave,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
 }
+
+
+def _with_media(outcomes: Any, types: Any = None) -> Any:
+    """Return the outcomes with those that have a media type of their own as what they are."""
+    for index, kind in cast("dict[int, str]", types or {}).items():
+        if type(index) is not int or index < 0 or type(outcomes[index]) is not bytes:
+            msg = f"{str(index)[:40]} is no position of bytes with a media type"
+            raise InvalidRequest(msg)
+        outcomes[index] = Media(outcomes[index], kind)
+    return outcomes
 
 
 def _failure(kind: Any, message: Any, detail: Any, trace: Any) -> Failure:

@@ -11,8 +11,7 @@ import asyncio
 import dataclasses
 import time
 from concurrent.futures import ThreadPoolExecutor
-from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
@@ -53,7 +52,6 @@ class Wire:
         given: Type of the body.
         answer: Type of the answer, where it does not bring a media type of its own.
         query: Types of the parameters in the query, by name.
-        has_media: Whether there are answers that do bring one.
     """
 
     def __init__(self, composition: Composition) -> None:
@@ -70,14 +68,12 @@ class Wire:
         _check_query(composition, self._in_query, self._in_body)
         self._only = next(iter(self._in_body)) if len(self._in_body) == 1 else None
         annotation = self._in_body[self._only].annotation if self._only is not None else _object(composition)
-        encoded = _without_media(graph.result)
         try:
             self.given = WireType(annotation)
-            self.answer = WireType(encoded, "output")
+            self.answer = WireType(graph.result, "output")
         except ConfigError as error:
             msg = f"{composition.place}: the composition '{composition.name}' cannot be served: {error.message}"
             raise ConfigError(msg) from error
-        self.has_media = encoded is not graph.result
         self._decode = {name: self.given.decoder(name) for name in ("json", "msgpack")}
         self._encode = {name: self.answer.encoder(name) for name in ("json", "msgpack")}
 
@@ -258,14 +254,6 @@ def _in_query(name: str, port: Port, params: Mapping[str, Any]) -> Any:
     except msgspec.ValidationError as error:
         msg = f"?{name}= is {params[name]!r:.100}: {error}"
         raise ValidationError(msg, detail={"path": f"?{name}"}) from None
-
-
-def _without_media(annotation: Any) -> Any:
-    """Return what is encoded of a type: what brings its media type is sent as it is."""
-    if annotation is Media:
-        return bytes
-    members = get_args(annotation) if get_origin(annotation) in {Union, UnionType} else ()
-    return Union[tuple(member for member in members if member is not Media)] if Media in members else annotation  # noqa: UP007
 
 
 def _object(composition: Composition) -> type:

@@ -15,8 +15,8 @@ from forebay.serving.models.batch_runner import BatchRunner, Samples
 from forebay.serving.models.model import load_module, models_in, settings_of
 from forebay.serving.models.outputs import declared_of
 from forebay.serving.models.reading import refusal
-from forebay.serving.models.schema import io_types
-from forebay.types.call import Failure
+from forebay.serving.models.schema import io_types, media_in_parts
+from forebay.types.call import Failure, Media
 from forebay.types.failures import failure_of, text_of, trace_of
 from forebay.workers.user_code import caught
 
@@ -47,6 +47,10 @@ class ModelRunner(BatchRunner):
         self._decode = {name: given.decoder(name) for name in ("json", "msgpack")}
         self._encode = {name: answer.encoder(name) for name in ("json", "msgpack")}
         self._declared = declared_of(answer) if model_class.check_outputs else None
+        takes_media = answer.has_media or answer.annotation is Any or not model_class.check_outputs
+        self._no_media = media_in_parts(model_class, streams=self._settings.streams)
+        if not self._no_media and not takes_media:
+            self._no_media = "it does not declare any; annotate them, as in list[dict | forebay.Media]"
         self._batchable = self._settings.batchable
         self.borrows_input = model_class.borrows_input or not given.refers
 
@@ -117,8 +121,12 @@ class ModelRunner(BatchRunner):
         encode = self._encode[format]
         return [encode(result) for result in results]
 
-    def _written(self, result: Any, format: str) -> bytes | Failure:
-        """Return the bytes of a result, or why it cannot be sent."""
+    def _written(self, result: Any, format: str) -> bytes | Media | Failure:
+        """Return the bytes of a result, itself if it has a media type of its own, or why it cannot be sent."""
+        if type(result) is Media:
+            if not self._no_media:
+                return result
+            return Failure(BadOutcome(f"a result of {self._class.__name__} is a forebay.Media, and {self._no_media}"))
         wrong, error = None, None
         if self._declared is not None:
             wrong, error = caught(self._declared.misfit, result)

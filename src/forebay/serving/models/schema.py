@@ -14,6 +14,7 @@ written, or `Any`, every JSON value passes.
 | whatever involves pydantic v2 (models, `Field`, `annotated_types`) | JSON or msgpack, by a `TypeAdapter` |
 | `bytes` as input | the body untouched, whatever its media type |
 | `bytes` as output | `application/octet-stream` |
+| `forebay.Media` as output, also in a union with others | its own media type |
 
 Results are held to the declared type (`outputs.py`, or pydantic): another value is an error. Array objects of numpy and
 the like are sent as lists, and count as such. Types that nothing could read back are not enforced.
@@ -37,6 +38,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, cast, 
 import msgspec
 
 from forebay.errors import ConfigError
+from forebay.types.call import Media
 
 if typing.TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -64,12 +66,15 @@ class WireType:
         ConfigError: The type cannot travel.
     """
 
-    __slots__ = ("_adapter", "_decoders", "_encoders", "annotation", "direction", "raw", "refers")
+    __slots__ = ("_adapter", "_decoders", "_encoders", "annotation", "direction", "has_media", "raw", "refers")
 
     def __init__(self, annotation: Any, direction: Literal["input", "output"] = "input") -> None:
-        self.annotation = Any if annotation is object else annotation
+        encoded = without_media(annotation) if direction == "output" else annotation
+        self.has_media = encoded is Media or encoded is not annotation
+        """Whether a value may be a `Media`, which is not encoded; `annotation` then says what else it may be."""
+        self.annotation = Any if encoded is object else encoded
         self.direction = direction
-        self.raw = _unwrap(annotation) is bytes
+        self.raw = encoded is Media or _unwrap(encoded) is bytes
         self._adapter = None if self.raw else _pydantic_adapter(self.annotation)
         self._decoders: dict[str, Decode] = {}
         self._encoders: dict[str, Encode] = {}
@@ -142,6 +147,8 @@ class WireType:
         return lambda body: validate(unpack(body))
 
     def _make_encoder(self, format: str) -> Encode:
+        if self.annotation is Media:
+            return _no_bytes
         if self.raw:
             return _raw_bytes
         if self._adapter is None:
@@ -188,10 +195,33 @@ def io_types(model_class: type) -> tuple[WireType, WireType]:
             "write `def predict(self, batch: list[In]) -> list[Out]`"
         )
     preprocess, postprocess = _method(model_class, "preprocess"), _method(model_class, "postprocess")
-    return (
-        preprocess.wire_type("input") if preprocess is not None else predict.wire_type("input", element=True),
-        postprocess.wire_type("output") if postprocess is not None else predict.wire_type("output", element=True),
-    )
+    given = preprocess.wire_type("input") if preprocess is not None else predict.wire_type("input", element=True)
+    answer = postprocess.wire_type("output") if postprocess is not None else predict.wire_type("output", element=True)
+    where = media_in_parts(model_class, streams=predict.generates()) if answer.has_media else ""
+    if where:
+        raise ConfigError(f"{(postprocess or predict).place}: its results are annotated as forebay.Media, and {where}")
+    return given, answer
+
+
+def media_in_parts(model_class: type, *, streams: bool) -> str:
+    """Return why results of a model cannot be `Media`; empty if they can."""
+    if getattr(model_class, "batchable", False):
+        return "an array of samples cannot hold any; answer requests of one sample, or return texts (base64)"
+    return "a part of a stream cannot be one; yield bytes, or return the whole" if streams else ""
+
+
+def without_media(annotation: Any) -> Any:
+    """Return what is encoded of a type of results: what brings its media type is sent as it is.
+
+    The very annotation comes back where it has none; `Media` where there is nothing else.
+    """
+    whole = _unwrap(annotation)
+    if whole is Media:
+        return Media
+    members = typing.get_args(whole) if _is_union(whole) else ()
+    if Media not in members:
+        return annotation
+    return typing.Union[tuple(member for member in members if member is not Media)]  # noqa: UP007
 
 
 class Explanation(NamedTuple):
@@ -245,6 +275,8 @@ def plain(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
     if dump is not None:
         return dump(mode="json", by_alias=True)
+    if isinstance(value, Media):
+        raise TypeError("a result holds a forebay.Media; only a whole result can be one")
     raise TypeError(f"a result holds {_spell(type(value))}, which cannot be sent; return plain values or arrays")
 
 
@@ -265,6 +297,10 @@ def _raw_bytes(value: Any) -> bytes:
         return bytes(cast("Buffer", value))
     # bytes(5) would be five zeros: never call it on what is not a buffer.
     raise TypeError(f"the model returned {_spell(type(value))}, but its output is annotated bytes")
+
+
+def _no_bytes(value: Any) -> bytes:
+    raise TypeError(f"the model returned {_spell(type(value))}, but its output is annotated forebay.Media")
 
 
 def _msgspec_schema(annotation: Any, ref_template: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -524,7 +560,7 @@ class _Method:
         """Return the type of one sample of a batch."""
         batch = _unwrap(annotation)
         origin, arguments = typing.get_origin(batch) or batch, typing.get_args(batch)
-        if direction == "output" and (origin in _STREAMS or (origin in _MAYBE_STREAMS and self._generates())):
+        if direction == "output" and (origin in _STREAMS or (origin in _MAYBE_STREAMS and self.generates())):
             if not arguments:
                 return Any
             batch = _unwrap(arguments[0])
@@ -544,7 +580,8 @@ class _Method:
         )
         raise ConfigError(f"{self.place}: {what} is annotated {_spell(annotation)}, but {advice}")
 
-    def _generates(self) -> bool:
+    def generates(self) -> bool:
+        """Whether it is a generator."""
         return inspect.isgeneratorfunction(self.function) or inspect.isasyncgenfunction(self.function)
 
 

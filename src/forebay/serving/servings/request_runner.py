@@ -25,7 +25,7 @@ from forebay.serving.models.model import load_module
 from forebay.serving.servings import client
 from forebay.serving.servings.dispatch import Call, Dispatch
 from forebay.serving.servings.settings import options_of, partitions_of
-from forebay.types.call import Failure
+from forebay.types.call import Failure, Media
 from forebay.workers.user_code import attempt
 
 log = logging.getLogger("forebay.requests")
@@ -158,12 +158,14 @@ class RequestRunner:
             failed = executed.error
             dispatch.fail(work, ServingCrashed(failed.message, trace=getattr(failed, "trace", "")))
 
-    def _answer(self, item: Item, calls: list[Call], info: Any) -> bytes:
+    def _answer(self, item: Item, calls: list[Call], info: Any) -> bytes | Media:
         results = [call.result() for call in calls]
         executed = concatenate([output for output, _ in results]), results[-1][1]
         answer = client.finish(self._settings, executed, info)
         if self._settings.client_preprocessing is None and self._settings.client_postprocessing is None:
             answer = _first_row(answer)
+        if type(answer) is Media:
+            return answer
         return _encode(answer, item.params["out"])
 
     def _stream(self, items: Sequence[Item]) -> Iterator[Sequence[Any]]:

@@ -152,6 +152,7 @@ def serve_model(model: type[Model], overrides: Overrides) -> Served:
         raw_output=answer.raw,
         batchable=settings.batchable,
         streams=settings.streams,
+        has_media=answer.has_media,
     )
     described = Described(
         name=settings.name,

@@ -17,7 +17,7 @@ import msgspec
 from forebay.errors import ConfigError, InvalidRequest
 from forebay.server.app import Served
 from forebay.surfaces.native.describe import Description, WireSchema, check
-from forebay.types.call import Failure
+from forebay.types.call import Failure, Media
 from forebay.workers.address import parse_address
 from forebay.workers.attached import AttachedPool
 from forebay.workers.door import Door, Limits
@@ -179,7 +179,7 @@ class Lobby:
 
 def fitting(contract: Contract) -> Callable[[Batch, Sequence[Any]], None]:
     """Return what checks that a worker's outcomes can be answers of an endpoint; it raises `InvalidRequest`."""
-    allowed = {bytes, Failure}
+    allowed = {bytes, Failure, Media}
     if contract.batchable:
         allowed = {list, Failure}
     elif contract.streams:

@@ -41,11 +41,13 @@ class WireSchema(msgspec.Struct, frozen=True):
         raw: Whether it is bytes.
         schema: JSON Schema; references are those of an OpenAPI document.
         parts: The schemas it refers to, by name.
+        has_media: Whether there are answers that bring a media type of their own.
     """
 
     raw: bool
     schema: dict[str, Any]
     parts: dict[str, Any]
+    has_media: bool = False
 
     def json_schema(self, ref_template: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the schema and its parts, as `WireType.json_schema`."""
@@ -82,7 +84,11 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     def contract(self) -> Contract:
         """How its bytes are moved."""
         return Contract(
-            raw_input=self.input.raw, raw_output=self.output.raw, batchable=self.batchable, streams=self.streams
+            raw_input=self.input.raw,
+            raw_output=self.output.raw,
+            batchable=self.batchable,
+            streams=self.streams,
+            has_media=self.output.has_media,
         )
 
     @property
@@ -212,4 +218,4 @@ def _schema(wire_type: WireType) -> WireSchema:
     schema, parts = wire_type.json_schema(_REF)
     # Through JSON, so that it is equal to what arrives on the other side: keys are strings, and tuples lists.
     plain: Sequence[Any] = msgspec.json.decode(msgspec.json.encode([schema, parts], enc_hook=str))
-    return WireSchema(wire_type.raw, *plain)
+    return WireSchema(wire_type.raw, *plain, has_media=wire_type.has_media)

@@ -116,11 +116,15 @@ def serve_composition(target: GraphTarget) -> Served:
         input=wire.given,
         output=wire.answer,
         query=wire.query,
-        has_media=wire.has_media,
     )
     return Served(
         Endpoint(config, batching, pool),
-        Contract(raw_input=wire.given.raw, raw_output=wire.answer.raw, query=tuple(wire.query)),
+        Contract(
+            raw_input=wire.given.raw,
+            raw_output=wire.answer.raw,
+            query=tuple(wire.query),
+            has_media=wire.answer.has_media,
+        ),
         described,
         nodes=endpoints,
     )
