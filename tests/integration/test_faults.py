@@ -32,7 +32,7 @@ def stubborn(serve, tmp_path):
         return serve(f"stubborn.py:{name}", *options, env={"FOREBAY_TEST_FOLDER": str(tmp_path)}, **more)
 
     yield start
-    for found in tmp_path.glob("loading.*"):  # what a failed test leaves
+    for found in [*tmp_path.glob("loading.*"), *tmp_path.glob("forked.*")]:  # what a failed test leaves
         with suppress(ProcessLookupError):
             os.kill(int(found.suffix[1:]), signal.SIGKILL)
 
@@ -65,6 +65,8 @@ def test_no_process_outlives_a_server_that_is_killed(stubborn, tmp_path, eventua
     if stage == "draining":
         server.signal()
         eventually(lambda: "draining" in server.log)
+    links = [str(link.readlink()) for link in Path(f"/proc/{server.process.pid}/fd").iterdir()]
+    assert [link for link in links if link.startswith("/dev/shm") and not link.endswith(" (deleted)")] == []
     server.signal(signal.SIGKILL)
     server.process.wait()
     if wire is not None:
@@ -95,6 +97,18 @@ def test_no_process_outlives_a_program_with_a_serving_that_is_killed(tmp_path, e
         assert is_running(pid)
         program.kill()
     eventually(lambda: not is_running(pid), "the end of the partition")
+
+
+def test_what_a_model_forks_keeps_neither_the_port_nor_a_connection(stubborn, tmp_path, eventually):
+    server = stubborn("Forking", "--worker-kind", "thread")
+    with server.connect() as wire:
+        assert wire.ask("POST", "/", b"1").status == 200
+        (child,) = eventually(lambda: at(tmp_path, "forked"))
+        server.signal()
+        assert wire.read_rest() == b""
+        eventually(lambda: server.process.poll() is not None)
+        socket.create_server(("127.0.0.1", server.port)).close()
+        assert is_running(child)
 
 
 # Told to end
@@ -178,6 +192,42 @@ def test_too_many_open_files_are_told_and_are_over_when_they_are(serve, eventual
     eventually(lambda: wire.ask("GET", "/readyz").status == 200)
     assert wire.ask("POST", "/", b"0").status == 200
     wire.socket.close()
+
+
+def size_of(pid):
+    """Bytes of address space."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def test_a_body_for_which_there_is_no_memory_is_refused_alone(serve):
+    server = serve("single.py", "--worker-kind", "thread", "--max-body-bytes", str(1 << 28))
+    pid = server.process.pid
+    with server.connect() as wire, server.connect() as other:
+        assert other.ask("POST", "/", b"0").status == 200
+        resource.prlimit(pid, resource.RLIMIT_AS, (size_of(pid) + (24 << 20), resource.RLIM_INFINITY))
+        with suppress(ConnectionError):
+            wire.send(wire.request("POST", "/", b"1" * (100 << 20)))
+        with suppress(ConnectionError, EOFError):
+            assert wire.read().status in {500, 503}
+        assert other.ask("POST", "/", b"0").status == 200
+    resource.prlimit(pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    with server.connect() as wire:
+        assert wire.ask("POST", "/", b"0").status == 200
+
+
+def test_a_worker_without_memory_or_room_for_files_costs_that_request_only(serve):
+    server = serve("single.py", *PROCESS)
+    with server.connect() as wire:
+        pid, worker = server.process.pid, wire.ask("POST", "/", b"0").json()[1]
+        body = b" " * (8 << 20) + b"0"
+        for process in (pid, worker):  # as if /dev/shm were full: what is large goes another way
+            resource.prlimit(process, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        assert wire.ask("POST", "/", body).json()[1] == worker
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        resource.prlimit(worker, resource.RLIMIT_AS, (size_of(worker) + (4 << 20), resource.RLIM_INFINITY))
+        answer = wire.ask("POST", "/", body)
+        assert answer.status in {200, 500, 503}, answer.body
+        assert wire.ask("POST", "/", b"0").status == 200
 
 
 @pytest.mark.parametrize("closed", [(2,), (0, 1, 2)])

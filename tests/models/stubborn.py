@@ -4,6 +4,7 @@
 import asyncio
 import ctypes
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -38,4 +39,14 @@ class Threaded(forebay.Model):
 
     async def predict(self, batch: list[float]) -> list[float]:
         asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
+        return batch
+
+
+class Forking(forebay.Model):
+    """Forks a child that stays."""
+
+    def predict(self, batch: list[float]) -> list[float]:
+        if not os.fork():
+            note("forked")
+            signal.pause()
         return batch

@@ -10,6 +10,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Protocol
 
+from forebay.transports import forks
 from forebay.transports.signals import LAST_S, Signals
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Server:
         """
         self._app = app
         self._listeners = [listener, *more]
+        self._ports: list[int] = []
         self._drain_s = drain_s
         self._ready = ready
         self._stopping = stopping
@@ -117,7 +119,9 @@ class Server:
         addresses: list[tuple[str, int]] = []
         try:
             for listener in self._listeners:
-                addresses.append(await listener.start())  # noqa: PERF401 - those that are open are counted on failure
+                addresses.append(await listener.start())
+                forks.keep_from_children(addresses[-1][1])
+                self._ports.append(addresses[-1][1])
         except BaseException:
             for listener in self._listeners[: len(addresses)]:
                 await listener.stop(0.0)
@@ -145,6 +149,8 @@ class Server:
         else:
             draining.result()
         hurried.cancel()
+        for port in self._ports:
+            forks.give_free(port)
         self._is_over = True
 
     def _patience_s(self) -> float:

@@ -175,6 +175,17 @@ def test_an_unwritable_place_for_readiness_files(tmp_path, caplog, monkeypatch):
     assert len(caplog.records) == 1
 
 
+def test_a_place_for_readiness_files_that_goes_away_costs_only_the_files(tmp_path, caplog):  # N58
+    folder = tmp_path / "state"
+    readiness = Readiness(folder)
+    readiness.prepare()
+    folder.rmdir()
+    with caplog.at_level("WARNING", logger="forebay"):
+        readiness.announce([1])
+    assert "no readiness files can be written" in caplog.text
+    readiness.clear()
+
+
 def test_api_keys_are_asked_for(serve):
     server = serve(HANDLER, None, "--api-key", "secret", "--max-body-bytes", "10")
     for path in ("/", "/info", "/metrics"):

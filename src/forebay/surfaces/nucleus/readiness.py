@@ -55,10 +55,14 @@ class Readiness:
 
     def announce(self, pids: Iterable[int]) -> None:
         """Say that the server and these workers are ready."""
-        if self._works:
+        if not self._works:
+            return
+        try:
             for pid in pids:
                 (self._folder / f"proc-{pid}-ready.txt").touch()
             (self._folder / READY_FILE).touch()
+        except OSError as error:  # the disk is full, or the folder is gone: the server itself is ready all the same
+            log.warning("no readiness files can be written: %s: %s", self._folder, error.strerror)
 
     def clear(self) -> None:
         """Say that they are not, or no longer."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.batching.queue import BatchConfig
+from forebay.errors import ConfigError
 from forebay.server.app import App, Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.contract import Project
@@ -123,8 +124,16 @@ class _App(App):
         self._lock: int | None = None
 
     async def start(self) -> None:
-        """Bring up the workers and learn what they serve."""
-        self._folder, self._lock = shm.private_folder()
+        """Bring up the workers and learn what they serve.
+
+        Raises:
+            ConfigError: There is no room for a folder.
+        """
+        try:
+            self._folder, self._lock = shm.private_folder()
+        except OSError as error:
+            msg = f"no folder can be made for the metrics of the workers: {error.strerror}"
+            raise ConfigError(msg) from error
         self._environment.setdefault(FOLDER, shared_folder(self._environment) or str(self._folder))
         slow = asyncio.get_running_loop().call_later(SLOW_S, self._tell_slow)
         try:
