@@ -21,7 +21,7 @@ import pytest
 
 MODELS = Path(__file__).parent / "models"
 FOREBAY = [sys.executable, "-c", "import sys; from forebay.cli.main import main; sys.exit(main())"]
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """How long a test waits for what should come at once; only a failing test waits so long."""
 
 

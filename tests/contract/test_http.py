@@ -29,7 +29,7 @@ class Way:
         self.name = name
         self.server = server
         self.headers = headers
-        self.client = httpx.Client(base_url=server.url, headers=headers, timeout=4)
+        self.client = httpx.Client(base_url=server.url, headers=headers, timeout=60)
 
     def wire(self):
         return self.server.connect("".join(f"{name}: {value}\r\n" for name, value in self.headers.items()))
@@ -675,11 +675,10 @@ def test_lengths_that_contradict_each_other_smuggle_no_second_request(way, wire,
 
 
 def test_a_full_queue_is_429_at_once_with_retry_after(way):
-    threads = held(way, "narrow", 0.4, count=3)  # one runs, two wait
-    started = time.monotonic()
+    threads = [*held(way, "narrow", 1.5), *held(way, "narrow", 0.0, count=2)]  # one runs, two wait
     answer = way.call("narrow", {})
-    assert time.monotonic() - started < 0.3
     assert answer.status_code == 429
+    assert all(thread.is_alive() for thread in threads), "it did not wait for them"
     assert int(answer.headers["retry-after"]) >= 1
     assert answer.json()["error"]["code"] == "resource_exhausted"
     for thread in threads:
@@ -688,11 +687,12 @@ def test_a_full_queue_is_429_at_once_with_retry_after(way):
 
 
 def test_a_deadline_that_passes_while_a_sample_waits_is_504_and_it_never_runs(way):
-    threads = held(way, "diary", 0.3)
+    threads = held(way, "diary", 1.0)
     started = time.monotonic()
     answer = way.call("diary", {"name": "late"}, x_request_timeout_ms="50")
     assert answer.status_code == 504
-    assert 0.04 < time.monotonic() - started < 0.25
+    assert time.monotonic() - started > 0.04
+    assert all(thread.is_alive() for thread in threads), "it did not wait for its turn"
     assert answer.json()["error"]["code"] == "deadline_exceeded"
     assert "50 ms" in answer.json()["error"]["message"]
     for thread in threads:
@@ -710,17 +710,16 @@ def test_a_model_hears_that_its_client_is_gone(way, eventually):
         wire.send(wire.request("POST", "/models/patient", b'{"s": 5}'))
         eventually(lambda: way.describe("patient")["in_flight"] == 1)
     eventually(lambda: way.describe("patient")["in_flight"] == 0)
-    started = time.monotonic()
     assert way.call("patient", {}).json() == "cancelled"
-    assert time.monotonic() - started < 2
 
 
 def test_the_sample_of_a_client_that_left_is_never_run(way, eventually):
-    threads = held(way, "diary", 0.3)
+    threads = held(way, "diary", 1.0)
     with way.wire() as wire:
         wire.send(wire.request("POST", "/models/diary", b'{"name": "gone"}'))
         eventually(lambda: way.describe("diary")["waiting"] == 1)
-    eventually(lambda: way.describe("diary")["waiting"] == 0, within_s=0.25)
+    eventually(lambda: way.describe("diary")["waiting"] == 0)
+    assert all(thread.is_alive() for thread in threads), "its turn had not come"
     for thread in threads:
         thread.join()
     assert "gone" not in way.call("diary", {"name": "after"}).json()
@@ -729,7 +728,7 @@ def test_the_sample_of_a_client_that_left_is_never_run(way, eventually):
 def test_a_batch_mate_of_a_client_that_left_is_answered(way, eventually):
     with ThreadPoolExecutor() as executor:
         with way.wire() as wire:
-            wire.send(wire.request("POST", "/models/pair", b'{"s": 0.2}'))
+            wire.send(wire.request("POST", "/models/pair", b'{"s": 0.5}'))
             eventually(lambda: way.describe("pair")["in_flight"] == 1)
             mate = executor.submit(way.call, "pair", {})
             eventually(lambda: way.describe("pair")["waiting"] == 0 and way.describe("pair")["in_flight"] == 2)

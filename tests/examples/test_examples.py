@@ -174,7 +174,7 @@ def serving(target, log, *options):
         finally:
             process.send_signal(signal.SIGTERM)
             try:
-                status = process.wait(15)
+                status = process.wait(60)
             finally:
                 process.kill()
         assert status == 0, "SIGTERM is the ordinary way to stop"

@@ -103,7 +103,7 @@ def addresses(project):
         finally:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(20)
+                process.wait(60)
             finally:
                 process.kill()
     assert process.returncode == 0, (project / "log").read_text()

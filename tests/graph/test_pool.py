@@ -110,11 +110,10 @@ async def test_requests_meet_in_the_batches_of_a_node():
 
 
 async def test_branches_run_side_by_side():  # P66
-    nodes = {name: made(runners.nap) for name in "ab"} | {"j": made(len)}
+    both = threading.Barrier(2, timeout=60)
+    nodes = {name: made(lambda inputs: both.wait()) for name in "ab"} | {"j": made(len)}
     async with Serving(graph(node("a", "x"), node("b", "x"), node("j", "a", "b")), nodes) as serve:
-        began = time.monotonic()
-        assert await serve(0.3) == 2
-        assert time.monotonic() - began < 0.55
+        assert await serve(0) == 2
 
 
 async def test_a_list_is_spread_over_the_batches_of_a_node():
@@ -176,12 +175,13 @@ async def test_the_first_arrival_is_the_answer_without_waiting_for_the_second():
         outputs={"result": "any"},
         nodes=(node("quick", "x"), node("slow", "y"), node("any", "quick", "slow", policy="first")),
     )
-    nodes = {"quick": made(runners.fails), "slow": made(runners.nap), "any": made(dict)}
+    gate = threading.Event()
+    nodes = {"quick": made(runners.fails), "slow": made(lambda inputs: gate.wait(60)), "any": made(dict)}
     async with Serving(spec, nodes) as serve:
-        began = time.monotonic()
         assert await serve.endpoint.call({"x": "B", "y": 1.0}) == {"result": {"quick": "B"}}
-        assert time.monotonic() - began < 0.8
+        assert not gate.is_set()
         assert nodes["slow"].endpoint.in_flight == 0
+        gate.set()
 
 
 async def test_the_first_failure_is_the_answer_and_the_other_branch_is_dropped():  # P70
@@ -204,15 +204,15 @@ async def test_the_first_failure_is_the_answer_and_the_other_branch_is_dropped()
 
 
 async def test_a_deadline_covers_every_node():  # P90
-    nodes = {name: made(runners.nap) for name in "a"}
+    gate = threading.Event()
+    nodes = {"a": made(lambda inputs: gate.wait(60))}
     async with Serving(graph(node("a", "x")), nodes) as serve:
-        began = time.monotonic()
         with pytest.raises(DeadlineExceeded):
-            await serve(0.5, timeout_s=0.1)
-        assert time.monotonic() - began < 0.45
+            await serve(0, timeout_s=0.1)
         assert serve.pool.in_flight == 0
         assert nodes["a"].endpoint.in_flight == 0
-        assert await serve(0.0) is not None
+        gate.set()
+        assert await serve(0) is True
 
 
 async def test_a_node_that_is_late_is_tried_again():  # P87

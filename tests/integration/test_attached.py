@@ -22,7 +22,7 @@ from forebay.workers import frames
 ROOT = Path(__file__).parents[2]
 OTHER = ROOT / ".venv/environments/other/bin/python"
 RUN = "import sys; from forebay.cli.main import main; sys.exit(main())"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 MODEL = """
 import os, time, forebay
@@ -267,7 +267,7 @@ def test_what_a_stopped_worker_was_running_is_handed_on_and_it_comes_back(opened
 
 
 def test_when_all_have_left_requests_wait_for_the_grace_period(opened, attach, eventually):
-    server = opened("--worker-grace-s", "1")
+    server = opened("--worker-grace-s", "2")
     worker = attach(server, "it").ready()
     joined(server, "it", 1, eventually)
     worker.signal().wait()
@@ -278,7 +278,7 @@ def test_when_all_have_left_requests_wait_for_the_grace_period(opened, attach, e
     assert "no worker of 'it' is attached" in answer.json()["error"]["message"]
     started = time.monotonic()
     assert server.call("it", 0).status_code == 503  # at once
-    assert time.monotonic() - started < 0.9
+    assert time.monotonic() - started < 1.9
     attach(server, "it").ready()
     joined(server, "it", 1, eventually)
     assert server.call("it", 0).status_code == 200

@@ -257,7 +257,7 @@ def test_standard_files_that_are_closed_are_missed_by_nobody(closed, models, tmp
         links = [str(Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in closed]
         assert set(links) == {"/dev/null"}
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()
@@ -280,7 +280,7 @@ def test_a_full_disk_behind_the_log_costs_the_log_only(models, eventually):
 
         eventually(answered)
         process.terminate()
-        process.wait(20)
+        process.wait(60)
     finally:
         process.kill()
         process.wait()

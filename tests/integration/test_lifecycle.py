@@ -119,13 +119,12 @@ def test_new_connections_are_refused_while_it_drains(serve, eventually):
 def test_a_drain_ends_in_time_whatever_still_runs(serve, kind, eventually):
     server = serve("single.py", "--worker-kind", kind, "--drain-s", "0.3")
     with server.connect() as wire:
-        wire.send(wire.request("POST", "/", b"6"))
+        wire.send(wire.request("POST", "/", b"50"))
         eventually(lambda: server.metric("forebay_in_flight") == 1)
-        time.sleep(0.05)
         started = time.monotonic()
         server.signal()
         status = server.wait()
-        assert time.monotonic() - started < 4
+        assert time.monotonic() - started < 30
     assert status == 0
     assert "Traceback" not in server.log
 
@@ -133,14 +132,14 @@ def test_a_drain_ends_in_time_whatever_still_runs(serve, kind, eventually):
 def test_a_second_signal_ends_the_drain(serve, eventually):
     server = serve("single.py")
     with server.connect() as wire:
-        wire.send(wire.request("POST", "/", b"6"))
+        wire.send(wire.request("POST", "/", b"50"))
         eventually(lambda: server.metric("forebay_in_flight") == 1)
         server.signal()
         eventually(lambda: "draining" in server.log)
         started = time.monotonic()
         server.signal(signal.SIGINT)
         server.wait()
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 20
     assert "Traceback" not in server.log
 
 
@@ -152,7 +151,7 @@ def test_ctrl_c_drains_like_sigterm(serve):
     assert "Traceback" not in server.log
 
 
-def test_a_signal_while_models_load_ends_it(serve, tmp_path):
+def test_a_signal_while_models_load_ends_it(serve, tmp_path, eventually):
     path = tmp_path / "model.py"
     path.write_text(
         "import sys, time, forebay\n\nclass Slow(forebay.Model):\n    def load(self):\n"
@@ -160,11 +159,9 @@ def test_a_signal_while_models_load_ends_it(serve, tmp_path):
         "    def predict(self, batch):\n        return batch\n"
     )
     server = serve(path, ready=False)
-    deadline = time.monotonic() + 8
-    while "loading" not in server.log and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(lambda: "loading" in server.log)
     server.signal()
-    assert server.wait(5) == 0
+    assert server.wait(60) == 0
     assert "Traceback" not in server.log
 
 
@@ -194,7 +191,7 @@ def test_ready_is_said_once_every_model_is_loaded(serve, eventually):
     eventually(lambda: "POST /models/typed" in server.log)
 
 
-def test_a_model_that_hangs_while_it_loads_does_not_keep_the_server_from_stopping(serve, tmp_path):
+def test_a_model_that_hangs_while_it_loads_does_not_keep_the_server_from_stopping(serve, tmp_path, eventually):
     path = tmp_path / "hang.py"
     started = tmp_path / "started"
     path.write_text(
@@ -204,9 +201,6 @@ def test_a_model_that_hangs_while_it_loads_does_not_keep_the_server_from_stoppin
         "    def predict(self, batch):\n        return batch\n"
     )
     server = serve(path, "--worker-kind", "thread", ready=False)
-    end = time.monotonic() + 10
-    while not started.exists():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    eventually(started.exists)
     server.process.terminate()
-    assert server.process.wait(10) == 0
+    assert server.process.wait(60) == 0

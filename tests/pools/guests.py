@@ -17,7 +17,7 @@ from forebay.workers.door import Door
 from forebay.workers.runner import WorkerContext
 from forebay.workers.slot import Slot
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class AttachedByThreads(AttachedPool[Slot]):

@@ -17,7 +17,7 @@ from forebay.errors import RunnerFailed, ValidationError
 from forebay.types.call import After, Failure
 from forebay.workers.cancel import is_cancelled
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 def until(path):

@@ -11,7 +11,7 @@ import pytest
 
 from forebay import Batch, Serving
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Gate:

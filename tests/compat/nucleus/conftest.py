@@ -22,7 +22,7 @@ from forebay.surfaces.nucleus.runner import NucleusRunner
 from forebay.workers.runner import WorkerContext
 
 FOREBAY = [sys.executable, "-c", "import sys; from forebay.cli.main import main; sys.exit(main())"]
-START_S = 20.0
+START_S = 60.0
 
 
 def write_project(folder, handler, config=None, **files):
@@ -73,7 +73,7 @@ class Server:
         self.url = found.group(1)
         return self
 
-    def stop(self, number=signal.SIGTERM, within_s=15):
+    def stop(self, number=signal.SIGTERM, within_s=60):
         self.process.send_signal(number)
         return self.process.wait(within_s)
 
@@ -112,7 +112,7 @@ def serve(tmp_path_factory):
             server.process.send_signal(signal.SIGTERM)
     for server in started:
         try:
-            server.process.wait(10)
+            server.process.wait(60)
         except subprocess.TimeoutExpired:
             server.process.kill()
             server.process.wait()

@@ -97,7 +97,7 @@ def test_a_broken_handler_says_what_is_wrong(open_runner, handler, said):
 def test_a_broken_handler_ends_the_server(serve):
     # N28
     server = serve("import json\nraise ValueError('no luck')\nclass Handler: pass", wait=False)
-    assert server.process.wait(20) == 1
+    assert server.process.wait(60) == 1
     assert "failed to start api" in server.out.read_text()
     text = server.err.read_text()
     assert "handler.py" in text

@@ -2,6 +2,8 @@
 """Routes, methods, headers, disconnects, readiness and the end: section 2 of the specification."""
 
 import asyncio
+import re
+import select
 import signal
 import socket
 import time
@@ -56,7 +58,7 @@ def server(serve):
 
 
 def eventually(check):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not check():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -121,20 +123,19 @@ def test_headers_a_proxy_would_add(server):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(180)
 def test_there_is_no_response_timeout(server):
     # N56
-    assert httpx.get(server.url, params={"sleep": "65"}, timeout=80).status_code == 200
+    assert httpx.get(server.url, params={"sleep": "65"}, timeout=150).status_code == 200
 
 
 def test_trap_info_is_answered_while_all_threads_are_busy(server):
     # N57
     with socket.create_connection(("127.0.0.1", server.port)) as running:
-        running.sendall(b"GET /?sleep=0.8 HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        time.sleep(0.1)
-        started = time.monotonic()
+        running.sendall(b"GET /?sleep=1.5 HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        eventually(lambda: re.search(r"^forebay_in_flight.* 1\.0$", server.request(path="/metrics").text, re.MULTILINE))
         assert server.request(path="/info").json() == {}
-        assert time.monotonic() - started < 0.3
+        assert not select.select([running], [], [], 0)[0], "it did not wait for the handler"
         assert server.request("POST", "/info").status_code == 405
         assert running.recv(4096).startswith(b"HTTP/1.1 200 ")
 
@@ -216,7 +217,7 @@ def test_readiness_files_and_the_end(serve, tmp_path):
         assert not (state / "api_readiness.txt").exists()
         assert server.process.poll() is None
         assert running.recv(4096).startswith(b"HTTP/1.1 200 ")
-    assert server.process.wait(10) == 0
+    assert server.process.wait(60) == 0
     assert list(state.iterdir()) == []
 
 

@@ -19,7 +19,7 @@ from forebay.transports.grpc.service import GrpcConfig
 from forebay.transports.http.asgi import Pages
 from forebay.transports.http.listener import HttpListener
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 ANY_PORT = HttpConfig(port=0)
 ANY_RPC_PORT = GrpcConfig()
 CHANNEL = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]

@@ -9,7 +9,7 @@ from tests.compat.pipeline.conftest import free_port, post, values_of
 
 from forebay.surfaces.pipeline.fronts.client import PipelineClient
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 INNER = """
 import time

@@ -27,7 +27,7 @@ from forebay.surfaces.pipeline.server import PipelineServer
 from forebay.workers.child import Item
 from forebay.workers.runner import WorkerContext
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 EACH = {"build_dag_each_worker": True}
 
 SCRIPT = """

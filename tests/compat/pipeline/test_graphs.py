@@ -23,7 +23,7 @@ from forebay.surfaces.pipeline.server import PipelineServer
 from forebay.workers.objects import UnpackedItem
 from forebay.workers.runner import WorkerContext
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Tag(Op):

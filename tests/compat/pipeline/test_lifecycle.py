@@ -21,7 +21,7 @@ from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline.config import _DAG_KEYS, _OP_KEYS
 from forebay.surfaces.pipeline.fronts import schema
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 ECHO = """
 import os, sys, time

@@ -27,7 +27,7 @@ from forebay.workers.runner import RunnerSpec, WorkerContext
 from forebay.workers.threads import ThreadPool
 
 ROOT = str(Path(__file__).parents[3])
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Doubles(Op):

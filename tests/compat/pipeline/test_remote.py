@@ -622,7 +622,7 @@ def kserve(tmp_path_factory, eventually):
     finally:
         server.terminate()
         try:
-            server.wait(5)
+            server.wait(60)
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()

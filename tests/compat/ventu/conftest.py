@@ -31,7 +31,7 @@ del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 FOREBAY = [sys.executable, "-m", "forebay"]
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def free_port():

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from forebay.surfaces.ventu import Ventu
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Req(pydantic.BaseModel):

@@ -31,7 +31,7 @@ from forebay.errors import (
 from forebay.transports.grpc.listener import GrpcListener
 from forebay.transports.grpc.service import GrpcConfig, GrpcService
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 NAME = "test.Echo"
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 ALONE = [*UNLIMITED, ("grpc.use_local_subchannel_pool", 1)]

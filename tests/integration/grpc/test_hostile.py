@@ -798,7 +798,7 @@ def test_settings_that_change_all_windows_all_the_time_stop_nobody(besieged):
         wire.flood(frame(PING, b"finished"))
         while (found := wire.read()) is not None and found.payload != b"finished":
             pass
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 20.0
 
 
 def test_a_client_that_says_something_about_each_frame_is_no_flood(besieged):

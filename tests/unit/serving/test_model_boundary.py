@@ -25,7 +25,7 @@ from forebay.workers.runner import RunnerSpec
 from forebay.workers.threads import ThreadPool
 
 JSON = {"in": "json", "out": "json"}
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Desk:
