@@ -22,7 +22,7 @@ from forebay.surfaces.nucleus.runner import NucleusRunner
 from forebay.workers.runner import WorkerContext
 
 FOREBAY = [sys.executable, "-c", "import sys; from forebay.cli.main import main; sys.exit(main())"]
-START_S = 60.0
+START_S = 120.0
 
 
 def write_project(folder, handler, config=None, **files):
