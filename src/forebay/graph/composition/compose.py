@@ -47,6 +47,7 @@ class GraphSettings(msgspec.Struct, frozen=True, kw_only=True):
     timeout_ms: Count
     max_in_flight: Count
     max_queue: Count
+    check_outputs: bool
 
 
 class Graph(msgspec.Struct, frozen=True, eq=False):
@@ -57,6 +58,7 @@ class Graph(msgspec.Struct, frozen=True, eq=False):
         calls: What each node of it is, by name.
         inputs: What the caller gives, by name.
         result: Type of what is returned.
+        declared: The same, as the function is annotated; Any if it is not.
         shape: Whether that is one value, an object of several or an array of several.
         warnings: What is odd about it.
     """
@@ -65,6 +67,7 @@ class Graph(msgspec.Struct, frozen=True, eq=False):
     calls: Mapping[str, Call]
     inputs: Mapping[str, Port]
     result: Any
+    declared: Any
     shape: Literal["one", "object", "array"]
     warnings: list[str]
 
@@ -145,6 +148,7 @@ def compose(
     timeout_ms: int = 30_000,
     max_in_flight: int = 64,
     max_queue: int = 1024,
+    check_outputs: bool = True,
 ) -> Callable[[Callable[..., Any]], Composition]: ...
 def compose(
     function: Callable[..., Any] | None = None,
@@ -155,6 +159,7 @@ def compose(
     timeout_ms: int = 30_000,
     max_in_flight: int = 64,
     max_queue: int = 1024,
+    check_outputs: bool = True,
 ) -> Composition | Callable[[Callable[..., Any]], Composition]:
     """Make a graph of a function that calls nodes.
 
@@ -166,6 +171,7 @@ def compose(
         timeout_ms: Time a request has if it names none itself.
         max_in_flight: Requests inside the graph at a time.
         max_queue: Requests that may wait for that; one more is refused with 429.
+        check_outputs: Whether an answer that is not of the type the function declares is an error.
 
     Raises:
         ConfigError: If a setting is wrong. What is wrong with the graph is found when it is drawn.
@@ -182,6 +188,7 @@ def compose(
             timeout_ms=timeout_ms,
             max_in_flight=max_in_flight,
             max_queue=max_queue,
+            check_outputs=check_outputs,
         )
         _check_settings(function, settings)
         return Composition(function, settings)
@@ -243,7 +250,7 @@ def _draw(composition: Composition) -> Graph:
     definitions = dict.fromkeys(call.node for call in current.calls)
     warnings = [*signature.warnings, *(line for node in definitions for line in node.signature.warnings)]
     result = _result(composition, signature, shape, outputs)
-    return Graph(spec, calls, signature.ports, result, shape, [*warnings, *check(spec)])
+    return Graph(spec, calls, signature.ports, result, signature.result, shape, [*warnings, *check(spec)])
 
 
 def _node_spec(call: Call) -> NodeSpec:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypedDict, Union, Unpack, cast, overload
 
 import msgspec
 
 from forebay.errors import ConfigError, nearest
-from forebay.graph.composition.runner import FirstRunner, NodeRunner, model_of, outcome_of
+from forebay.graph.composition.runner import FirstRunner, NodeRunner, Results, model_of
 from forebay.graph.composition.signature import Port, Signature, signature_of_function, signature_of_model
 from forebay.graph.composition.symbols import Edge, Symbol, drawing, edge_of, place
 from forebay.graph.composition.types_fit import element_of, fits, spell
@@ -48,6 +49,7 @@ class NodeOptions(TypedDict, total=False):
     batch_key: Callable[..., Hashable] | None
     outputs: Sequence[str]
     batched: bool
+    check_outputs: bool | None
 
 
 class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +67,7 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     batch_key: Any = None
     outputs: tuple[str, ...] = ()
     batched: bool = False
+    check_outputs: bool | None = None
 
 
 class NodeDefinition:
@@ -179,7 +182,15 @@ class NodeDefinition:
             isolate_errors: Halve batches of a model that fail as a whole, also if it does not ask for it.
         """
         ports = list(self.signature.ports) if self.runs_batches else None
-        return NodeRunner(self.model, ports, self.settings.outputs, isolate_errors=isolate_errors)
+        return NodeRunner(self.model, ports, self._results, isolate_errors=isolate_errors)
+
+    @cached_property
+    def _results(self) -> Results:
+        outputs, checks = self.settings.outputs, self.settings.check_outputs
+        types: dict[str, Any] = {}
+        if self.model.check_outputs if checks is None else checks:
+            types = {name: self.signature.result_of(name) for name in outputs} or {OUT: self.signature.result}
+        return Results(f"node '{self.name}'", outputs, types)
 
     def _check(self) -> None:
         settings, where = self.settings, f"node '{self.name}'"
@@ -273,7 +284,7 @@ class NodeDefinition:
             result = self.target(**inputs)
             if inspect.iscoroutine(result):
                 result = asyncio.run(result)
-            return outcome_of(result, self.settings.outputs, f"'{self.name}'")
+            return self._results.outcome(result)
         if self._opened is None:
             self._opened = self.runner()
             self._opened.open(WorkerContext())
@@ -342,6 +353,7 @@ def node(
             with those of them that there are.
         batched: Whether the function takes a list for each input and returns a list with a result for each sample. A
             sample that lacks an input with a default has None in its place.
+        check_outputs: Whether a result that is not of the declared type is an error; None: what a model's class says.
 
     Raises:
         ConfigError: If a setting is wrong or does not go with the target.

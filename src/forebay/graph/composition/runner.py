@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from forebay.errors import BadOutcome
+from forebay.graph.spec import OUT
 from forebay.graph.values import Outputs, inputs_of
 from forebay.serving.models.batch_runner import BatchRunner, Samples
 from forebay.serving.models.model import Model, load_module, settings_of
+from forebay.serving.models.outputs import Held
 from forebay.types.call import Failure
 from forebay.types.failures import failure_of
 from forebay.workers.user_code import attempt
@@ -55,7 +57,7 @@ class NodeRunner(BatchRunner):
         self,
         model: type[Model],
         ports: Sequence[str] | None,
-        outputs: Sequence[str],
+        results: Results,
         *,
         isolate_errors: bool = False,
     ) -> None:
@@ -65,12 +67,12 @@ class NodeRunner(BatchRunner):
             model: What runs.
             ports: The inputs in the order of predict's parameters: one, whose values are the samples, or several, for
                 each of which predict is given a list. None: a sample is the dict of all inputs.
-            outputs: Names of the results, if they are several: the model returns mappings of them.
+            results: What becomes of what the model returns.
             isolate_errors: Halve batches that fail as a whole, also if the class does not ask for it.
         """
         super().__init__(model, settings_of(model, one_input=False), isolate_errors=isolate_errors)
         self._ports = ports
-        self._outputs = outputs
+        self._results = results
 
     def open(self, ctx: WorkerContext) -> None:
         """Make the model and load it."""
@@ -116,33 +118,59 @@ class NodeRunner(BatchRunner):
         return outcomes
 
     def _outcome(self, result: Any, *, is_spread: bool) -> Outcome:
-        outcome = outcome_of(result, self._outputs, self._class.__name__)
+        outcome = self._results.outcome(result)
         if is_spread and type(outcome) is Outputs:
             msg = f"{self._class.__name__} is mapped over a list and skipped an element; return None for it"
             raise BadOutcome(msg)
         return outcome
 
 
-def outcome_of(result: Any, outputs: Sequence[str], where: str) -> Outcome:
-    """Return what a graph makes of what a function returned.
+class Results:
+    """What a graph makes of what a function returned."""
 
-    Args:
-        result: What it returned.
-        outputs: The names of its results if they are several.
-        where: The function, as messages name it.
+    def __init__(self, where: str, outputs: Sequence[str], types: Mapping[str, Any]) -> None:
+        """Read the types.
 
-    Raises:
-        BadOutcome: If there are several and it returned no mapping of them.
-    """
-    if not outputs or isinstance(result, Outputs):
-        return result
-    if isinstance(result, Mapping):
-        values = cast("Mapping[str, Any]", result)
-        if values.keys() <= set(outputs):
-            return Outputs(values)
-    found = list(cast("Mapping[Any, Any]", result)) if isinstance(result, Mapping) else type(result).__name__
-    msg = f"{where} returned {found}; a mapping with those of its outputs that have a value is needed: {list(outputs)}"
-    raise BadOutcome(msg)
+        Args:
+            where: The node, as messages name it.
+            outputs: The names of its results if they are several.
+            types: What each result is held to, by name.
+        """
+        self._where = where
+        self._outputs = outputs
+        self._held = {name: Held(annotation) for name, annotation in types.items() if annotation is not Any}
+
+    def outcome(self, result: Any) -> Outcome:
+        """Return what goes on.
+
+        Raises:
+            BadOutcome: If it is not of its declared type, or there are several and it is no mapping of them.
+        """
+        outcome = self._named(result)
+        if self._held:
+            values = outcome.by_port if isinstance(outcome, Outputs) else {OUT: outcome}
+            for name, held in self._held.items():
+                wrong = held.misfit(values[name]) if name in values else None
+                if wrong is not None:
+                    what = f"a result of {self._where}" if name == OUT else f"'{name}' of {self._where}"
+                    msg = f"{what} is not what it declares: {wrong}"
+                    raise BadOutcome(msg)
+        return outcome
+
+    def _named(self, result: Any) -> Outcome:
+        outputs = self._outputs
+        if not outputs or isinstance(result, Outputs):
+            return result
+        if isinstance(result, Mapping):
+            values = cast("Mapping[str, Any]", result)
+            if values.keys() <= set(outputs):
+                return Outputs(values)
+        found = list(cast("Mapping[Any, Any]", result)) if isinstance(result, Mapping) else type(result).__name__
+        msg = (
+            f"{self._where} returned {found}; a mapping with those of its outputs that have a value is needed: "
+            f"{list(outputs)}"
+        )
+        raise BadOutcome(msg)
 
 
 class FirstRunner:

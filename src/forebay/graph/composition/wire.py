@@ -17,6 +17,7 @@ import msgspec
 
 from forebay.errors import BadOutcome, Cancelled, ConfigError, Unavailable, ValidationError
 from forebay.graph.values import loaded
+from forebay.serving.models.outputs import Held
 from forebay.serving.models.reading import refusal
 from forebay.serving.models.schema import WireType
 from forebay.types.call import Failure, Media
@@ -74,6 +75,7 @@ class Wire:
         except ConfigError as error:
             msg = f"{composition.place}: the composition '{composition.name}' cannot be served: {error.message}"
             raise ConfigError(msg) from error
+        self._held = Held(graph.declared if composition.settings.check_outputs else Any)
         self._decode = {name: self.given.decoder(name) for name in ("json", "msgpack")}
         self._encode = {name: self.answer.encoder(name) for name in ("json", "msgpack")}
 
@@ -98,6 +100,11 @@ class Wire:
             BadOutcome: If the results cannot be sent.
         """
         value = self._graph.value_of(loaded(results))
+        # What a branch that was not taken leaves out is no fault of its type.
+        wrong = self._held.misfit(value) if results.keys() >= self._graph.spec.outputs.keys() else None
+        if wrong is not None:
+            msg = f"a result of '{self._name}' is not what it declares: {wrong}"
+            raise BadOutcome(msg)
         if type(value) is Media:
             return value
         written, error = caught(self._encode[item.params["out"]], value)

@@ -18,11 +18,15 @@ from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
+from forebay.errors import ConfigError
 from forebay.serving.models.schema import WireType, nodes_of, plain
+from forebay.types.call import Media
+from forebay.workers.user_code import caught
 
 Check: TypeAlias = Callable[[list[Any]], bool]
 """Whether all of these values are surely of a type; nothing else is asked of it."""
 
+_BUFFERS: Final = (bytes, bytearray, memoryview)
 _ARRAYS: Final = {list, Sequence}
 _MAPPINGS: Final = {dict, Mapping}
 _FIELDED: Final = (msgspec.inspect.StructType, msgspec.inspect.DataclassType, msgspec.inspect.NamedTupleType)
@@ -61,6 +65,34 @@ def declared_of(answer: WireType) -> Declared | None:
     except Exception:  # noqa: BLE001 - msgspec cannot read such a type
         return None
     return Declared(annotation) if is_known else None
+
+
+class Held:
+    """Holds Python values that may go on as they are to a declared type; what msgspec cannot look into passes."""
+
+    def __init__(self, annotation: Any) -> None:
+        """Read the type."""
+        try:
+            answer = WireType(annotation, "output")
+        except ConfigError:  # it need not travel in JSON, so nothing is wrong with that
+            answer = WireType(Any, "output")
+        self._has_media = answer.has_media
+        self._raw = (() if answer.annotation is Media else _BUFFERS) if answer.raw else None
+        self._declared = declared_of(answer)
+
+    def misfit(self, value: Any) -> str | None:
+        """Return what is wrong with a value, with its path and types; None if nothing is known to be."""
+        if type(value) is Media:
+            is_right = self._has_media or (self._raw is None and self._declared is None)
+            return None if is_right else "`forebay.Media` is not declared"
+        if self._raw is not None:
+            expected = "bytes" if self._raw else "forebay.Media"
+            return None if isinstance(value, self._raw) else f"Expected `{expected}`, got `{type(value).__name__}`"
+        declared = self._declared
+        if declared is None or declared.fits([value]):
+            return None
+        wrong, _ = caught(declared.misfit, value)
+        return wrong
 
 
 def _check(annotation: Any, known: dict[int, Check]) -> Check:
