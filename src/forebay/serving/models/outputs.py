@@ -79,6 +79,8 @@ class Held:
         self._has_media = answer.has_media
         self._raw = (() if answer.annotation is Media else _BUFFERS) if answer.raw else None
         self._declared = declared_of(answer)
+        self.fits: Check = _not_known if self._declared is None else self._declared.fits
+        """Whether all of several values are surely right."""
 
     def misfit(self, value: Any) -> str | None:
         """Return what is wrong with a value, with its path and types; None if nothing is known to be."""
@@ -93,6 +95,10 @@ class Held:
             return None
         wrong, _ = caught(declared.misfit, value)
         return wrong
+
+
+def _not_known(_values: list[Any]) -> bool:
+    return False
 
 
 def _check(annotation: Any, known: dict[int, Check]) -> Check:
