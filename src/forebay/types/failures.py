@@ -66,8 +66,15 @@ def trace_of(error: BaseException) -> str:
     try:
         text = "".join(traceback.format_exception(error))
     except BaseException:  # noqa: BLE001 - a `__str__`, `__cause__` or `__notes__` of the user's
-        text = "".join(traceback.format_tb(error.__traceback__)) + text_of(error) + "\n"
+        text = f"{_frames_of(error)}{text_of(error)}\n"
     return _clean(text, 8 * MAX_MESSAGE)
+
+
+def _frames_of(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_tb(error.__traceback__))
+    except BaseException:  # noqa: BLE001 - a `__traceback__` of the user's, or no room left on the stack
+        return ""
 
 
 def _can_be_told(error: ForebayError) -> bool:

@@ -209,7 +209,11 @@ class WirePool:
         outcome = outcomes[0]
         if type(outcome) is Failure:
             self._end(batch, outcome)
-        elif self._wire.answer.raw or _is_small(outcome):
+            return
+        is_small = self._wire.answer.raw or attempt(_is_small, outcome)  # it asks objects of the user's
+        if type(is_small) is Failure:
+            self._end(batch, is_small)
+        elif is_small:
             self._end(batch, self._written(batch, outcome))
         else:
             self._spawn(self._leave(batch, outcome))
