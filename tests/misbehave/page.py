@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes docs/reference/misbehaving-models.md: `python -m tests.misbehave.page`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.misbehave.catalogue import WAYS, Way
+from tests.misbehave.who import KINDS, LETTERS, PLACES, who, why_not
+
+PAGE = Path(__file__).parents[2] / "docs/reference/misbehaving-models.md"
+INTRO = """\
+# Misbehaving models
+
+What becomes of a request, of those beside it and of the worker when user code misbehaves. Cells are tried by
+`tests/misbehave`, together with a request in the same batch (where there are batches) and two that follow: whoever is
+not named here is answered, and the pool comes back to full strength. This page is written by
+`python -m tests.misbehave.page`.
+
+Each cell says who is hurt for the kinds of workers in this order: inline, thread, process, attached; once if it is the
+same for all that are possible.
+
+"""
+SECTIONS = {
+    "raise": "Raising",
+    "return": "Returning",
+    "hang": "Hanging",
+    "exit": "Ending the process",
+    "fork": "Forking",
+    "print": "Printing",
+    "keep": "Keeping",
+    "mutate": "Changing what belongs to others",
+    "thread": "Threads",
+}
+LEFT_OUT = {"another hook"}
+
+
+def page() -> str:
+    lines = [INTRO + "| | who is hurt |", "|---|---|", *(f"| `{one}` | {text} |" for one, text in LETTERS.items()), ""]
+    for kind, title in SECTIONS.items():
+        ways = [way for way in WAYS if way.kind == kind and not way.hook]
+        lines += [f"## {title}", "", f"| the code | {' | '.join(PLACES)} |", "|---|" + "---|" * len(PLACES)]
+        lines += [f"| {way.text} | {' | '.join(_cell(way, place) for place in PLACES)} |" for way in ways]
+        lines.append("")
+    lines += ["## Hooks of models", "", f"| the code | {' | '.join(KINDS)} |", "|---|" + "---|" * len(KINDS)]
+    for way in WAYS:
+        if way.hook:
+            place = {"preprocess": "hooks", "postprocess": "hooks", "batch_key": "key"}.get(way.hook, "load")
+            lines.append(f"| {way.text} | {' | '.join(f'`{who(way, kind, place)}`' for kind in KINDS)} |")
+    reasons = sorted(
+        {why_not(way, kind, place) for way in WAYS for kind in KINDS for place in (*PLACES, "key", "load")}
+    )
+    lines += ["", "Not possible:", ""]
+    lines += [f"- {reason}" for reason in reasons if reason and reason not in LEFT_OUT]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(way: Way, place: str) -> str:
+    found = [who(way, kind, place) for kind in KINDS]
+    possible = set(found) - {"x"}
+    if not possible:
+        return ""
+    return f"`{possible.pop()}`" if len(possible) == 1 else f"`{' '.join(found)}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
