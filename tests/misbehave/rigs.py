@@ -56,6 +56,10 @@ async def eventually(check: Any, what: str = "it") -> None:
         await asyncio.sleep(0.005)
 
 
+def _read(answer: Any) -> Any:
+    return msgspec.json.decode(answer) if isinstance(answer, bytes) else answer
+
+
 class Rig:
     """An endpoint in front of a pool of this process."""
 
@@ -71,7 +75,7 @@ class Rig:
     async def ask(self, number: int, way: int) -> Any:
         """Raises what the request failed with."""
         answer = await self.endpoint.call(msgspec.json.encode([number, way]), params=PARAMS, timeout_s=PATIENCE_S)
-        return [*map(msgspec.json.decode, answer)] if isinstance(answer, list) else msgspec.json.decode(answer)
+        return [*map(_read, answer)] if isinstance(answer, list) else _read(answer)
 
     def is_right(self, number: int, answer: Any) -> bool:
         return answer in (number, [number], [number, number])

@@ -62,7 +62,7 @@ _ELSEWHERE: Final = {
     **{("Nucleus", name): "B" for name in ("return_user_list", "return_deque")},
     **{("pipeline", name): "B" for name in ("return_user_list", "return_deque")},
     **{(place, name): "B" for place in _STREAMED for name in ("return_user_list", "return_deque")},
-    **{(place, "return_media"): "R" for place in ("graph", "Nucleus", "pipeline")},
+    **{(place, "return_media"): "R" for place in (*_STREAMED, "Nucleus", "pipeline")},
     **{("pipeline", name): "R" for name in ("return_nan", "return_huge", "return_int_huge")},
     ("graph", "return_after"): "-",
     **{(place, name): "-" for place in ("Nucleus", "pipeline") for name in ("mutate_clear", "mutate_append")},
