@@ -114,6 +114,8 @@ async def ask(kind: str, port: int, account: Account, end: float, draw: random.R
                 status, content = await read_answer(reader)
             if kind == "stream" and b"event: error" in content:
                 status = 503  # its worker was killed after the answer had begun
+            if kind == "rest" and status == 200 and json.loads(content)["err_no"]:
+                status = 500  # pipelines tell errors of their ops in answers of their own
             account.take(kind, status, answer_of(kind, content) if status == 200 else content, expected)
         except (OSError, EOFError, TimeoutError, ValueError, KeyError) as error:
             account.wrong.append(f"{kind}: {error!r}")
