@@ -311,8 +311,7 @@ def _segments(chance, data, messages):
 
 def framed(data):
     """What h11 finds: target, body, and keys of each request, until an error or the end."""
-    # Our parser takes several spaces in a request's line for one, and passes over any number of empty lines before it.
-    connection = _reader(re.sub(rb" +(?=/|HTTP/1)", b" ", data))
+    connection = _reader(data)
     found, request, body = [], None, b""
     try:
         while True:
@@ -342,7 +341,9 @@ def framed(data):
 
 def _reader(data):
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=10_000)
-    connection.receive_data(data.lstrip(b"\r\n"))
+    # Our parser takes several spaces in a request's line for one, and passes over any number of empty lines before it.
+    line, end, rest = data.lstrip(b"\r\n").partition(b"\n")
+    connection.receive_data(re.sub(rb" +(?=/|HTTP/1)", b" ", line) + end + rest)
     return connection
 
 

@@ -290,6 +290,9 @@ class Connection(HttpToolsProtocol):
         method, version, upgrades = parser.get_method(), parser.get_http_version(), parser.should_upgrade()
         host, self._detour = check_framing(method, version, headers, upgrades=upgrades)
         problem = lane.hosts.problem(host)
+        if b"#" in self.url:
+            msg = "the target of a request has no fragment"
+            raise NotHttp(msg)
         target, _, query = self.url.partition(b"?")
         route = lane.routes.get(target)
         if (

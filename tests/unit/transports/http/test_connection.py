@@ -267,3 +267,10 @@ def test_an_answer_that_cannot_be_written_leaves_room_for_an_error_in_its_place(
     assert client.statuses == [500, 200]
     asked.reply(asked, b"too late")
     assert client.statuses == [500, 200]
+
+
+def test_a_target_with_a_fragment_is_none(doors):  # some would read it as the path before it
+    door = doors()
+    for target in ("/#models/alpha", "/models/alpha#", "/models/alpha?x#y"):
+        assert door.connect().send(request("", b"1", target=target)).statuses == [400]
+    assert door.alpha.asked == []
