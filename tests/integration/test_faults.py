@@ -145,7 +145,11 @@ def test_a_signal_ends_a_load_that_blocks_the_loop(stubborn, tmp_path, eventuall
 
 def test_a_terminal_that_closes_drains(serve, eventually):
     # F25
-    server = serve("single.py", *PROCESS)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the suite itself may run under nohup
+    try:
+        server = serve("single.py", *PROCESS)
+    finally:
+        signal.signal(signal.SIGHUP, before)
     with asked(server, b"0.3") as wire:
         eventually(lambda: server.metric("forebay_in_flight") == 1)
         tasks = Path(f"/proc/{server.process.pid}/task")

@@ -142,5 +142,8 @@ def sheltered() -> Iterator[None]:
         os.environ.update(environ)
         os.chdir(folder)
         gc.enable()
+        for thing in catalogue.kept:
+            if isinstance(thing, asyncio.AbstractEventLoop):
+                thing.close()
         catalogue.kept.clear()
         catalogue.release()
