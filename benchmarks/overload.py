@@ -5,8 +5,8 @@
 
 The batchmodel job, server on core 0, load on core 1. In each round every server is first measured in a closed loop
 (wrk, 256 connections, which its queue holds), then at 0.8 of that rate in an open loop, then at 1.3, 3 and 10 times
-of it with 400 and with 2,000 connections; `flood.py` says what is counted. Medians over the rounds are written to
-RESULTS-overload.md.
+of it with 400 and with 2,000 connections, each after a closed loop of its own; `flood.py` says what is counted. Medians
+over the rounds are written to RESULTS-overload.md.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Figures:
 
     closed: list[float] = field(default_factory=list)
     calm_p99_ms: list[float] = field(default_factory=list)
-    floods: dict[tuple[float, int], list[Flood]] = field(default_factory=dict)
+    floods: dict[tuple[float, int], list[tuple[Flood, float]]] = field(default_factory=dict)
+    """What came of a flood, and of the closed loop just before it: the machine's speed drifts."""
     memory: list[tuple[float, float]] = field(default_factory=list)
 
 
@@ -84,8 +85,11 @@ def measure(running: Running, figures: Figures, options: argparse.Namespace, rou
     before = sum(map(proc.pss_mib, running.pids()))
     for connections in options.connections:
         for factor in options.factors:
+            load = run_wrk(running, CLOSED_CONNECTIONS, options.closed_seconds, LOAD_CORES)
+            closed = (load.requests - load.errors) / load.duration_s
+            figures.closed.append(closed)
             found = flood(running, factor * closed, connections, options, round_)
-            figures.floods.setdefault((factor, connections), []).append(found)
+            figures.floods.setdefault((factor, connections), []).append((found, closed))
             say(
                 f"{running.server.name:16} {factor:4g}x {connections:5} connections: accepted {found.accepted:9,.0f}/s"
                 f" ({found.accepted / closed:.2f}), p99 {found.accepted_p99_ms:.0f} ms, no: {found.refused:8,.0f}/s,"
@@ -97,8 +101,9 @@ def measure(running: Running, figures: Figures, options: argparse.Namespace, rou
 
 def rows_of(name: str, figures: Figures) -> list[list[str]]:
     rows: list[list[str]] = []
-    for (factor, connections), floods in figures.floods.items():
-        shares = [found.accepted / closed for found, closed in zip(floods, figures.closed, strict=False)]
+    for (factor, connections), measured in figures.floods.items():
+        floods = [found for found, _ in measured]
+        shares = [found.accepted / closed for found, closed in measured]
         slower = [
             found.accepted_p99_ms / max(calm, 0.001) for found, calm in zip(floods, figures.calm_p99_ms, strict=False)
         ]

@@ -67,9 +67,10 @@ class RefusalLine:
         now = time.monotonic()
         self._budget_s = min(self._budget_s + (now - self._looked_at) * SHARE, BURST_S)
         self._looked_at = now
+        used = time.thread_time()  # while workers have the core, or the interpreter, no refusal costs anything
         while waiting and self._budget_s > 0:
             waiting.popleft().tell_refused()
-            before, now = now, time.monotonic()
-            self._budget_s -= now - before + KERNEL_S
+            before, used = used, time.thread_time()
+            self._budget_s -= used - before + KERNEL_S
         if waiting:
             self._timer = self._loop.call_later(TICK_S, self._tell)

@@ -26,6 +26,9 @@ class Loop:
     def monotonic(self):
         return self.now
 
+    def thread_time(self):
+        return self.now
+
     def call_later(self, delay_s, call):
         timer = Timer()
         self.timers.append((self.now + delay_s, call, timer))
