@@ -991,7 +991,7 @@ def test_a_worker_that_keeps_dying_is_started_with_pauses(tmp_path):
             os.kill(pid, signal.SIGKILL)
             await asyncio.sleep(1.2)
             assert 1 < log.read_text().count("open") <= 5
-            assert (rig.pool.statistics().alive, rig.pool.idle) == (0, 0)
+            assert rig.pool.statistics().alive == 0  # and after three attempts who asks is told so
 
     run(main())
 
