@@ -48,7 +48,7 @@ class Server:
 
     def client(self, **more):
         # Loading certificates nobody needs here takes longer than most of what is measured.
-        return httpx.Client(base_url=self.url, timeout=30, verify=False, **more)
+        return httpx.Client(base_url=self.url, timeout=60, verify=False, **more)
 
     def request(self, method="GET", path="/", **more):
         with self.client() as client:
@@ -61,8 +61,16 @@ class Server:
     @property
     def logged(self):
         """What was logged as JSON on stdout."""
-        lines = [line for line in self.out.read_text().splitlines() if line.startswith("{")]
-        return [json.loads(line) for line in lines]
+        whole, _, _ = self.out.read_text().rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
+
+    def has_logged(self, text, key="message"):
+        return any(text in line.get(key, "") for line in self.logged)
+
+    def gauge(self, name):
+        """The value of a metric that has one line."""
+        found = re.search(rf"^{name}(?:{{.*}})? (\S+)$", self.request(path="/metrics").text, re.MULTILINE)
+        return None if found is None else float(found[1])
 
     def wait_ready(self, within_s=START_S):
         deadline = time.monotonic() + within_s

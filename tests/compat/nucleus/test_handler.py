@@ -417,7 +417,7 @@ def test_expect_100_continue(server):
     # N43
     import socket
 
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as raw:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as raw:
         raw.sendall(b"POST / HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n")
         assert raw.recv(100).startswith(b"HTTP/1.1 100 ")
         raw.sendall(b"hi")

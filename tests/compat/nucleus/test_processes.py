@@ -5,7 +5,7 @@ import asyncio
 import itertools
 import os
 import signal
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -28,14 +28,12 @@ HANDLER = """
 
         def handle_get(self, query_params):
             self.count += 1
+            began = time.monotonic()
             if meet := query_params.get("meet"):
                 Path(f"in-{meet}-{os.getpid()}-{threading.get_ident()}").touch()
-                deadline = time.monotonic() + 60
-                while len(list(Path.cwd().glob(f"in-{meet}-*"))) < 4:
-                    assert time.monotonic() < deadline
+                while len(list(Path.cwd().glob(f"in-{meet}-*"))) < int(query_params["of"]):
+                    assert time.monotonic() < began + 60
                     time.sleep(0.01)
-            began = time.monotonic()
-            time.sleep(float(query_params.get("sleep", 0)))
             return [os.getpid(), id(self), threading.get_ident(), began, time.monotonic()]
 """
 
@@ -50,16 +48,20 @@ def two_by_two(serve):
     return serve(HANDLER, {"processes": 2, "threads_per_process": 2})
 
 
-def timed(server, sleep_s):
-    started = time.monotonic()
-    found = server.request(params={"sleep": str(sleep_s)}).json()
-    return time.monotonic() - started, found
+@pytest.fixture(scope="module")
+def meet(parallel):
+    """Sends requests that wait for each other in their handlers, `of` of them at a time."""
+
+    def run(server, name, of, count=None):
+        params = {"meet": name, "of": str(of)}
+        return parallel(lambda _: server.request(params=params).json(), range(count or of))
+
+    return run
 
 
-def test_each_process_has_its_own_handler(three, parallel):
+def test_each_process_has_its_own_handler(three, meet):
     # N91
-    found = parallel(lambda _: timed(three, 0.4)[1], range(3))
-    assert len({pid for pid, *_ in found}) == 3
+    assert len({pid for pid, *_ in meet(three, "each", 3)}) == 3
 
 
 def test_constructors_do_not_overlap(three):
@@ -69,44 +71,36 @@ def test_constructors_do_not_overlap(three):
     assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(spans))
 
 
-def test_capacity_is_processes_times_threads(two_by_two, parallel):
+def test_capacity_is_processes_times_threads(two_by_two, meet):
     # N93
     for turn in ("first", "again"):
-        asked = {"sleep": "0.3", "meet": turn}  # four wait for each other in their handlers
-        results = parallel(lambda _: two_by_two.request(params=asked).json(), range(5))  # noqa: B023
+        results = meet(two_by_two, turn, 4, 5)
         assert len({(pid, handler) for pid, handler, *_ in results}) == 2
         assert len({(pid, thread) for pid, _, thread, *_ in results}) == 4
         assert max(began for *_, began, _ in results) >= min(ended for *_, ended in results), "the fifth waits"
 
 
-def test_work_goes_to_the_process_with_fewer_requests(two_by_two, parallel):
+def test_work_goes_to_the_process_with_fewer_requests(two_by_two, meet):
     # N91
-    for _ in range(3):
-        found = parallel(lambda _: timed(two_by_two, 0.15)[1][0], range(2))
-        assert len(set(found)) == 2
+    for turn in range(3):
+        assert len({pid for pid, *_ in meet(two_by_two, f"fewer-{turn}", 2)}) == 2
 
 
-def test_a_free_process_takes_what_waits(three, parallel):
+def test_a_free_process_takes_what_waits(three, eventually):
     # N94
-    with three.client() as other:
-        slow = parallel(
-            lambda job: job(),
-            [
-                lambda: timed(three, 0.8),
-                lambda: timed(three, 0.8),
-                lambda: [_seconds(other) for _ in range(10)],
-            ],
-        )
-    assert min(slow[2]) < 0.3
+    def hold():
+        return three.request(params={"meet": "held", "of": "3"}).json()
+
+    with ThreadPoolExecutor() as threads:
+        held = [threads.submit(hold) for _ in range(2)]
+        eventually(lambda: len(list(three.folder.glob("in-held-*"))) == 2)
+        assert len({three.request().json()[0] for _ in range(10)}) == 1  # the one that is free
+        assert not any(one.done() for one in held)
+        (three.folder / "in-held-last").touch()
+        assert len({one.result()[0] for one in held}) == 2
 
 
-def _seconds(client):
-    started = time.monotonic()
-    client.get("/", params={"sleep": "0.01"})
-    return time.monotonic() - started
-
-
-def test_a_worker_that_dies_takes_the_server_down(two_by_two, serve):
+def test_a_worker_that_dies_takes_the_server_down(serve, eventually):
     # N60
     server = serve(HANDLER, {"processes": 2})
     pid = server.request().json()[0]
@@ -115,7 +109,7 @@ def test_a_worker_that_dies_takes_the_server_down(two_by_two, serve):
     assert server.process.wait(60) == 137
     assert not list(server.state.iterdir())
     for other in others:
-        assert not Path(f"/proc/{other}").exists()
+        eventually(lambda other=other: not Path(f"/proc/{other}").exists())
 
 
 def test_projects_do_not_see_each_other(tmp_path):
@@ -188,7 +182,7 @@ def test_what_lost_its_worker_is_answered_and_not_run_again(serve, more):
     assert (server.folder / "runs").read_text() == "run\n"
 
 
-def test_a_callback_that_runs_at_sigterm_comes_to_its_end(serve, tmp_path):
+def test_a_callback_that_runs_at_sigterm_comes_to_its_end(serve, tmp_path, eventually):
     # F40; N47, N60
     server = serve(
         """
@@ -207,7 +201,6 @@ def test_a_callback_that_runs_at_sigterm_comes_to_its_end(serve, tmp_path):
         """
     )
     assert server.request(params={"folder": str(tmp_path)}).json() == 1
-    while not (tmp_path / "begun").exists():
-        time.sleep(0.01)
+    eventually((tmp_path / "begun").exists)
     assert server.stop() == 0
     assert (tmp_path / "ended").exists()

@@ -255,6 +255,15 @@ def test_a_long_body_that_came_before_its_answer_ends_the_connection_too(doors):
     assert client.transport.is_closed
 
 
+def test_a_request_that_is_being_answered_has_all_the_time_it_needs(doors):
+    door = doors(waits=True, keep_alive_s=5.0, read_timeout_s=5.0, write_timeout_s=5.0)
+    client = door.connect().send(request("alpha", b"1"))
+    door.pass_seconds(3600)
+    assert not client.transport.is_closed
+    door.alpha.answer()
+    assert client.answers == [(200, b"alpha 1")]
+
+
 def test_an_answer_that_cannot_be_written_leaves_room_for_an_error_in_its_place(doors):  # F27, G8
     door = doors(waits=True)
     client = door.connect().send(request("alpha", b"1") + request("beta", b"2"))
