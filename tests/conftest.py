@@ -11,27 +11,16 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tests.waiting import PATIENCE_S, eventually
 
 MODELS = Path(__file__).parent / "models"
 FOREBAY = [sys.executable, "-c", "import sys; from forebay.cli.main import main; sys.exit(main())"]
-PATIENCE_S = 60.0
-"""How long a test waits for what should come at once; only a failing test waits so long."""
-
-
-def eventually(check, what="it", within_s=PATIENCE_S):
-    """Waits until `check()` is true and returns what it returned."""
-    deadline = time.monotonic() + within_s
-    while not (found := check()):
-        assert time.monotonic() < deadline, f"{what} did not happen within {within_s} seconds"
-        time.sleep(0.01)
-    return found
 
 
 @dataclass

@@ -22,7 +22,15 @@ async def serve(parsed):
     await project.app.start()
     sys.stderr.write(f"ready at http://127.0.0.1:{listening.getsockname()[1]}\n")
     sys.stderr.flush()
-    config = uvicorn.Config(project.asgi, http="httptools", loop="uvloop", ws="none", lifespan="off", log_config=None)
+    config = uvicorn.Config(
+        project.asgi,
+        http="httptools",
+        loop="uvloop",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        timeout_keep_alive=75,  # as ours: tests tell what is closed from what is idle
+    )
     await uvicorn.Server(config).serve(sockets=[listening])
     await project.app.drain(1.0)
 

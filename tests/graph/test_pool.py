@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tests.graph import runners
 from tests.graph.test_run import graph, node
+from tests.waiting import PATIENCE_S, reached
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import (
@@ -91,18 +92,19 @@ async def test_a_diamond_gives_each_request_its_own_answer(kind: str):  # P13, P
 
 
 async def test_requests_meet_in_the_batches_of_a_node():
-    gate = threading.Event()
+    entered, gate = threading.Event(), threading.Event()
 
     def wait(inputs: Any) -> Any:
-        gate.wait(10)
+        entered.set()
+        gate.wait(PATIENCE_S)
         return inputs["x"]
 
     nodes = {"a": made(wait)}
     async with Serving(graph(node("a", "x")), nodes) as serve:
         first = asyncio.ensure_future(serve(0))
-        await asyncio.sleep(0.05)
+        await reached(entered.is_set)
         rest = [asyncio.ensure_future(serve(i)) for i in range(1, 33)]
-        await asyncio.sleep(0.05)
+        await reached(lambda: nodes["a"].endpoint.waiting == 32)
         gate.set()
         assert await asyncio.gather(first, *rest) == list(range(33))
         runner = nodes["a"].endpoint.metrics.batch_size
@@ -216,20 +218,25 @@ async def test_a_deadline_covers_every_node():  # P90
 
 
 async def test_a_node_that_is_late_is_tried_again():  # P87
-    calls: list[float] = []
+    calls: list[int] = []
+    gate = threading.Event()
 
     def slow_once(inputs: Any) -> Any:
-        calls.append(time.monotonic())
-        time.sleep(0.4 if len(calls) == 1 else 0.0)
+        calls.append(1)
+        if len(calls) == 1:
+            gate.wait(PATIENCE_S)
         return "answer"
 
-    async with Serving(graph(node("a", "x")), {"a": made(slow_once, workers=2, timeout_s=0.15, attempts=2)}) as serve:
+    async with Serving(graph(node("a", "x")), {"a": made(slow_once, workers=2, timeout_s=1.0, attempts=2)}) as serve:
         assert await serve(1) == "answer"
         assert len(calls) == 2
+        gate.set()
     calls.clear()
-    async with Serving(graph(node("a", "x")), {"a": made(slow_once, workers=2, timeout_s=0.15)}) as serve:
+    gate.clear()
+    async with Serving(graph(node("a", "x")), {"a": made(slow_once, workers=2, timeout_s=0.1)}) as serve:
         with pytest.raises(DeadlineExceeded):
             await serve(1)
+        gate.set()
 
 
 async def test_a_worker_that_dies_takes_nobody_else_along():  # P97
@@ -251,13 +258,13 @@ async def test_who_goes_away_leaves_the_queues():  # P98
 
     def wait(inputs: Any) -> Any:
         seen.append(inputs["x"])
-        gate.wait(10)
+        gate.wait(PATIENCE_S)
         return inputs["x"]
 
     nodes = {"a": made(wait, batch=1)}
     async with Serving(graph(node("a", "x")), nodes) as serve:
         tasks = [asyncio.ensure_future(serve(i)) for i in range(50)]
-        await asyncio.sleep(0.05)
+        await reached(lambda: seen)
         for task in tasks[:-1]:
             task.cancel()
         gate.set()
@@ -293,24 +300,24 @@ async def test_no_more_than_so_many_requests_are_inside():  # P73
 
 async def test_the_oldest_request_goes_first_where_a_node_is_ranked():  # P71
     order: list[int] = []
-    gate = threading.Event()
+    entered, gate = threading.Event(), threading.Event()
 
     def shuffle(inputs: Any) -> Any:
         time.sleep(0.001 + 0.004 * random.random())
         return inputs["x"]
 
     def note(inputs: Any) -> Any:
-        gate.wait(10)
+        entered.set()
+        gate.wait(PATIENCE_S)
         order.append(inputs["a"])
         return inputs["a"]
 
     nodes = {"a": made(shuffle, workers=8, batch=1), "b": made(note, batch=1, ranked=True)}
     async with Serving(graph(node("a", "x"), node("b", "a")), nodes) as serve:
         first = asyncio.ensure_future(serve(-1))
-        await asyncio.sleep(0.05)
+        await reached(entered.is_set)
         rest = [asyncio.ensure_future(serve(i)) for i in range(40)]
-        while nodes["b"].endpoint.waiting < 40:  # noqa: ASYNC110 - a node tells nobody who waits for it
-            await asyncio.sleep(0.005)
+        await reached(lambda: nodes["b"].endpoint.waiting == 40)
         gate.set()
         await asyncio.gather(first, *rest)
     assert order == [-1, *range(40)]
@@ -384,8 +391,8 @@ async def test_draining_lets_requests_inside_end():  # P96
     serving = Serving(graph(node("a", "x")), {"a": made(runners.nap)})
     await serving.endpoint.start()
     running = asyncio.ensure_future(serving(0.2))
-    await asyncio.sleep(0.05)
-    await serving.endpoint.drain(5.0)
+    await reached(lambda: serving.pool.in_flight == 1)
+    await serving.endpoint.drain(PATIENCE_S)
     assert await running
     with pytest.raises(ForebayError):
         await serving(0.0)
@@ -427,7 +434,7 @@ async def test_every_request_gets_one_answer_whatever_happens():  # P153
                 serve.endpoint.cancel(rng.choice(requests))
             if i % 20 == 0:
                 await asyncio.sleep(0.01)
-        await asyncio.wait_for(done.wait(), 40)
+        await asyncio.wait_for(done.wait(), PATIENCE_S)
         assert set(answers.values()) == {1}
         assert serve.pool.in_flight == serve.endpoint.in_flight == 0
         assert all(one.endpoint.in_flight == 0 and one.endpoint.waiting == 0 for one in nodes.values())

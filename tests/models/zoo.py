@@ -87,6 +87,13 @@ class Errand(msgspec.Struct):
 
     name: str = ""
     s: float = 0.0
+    until: str = ""
+    """A file; the errand takes until it is there."""
+
+    def run(self):
+        time.sleep(self.s)
+        while self.until and not os.path.exists(self.until):  # noqa: PTH110 - nothing else is needed of it
+            time.sleep(0.005)
 
 
 class Diary(forebay.Model):
@@ -100,7 +107,7 @@ class Diary(forebay.Model):
     def predict(self, batch: list[Errand]) -> list[list[str]]:
         for errand in batch:
             self.names.append(errand.name)
-            time.sleep(errand.s)
+            errand.run()
         return [list(self.names) for _ in batch]
 
 
@@ -112,7 +119,7 @@ class Narrow(forebay.Model):
 
     def predict(self, batch: list[Errand]) -> list[str]:
         for errand in batch:
-            time.sleep(errand.s)
+            errand.run()
         return [errand.name for errand in batch]
 
 
@@ -120,10 +127,11 @@ class Pair(forebay.Model):
     """Waits for two samples before it runs, so that they are batch-mates; answers with the size of its batch."""
 
     max_batch_size = 2
-    max_wait_ms = 5_000
+    max_wait_ms = 30_000
 
     def predict(self, batch: list[Errand]) -> list[object]:
-        time.sleep(max(errand.s for errand in batch))
+        for errand in batch:
+            errand.run()
         return [ValueError(errand.name) if errand.name == "bad" else len(batch) for errand in batch]
 
 

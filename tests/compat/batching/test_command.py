@@ -142,7 +142,7 @@ def test_a_second_signal_does_not_wait_for_a_stuck_worker(start):  # B30
 
 def _refuses(port):
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        socket.create_connection(("127.0.0.1", port), timeout=60).close()
     except ConnectionRefusedError:
         return True
     return False

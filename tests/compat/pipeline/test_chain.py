@@ -122,5 +122,5 @@ def test_errors_and_time_outs_come_back_through_two_servers(outer, q, number, sa
     found = post(server, q=q)
     assert (found["err_no"], found["key"]) == (number, [])
     assert said in found["err_msg"]
-    assert q != "linger" or time.monotonic() - began < 10
+    assert q != "linger" or time.monotonic() - began < 50
     assert post(server, q="after")["value"][0] == "['AFTER']"

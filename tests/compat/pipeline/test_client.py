@@ -276,13 +276,14 @@ def test_nobody_there(closed_port, asyn):  # P132
         ask = partial(client.predict, {"x": "1"}, asyn=asyn)
         with pytest.raises((Unavailable, DeadlineExceeded)):
             ask().result(PATIENCE_S)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < PATIENCE_S
 
 
 def test_time_is_up(client, fronts):  # P132
     fronts.inference.behave = fronts.inference.hang
-    with pytest.raises(DeadlineExceeded):
-        client.predict({"x": "1"}, timeout=0.1)
+    while not fronts.inference.entered.is_set():  # a busy machine may let the time pass before it is there
+        with pytest.raises(DeadlineExceeded):
+            client.predict({"x": "1"}, timeout=0.1)
     assert fronts.inference.cancelled.wait(PATIENCE_S)
     with PipelineClient(timeout=0.1) as hasty:
         hasty.connect([fronts.endpoint])

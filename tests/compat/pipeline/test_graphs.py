@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.compat.pipeline.conftest import ask, hosting, values_of
+from tests.waiting import reached
 
 from forebay.errors import ConfigError, QueueFull
 from forebay.protocols.pipeline.messages import Request, Response
@@ -159,7 +160,7 @@ def test_no_more_requests_are_inside_than_worker_num_and_the_others_wait_outside
 
     async def use(service):
         asked = [asyncio.ensure_future(ask(service, q=f"q{number}")) for number in range(50)]
-        await asyncio.sleep(0.05)
+        await reached(lambda: service.endpoint.waiting == 46)
         inside = service.endpoint.pool.in_flight
         gate.set()
         return inside, [values_of(one)["q"] for one in await asyncio.gather(*asked)]
@@ -181,9 +182,9 @@ def test_when_too_many_wait_outside_the_next_is_refused_at_once(hosted):
 
     async def use(service):
         asked = [asyncio.ensure_future(ask(service, q="q"))]
-        await asyncio.sleep(0.05)
+        await reached(lambda: service.endpoint.pool.in_flight == 1)
         asked += [asyncio.ensure_future(ask(service, q="q")) for _ in range(2)]
-        await asyncio.sleep(0.05)
+        await reached(lambda: service.endpoint.waiting == 2)
         with pytest.raises(QueueFull):
             await ask(service, q="q")
         gate.set()
@@ -231,8 +232,8 @@ def test_a_batch_leaves_when_it_is_full_or_its_first_sample_has_waited_long_enou
     found, taken_s, staggered_s = hosted(op, use, config)
     assert found == [str(number) for number in range(6)]
     assert op.sizes == [4, 2, 2]
-    assert 0.35 < taken_s < 2.0
-    assert 0.35 < staggered_s < 2.0
+    assert 0.35 < taken_s < WAIT_S
+    assert 0.35 < staggered_s < WAIT_S
 
 
 def test_requests_whose_clients_went_away_never_reach_an_op(hosted):
@@ -247,10 +248,10 @@ def test_requests_whose_clients_went_away_never_reach_an_op(hosted):
 
     async def use(service):
         asked = [asyncio.ensure_future(ask(service, q="q")) for _ in range(100)]
-        await asyncio.sleep(0.05)
+        await reached(lambda: seen)
         for one in asked:
             one.cancel()
-        await asyncio.sleep(0.05)
+        await reached(lambda: service.endpoint.in_flight == 0)
         gate.set()
         return values_of(await ask(service, q="q"))["q"]
 
@@ -336,7 +337,7 @@ def test_an_op_takes_the_oldest_request_first(hosted):
 
     async def use(service):
         asked = asyncio.ensure_future(ask_all(service, 20))
-        await asyncio.sleep(0.3)
+        await reached(lambda: service.endpoint.pool.nodes["N"].endpoint.waiting == 19)
         gate.set()
         await asked
 
@@ -414,7 +415,7 @@ def test_only_ops_that_lead_to_the_answer_are_started(hosted):
 
 def test_a_request_that_times_out_may_be_tried_again_as_a_whole_and_the_server_goes_on(hosted):
     # P89, trap 5
-    ran = []
+    ran, again = [], threading.Event()
 
     class Slow(Op):
         def preprocess(self, input_dicts, data_id, log_id):
@@ -425,10 +426,11 @@ def test_a_request_that_times_out_may_be_tried_again_as_a_whole_and_the_server_g
         def process(self, feed_batch, typical_logid):
             ran.append(1)
             if len(ran) == 1:
-                time.sleep(0.5)
+                again.wait(WAIT_S)
+            again.set()
             return feed_batch[0], 0, ""
 
-    op = Slow(name="A", input_ops=[RequestOp()], timeout=100)
+    op = Slow(name="A", input_ops=[RequestOp()], timeout=1000)
 
     async def use(service):
         first = values_of(await ask(service, q="q"))["q"]

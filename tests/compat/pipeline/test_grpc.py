@@ -150,7 +150,8 @@ def test_nobody_works_for_a_call_that_was_cancelled(fronts):  # P98
 
 def test_nobody_works_past_the_deadline(fronts):  # P90
     fronts.inference.behave = fronts.inference.hang
-    assert status_of(lambda: fronts.call(ASKED, timeout=0.2))[0] == Code.DEADLINE_EXCEEDED
+    while not fronts.inference.entered.is_set():  # a busy machine may let the time pass before it is there
+        assert status_of(lambda: fronts.call(ASKED, timeout=0.2))[0] == Code.DEADLINE_EXCEEDED
     assert fronts.inference.cancelled.wait(PATIENCE_S)
 
 

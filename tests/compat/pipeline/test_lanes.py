@@ -9,6 +9,7 @@ import json
 import httpx
 import pytest
 from tests.compat.pipeline.conftest import post
+from tests.waiting import PATIENCE_S
 
 from forebay.protocols.pipeline.messages import Request
 from forebay.surfaces.pipeline import Op, RequestOp
@@ -112,10 +113,8 @@ def in_flight(server) -> str:
 def test_a_client_that_goes_away_leaves_nothing_behind(server, eventually):  # P98
     for _ in range(20):
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{server.url}{FAST}", content=pairs(wish="late"), timeout=0.05)
-    eventually(
-        lambda: server.client.get("/models/pipeline" if False else "/models").json()["models"][0]["in_flight"] == 0
-    )
+            httpx.post(f"{server.url}{FAST}", content=pairs(wish="late"), timeout=httpx.Timeout(60, read=0.05))
+    eventually(lambda: server.client.get("/models").json()["models"][0]["in_flight"] == 0)
     assert post(server, x="b")["value"] == ["b"]
 
 
@@ -133,7 +132,7 @@ def test_a_defect_in_writing_an_answer_leaves_no_client_waiting(hosted, length, 
         answered = asyncio.get_running_loop().create_future()
         asked = Request(key=["x"], value=["a"])
         service.submit(asked, deadline=float("inf"), peer="", respond=answered.set_result)
-        return await asyncio.wait_for(answered, 10)
+        return await asyncio.wait_for(answered, PATIENCE_S)
 
     answer = hosted(Long(name="long", input_ops=[RequestOp()]), use)
     assert answer.err_no == 10000

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -345,7 +344,7 @@ def test_a_worker_that_dies_is_replaced_and_its_requests_are_answered(pipeline, 
     assert {pid for pid, _ in after}.isdisjoint({before[0][0], before[-1][0]})
 
 
-def test_sigterm_under_load_leaves_no_request_without_an_answer(pipeline):
+def test_sigterm_under_load_leaves_no_request_without_an_answer(pipeline, eventually):
     # P96
     server = pipeline(UNGUARDED, {"worker_num": 4}, "--drain-s", "1")
     with ThreadPoolExecutor(12) as threads:
@@ -358,7 +357,7 @@ def test_sigterm_under_load_leaves_no_request_without_an_answer(pipeline):
                 return "refused"
 
         asked = [threads.submit(ask, number) for number in range(12)]
-        time.sleep(0.3)
+        eventually(lambda: sum(one.done() for one in asked) + server.metric("forebay_in_flight", endpoint="svc") >= 12)
         server.signal(signal.SIGTERM)
         answers = [one.result(WAIT_S) for one in asked]
     assert server.wait() == 0

@@ -232,7 +232,8 @@ def test_a_client_that_waits_for_ever(port):
 @pytest.mark.parametrize("method", ["Hang", "TaskHang", "Deaf"])
 def test_nobody_works_past_the_deadline(port, method):
     channel = port.connect()
-    assert status_of(lambda: ask(channel, method, timeout=0.1))[0] == Code.DEADLINE_EXCEEDED
+    while not port.echo.entered.is_set():  # a busy machine may let the time pass before it is there
+        assert status_of(lambda: ask(channel, method, timeout=0.1))[0] == Code.DEADLINE_EXCEEDED
     assert port.echo.cancelled.wait(PATIENCE_S)
     assert ask(channel, "Echo", b"next") == b"next"
 
@@ -485,7 +486,7 @@ def test_stopping_loses_no_call_that_runs(port):
     assert [call.result() for call in running] == [b"300"] * 5
     assert len(large.result()) == 5_000_000
     stopping.result(PATIENCE_S)
-    assert status_of(lambda: ask(channel, "Echo", timeout=5.0))[0] == Code.UNAVAILABLE
+    assert status_of(lambda: ask(channel, "Echo", timeout=PATIENCE_S))[0] == Code.UNAVAILABLE
 
 
 @pytest.mark.parametrize("method", ["Hang", "TaskHang", "Endless"])
@@ -517,26 +518,29 @@ def test_clients_come_back_to_a_server_that_was_started_again(port):
         port.listen(port.number)
 
 
-def test_nobody_notices_that_the_server_was_started_again(port):
+def test_nobody_notices_that_the_server_was_started_again(port, eventually):
     """Calls that it has not begun when it leaves are made again by the client."""
     is_over = threading.Event()
+    answered = [0] * 4
 
-    def go_on(channel):
-        count = 0
+    def go_on(client, channel):
         while not is_over.is_set():
-            message = b"%d" % count
-            assert ask(channel, ECHOES[count % 4], message, wait_for_ready=True) == message
-            count += 1
-        return count
+            message = b"%d" % answered[client]
+            assert ask(channel, ECHOES[answered[client] % 4], message, wait_for_ready=True) == message
+            answered[client] += 1
 
     with concurrent.futures.ThreadPoolExecutor() as threads:
-        running = [threads.submit(go_on, port.connect(COMES_BACK)) for _ in range(4)]
-        for _ in range(3):
-            time.sleep(0.1)
-            port.run(port.listener.stop(5.0))
-            port.listen(port.number)
-        is_over.set()
-        assert all(one.result() > 4 for one in running)
+        running = [threads.submit(go_on, client, port.connect(COMES_BACK)) for client in range(4)]
+        try:
+            for _ in range(3):
+                before = list(answered)
+                eventually(lambda before=before: all(now > was + 4 for now, was in zip(answered, before, strict=True)))
+                port.run(port.listener.stop(PATIENCE_S))
+                port.listen(port.number)
+        finally:
+            is_over.set()
+        for one in running:
+            one.result()
 
 
 def test_a_port_that_is_taken_is_named(open_port):

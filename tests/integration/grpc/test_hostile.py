@@ -107,7 +107,7 @@ class Bystander:
         self._channel.close()
         assert self._error is None, self._error
         assert self.answered >= before + 2
-        assert self.slowest_s < 10.0
+        assert self.slowest_s < PATIENCE_S / 2
 
 
 @pytest.fixture(scope="module")
@@ -630,7 +630,7 @@ def wide_open():
 def test_who_broke_the_rules_and_reads_nothing_is_not_kept(open_port, eventually):
     """Sizes differ so that, whatever the kernel takes, some answers are not quite written."""
     sizes = range(200_000, 5_000_000, 200_000)
-    port = open_port(max_connections=len(sizes), write_timeout_s=0.5)
+    port = open_port(max_connections=len(sizes), write_timeout_s=2.0)
 
     def is_free():
         """Whether as many others find room."""
@@ -798,7 +798,7 @@ def test_settings_that_change_all_windows_all_the_time_stop_nobody(besieged):
         wire.flood(frame(PING, b"finished"))
         while (found := wire.read()) is not None and found.payload != b"finished":
             pass
-    assert time.monotonic() - began < 20.0
+    assert time.monotonic() - began < PATIENCE_S
 
 
 def test_a_client_that_says_something_about_each_frame_is_no_flood(besieged):

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waiting for a state: in a thread, and in a coroutine. The bound is generous; only a failing test waits so long."""
+
+import asyncio
+import time
+
+PATIENCE_S = 60.0
+
+
+def eventually(check, what="it", within_s=PATIENCE_S):
+    """Waits until `check()` is true and returns what it returned."""
+    deadline = time.monotonic() + within_s
+    while not (found := check()):
+        assert time.monotonic() < deadline, f"{what} did not happen within {within_s} seconds"
+        time.sleep(0.01)
+    return found
+
+
+async def reached(check, what="it", within_s=PATIENCE_S):
+    """Lets the loop turn until `check()` is true and returns what it returned."""
+    deadline = time.monotonic() + within_s
+    while not (found := check()):
+        assert time.monotonic() < deadline, f"{what} did not happen within {within_s} seconds"
+        await asyncio.sleep(0.002)
+    return found
