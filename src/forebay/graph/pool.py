@@ -28,7 +28,7 @@ from forebay.types.call import Failure, Request
 from forebay.types.failures import failure_of
 from forebay.workers.objects import Packed, open_outcome, pack
 from forebay.workers.pool import PoolStatistics
-from forebay.workers.user_code import attempt
+from forebay.workers.user_code import attempt, user_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -190,7 +190,8 @@ class GraphPool:
         batch.on_cancel = lambda: self._abandon(run)
         entry = batch.entries[0]
         try:
-            given = self._decode(entry)
+            with user_code():  # the decoder may be the user's
+                given = self._decode(entry)
             if given.keys() != self.plan.inputs.keys():
                 for stream in given.keys() - self.plan.inputs.keys():
                     state.feed(stream, 0, None)  # raises: there is no such input
@@ -203,7 +204,7 @@ class GraphPool:
                 for stream in self.plan.inputs:
                     state.close_input(stream)
             self._launch(run)
-        except Exception as error:  # noqa: BLE001 - the decoder may be the user's
+        except Exception as error:  # noqa: BLE001 - a defect must not leave the request without an answer
             self._fail(run, failure_of(error).error)
         run.is_entering = False
 

@@ -15,12 +15,22 @@ from typing import Any, Literal
 
 import msgspec
 
+from forebay.types.failures import trace_of
+
 LogFormat = Literal["json", "text"]
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 
 
-class JsonFormatter(logging.Formatter):
+class _Formatter(logging.Formatter):
+    """Writes the traceback of any error: those of the user's may fail while they are looked at."""
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the name is logging's
+        """Return what the boundary to user code can tell of it."""
+        return trace_of(ei[1]).rstrip("\n")
+
+
+class JsonFormatter(_Formatter):
     """Formats a record as one line of JSON: time, level, logger, message, then whatever `extra` gave."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -37,7 +47,7 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 
-class TextFormatter(logging.Formatter):
+class TextFormatter(_Formatter):
     """Formats a record for a person: time, level, message, then the extra fields as name=value."""
 
     def format(self, record: logging.LogRecord) -> str:

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from forebay.types.caught import caught
+from forebay.types.failures import text_of, trace_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
@@ -68,7 +71,6 @@ class span:  # noqa: N801 - reads as the statement it is: `with span("serving.ex
             return
         ended = Span(self._name, time.perf_counter() - self._started, self._attributes, error)
         for listener in _listeners:
-            try:
-                listener(ended)
-            except Exception:
-                log.exception("a listener to spans failed")
+            _, failed = caught(listener, ended)
+            if failed is not None:
+                log.error("a listener to spans failed: %s", text_of(failed), extra={"trace": trace_of(failed)})

@@ -21,6 +21,8 @@ import msgspec
 
 from forebay.observe.ids import next_id
 from forebay.types.batch import Noted, Phase
+from forebay.types.caught import caught
+from forebay.types.failures import text_of, trace_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -141,10 +143,9 @@ def end(endpoint: Watched, batch: Batch, noted: Noted, now: float) -> None:
         in_flight=endpoint.in_flight,
     )
     for listener in listeners:
-        try:
-            listener(record)
-        except Exception:
-            log.exception("a listener to the timeline failed")
+        _, failed = caught(listener, record)
+        if failed is not None:
+            log.error("a listener to the timeline failed: %s", text_of(failed), extra={"trace": trace_of(failed)})
 
 
 class Recording:

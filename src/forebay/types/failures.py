@@ -61,10 +61,13 @@ def words_of(error: BaseException) -> str:
     return _clean(_printed(error))
 
 
-def trace_of(error: BaseException) -> str:
-    """Return the traceback of an exception, whatever its own methods do."""
+def trace_of(error: BaseException, *, skip: int = 0) -> str:
+    """Return the traceback of an exception, whatever its own methods do; without its first `skip` frames."""
     try:
-        text = "".join(traceback.format_exception(error))
+        frames = error.__traceback__
+        for _ in range(skip):
+            frames = frames and frames.tb_next
+        text = "".join(traceback.format_exception(type(error), error, frames))
     except BaseException:  # noqa: BLE001 - a `__str__`, `__cause__` or `__notes__` of the user's
         text = f"{_frames_of(error)}{text_of(error)}\n"
     return _clean(text, 8 * MAX_MESSAGE)

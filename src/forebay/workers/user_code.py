@@ -12,15 +12,13 @@ a Ctrl-C where Python itself raises it, and the cancellation of a task by whoeve
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
-import signal
-import threading
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import BadOutcome
 from forebay.types.call import After, Failure
+from forebay.types.caught import caught, is_ours
 from forebay.types.failures import failure_in, failure_of
 
 if TYPE_CHECKING:
@@ -52,16 +50,6 @@ async def attempt_async(function: Callable[..., Any], *arguments: Any) -> Any:
         if is_ours(error):
             raise
         return failure_of(error)
-
-
-def caught(function: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
-    """Call a function of the user's; returns what it returned and what it raised, one of which is None."""
-    try:
-        return function(*arguments), None
-    except BaseException as error:
-        if is_ours(error):
-            raise
-        return None, error
 
 
 class _Boundary:
@@ -190,47 +178,29 @@ def one_each(results: Any, count: int) -> Sequence[Any]:
 def close(steps: Any) -> None:
     """End a generator of the user's at once, so that its `finally` runs here and now."""
     end = getattr(steps, "close", None)
-    if end is not None and type(failed := attempt(end)) is Failure:
-        _log("a generator could not be closed", failed)
+    if end is not None:
+        _log("a generator could not be closed", caught(end)[1])
 
 
 async def aclose(steps: AsyncIterator[Any]) -> None:
     """Do the same with an async generator."""
     end = getattr(steps, "aclose", None)
     if end is not None and type(failed := await attempt_async(end)) is Failure:
-        _log("a generator could not be closed", failed)
+        _log("a generator could not be closed", failed.error)
 
 
 def do_after(work: Sequence[Callable[[], object]]) -> None:
     """Do the work that follows an answer; what it raises is logged, for nobody waits for it."""
     for step in work:
-        if type(failed := attempt(step)) is Failure:
-            _log("a callback after an answer failed", failed)
+        _log("a callback after an answer failed", caught(step)[1])
 
 
 def close_runner(runner: Runner) -> None:
     """Close a runner; what it raises is logged, for whoever stops it has more to do."""
-    if type(failed := attempt(runner.close)) is Failure:
-        _log("a worker could not unload its model", failed)
+    _log("a worker could not unload its model", caught(runner.close)[1])
 
 
-def is_ours(error: BaseException) -> bool:
-    """Tell whether what came through user code was not raised by it: a real Ctrl-C, or the end of the running task."""
-    if isinstance(error, Exception):
-        return False
-    if isinstance(error, asyncio.CancelledError):
-        try:
-            task = asyncio.current_task()
-        except RuntimeError:  # no loop runs here
-            return False
-        return task is not None and task.cancelling() > 0
-    if isinstance(error, KeyboardInterrupt):
-        # Servers and workers have handlers of their own for SIGINT; where one has not, Python raises this.
-        is_main = threading.current_thread() is threading.main_thread()
-        return is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    return False
-
-
-def _log(what: str, failure: Failure) -> None:
-    error = failure.error
-    log.error("%s: %s", what, error.message, extra={"trace": getattr(error, "trace", "")})
+def _log(what: str, raised: BaseException | None) -> None:
+    if raised is not None:
+        error = failure_of(raised).error
+        log.error("%s: %s", what, error.message, extra={"trace": getattr(error, "trace", "")})

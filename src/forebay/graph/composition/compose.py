@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, cast
 
 import msgspec
 
-from forebay.errors import ConfigError, ForebayError
+from forebay.errors import ConfigError, RunnerFailed
 from forebay.graph.composition.node import NodeDefinition
 from forebay.graph.composition.signature import Port, Signature, parameters_of
 from forebay.graph.composition.symbols import Call, Drawing, Edge, Symbol, drawing, edge_of
@@ -30,6 +30,7 @@ from forebay.graph.composition.types_fit import fits, spell
 from forebay.graph.spec import OUT, GraphSpec, NodeSpec, check
 from forebay.graph.values import SKIP
 from forebay.serving.models.model import kebab
+from forebay.workers.user_code import user_code
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -231,12 +232,11 @@ def _draw(composition: Composition) -> Graph:
     current = Drawing()
     token = drawing.set(current)
     try:
-        returned = composition.function(**symbols)
-    except ForebayError:
-        raise
-    except Exception as error:
-        msg = f"{where}: the graph of '{composition.name}' cannot be drawn: {type(error).__name__}: {error}"
-        raise ConfigError(msg) from error
+        with user_code():
+            returned = composition.function(**symbols)
+    except RunnerFailed as error:
+        msg = f"{where}: the graph of '{composition.name}' cannot be drawn: {error.message}"
+        raise ConfigError(msg) from error.__cause__
     finally:
         drawing.reset(token)
     shape, outputs = _outputs(composition, returned)

@@ -13,6 +13,8 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.graph.composition.types_fit import element_of, spell
+from forebay.types.failures import text_of
+from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
     from forebay.serving.models.model import Model
@@ -141,12 +143,13 @@ class _Reader:
         holder = types.SimpleNamespace(__annotations__={"it": annotation})
         names = {} if self._owner is None else {self._owner.__name__: self._owner, **vars(self._owner)}
         scope: dict[str, Any] = getattr(self._function, "__globals__", {})
-        try:
-            return typing.get_type_hints(holder, scope, names, include_extras=True)["it"]
-        except Exception as error:  # noqa: BLE001 - evaluating the user's words may raise anything
-            why = f"{type(error).__name__}: {error}"
-            self._warnings.append(f"{self._where}: {what} is annotated {annotation}, which is not checked ({why})")
-            return Any
+        hints, error = caught(lambda: typing.get_type_hints(holder, scope, names, include_extras=True))
+        if error is None:
+            return hints["it"]
+        self._warnings.append(
+            f"{self._where}: {what} is annotated {annotation}, which is not checked ({text_of(error)})"
+        )
+        return Any
 
     def _element(self, what: str, annotation: Any) -> Any:
         is_list, element = element_of(annotation)

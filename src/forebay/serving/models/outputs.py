@@ -59,12 +59,13 @@ def declared_of(answer: WireType) -> Declared | None:
     annotation = answer.annotation
     if answer.raw or answer.is_checked or annotation is Any:
         return None
-    try:
-        msgspec.json.Decoder(annotation)
-        is_known = not any(isinstance(node, msgspec.inspect.CustomType) for node in nodes_of(annotation))
-    except Exception:  # noqa: BLE001 - msgspec cannot read such a type
-        return None
-    return Declared(annotation) if is_known else None
+    is_known, error = caught(_is_known, annotation)  # msgspec asks classes of the user's
+    return Declared(annotation) if error is None and is_known else None
+
+
+def _is_known(annotation: Any) -> bool:
+    msgspec.json.Decoder(annotation)
+    return not any(isinstance(node, msgspec.inspect.CustomType) for node in nodes_of(annotation))
 
 
 class Held:

@@ -39,6 +39,8 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.types.call import Media
+from forebay.types.failures import words_of
+from forebay.workers.user_code import caught
 
 if typing.TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -124,9 +126,9 @@ class WireType:
         if self._adapter is None:
             return _msgspec_schema(self.annotation, ref_template)
         mode = "validation" if self.direction == "input" else "serialization"
-        try:
-            schema = self._adapter.json_schema(mode=mode, ref_template=ref_template.replace("{name}", "{model}"))
-        except Exception:  # noqa: BLE001 - user types have hooks that may raise anything
+        template = ref_template.replace("{name}", "{model}")
+        schema, error = caught(lambda: cast("Any", self._adapter).json_schema(mode=mode, ref_template=template))
+        if error is not None:
             return {}, {}
         return schema, schema.pop("$defs", {})
 
@@ -164,19 +166,21 @@ class WireType:
         return lambda value: pack(dump(value))
 
     def _require_readable(self) -> None:
-        try:
-            for each in _FORMATS:
-                self.decoder(each)
-            nodes = [] if self.raw or self._adapter is not None else list(nodes_of(self.annotation))
-            custom = next((node.cls for node in nodes if isinstance(node, msgspec.inspect.CustomType)), None)
-            self.refers = any(isinstance(node, _REFERRING) for node in nodes)
-        except Exception as error:
-            raise ConfigError(f"{_spell(self.annotation)} cannot be read from a request: {error}") from error
+        nodes, error = caught(self._nodes)
+        if error is not None:
+            raise ConfigError(f"{_spell(self.annotation)} cannot be read from a request: {words_of(error)}") from error
+        custom = next((node.cls for node in nodes if isinstance(node, msgspec.inspect.CustomType)), None)
+        self.refers = any(isinstance(node, _REFERRING) for node in nodes)
         if custom is not None:
             raise ConfigError(
                 f"{_spell(custom)} cannot be read from a request; take a type JSON can carry, such as list[float], "
                 "and build the object in `preprocess` or `predict`"
             )
+
+    def _nodes(self) -> list[Any]:
+        for each in _FORMATS:
+            self.decoder(each)
+        return [] if self.raw or self._adapter is not None else list(nodes_of(self.annotation))
 
 
 def io_types(model_class: type) -> tuple[WireType, WireType]:
@@ -304,20 +308,19 @@ def _no_bytes(value: Any) -> bytes:
 
 
 def _msgspec_schema(annotation: Any, ref_template: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    try:
-        (schema,), components = msgspec.json.schema_components(
-            (annotation,), schema_hook=_any_schema, ref_template=ref_template
-        )
-    except Exception:  # noqa: BLE001 - see the promise of json_schema
+    described = partial(msgspec.json.schema_components, schema_hook=_any_schema, ref_template=ref_template)
+    found, error = caught(described, (annotation,))
+    if error is not None:
         members = typing.get_args(annotation) if _is_union(annotation) else ()
         if not members:
             return {}, {}
         # A union that cannot be read back (of untagged structs, say) is still a good output.
-        described = [_msgspec_schema(member, ref_template) for member in members]
+        each = [_msgspec_schema(member, ref_template) for member in members]
         merged: dict[str, Any] = {}
-        for _, parts in described:
+        for _, parts in each:
             merged.update(parts)
-        return {"anyOf": [part for part, _ in described]}, merged
+        return {"anyOf": [part for part, _ in each]}, merged
+    (schema,), components = found
     return schema, components
 
 
@@ -362,11 +365,11 @@ def _pydantic_adapter(annotation: Any) -> TypeAdapter[Any] | None:
         raise ConfigError(
             f"{_spell(annotation)} needs pydantic 2, which is not installed: pip install forebay[pydantic]"
         ) from error
-    try:
-        return TypeAdapter(annotation)
-    except Exception as error:
-        reason = str(error).partition("\n")[0]
+    adapter, error = caught(TypeAdapter, annotation)
+    if error is not None:
+        reason = words_of(error).partition("\n")[0]
         raise ConfigError(f"pydantic makes no codec of {_spell(annotation)}: {reason}") from error
+    return adapter
 
 
 def _is_pydantic(part: Any) -> bool:
@@ -392,10 +395,9 @@ def _parts(annotation: Any, seen: dict[int, Any]) -> Iterator[Any]:
     children: list[Any] = list(typing.get_args(annotation))
     children += [typing.get_origin(annotation), getattr(annotation, "__supertype__", None), _alias_value(annotation)]
     if isinstance(annotation, type) and any(hasattr(annotation, mark) for mark in _FIELDED):
-        try:
-            children.extend(typing.get_type_hints(annotation, include_extras=True).values())
-        except Exception:  # noqa: BLE001, S110 - what cannot be resolved is reported by the decoder, in better words
-            pass
+        hints, unresolved = caught(partial(typing.get_type_hints, include_extras=True), annotation)
+        if unresolved is None:  # else the decoder reports it, in better words
+            children.extend(hints.values())
     for child in children:
         yield from _parts(child, seen)
 
@@ -536,10 +538,11 @@ class _Method:
         return self._signature().return_annotation
 
     def _signature(self) -> inspect.Signature:
-        try:
-            return inspect.signature(self.function)
-        except Exception as error:  # from Python 3.14 on, annotations are evaluated when somebody looks
-            raise ConfigError(f"{self.place}: its annotations cannot be resolved: {error}") from error
+        # From Python 3.14 on, annotations are evaluated when somebody looks.
+        signature, error = caught(inspect.signature, self.function)
+        if error is not None:
+            raise ConfigError(f"{self.place}: its annotations cannot be resolved: {words_of(error)}") from error
+        return signature
 
     def _resolve(self, what: str, annotation: Any) -> Any:
         """Evaluate strings; only of the one annotation that matters, so that others may name what is not imported."""
@@ -548,13 +551,13 @@ class _Method:
         holder = types.SimpleNamespace(__annotations__={"it": annotation})
         # As if evaluated where it stands: inside the class, then in the module. The class itself is known by then.
         names = {self.owner.__name__: self.owner, **vars(self.owner)}
-        try:
-            hints = typing.get_type_hints(holder, self.function.__globals__, names, include_extras=True)
-        except Exception as error:
-            raise ConfigError(
-                f"{self.place}: {what} is annotated {_spell(annotation)}, which cannot be resolved: {error}"
-            ) from error
-        return hints["it"]
+        scope = self.function.__globals__
+        hints, error = caught(lambda: typing.get_type_hints(holder, scope, names, include_extras=True))
+        if error is None:
+            return hints["it"]
+        raise ConfigError(
+            f"{self.place}: {what} is annotated {_spell(annotation)}, which cannot be resolved: {words_of(error)}"
+        ) from error
 
     def _element(self, what: str, annotation: Any, direction: Literal["input", "output"]) -> Any:
         """Return the type of one sample of a batch."""

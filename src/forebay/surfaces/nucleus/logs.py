@@ -20,6 +20,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO, cast
 
+from forebay.types.failures import text_of, trace_of
+from forebay.workers.user_code import caught
+
 NAME = "cortex"
 
 _FIXED = frozenset({"asctime", "levelname", "message", "process", "exc_info"})
@@ -60,7 +63,7 @@ class LineFormatter(logging.Formatter):
         for name, value in _extra(record).items():
             line[name + "_" if name in _FIXED else name] = _plain(value)
         if record.exc_info:
-            line["exc_info"] = self.formatException(record.exc_info)
+            line["exc_info"] = trace_of(cast("BaseException", record.exc_info[1])).rstrip("\n")
         if record.stack_info:
             line["stack_info"] = self.formatStack(record.stack_info)
         return json.dumps(line)
@@ -128,10 +131,11 @@ def _phrase(status: int) -> str:
 
 
 def _message(record: logging.LogRecord) -> str:
-    try:
-        return record.getMessage()
-    except Exception as error:  # noqa: BLE001 - arguments that do not fit the text must not cost the line
-        return f"{record.msg} {_text(record.args)} ({type(error).__name__}: {_text(error)})"
+    message, error = caught(record.getMessage)
+    if error is None:
+        return message
+    # Arguments that do not fit the text must not cost the line.
+    return f"{_text(record.msg)} {_text(record.args)} ({text_of(error)})"
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
@@ -159,7 +163,5 @@ def _plain(value: Any, depth: int = 0) -> Any:
 
 
 def _text(value: Any) -> str:
-    try:
-        return str(value)
-    except Exception as error:  # noqa: BLE001 - somebody else's __str__
-        return f"<{type(value).__name__} without a text: {type(error).__name__}>"
+    text, error = caught(str, value)
+    return text if error is None else f"<{type(value).__name__} without a text: {type(error).__name__}>"

@@ -389,11 +389,11 @@ def _scope(item: Item) -> dict[str, Any]:
 
 
 def _http_error(error: HTTPException) -> Answer:
-    try:
-        return answers.http_error(error)
-    except Exception as unwritable:  # noqa: BLE001 - its detail and headers are the user's and may be anything
-        _report(unwritable)
-        return answers.text(500, INTERNAL_ERROR)
+    answer, unwritable = caught(answers.http_error, error)  # its detail and headers may be anything
+    if unwritable is None:
+        return answer
+    _report(unwritable)
+    return answers.text(500, INTERNAL_ERROR)
 
 
 def _unwrapped(outcome: Outcome) -> Any:

@@ -21,6 +21,8 @@ import msgspec
 
 from forebay.errors import ConfigError, ForebayError, ModelError
 from forebay.surfaces.pipeline import shim
+from forebay.types.failures import failure_of, text_of, trace_of, words_of
+from forebay.workers.user_code import caught
 
 OURS: Final = "forebay.surfaces.pipeline"
 _ORIGINALS: Final = ("paddle_serving_server", "paddle_serving_server_gpu", "paddle_serving_client.pipeline")
@@ -90,25 +92,25 @@ def capture(script: Script) -> Any:
         sys.path.insert(0, folder)
     sys.argv = [str(path), *script.arguments]
     with _capturing() as found:
-        try:
-            exec(code, vars(module))  # noqa: S102 - running the user's script is what was asked for
-        except _Handed:
-            pass
-        except SystemExit as error:
-            if found.server is None:
-                msg = f"{path} ended with status {error.code} before it ran a server; see what it wrote above"
-                raise ConfigError(msg) from error
-        except (ForebayError, KeyboardInterrupt):
-            raise
-        except ImportError as error:
-            raise ConfigError(not_imported(error)) from error
-        except BaseException as error:
-            msg = f"{path} raised {type(error).__name__}: {error}"
-            raise ModelError(msg, trace=_trace(error)) from error
+        _, error = caught(exec, code, vars(module))
+    if error is not None and not (found.server is not None and isinstance(error, _Handed | SystemExit)):
+        _refuse(path, error)
     if found.server is None:
         msg = f"{path} ended without a call of run_server() or run_service(); call it at its end"
         raise ConfigError(msg)
     return found.server
+
+
+def _refuse(path: Path, error: BaseException) -> NoReturn:
+    """Say why a script did not come to its server."""
+    if isinstance(error, SystemExit):
+        msg = f"{path} ended with status {words_of(error) or 0} before it ran a server; see what it wrote above"
+        raise ConfigError(msg) from error
+    if isinstance(error, ForebayError):
+        raise failure_of(error).error
+    if isinstance(error, ImportError):
+        raise ConfigError(not_imported(error)) from error
+    raise ModelError(f"{path} raised {text_of(error)}", trace=trace_of(error, skip=1)) from error
 
 
 def hand_over(server: Any) -> None:
@@ -161,17 +163,11 @@ def not_imported(error: ImportError) -> str:
         if not one.filename.startswith(("<frozen", shim.__file__))
     ]
     where = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
-    package = (error.name or "").partition(".")[0]
+    told = f"{where}{words_of(error)}"
+    package, _ = caught(lambda: (error.name or "").partition(".")[0])
     if not isinstance(error, ModuleNotFoundError) or not package:
-        return f"{where}{error}"
-    return f"{where}{error}; install what the project needs into this environment: {sys.executable} -m pip install ..."
-
-
-def _trace(error: BaseException) -> str:
-    """Return the traceback of a script's error from the script's first line on."""
-    first = error.__traceback__
-    own = first.tb_next if first is not None else None
-    return "".join(traceback.format_exception(type(error), error, own))
+        return told
+    return f"{told}; install what the project needs into this environment: {sys.executable} -m pip install ..."
 
 
 def _imported(node: ast.AST) -> Iterator[str]:

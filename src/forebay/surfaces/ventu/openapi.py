@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import msgspec
 
+from forebay.types.failures import text_of
+from forebay.workers.user_code import caught
+
 if TYPE_CHECKING:
     from forebay.surfaces.ventu.schema import Schema
 
@@ -137,10 +140,9 @@ def _add(schema: Schema, components: dict[str, Node]) -> Node:
     own = re.sub(r"[^\w.-]", "_", schema.model.__name__)
     prefix = ""
     while True:
-        try:
-            found = schema.document(_REFS + prefix)
-        except Exception:  # noqa: BLE001 - a type that pydantic cannot describe is still one it can check
-            log.warning("%s cannot be described in the API document", own)
+        found, error = caught(schema.document, _REFS + prefix)
+        if error is not None:  # a type that pydantic cannot describe is still one it can check
+            log.warning("%s cannot be described in the API document: %s", own, text_of(error))
             found: Node = {"type": "object"}
         nested: Node = {**found.pop("definitions", {}), **found.pop("$defs", {})}
         new = {prefix + key: _translated(node) for key, node in nested.items()}

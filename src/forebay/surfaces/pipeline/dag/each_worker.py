@@ -124,7 +124,7 @@ class _Processes(ProcessPool):
         answer, report = cast("list[Any]", outcome)
         try:
             self._reported(report)
-        except Exception:
+        except Exception:  # it comes from a process with user code in it, and the answer beside it is good
             log.exception("what a process reported could not be written")
         return answer
 

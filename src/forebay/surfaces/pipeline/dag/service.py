@@ -28,6 +28,7 @@ from forebay.surfaces.pipeline.ops.channel import ChannelData
 from forebay.surfaces.pipeline.ops.op import REQUEST
 from forebay.surfaces.pipeline.store.store import Stored
 from forebay.types.call import Failure, Request
+from forebay.types.caught import caught
 from forebay.workers.objects import Packed
 
 if TYPE_CHECKING:
@@ -428,4 +429,7 @@ def _bytes_of(request: Any) -> int:
 def _size_of(value: Any) -> int:
     if type(value) in {Packed, Stored}:
         return SMALL_BYTES + 1
-    return len(value) if isinstance(value, str) else getattr(value, "nbytes", 0)
+    if isinstance(value, str):
+        return len(value)
+    size, _ = caught(getattr, value, "nbytes", 0)  # it may be an object of the user's
+    return size if isinstance(size, int) else 0

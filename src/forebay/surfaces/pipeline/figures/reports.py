@@ -14,12 +14,13 @@ import os
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
 from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline.figures.tracer import OpListener, OpTotals
+from forebay.types.failures import trace_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -203,7 +204,7 @@ class _Lines(logging.Handler):
             line = {name: value for name, value in vars(record).items() if name in _TOLD or name not in _USUAL}
             line["msg"] = record.getMessage()
             if record.exc_info:
-                line["trace"] = _formatter.formatException(record.exc_info)
+                line["trace"] = trace_of(cast("BaseException", record.exc_info[1]))
             self._kept.append(msgspec.json.encode(line, enc_hook=str))
         except Exception:  # noqa: BLE001 - as every handler does: what is wrong with a line stops nobody
             self.handleError(record)
@@ -222,6 +223,3 @@ class _Lines(logging.Handler):
 
 def _record(line: bytes) -> logging.LogRecord:
     return logging.makeLogRecord(msgspec.json.decode(line))
-
-
-_formatter: Final = logging.Formatter()

@@ -11,12 +11,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import Message
 
 from forebay.errors import ConfigError
+from forebay.types.failures import text_of
+from forebay.workers.user_code import caught
 
 COMPILE_S: Final = 60.0
 """Time the compiler has."""
@@ -99,14 +101,12 @@ def _revive(descriptors: bytes, full_name: str, data: bytes) -> Any:
 
 
 def _imported(source: str, folder: Path) -> dict[str, Any]:
-    try:
-        module = _file(folder / source) if source.endswith(".py") else importlib.import_module(source)
-    except Exception as error:
-        msg = f"the schema {source} cannot be imported: {type(error).__name__}: {error}"
-        raise ConfigError(msg) from error
-    return {
-        name: found for name, found in vars(module).items() if isinstance(found, type) and issubclass(found, Message)
-    }
+    is_file = source.endswith(".py")
+    module, error = caught(_file, folder / source) if is_file else caught(importlib.import_module, source)
+    if error is not None:
+        raise ConfigError(f"the schema {source} cannot be imported: {text_of(error)}") from error
+    named = cast("dict[str, Any]", vars(module))
+    return {name: found for name, found in named.items() if isinstance(found, type) and issubclass(found, Message)}
 
 
 def _file(path: Path) -> Any:

@@ -14,6 +14,8 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from forebay.workers.user_code import caught
+
 LOD: Final = ".lod"
 """Ends the name of the offsets that belong to an array."""
 
@@ -159,10 +161,9 @@ def _same_options(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def _is_equal(one: Any, other: Any) -> bool:
     if one is other:
         return True
-    try:
-        return type(one) is type(other) and bool(one == other)
-    except Exception:  # noqa: BLE001 - the values are the user's: arrays inside, say, cannot be compared like this
-        return False
+    # The values are the user's: arrays inside, say, cannot be compared like this.
+    is_equal, _ = caught(lambda: type(one) is type(other) and bool(one == other))
+    return is_equal is True
 
 
 def _joined(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import importlib
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from forebay.errors import ConfigError
 from forebay.surfaces.pipeline.codes import CustomExceptionCode, error
 from forebay.surfaces.pipeline.predictors.signature import LOD, one_feed
+from forebay.types.failures import trace_of, words_of
+from forebay.workers.user_code import caught, close, user_code
 
 
 class FunctionClient:
@@ -29,14 +30,15 @@ class FunctionClient:
             ConfigError: If there is none of this name.
         """
         module, _, name = reference.partition(":")
-        try:
-            found: Any = importlib.import_module(module)
-            for part in name.split("."):
-                found = getattr(found, part)
-        except (ImportError, AttributeError) as problem:
-            msg = f"model_config is '{reference}', which cannot be imported: {problem}; module:callable is needed"
+        found, problem = caught(_named, module, name)
+        if isinstance(problem, ImportError | AttributeError):
+            why = words_of(problem)
+            msg = f"model_config is '{reference}', which cannot be imported: {why}; module:callable is needed"
             raise ConfigError(msg) from problem
-        made: Any = found() if isinstance(found, type) else found
+        with user_code():
+            if problem is not None:
+                raise problem
+            made: Any = found() if isinstance(found, type) else found
         if not callable(made):
             msg = f"model_config is '{reference}', and that cannot be called; a function or a class with __call__ can"
             raise ConfigError(msg)
@@ -60,12 +62,12 @@ class FunctionClient:
             for name, value in given.items():
                 if isinstance(value, np.ndarray) and not name.endswith(LOD):
                     given[name] = cast("Any", value)[np.newaxis]
-        try:
-            found = self._call(given)
-        except Exception as problem:
-            text = f"the model '{self._reference}' failed: {problem}"
-            raise error(CustomExceptionCode.CLIENT_ERROR.value, text, trace=traceback.format_exc()) from problem
+        found, problem = caught(self._call, given)
+        if problem is not None:
+            text = f"the model '{self._reference}' failed: {words_of(problem)}"
+            raise error(CustomExceptionCode.CLIENT_ERROR.value, text, trace=trace_of(problem)) from problem
         if not isinstance(found, Mapping):
+            close(found)  # nobody runs a coroutine or a generator here
             text = f"the model '{self._reference}' returned {type(found).__name__}; a dict of arrays is needed"
             raise error(CustomExceptionCode.CLIENT_ERROR.value, text)
         answer = cast("Mapping[str, Any]", found)
@@ -78,3 +80,10 @@ class FunctionClient:
 
     def close(self) -> None:
         """Nothing is to be let go of."""
+
+
+def _named(module: str, name: str) -> Any:
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found

@@ -26,7 +26,9 @@ from forebay.surfaces.pipeline.predictors.remote import MAX_ANSWER_BYTES
 from forebay.surfaces.pipeline.predictors.settings import LocalConf
 from forebay.surfaces.pipeline.predictors.signature import LOD
 from forebay.surfaces.pipeline.predictors.watching import watch_of, watched_client
+from forebay.types.failures import failure_of, text_of
 from forebay.workers.leash import end_with
+from forebay.workers.user_code import caught
 
 
 class _Server(ThreadingHTTPServer):
@@ -104,12 +106,11 @@ def main() -> int:
     os.dup2(2, 1)  # what a library prints must not be taken for an answer
     sys.path.extend(folder for folder in order["path"] if folder not in sys.path)
     logs.to_stderr("info")
-    try:
-        conf = msgspec.convert(order["conf"], LocalConf)
-        model = watched_client(conf, (), order["index"], watch_of("a model's process", conf))
-    except Exception as problem:  # noqa: BLE001 - whatever a library raises is why it cannot be loaded
-        is_wrong = isinstance(problem, ConfigError)
-        reason = WRONG + problem.message if is_wrong else f"{type(problem).__name__}: {problem}"
+    conf = msgspec.convert(order["conf"], LocalConf)
+    model, problem = caught(watched_client, conf, (), order["index"], watch_of("a model's process", conf))
+    if problem is not None:
+        told = failure_of(problem).error
+        reason = WRONG + told.message if isinstance(told, ConfigError) else text_of(problem)
         out.write(" ".join(reason.split()).encode() + b"\n")
         return 1
     server = _Server(socket.socket(fileno=order["socket"]), model)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import traceback
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,6 +14,8 @@ from forebay.surfaces.pipeline.predictors.function import FunctionClient
 from forebay.surfaces.pipeline.predictors.model_client import ModelClient
 from forebay.surfaces.pipeline.predictors.runtimes import OnnxRuntime, OpenVino, Paddle
 from forebay.surfaces.pipeline.predictors.signature import Signature, Value, read_signature
+from forebay.types.failures import failure_of, trace_of, words_of
+from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,21 +99,22 @@ class LocalBackend:
 
     def run(self, feed: Feed, fetch: Sequence[Var], log_id: int) -> Sequence[Value]:
         """Run it."""
-        try:
-            return self.runtime.run({var.name: value for var, value in feed}, [var.name for var in fetch])
-        except ForebayError:
-            raise
-        except Exception as problem:
-            text = f"the model '{self._name}' cannot be run on this: {reason_of(problem)}"
-            raise error(CustomExceptionCode.CLIENT_ERROR.value, text, trace=traceback.format_exc()) from problem
+        given = {var.name: value for var, value in feed}
+        found, problem = caught(self.runtime.run, given, [var.name for var in fetch])
+        if problem is None:
+            return found
+        if isinstance(problem, ForebayError):
+            raise failure_of(problem).error
+        text = f"the model '{self._name}' cannot be run on this: {reason_of(problem)}"
+        raise error(CustomExceptionCode.CLIENT_ERROR.value, text, trace=trace_of(problem)) from problem
 
     def close(self) -> None:
         """Leave it to the garbage collector, as the libraries do."""
 
 
-def reason_of(problem: Exception) -> str:
+def reason_of(problem: BaseException) -> str:
     """Return what a library says without the trace that some of them say it with."""
-    lines = [" ".join(line.split()) for line in str(problem).splitlines() if line.strip()]
+    lines = [" ".join(line.split()) for line in words_of(problem).splitlines() if line.strip()]
     told = [line for line in lines if _VERDICT.search(line)] or lines[:3]
     return " ".join(told)[:400] or type(problem).__name__
 
@@ -124,13 +126,11 @@ def _runtime(path: Path, conf: LocalConf, device: int | None) -> Runtime:
     folder = path if path.is_dir() else path.parent
     load, file = _loader(path, folder)
     if load is not None:
-        try:
-            return load(conf, device)
-        except ConfigError as problem:
-            raise ConfigError(f"model_config is '{path}', and {problem.message}") from problem
-        except Exception as problem:
-            msg = f"model_config is '{path}', and {file} cannot be loaded: {reason_of(problem)}"
-            raise ConfigError(msg) from problem
+        runtime, problem = caught(load, conf, device)
+        if problem is None:
+            return runtime
+        why = problem.message if isinstance(problem, ConfigError) else f"{file} cannot be loaded: {reason_of(problem)}"
+        raise ConfigError(f"model_config is '{path}', and {why}") from problem
     msg = (
         f"model_config is '{path}', which holds no model; an .onnx file, OpenVINO's .xml and .bin, or Paddle's "
         ".pdmodel and .pdiparams or __model__ with its parameters is needed"

@@ -24,6 +24,8 @@ import msgspec
 
 from forebay.errors import ConfigError, ForebayError
 from forebay.surfaces.pipeline.predictors.local import DESCRIPTIONS, is_reference, load_model, local_client, reason_of
+from forebay.types.failures import failure_of
+from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
     from forebay.surfaces.pipeline.predictors.model_client import Client, ModelClient
@@ -277,9 +279,8 @@ class ModelWatch:
             return
         before = clients[0].loaded_from
         for client in clients:
-            try:
-                model = client.successor()
-            except Exception as problem:  # noqa: BLE001 - whatever a library raises is why it cannot be loaded
+            model, problem = caught(client.successor)
+            if problem is not None:
                 self._refuse(found, problem)
                 return
             if Fingerprint.of(self._path) != found:
@@ -288,14 +289,15 @@ class ModelWatch:
         self._refused = None
         log.info("%s: the model in %s was replaced, that of %s by that of %s", self._name, self._path, before, found)
 
-    def _refuse(self, found: Fingerprint, problem: Exception) -> None:
+    def _refuse(self, found: Fingerprint, problem: BaseException) -> None:
         """Tell why, once, and when to try again: what has no memory left to be loaded in may have some later."""
         is_new = found != self._refused
         self._refused = found
         self._pause_s = self._poll_s if is_new else min(self._pause_s * 2, MAX_PAUSE_S)
         self._again = float("inf") if isinstance(problem, Unfit) else time.monotonic() + self._pause_s
         if is_new:
-            reason = problem.message if isinstance(problem, ForebayError) else reason_of(problem)
+            told = isinstance(problem, ForebayError)
+            reason = failure_of(problem).error.message if told else reason_of(problem)
             log.warning(
                 "%s: the model in %s has changed and is not taken, the one in use goes on: %s",
                 *(self._name, self._path, " ".join(reason.split())),

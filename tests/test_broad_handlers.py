@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""User code is called through one module: no other one catches everything, but for those that say here why."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent.parent / "src" / "forebay"
+
+BOUNDARY = {"workers/user_code.py", "types/caught.py", "types/failures.py"}
+
+DEFECT = "a defect of ours must not leave others without an answer; what is the user's came through the boundary before"
+FOREIGN = "reads what somebody else sent, with a library that fails in any way; the sender is told, or it is logged"
+CARRIED = "carried over a thread or a library and raised again, or handed to whoever waits"
+LOGGING = "as every handler of logging does it: what is wrong with a line stops nobody"
+
+ALLOWED = {
+    "arrays/compile_jax.py": (1, CARRIED),
+    "batching/batcher.py": (1, DEFECT),
+    "cli/trace.py": (1, CARRIED),
+    "graph/pool.py": (2, DEFECT),
+    "protocols/native.py": (1, "texts that cannot be written are made so, by the boundary"),
+    "protocols/pipeline/tensors.py": (1, FOREIGN),
+    "serving/endpoint.py": (3, DEFECT),
+    "serving/servings/partitions.py": (1, DEFECT),
+    "serving/windows.py": (1, DEFECT),
+    "surfaces/pipeline/dag/each_worker.py": (1, FOREIGN),
+    "surfaces/pipeline/dag/service.py": (2, DEFECT),
+    "surfaces/pipeline/dag/workers.py": (1, DEFECT),
+    "surfaces/pipeline/figures/reports.py": (1, LOGGING),
+    "surfaces/pipeline/fronts/client.py": (1, CARRIED),
+    "surfaces/pipeline/fronts/http.py": (1, DEFECT),
+    "surfaces/pipeline/fronts/inference.py": (2, DEFECT),
+    "surfaces/pipeline/fronts/lane.py": (1, DEFECT),
+    "surfaces/pipeline/fronts/rpc.py": (1, DEFECT),
+    "surfaces/pipeline/logs.py": (1, LOGGING),
+    "transports/grpc/calls.py": (1, DEFECT),
+    "transports/grpc/connection.py": (1, DEFECT),
+    "transports/grpc/methods.py": (4, DEFECT),
+    "transports/grpc/port.py": (1, DEFECT),
+    "transports/http/lane.py": (1, DEFECT),
+    "workers/blocking.py": (1, CARRIED),
+    "workers/child.py": (1, "results that msgpack cannot write become the answer; it calls nothing of the user's"),
+    "workers/conversation.py": (2, FOREIGN),
+    "workers/joining.py": (1, DEFECT),
+    "workers/supervisor.py": (1, "whatever a start fails with, its thread goes on and tries again"),
+}
+"""How often a module catches everything, and why it may. What is user code is called through `workers/user_code.py`."""
+
+
+def is_broad(kind: ast.expr | None) -> bool:
+    """Tell whether these are all exceptions."""
+    if kind is None:
+        return True
+    if isinstance(kind, ast.Tuple):
+        return any(map(is_broad, kind.elts))
+    name = kind.attr if isinstance(kind, ast.Attribute) else getattr(kind, "id", "")
+    return name in {"Exception", "BaseException"}
+
+
+def broad_lines(text: str) -> list[int]:
+    """Return where everything is caught or suppressed; what is raised again after a clean-up is not caught."""
+    found: list[int] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ExceptHandler) and is_broad(node.type):
+            last = node.body[-1]
+            if not (isinstance(last, ast.Raise) and last.exc is None):
+                found.append(node.lineno)
+        elif isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name == "suppress" and any(map(is_broad, node.args)):
+                found.append(node.lineno)
+    return sorted(found)
+
+
+def test_nothing_but_the_boundary_catches_everything():
+    found = {str(path.relative_to(HERE)): broad_lines(path.read_text()) for path in sorted(HERE.rglob("*.py"))}
+    found = {name: lines for name, lines in found.items() if lines and name not in BOUNDARY}
+    wrong = [f"{name}: {lines}" for name, lines in found.items() if len(lines) != ALLOWED.get(name, (0, ""))[0]]
+    assert wrong == [], "call user code through forebay.workers.user_code, or name what can really be raised"
+    assert set(ALLOWED) <= set(found), "no longer needed"
+
+
+@pytest.mark.parametrize(
+    "text, count",
+    [
+        ("try: f()\nexcept Exception: pass", 1),
+        ("try: f()\nexcept: pass", 1),
+        ("try: f()\nexcept (OSError, builtins.BaseException) as e: log(e)", 1),
+        ("with contextlib.suppress(Exception): f()", 1),
+        ("try: f()\nexcept BaseException:\n    g()\n    raise", 0),
+        ("try: f()\nexcept Exception as e:\n    raise Other from e", 1),
+        ("try: f()\nexcept (OSError, ValueError): pass", 0),
+    ],
+)
+def test_what_counts_as_catching_everything(text, count):
+    assert len(broad_lines(text)) == count
