@@ -4,7 +4,8 @@
 Theory of operation. A queue is full when the core is scarce, and then most answers are refusals: a server that writes
 them as they are due spends its core on saying no. So refusals have a budget, a share of the loop's time. While it
 lasts they are written at once. Beyond it they wait in line, and a timer writes as many as the budget pays for. Who
-waits holds its place and nothing else, and sends nothing meanwhile: that is what slows the senders down.
+waits holds its place and nothing else, and sends nothing meanwhile: that is what slows the senders down. The line needs
+no deadlines: it holds one place for each connection, and moves by at least one every `MAX_DEBT_S / SHARE`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ KERNEL_S: Final = 8e-6
 """What a refusal costs beside the time it is seen to take: reading and writing, which the loop does later."""
 BURST_S: Final = 0.001
 """Budget that can be saved up: the first refusals after a while need not wait."""
+MAX_DEBT_S: Final = 0.01
+"""What one refusal may cost those after it: more than this is a pause of the whole interpreter."""
 TICK_S: Final = 0.005
 """How long the line waits before it is looked at again."""
 
@@ -71,6 +74,6 @@ class RefusalLine:
         while waiting and self._budget_s > 0:
             waiting.popleft().tell_refused()
             before, used = used, time.thread_time()
-            self._budget_s -= used - before + KERNEL_S
+            self._budget_s = max(self._budget_s - (used - before + KERNEL_S), -MAX_DEBT_S)
         if waiting:
             self._timer = self._loop.call_later(TICK_S, self._tell)

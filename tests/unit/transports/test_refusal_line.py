@@ -6,7 +6,7 @@ import random
 import pytest
 
 from forebay.transports import refusal_line
-from forebay.transports.refusal_line import BURST_S, KERNEL_S, SHARE, TICK_S, RefusalLine
+from forebay.transports.refusal_line import BURST_S, KERNEL_S, MAX_DEBT_S, SHARE, TICK_S, RefusalLine
 
 
 class Timer:
@@ -108,6 +108,15 @@ def test_dear_refusals_are_told_more_slowly(loop):
         line.refuse(Client(number, told, loop, cost_s=1e-3))
     loop.advance(1.0)
     assert len(told) * 1e-3 == pytest.approx(SHARE, rel=0.25)
+
+
+def test_a_pause_of_the_interpreter_is_not_paid_off_by_those_who_wait(loop):
+    told = []
+    line = RefusalLine(loop)
+    line.refuse(Client(0, told, loop, cost_s=1.0))
+    line.refuse(Client(1, told, loop))
+    loop.advance(MAX_DEBT_S / SHARE + 2 * TICK_S)
+    assert told == [0, 1]
 
 
 def test_nobody_waits_for_a_server_that_ends(loop):

@@ -37,6 +37,7 @@ from forebay.transports.http.conversation import (
     LEAVE,
     LINGER,
     LOSE,
+    MAX_AWAITED_BYTES,
     MAX_DROPPED_BYTES,
     OWE,
     READ,
@@ -315,8 +316,11 @@ class Connection(HttpToolsProtocol):
         if head.problem is not None:
             if head.expects_continue or head.length > MAX_DROPPED_BYTES:
                 raise head.problem
-        elif head.expects_continue and head.chunked and not talk.state.owes:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif not talk.state.owes:  # else another one's turn is before, and there may be room by then
+            if (head.length > MAX_AWAITED_BYTES or head.expects_continue) and head.is_full():
+                raise route.is_full_error
+            if head.expects_continue and head.chunked:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
         """Keep a piece of the body, or drop it if the request is refused anyhow."""
@@ -463,15 +467,16 @@ class Connection(HttpToolsProtocol):
     def _answer(self, head: Head, body: bytes) -> None:
         self._active = head
         route = head.route
+        is_refused = head.is_full() if head.problem is None else isinstance(head.problem, QueueFull)
+        if is_refused:
+            self._lane.refusals.refuse(self)
+            return
         if head.problem is not None or route is None:
             problem = head.problem or NotHttp("the request could not be read")
             self._lane.tell(problem, self.client)
             if route is not None:
                 route.endpoint.reject(problem)
             self._fail(head, problem)
-            return
-        if head.is_full():
-            self._lane.refusals.refuse(self)
             return
         try:
             request = self._request = route.request(head, body, self._reply_method, self)
@@ -691,7 +696,7 @@ class Connection(HttpToolsProtocol):
         self._drop_body()
         head = head or Head()
         head.problem = error
-        head.keep_alive = False
+        head.keep_alive = head.is_simple = False
         if self._active is not None or self._working is not None or talk.waiting:
             self._put_off((head, b""), None)
         else:

@@ -40,6 +40,9 @@ MIN_BYTES_PER_S: Final = 240
 MAX_DROPPED_BYTES: Final = 64 * 1024
 """A body that nobody wants is read to its end if it is no longer than this, so that the connection can go on."""
 
+MAX_AWAITED_BYTES: Final = 256 * 1024
+"""A body for a full queue is read to its end if it is no longer than this, which is what the loop reads at a time."""
+
 
 class State:
     """Where a conversation is; compared by identity.

@@ -9,7 +9,16 @@ from tests.unit.transports.http.driven import Door, request
 
 from forebay.errors import QueueFull
 from forebay.protocols.native import Contract
-from forebay.transports.http.conversation import DUE, GONE, IDLE
+from forebay.transports.http.conversation import (
+    BODY,
+    BODY_DUE,
+    DUE,
+    GONE,
+    IDLE,
+    LINGER,
+    MAX_AWAITED_BYTES,
+    REFUSED,
+)
 from forebay.transports.refusal_line import RefusalLine
 from forebay.types.call import Failure
 
@@ -110,6 +119,57 @@ def test_a_client_that_leaves_while_it_waits_is_not_written_to(doors):
     door.lane.refusals.tell()
     assert client.transport.written == b""
     assert client.state is GONE
+
+
+def head_only(length, *lines):
+    whole = request("alpha", b"x" * length, *lines)
+    return whole[: -length or None]
+
+
+def test_a_large_body_for_a_full_queue_is_refused_at_its_head(doors):  # F69
+    door = doors()
+    fill(door)
+    client = door.connect().send(head_only(MAX_AWAITED_BYTES + 1))
+    assert client.state is REFUSED
+    assert client.transport.written == b""  # in its turn
+    client.send(b"x" * MAX_AWAITED_BYTES)
+    assert door.lane.held_bytes == 0  # nobody keeps what still comes
+    door.lane.refusals.tell()
+    assert client.statuses == [429]
+    assert b"connection: close\r\n" in client.transport.written
+    assert b"retry-after: 1\r\n" in client.transport.written
+    assert client.state is LINGER
+    client.send(b"x")
+    assert [type(each) for each in door.alpha.rejected] == [QueueFull]
+
+
+@pytest.mark.parametrize("length", [1, MAX_AWAITED_BYTES + 1])
+def test_a_client_that_asks_first_is_not_told_to_send_what_is_refused(doors, length):  # F69
+    door = doors()
+    fill(door)
+    client = door.connect().send(head_only(length, "expect: 100-continue"))
+    door.lane.refusals.tell()
+    assert client.transport.written.startswith(b"HTTP/1.1 429 ")
+    assert client.state is LINGER
+    assert door.lane.refusals.waiting == []
+
+
+def test_a_body_that_may_come_at_once_is_awaited_so_that_the_connection_goes_on(doors):
+    door = doors()
+    fill(door)
+    client = door.connect().send(head_only(MAX_AWAITED_BYTES), b"x" * (MAX_AWAITED_BYTES - 1))
+    assert client.state is BODY
+    client.send(b"x")
+    door.lane.refusals.tell()
+    assert client.statuses == [429]
+    assert client.state is IDLE
+
+
+def test_a_large_body_behind_another_request_is_judged_when_its_turn_comes(doors):
+    door = doors()
+    first = door.connect().send(request("alpha", b"first") + head_only(MAX_AWAITED_BYTES + 1))
+    assert door.alpha.is_full()
+    assert first.state is BODY_DUE
 
 
 def test_what_fails_later_for_want_of_room_waits_in_line_too_with_its_own_sentence(doors):
