@@ -174,6 +174,18 @@ def release() -> None:
         _to_let_go.pop()()
 
 
+def once_answered(act: Callable[[], object]) -> None:
+    """Do something in a thread, after the request that asks for it was answered."""
+
+    def wait() -> None:
+        while not answered.exists():
+            time.sleep(0.002)
+        act()
+
+    answered = Path(os.environ[FOLDER], "answered")
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def again() -> None:
     released.clear()
 
@@ -643,7 +655,7 @@ def keep_batch(at: At) -> Any:
 @way("returns the same list again and again, and changes it later")
 def keep_results(at: At) -> Any:
     results = list(at.fine)
-    threading.Timer(0.05, results.clear).start()
+    once_answered(results.clear)
     return results
 
 
@@ -812,15 +824,10 @@ def thread_many(at: At) -> Any:
     return at.fine
 
 
-@way("starts a thread that changes results after they were returned")
+@way("starts a thread that changes results after they were answered")
 def thread_late(at: At) -> Any:
     results = list(at.fine)
-
-    def later() -> None:
-        time.sleep(0.02)
-        results[:] = [None] * 7
-
-    threading.Thread(target=later, daemon=True).start()
+    once_answered(lambda: results.extend([None] * 7))
     return results
 
 

@@ -37,7 +37,7 @@ async def observe(rig: Rig, number: int, folder: Path, declared: str) -> str:
     catalogue.again()
     rig.be_patient(is_patient="w" not in declared)
     before = rig.replaced
-    for name in ("began", "children"):
+    for name in ("began", "children", "answered"):
         (folder / name).unlink(missing_ok=True)
     first, second = next(_numbers), next(_numbers)
     own = asyncio.create_task(rig.ask(first, number))
@@ -49,6 +49,7 @@ async def observe(rig: Rig, number: int, folder: Path, declared: str) -> str:
         await _cut_short(own, mate, folder / "began", is_hurt="B" in declared)
     _, late = await asyncio.wait([own, mate], timeout=PATIENCE_S)
     assert not late, f"{one.name}: no answer within {PATIENCE_S} s"
+    (folder / "answered").touch()
     found = "R" if not _is_fine(rig, own, None) else "-"
     if not _is_fine(rig, mate, second):
         found = "B" if found == "R" else "M"

@@ -166,17 +166,17 @@ class ServingRig(Rig):
     @property
     def replaced(self) -> int:
         runners = self.started._partitions.runners
-        return sum(runner._supervisor.lives - 1 for runner in runners if hasattr(runner, "_supervisor"))
+        return self.started._partitions.replaced + sum(
+            runner._supervisor.lives - 1 for runner in runners if hasattr(runner, "_supervisor")
+        )
 
     @property
     def is_whole(self) -> bool:
         found = self.started.statistics()
         return found.idle == found.partitions and all(one.is_ready for one in self.started._partitions.runners)
 
-    def relieve(self) -> None:
-        for runner in self.started._partitions.runners:
-            if hasattr(runner, "pid"):
-                os.kill(runner.pid, signal.SIGKILL)
+    def be_patient(self, *, is_patient: bool) -> None:
+        self.started._partitions._overdue.after_s = PATIENCE_S if is_patient else STUCK_S
 
 
 class NucleusRig(Rig):
@@ -234,7 +234,6 @@ async def rig_of(kind: str, place: str, folder: Path) -> AsyncIterator[Rig]:
         try:
             yield rig
         finally:
-            rig.relieve()
             await asyncio.to_thread(started.stop)
         return
     if place == "Nucleus":
@@ -252,7 +251,6 @@ async def rig_of(kind: str, place: str, folder: Path) -> AsyncIterator[Rig]:
     else:
         served = serve_model(MODELS[place], overrides)
         pool = served.endpoint.pool
-    pool._stuck_s = STUCK_S if kind == "process" else None
     await served.endpoint.start()
     try:
         yield Rig(served.endpoint, pool)

@@ -33,8 +33,8 @@ LETTERS: Final = {
     "-": "nobody",
     "R": "the request alone",
     "B": "its batch",
-    "w": "and a worker, which is replaced (an attached one by whoever started it)",
-    "t": "and a worker, until the code ends or the worker is ended by hand",
+    "w": "and a worker, which is replaced (an attached one by whoever started it); a thread that hangs is left behind",
+    "t": "and a worker, until the code ends or the worker is ended by hand, as with the original",
     "S": "the server; not tried by the tests, but for Nucleus, where the original ends as well",
     "E": "the server does not start, and says why",
     "x": "not possible there",
@@ -136,9 +136,7 @@ def _hanging(way: Way, kind: str, place: str) -> str:
         return "B"  # it is cancelled, or closed
     if kind == "inline":
         return "B" if way.is_async else "S"
-    if place in {"Serving", "Nucleus"} or (kind == "thread" and place != "pipeline"):
-        return "Bt"
-    return "Bw"
+    return "Bt" if place == "Nucleus" else "Bw"
 
 
 def _loading(way: Way, kind: str) -> str:

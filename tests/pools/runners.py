@@ -115,6 +115,11 @@ class Told:
         until(path)
         return ["done"] * len(items)
 
+    def do_stream_until(self, items, started, path):
+        yield ["first"] * len(items)
+        note(started)
+        until(path)
+
     def do_until_named(self, items, folder):
         name = threading.current_thread().name
         note(f"{folder}/started", ".")

@@ -633,6 +633,43 @@ def test_a_thread_that_hangs_on_work_nobody_waits_for_is_left_behind(tmp_path):
     run(main())
 
 
+def test_a_runner_that_several_threads_call_goes_on_with_another_one(tmp_path):
+    async def main():
+        started, end, log = tmp_path / "started", tmp_path / "end", tmp_path / "log"
+        pool = pool_of("threads", threads=2, log=str(log))
+        pool._stuck_s = 0.05
+        async with Rig(pool) as rig:
+            batches = [rig.submit(["until", f"{started}{number}", str(end)]) for number in range(2)]
+            for number, batch in enumerate(batches):
+                await eventually(Path(f"{started}{number}").exists)
+                call_off(batch)
+            await eventually(lambda: rig.pool.idle == 2)
+            assert await rig.run("next") == ["next"]
+            assert rig.pool.statistics().restarts == 2
+            end.touch()
+            assert await rig.run("next") == ["next"]
+            assert log.read_text() == "open "
+        await eventually(lambda: log.read_text() == "open close ")
+
+    run(main())
+
+
+def test_a_stream_that_hangs_on_what_nobody_waits_for_is_left_behind(tmp_path):
+    async def main():
+        started, end = tmp_path / "started", tmp_path / "end"
+        pool = pool_of("threads")
+        pool._stuck_s = 0.05
+        async with Rig(pool) as rig:
+            batch = rig.submit(["stream_until", str(started), str(end)], on_parts=lambda parts, release: release())
+            await eventually(started.exists)
+            call_off(batch)
+            await eventually(lambda: rig.pool.idle == 1)
+            assert await rig.run("next") == ["next"]
+            end.touch()
+
+    run(main())
+
+
 def test_a_thread_that_is_late_but_comes_back_keeps_its_place(tmp_path):
     async def main():
         started, end = tmp_path / "started", tmp_path / "end"
@@ -665,8 +702,13 @@ def test_no_more_threads_than_a_bound_are_left_behind(tmp_path, monkeypatch):
                 await eventually(started.exists)
                 call_off(batch)
                 await rig.outcomes(batch)
-            assert rig.pool.statistics().alive == 0  # which readiness tells
+            statistics = rig.pool.statistics()  # which readiness tells
+            assert statistics.alive == statistics.idle == 0
+            assert "1 threads hang in calls that do not end" in statistics.problem
+            (refused,) = await rig.run("refused")
+            assert refused.error.message == statistics.problem
             (tmp_path / "end0").touch()
+            await eventually(lambda: rig.pool.statistics().problem == "")
             assert await rig.run("next") == ["next"]
             assert rig.pool.statistics().alive == 1
             (tmp_path / "end1").touch()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -69,6 +70,24 @@ def pool():
     """Threads that call."""
     with ThreadPoolExecutor(80) as pool:
         yield pool
+
+
+@pytest.fixture
+def quickly(monkeypatch):
+    """What hangs although nobody waits for it is given up at once."""
+    monkeypatch.setattr("forebay.serving.servings.partitions.STUCK_S", 0.02, raising=False)
+
+
+def abandon(process, batch, has_begun):
+    """Ask for a batch, and go away once it has begun."""
+
+    async def main():
+        task = asyncio.create_task(process.batched_run_async(batch))
+        await asyncio.to_thread(has_begun)
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(main())
 
 
 def cat(*rows):

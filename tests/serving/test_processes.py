@@ -12,7 +12,7 @@ import threading
 import numpy as np
 import pytest
 from tests.serving import zoo
-from tests.serving.conftest import PATIENCE_S, cat, wait_until
+from tests.serving.conftest import PATIENCE_S, abandon, cat, wait_until
 
 from forebay import Batch, ConfigError, Serving, ServingCrashed
 from forebay.errors import BadOutcome, ModelError, RunnerFailed
@@ -229,6 +229,15 @@ def test_a_process_that_dies_idle_is_replaced_beside_the_others(fragile, tmp_pat
     wait_until(lambda: all(partition.is_ready for partition in process._partitions.runners))
 
 
+def test_a_process_that_hangs_on_what_nobody_waits_for_is_replaced(fragile, tmp_path, quickly):
+    # issue 11: a hang kept its partition for good
+    process = fragile(1)
+    before = pid_of(process)
+    abandon(process, cat(777), lambda: wait_until((tmp_path / "hangs").exists))
+    assert pid_of(process) != before
+    assert process._partitions.runners[0]._supervisor.lives == 2
+
+
 def test_callers_are_told_when_no_process_can_be_had(fragile, monkeypatch):
     # F21
     process = fragile(1)
@@ -243,7 +252,7 @@ def test_callers_are_told_when_no_process_can_be_had(fragile, monkeypatch):
         wait_until(lambda: not process._partitions.runners[0].is_ready)
         with pytest.raises(ServingCrashed, match="has no process: the process of partition 0 ended with status 1"):
             call_until_told()
-    wait_until(lambda: process._partitions.runners[0].is_ready)
+    wait_until(lambda: process._partitions._refusal is None)
     assert pid_of(process)
 
 

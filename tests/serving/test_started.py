@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from tests.serving.conftest import PATIENCE_S, cat, wait_until
+from tests.serving.conftest import PATIENCE_S, Gate, abandon, cat, wait_until
 
 import forebay
 from forebay import (
@@ -798,3 +798,77 @@ def test_a_function_may_stop_its_own_serving(gate, gated, pool):
     with pytest.raises(ServingNotFound):
         process.batched_run(cat(1))
     process.stop()
+
+
+@pytest.fixture
+def held():
+    """A function that goes on when the test says so for rows of 13, at once for all others."""
+    gate = Gate()
+
+    def fn(options):
+        def run(batch):
+            rows = batch.realize()
+            if np.any(rows == 13):
+                gate.entered.release()
+                assert gate.go.acquire(timeout=PATIENCE_S)
+            return rows
+
+        return run
+
+    yield gate, Serving.new(fn)
+    gate.open(1000)
+
+
+def test_a_thread_that_hangs_on_what_nobody_waits_for_is_left_behind(held, quickly, pool):
+    # issue 11: a hang kept its partition for good
+    gate, serving = held
+    with serving.start(batch_timeout_ms=1, shutdown_ms=1000) as process:
+        abandon(process, cat(13), gate.enter)
+        assert process.batched_run(cat(1), timeout_s=PATIENCE_S).tolist() == [1]
+        assert process.statistics().idle <= 1
+        waiting = call(pool, process, 13)  # somebody waits: it is given time
+        gate.enter()
+        gate.open(2)
+        assert outcome(waiting) == [13]
+        wait_until(lambda: process._partitions._left == 0)
+        assert process.batched_run(cat(2), timeout_s=PATIENCE_S).tolist() == [2]
+        assert process._partitions.replaced == 1
+
+
+def test_rows_that_shared_a_batch_with_what_hangs_but_do_not_fit_it_are_run_all_the_same(held, quickly, pool):
+    gate, serving = held
+    with serving.start(batch_size=2, batch_timeout_ms=LONG_MS, shutdown_ms=1000) as process:
+        mates = []
+
+        def has_begun():
+            waits(process, 1)
+            mates.append(
+                pool.submit(process.batched_run, Batch.concatenate([np.array([[1, 2]])]), timeout_s=PATIENCE_S)
+            )
+            gate.enter()
+
+        abandon(process, cat(13), has_begun)
+        assert outcome(mates[0]) == [[1, 2]]
+
+
+def test_no_more_threads_of_a_serving_than_a_bound_are_left_behind(held, quickly, monkeypatch):
+    monkeypatch.setattr("forebay.serving.servings.partitions.MAX_LEFT", 1, raising=False)
+    gate, serving = held
+    with serving.start(batch_timeout_ms=1, shutdown_ms=1000) as process:
+        abandon(process, cat(13), gate.enter)
+        wait_until(lambda: process._partitions.replaced == 1)
+        abandon(process, cat(13), gate.enter)
+        with pytest.raises(ServingCrashed, match=r"1 threads of .* hang in its function"):
+            process.batched_run(cat(1), timeout_s=PATIENCE_S)
+        gate.open()  # whichever comes back, there is one again
+
+        def is_answered():
+            try:
+                return process.batched_run(cat(1), timeout_s=PATIENCE_S).tolist() == [1]
+            except ServingCrashed:
+                return False
+
+        wait_until(is_answered)
+        gate.open()
+        wait_until(lambda: process._partitions._left == 0)
+        assert process.batched_run(cat(1), timeout_s=PATIENCE_S).tolist() == [1]

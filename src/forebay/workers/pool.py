@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 CREDIT = 16
 """Steps of a streamed answer that may be on their way to the clients before the generator has to wait."""
+STUCK_S: Final = 30.0
+"""How long a worker may go on with a batch that nobody waits for, before another one takes its place."""
+MAX_LEFT: Final = 16
+"""Threads of one pool that may be left behind in calls that do not end: whatever they hold stays in memory."""
 
 
 class PoolStatistics(msgspec.Struct, frozen=True):

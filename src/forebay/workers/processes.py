@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.errors import ForebayError, InvalidRequest, ModelError, Unavailable, revive
 from forebay.workers import shm
 from forebay.workers.entrance import Entrance
-from forebay.workers.pool import PoolStatistics, not_opened
+from forebay.workers.pool import STUCK_S, PoolStatistics, not_opened
 from forebay.workers.slot import Slot
 from forebay.workers.slots import SlotPool
 from forebay.workers.supervisor import END_S, LAST_S, LIVED_S, Supervisor, start_worker
@@ -92,7 +92,7 @@ class ProcessPool(SlotPool[Slot]):
         path: Sequence[str] = (),
         cwd: str | None = None,
         stagger: bool = False,
-        stuck_s: float | None = 30.0,
+        stuck_s: float | None = STUCK_S,
         isolates: bool = False,
         handover_s: float | None = None,
         hands_on: bool = True,

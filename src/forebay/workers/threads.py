@@ -16,7 +16,7 @@ from forebay.types.call import Failure
 from forebay.workers.cancel import probe
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.phases import Laps, lap, note
-from forebay.workers.pool import CREDIT, PoolStatistics, not_opened
+from forebay.workers.pool import CREDIT, MAX_LEFT, STUCK_S, PoolStatistics, not_opened
 from forebay.workers.runner import WorkerContext
 from forebay.workers.user_code import answered, close_runner, do_after, settled, user_code
 
@@ -30,8 +30,6 @@ log = logging.getLogger("forebay.workers")
 
 JOIN_S: Final = 0.5
 """How long the threads of a stopped pool are waited for, all together."""
-MAX_LEFT: Final = 64
-"""Threads that may be left behind in calls that do not end; further ones are not replaced."""
 MAX_PAUSE_S: Final = 10.0
 """Longest pause before a runner that cannot be opened in place of a stuck one is tried again."""
 
@@ -49,31 +47,44 @@ class _Worker:
         self._inside = ctx.threads
         self._lock = threading.Lock()
 
-    def leave(self) -> None:
-        """One thread has ended; the last one closes the runner."""
+    @property
+    def is_shared(self) -> bool:
+        """Whether its runner is called by several threads at a time."""
+        return self.ctx.threads > 1
+
+    def enter(self) -> None:
+        """There will be one more thread, in place of one that is left behind."""
+        with self._lock:
+            self._inside += 1
+
+    def leave(self, *, closes: bool = True) -> None:
+        """One thread has ended, or will not be; the last one closes the runner."""
         with self._lock:
             self._inside -= 1
             is_last = self._inside == 0
-        if is_last and self.runner is not None:
+        if is_last and closes and self.runner is not None:
             close_runner(self.runner)
 
 
 class ThreadPool:
     """`workers` runners, each called by `threads` threads.
 
-    Nothing can end a thread from outside, so a call that hangs keeps its thread. With `stuck_s` another one takes its
-    place. Models that may crash belong into processes.
+    Nothing can end a thread from outside, so one that hangs is left behind, and another takes its place: with a runner
+    of its own, or with the same one if that is called by several threads anyway. So many threads are left behind and no
+    more; once no other is there, the pool refuses until one comes back. Models that may crash belong into processes.
     """
 
-    def __init__(self, spec: RunnerSpec, *, workers: int = 1, threads: int = 1, stuck_s: float | None = None) -> None:
+    def __init__(
+        self, spec: RunnerSpec, *, workers: int = 1, threads: int = 1, stuck_s: float | None = STUCK_S
+    ) -> None:
         """Describe the threads; `start` brings them up.
 
         Args:
             spec: What each worker runs.
             workers: Runners.
             threads: Slots of each.
-            stuck_s: A thread that goes on with a batch nobody waits for is left behind after this time, and a new
-                worker with one thread takes its place; None leaves it in place.
+            stuck_s: A thread that goes on with a batch nobody waits for is left behind after this time, and another
+                one takes its place; None leaves it in place.
         """
         self.idle = 0
         self._on_idle: Callable[[], None] = lambda: None
@@ -85,9 +96,12 @@ class ThreadPool:
         self._running: dict[Batch, Done] = {}
         # Who runs what. Whoever pops a batch decides, a thread that comes back or the loop that leaves it behind.
         self._held: dict[Batch, tuple[_Worker, threading.Thread]] = {}
+        self._called_off: dict[Batch, asyncio.TimerHandle] = {}
         self._left = asyncio.Semaphore(MAX_LEFT)
         self._replacing: set[asyncio.Task[None]] = set()
         self._restarts = 0
+        self._problem: ForebayError | None = None
+        self._refuses = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drained: asyncio.Event | None = None
         self._is_stopping = False
@@ -114,16 +128,22 @@ class ThreadPool:
         self._on_idle = on_idle
 
     def submit(self, batch: Batch, done: Done) -> None:
-        """Hand the batch to whichever thread is free."""
+        """Hand the batch to whichever thread is free, or answer it if none is left."""
+        if self._refuses:
+            assert self._loop is not None
+            assert self._problem is not None
+            self._loop.call_soon(done, batch, [Failure(self._problem)] * len(batch.entries))
+            return
         self.idle -= 1
         self._running[batch] = done
         if self._stuck_s is not None:
-            batch.on_cancel = lambda: self._called_off(batch)
+            batch.on_cancel = lambda: self._call_off(batch)
         self._inbox.put((batch, done))
 
     async def stop(self, grace_s: float) -> None:
         """Wait for running batches up to `grace_s`, answer what is late as unavailable, end the idle threads."""
         self._is_stopping = True
+        self._refuses = False
         self.idle = 0
         for _ in range(len(self._threads) + len(self._replacing)):
             self._inbox.put(None)
@@ -146,7 +166,9 @@ class ThreadPool:
         """Return a snapshot."""
         alive = sum(thread.is_alive() for thread in self._threads)
         slots = len(self._workers) * self._threads_per_worker
-        return PoolStatistics(slots=slots, idle=self.idle, restarts=self._restarts, alive=alive)
+        idle = 0 if self._refuses else self.idle
+        problem = "" if self._problem is None else self._problem.message
+        return PoolStatistics(slots=slots, idle=idle, restarts=self._restarts, alive=alive, problem=problem)
 
     def _begin(self, worker: _Worker, number: int) -> threading.Thread:
         thread = threading.Thread(
@@ -159,13 +181,14 @@ class ThreadPool:
         thread.start()
         return thread
 
-    def _called_off(self, batch: Batch) -> None:
+    def _call_off(self, batch: Batch) -> None:
         """Nobody waits for a batch: if its thread does not come back, it hangs in user code."""
         assert self._loop is not None
         assert self._stuck_s is not None
-        self._loop.call_later(self._stuck_s, self._leave_behind, batch)
+        self._called_off[batch] = self._loop.call_later(self._stuck_s, self._leave_behind, batch)
 
     def _leave_behind(self, batch: Batch) -> None:
+        self._called_off.pop(batch, None)
         held = None if self._is_stopping else self._held.pop(batch, None)
         if held is None:
             return
@@ -173,6 +196,8 @@ class ThreadPool:
         worker, thread = held
         log.warning("a thread did not stop %g s after its batch was called off; it is left behind", self._stuck_s)
         self._threads.remove(thread)
+        if worker.is_shared:
+            worker.enter()
         task = self._loop.create_task(self._replace(worker))
         self._replacing.add(task)
         task.add_done_callback(self._replacing.discard)
@@ -182,20 +207,47 @@ class ThreadPool:
 
     async def _replace(self, stuck: _Worker) -> None:
         """Open a runner for one more thread, unless too many have been left behind: then wait until one is back."""
-        await self._left.acquire()
+        if self._left.locked():
+            self._problem = Unavailable(
+                f"{MAX_LEFT} threads hang in calls that do not end, and no further one is replaced until one comes back"
+            )
+            log.error("%s", self._problem.message)
+            if not self._threads:
+                self._refuses = True
+                self._freed()
+        thread: threading.Thread | None = None
+        try:
+            await self._left.acquire()
+            thread = await self._successor(stuck)
+            self._threads.append(thread)
+        finally:
+            if thread is None and stuck.is_shared:
+                stuck.leave(closes=False)
+        self._restarts += 1
+        if len(self._replacing) == 1:
+            self._problem = None
+        if self._refuses:
+            self._refuses = False
+            self.idle = 0
+        self._freed()
+
+    async def _successor(self, stuck: _Worker) -> threading.Thread:
+        """Start a thread that goes on in place of one of a worker, however often that takes."""
         pause_s = 0.1
         while True:
-            worker = _Worker(stuck.spec, WorkerContext(stuck.ctx.index, 1))
-            thread = self._begin(worker, 0)
-            await worker.has_opened.wait()
-            if worker.error is None:
-                break
-            log.error("no thread can take the place of a stuck one: %s", worker.error.message)
+            worker = stuck if stuck.is_shared else _Worker(stuck.spec, WorkerContext(stuck.ctx.index, 1))
+            try:
+                thread = self._begin(worker, self._restarts + 1 if stuck.is_shared else 0)
+            except RuntimeError as error:  # there can be no further thread
+                self._problem = Unavailable(str(error))
+            else:
+                await worker.has_opened.wait()
+                if worker.error is None:
+                    return thread
+                self._problem = worker.error
+            log.error("no thread can take the place of a stuck one: %s", self._problem.message)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, MAX_PAUSE_S)
-        self._threads.append(thread)
-        self._restarts += 1
-        self._freed()
 
     def _finish(
         self, batch: Batch, done: Done, outcomes: Sequence[Any], written: threading.Event | None = None
@@ -205,6 +257,8 @@ class ThreadPool:
                 written.set()
             return
         batch.on_cancel = None
+        if self._called_off and (timer := self._called_off.pop(batch, None)) is not None:
+            timer.cancel()
         if written is None:
             self.idle += not self._is_stopping
         done(batch, outcomes)
@@ -254,7 +308,7 @@ class ThreadPool:
                 else:
                     self._loop.call_soon_threadsafe(self._finish, batch, done, outcomes)
             except RuntimeError:  # the loop is closed: nobody is left to answer
-                return
+                break
         worker.leave()
 
     def _run(self, runner: Runner, batch: Batch, worker: int) -> tuple[Sequence[Any], list[Callable[[], object]]]:
@@ -272,7 +326,14 @@ class ThreadPool:
         assert self._loop is not None
         assert batch.on_parts is not None
         credit = threading.Semaphore(CREDIT)
-        batch.on_cancel = credit.release  # who waits for room that nobody will make is woken
+        call_off = batch.on_cancel
+
+        def wake() -> None:
+            credit.release()  # who waits for room that nobody will make is woken
+            if call_off is not None:
+                call_off()
+
+        batch.on_cancel = wake
         for step in steps:
             credit.acquire()  # bounded: a client that takes nothing is cut off by its connection's write timeout
             if batch.cancelled:

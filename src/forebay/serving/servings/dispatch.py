@@ -189,9 +189,10 @@ class Work:
         taken: When they left the queue, in seconds.
     """
 
-    __slots__ = ("entries", "key", "rows", "taken")
+    __slots__ = ("_over", "entries", "key", "rows", "taken")
 
     def __init__(self, entries: Sequence[Call | Part], key: Hashable, rows: int) -> None:
+        self._over = 0
         self.entries = entries
         self.key = key
         self.rows = rows
@@ -214,8 +215,12 @@ class Work:
         return [Work(group, self.key, sum(entry.size for entry in group)) for group in groups.values()]
 
     def wanted(self) -> bool:
-        """Return whether anybody still waits for any of the rows."""
-        return any(not entry.call.done for entry in self.entries)
+        """Return whether anybody still waits for any of the rows; from any thread."""
+        entries, over = self.entries, self._over
+        while over < len(entries) and entries[over].call.done:
+            over += 1
+        self._over = over  # what is over stays so, so no entry is looked at twice however often this is asked
+        return over < len(entries)
 
     def shares(self) -> Iterator[tuple[Call, int, int]]:
         """Yield each caller that still waits, with the range of its rows."""

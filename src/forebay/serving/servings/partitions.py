@@ -13,6 +13,9 @@ a reason or not at all, and nobody polls.
 Callers never run batches themselves, though that would save switches: a caller would then hold up its own deadline for
 the rows of others, and code that is bound to one thread (a device context, an open file of a library) would be called
 from many.
+
+A batch that nobody waits for any more has some time to end. Then its partition is given up: a process is killed and
+comes back, a thread is left behind and another one goes on with the same runner, for nothing can end a thread.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ import os
 import threading
 import time
 import weakref
-from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from forebay.arrays.trees import copy_rows
 from forebay.errors import (
@@ -39,8 +42,10 @@ from forebay.errors import (
 )
 from forebay.observe.serving_metrics import KeyMetrics
 from forebay.serving.servings.dispatch import Dispatch
+from forebay.serving.servings.overdue import Overdue
 from forebay.types.failures import text_of
 from forebay.workers.cancel import probe
+from forebay.workers.pool import MAX_LEFT, STUCK_S
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
@@ -81,20 +86,49 @@ class Runner(Protocol):
         """Run a batch."""
         ...
 
+    def end_run(self) -> bool:
+        """Have what runs end now, from another thread; returns whether it will."""
+        ...
+
     def close(self) -> None:
         """Release everything, from any thread; what runs may fail."""
         ...
 
 
 class _Seat:
-    """Where one partition waits."""
+    """Where the thread of one partition waits, and what it runs.
 
-    __slots__ = ("is_roused", "lock")
+    Attributes:
+        work: What it runs.
+        rest: What it is to run next, before it takes anything else.
+        turns: How many batches it was given, which numbers them.
+        is_called_off: Whether nobody waits for what it runs.
+        is_left: Whether it was left behind with that.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("is_called_off", "is_left", "is_roused", "lock", "rest", "runner", "thread", "turns", "work")
+
+    def __init__(self, runner: Runner, rest: deque[Work]) -> None:
+        self.runner = runner
+        self.rest = rest
+        self.thread = threading.current_thread()
         self.lock = threading.Lock()
         self.lock.acquire()
         self.is_roused = False
+        self.work: Work | None = None
+        self.turns = 0
+        self.is_called_off = False
+        self.is_left = False
+
+    def begin(self, work: Work) -> None:
+        """Note what is run from now on."""
+        self.turns += 1
+        self.is_called_off = False
+        self.work = work
+
+
+_REPLACED: Final = "a process of %r did not stop %g s after its batch was called off; it is replaced"
+_LEFT_BEHIND: Final = "a thread of %r did not stop %g s after its batch was called off; it is left behind"
 
 
 class _Nested:
@@ -142,12 +176,14 @@ class Partitions:
         self._is_forked = False
         self._inside: dict[int, _Nested] = {}
         self._refusal: ServingCrashed | None = None
+        self._seats: dict[_Seat, None] = {}
+        self._overdue: Overdue[_Seat] = Overdue(name, STUCK_S, self._give_up)
+        self._left = 0
+        self._held: dict[_Seat, None] = {}
+        self.replaced = 0
         for runner in runners:
             runner.watch(self._changed)
-        self._threads = [
-            threading.Thread(target=self._serve, args=(runner,), name=f"{name}-{index}", daemon=True)
-            for index, runner in enumerate(runners)
-        ]
+        self._threads = [self._thread(runner, deque(), index) for index, runner in enumerate(runners)]
         _all.add(self)
 
     def start(self) -> None:
@@ -203,6 +239,8 @@ class Partitions:
         """Forget a call; returns False if it is over already and its waiter was or will be woken."""
         with self._lock:
             was_open = self._dispatch.cancel(call)
+            if was_open and (call.taken or call.slices) and not self._is_stopping:
+                self._look_for_called_off()
             if self._dispatch.is_feeding:
                 self._dispatch.feed(time.monotonic())
                 if self._parked and not self._roused and self._is_watch_needed():
@@ -223,13 +261,14 @@ class Partitions:
             while self._parked:
                 self._rouse()
         _wake(calls)
+        self._overdue.stop()
         for runner in self.runners:
             if not runner.is_ready:
                 runner.close()  # or its thread would wait for it
         if self.is_inside:
             return
         patience = time.monotonic() + grace_s
-        for thread in self._threads:
+        for thread in list(self._threads):
             thread.join(max(patience - time.monotonic(), 0.0))
         with self._lock:
             calls = self._dispatch.close(stopped, running=True)
@@ -294,13 +333,80 @@ class Partitions:
             self._watcher = None
         seat.lock.release()
 
-    def _serve(self, runner: Runner) -> None:
-        seat = _Seat()
+    def _thread(self, runner: Runner, rest: deque[Work], number: int) -> threading.Thread:
+        return threading.Thread(target=self._serve, args=(runner, rest), name=f"{self._name}-{number}", daemon=True)
+
+    def _serve(self, runner: Runner, rest: deque[Work]) -> None:
+        seat = _Seat(runner, rest)
+        self._seats[seat] = None
         nested = self._inside[threading.get_ident()] = _Nested()
         try:
             self._serve_on(runner, seat, nested)
         finally:
-            del self._inside[threading.get_ident()]
+            if not seat.is_left:
+                del self._seats[seat], self._inside[threading.get_ident()]
+
+    def _look_for_called_off(self) -> None:
+        """Note which partitions run what nobody waits for any more; below the lock."""
+        for seat in list(self._seats):
+            if not seat.is_called_off and seat.work is not None and not seat.work.wanted():
+                seat.is_called_off = True
+                self._overdue.note(seat, seat.turns)
+
+    def _give_up(self, seat: _Seat, turn: int) -> None:
+        """A partition goes on with what nobody waits for: end that, or leave its thread behind."""
+        calls: list[Call] = []
+        with self._lock:
+            if seat.turns != turn or seat.work is None or self._is_stopping:
+                return
+            if seat.runner.end_run():
+                log.warning(_REPLACED, self._name, self._overdue.after_s)
+            elif self._left < MAX_LEFT:
+                self._leave(seat)
+            else:
+                calls = self._hold(seat)
+        _wake(calls)
+
+    def _leave(self, seat: _Seat) -> None:
+        """Have another thread take the place of one that hangs; below the lock."""
+        thread = self._thread(seat.runner, seat.rest, len(self.runners) + self.replaced)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.warning("a thread of %r hangs in its function, and there can be no other: %s", self._name, error)
+            return
+        log.warning(_LEFT_BEHIND, self._name, self._overdue.after_s)
+        self._left += 1
+        self.replaced += 1
+        self._threads[self._threads.index(seat.thread)] = thread
+        seat.is_left = True
+        del self._seats[seat]
+        assert seat.thread.ident is not None
+        del self._inside[seat.thread.ident]
+
+    def _hold(self, seat: _Seat) -> list[Call]:
+        """Leave a thread that hangs in its place until one comes back; returns whom to tell if it is the last."""
+        self._held[seat] = None
+        msg = (
+            f"{MAX_LEFT} threads of the serving {self._name!r} hang in its function, and no further one is replaced "
+            "until one comes back"
+        )
+        log.error("%s", msg)
+        if len(self._held) < len(self.runners):
+            return []
+        self._refusal = ServingCrashed(msg)
+        return self._dispatch.close(self._refusal, running=False)
+
+    def _came_back(self, seat: _Seat) -> None:
+        """A thread has ended what nobody waited for; below the lock."""
+        self._refusal = None
+        if not seat.is_left:
+            del self._held[seat]
+            return
+        self._left -= 1
+        if self._held and not self._is_stopping:
+            other, _ = self._held.popitem()
+            self._leave(other)
 
     def _serve_on(self, runner: Runner, seat: _Seat, nested: _Nested) -> None:
         while True:
@@ -310,8 +416,9 @@ class Partitions:
                     return
             timeout_s = -1.0
             with self._lock:
-                work = self._dispatch.take(time.monotonic())
+                work = self._next_of(seat)
                 if work is not None:
+                    seat.begin(work)
                     if self._parked and not self._roused and self._is_watch_needed():
                         self._rouse()
                 elif self._is_stopping:
@@ -322,13 +429,24 @@ class Partitions:
                 self._wait(seat, timeout_s)
                 continue
             try:
-                self._run(runner, work)
+                self._run(runner, seat, work)
             except Exception as error:
                 log.exception("a partition of %r failed to run a batch", self._name)
                 with self._lock:
+                    self._end(seat)
                     calls = self._dispatch.fail(work, InternalError(f"the batch could not be run: {error}"))
                 _wake(calls)
             nested.call = work = None  # or its rows would stay in memory until the next batch
+            if seat.is_left:
+                return
+
+    def _next_of(self, seat: _Seat) -> Work | None:
+        """Return what a partition is to run now; below the lock."""
+        while seat.rest:
+            work = seat.rest.popleft()
+            if work.wanted():
+                return work
+        return self._dispatch.take(time.monotonic())
 
     def _pass_on(self) -> None:
         """Let another partition do what one was roused for that has lost its process."""
@@ -362,13 +480,18 @@ class Partitions:
                 self._parked.remove(seat)
                 self._watcher = None
 
-    def _run(self, runner: Runner, work: Work) -> None:
+    def _end(self, seat: _Seat) -> None:
+        """A partition has ended what it ran; below the lock."""
+        seat.work = None
+        if seat.is_left or seat in self._held:
+            self._came_back(seat)
+
+    def _run(self, runner: Runner, seat: _Seat, work: Work) -> None:
         try:
             batch = work.batch()
         except BatchMismatch:
             # Callers whose rows do not fit together get batches of their own instead of each other's error.
-            for alike in work.alike():
-                self._run(runner, alike)
+            seat.rest.extend(work.alike())
             return
         probe.set(lambda: not work.wanted())
         started = time.perf_counter()
@@ -383,6 +506,7 @@ class Partitions:
         seconds = time.perf_counter() - started
         probe.set(None)  # or the rows would stay in memory until the next batch
         with self._lock:
+            self._end(seat)
             metrics = self.metrics[work.key]
             metrics.took(work.rows, work.taken, [entry.arrived for entry in work.entries], seconds)
             if executed is not None:
@@ -392,6 +516,7 @@ class Partitions:
                 assert error is not None
                 metrics.crashes += 1
                 calls = self._dispatch.fail(work, error)
+                self._look_for_called_off()  # whoever has rows in other batches does not wait for those either
         _wake(calls)
 
     def _sink(self, work: Work) -> Callable[[str, Any], None]:

@@ -63,6 +63,7 @@ class ProcessPartition:
         self._entrance: Entrance | None = None
         self._connection: BlockingSlot | None = None
         self._life = 0
+        self._condemned = 0
         self._supervisor = Supervisor(
             f"the process of partition {index}",
             self._start,
@@ -81,7 +82,9 @@ class ProcessPartition:
     def is_ready(self) -> bool:
         """Whether a batch could be run now."""
         connection = self._connection
-        return self._supervisor.is_ready and connection is not None and connection.is_open()
+        if connection is None or self._condemned == self._life:
+            return False
+        return self._supervisor.is_ready and connection.is_open()
 
     @property
     def problem(self) -> ForebayError | None:
@@ -104,7 +107,7 @@ class ProcessPartition:
     def ready(self) -> bool:
         """Wait until a process is there; False if the partition was closed."""
         connection = self._connection
-        if connection is not None and not connection.is_open():
+        if connection is not None and (self._condemned == self._life or not connection.is_open()):
             self._supervisor.how_it_ended(self._life)
         return self._supervisor.wait_ready(patient=True)
 
@@ -142,6 +145,12 @@ class ProcessPartition:
             take(outcome)
         ((output, metadata),) = answers
         return Executed(output, metadata, rows)
+
+    def end_run(self) -> bool:
+        """Kill the process, so that what it runs fails; it is replaced."""
+        self._condemned = self._life
+        self._supervisor.kill(self._life)
+        return True
 
     def close(self) -> None:
         """End the process."""

@@ -361,6 +361,9 @@ class _Threaded:
     def run(self, batch: Batch, sink: Sink | None) -> Executed:
         return self._execution.run(batch, self._index, sink).own()
 
+    def end_run(self) -> bool:
+        return False
+
     def close(self) -> None:
         pass
 
