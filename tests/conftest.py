@@ -278,6 +278,37 @@ def cli():
     return run
 
 
+class Disk:
+    """A disk of a quarter of a megabyte."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def fill(self):
+        with (self.folder / "ballast").open("ab", buffering=0) as file:
+            for size in (4096, 512, 1):
+                with contextlib.suppress(OSError):
+                    while file.write(b"x" * size):
+                        pass
+
+    def empty(self):
+        (self.folder / "ballast").unlink()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real disk that a test may fill; only who may mount one gets it, and unit tests make up the error for all."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    try:
+        mount = ["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs", folder]
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this user may not mount a small disk")
+    yield Disk(folder)
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
 @pytest.fixture(name="eventually", scope="session")
 def eventually_fixture():
     """Waits until a check is true."""

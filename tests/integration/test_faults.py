@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults in a server's own surroundings: it is killed, starved and left without its files; nothing hangs or is left."""
 
+import json
 import os
 import resource
 import signal
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,11 @@ def stubborn(serve, tmp_path):
     """Serves a model of `stubborn.py`, whose files lie in a folder of the test's."""
 
     def start(name, *options, **more):
-        return serve(f"stubborn.py:{name}", *options, env={"FOREBAY_TEST_FOLDER": str(tmp_path)}, **more)
+        env = {"FOREBAY_TEST_FOLDER": str(tmp_path), **more.pop("env", {})}
+        return serve(f"stubborn.py:{name}", *options, env=env, **more)
 
     yield start
-    for found in [*tmp_path.glob("loading.*"), *tmp_path.glob("forked.*")]:  # what a failed test leaves
+    for found in tmp_path.glob("*.[0-9]*"):  # what a failed test leaves
         with suppress(ProcessLookupError):
             os.kill(int(found.suffix[1:]), signal.SIGKILL)
 
@@ -50,29 +52,59 @@ def asked(server, body=b"1"):
 
 # Killed
 
+HELD = """
+import os, sys, time
+from pathlib import Path
 
-@pytest.mark.parametrize("stage", ["loading", "serving", "draining"])
-def test_no_process_outlives_a_server_that_is_killed(stubborn, tmp_path, eventually, stage):
+FOLDER = Path(os.environ["FOREBAY_TEST_FOLDER"])
+
+def hold(stage):
+    (FOLDER / f"{stage}.{os.getpid()}").touch()
+    while (FOLDER / "hold").exists():
+        time.sleep(0.005)
+
+if "forebay.workers.child" in sys.orig_argv and (FOLDER / "starting").exists():
+    hold("starting")
+elif "forebay.workers.child" in sys.orig_argv and (FOLDER / "greeting").exists():
+    from forebay.workers import leash
+    end_with = leash.end_with
+    leash.end_with = lambda server: (end_with(server), hold("greeting"))
+"""
+"""Runs in a process as Python starts, and holds it where the test wants it."""
+
+
+@pytest.mark.parametrize("stage", ["importing", "starting", "greeting", "loading", "serving", "draining"])
+def test_nothing_is_left_of_a_server_that_is_killed(stubborn, tmp_path, eventually, stage):
     # F23
+    for name in (stage, "temporary", *(["hold"] if stage not in {"serving", "draining"} else [])):
+        (tmp_path / name).mkdir()
+    (tmp_path / "sitecustomize.py").write_text(HELD)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options = [*PROCESS, "--workers", "2", *(["--python", sys.executable] if stage == "importing" else [])]
+    env = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", "TMPDIR": str(tmp_path / "temporary")}
+    server = stubborn("Stubborn", *options, ready=not (tmp_path / "hold").exists(), port=port, env=env)
     wire = None
-    if stage == "loading":
-        (tmp_path / "hold").touch()
-    server = stubborn("Stubborn", *PROCESS, "--workers", "2", ready=stage != "loading")
-    eventually(lambda: len(at(tmp_path, "loading")) == 2)
-    if stage != "loading":
+    if stage in {"serving", "draining"}:
         wire = asked(server)
-        eventually(lambda: at(tmp_path, "serving"))
+        eventually(lambda: len(at(tmp_path, "loading")) == 2)
+    noted, count = ("serving", 1) if stage == "draining" else (stage, 1 if stage in {"importing", "serving"} else 2)
+    eventually(lambda: len(at(tmp_path, noted)) == count)
     if stage == "draining":
         server.signal()
         eventually(lambda: "draining" in server.log)
-    links = [str(link.readlink()) for link in Path(f"/proc/{server.process.pid}/fd").iterdir()]
-    assert [link for link in links if link.startswith("/dev/shm") and not link.endswith(" (deleted)")] == []
     server.signal(signal.SIGKILL)
     server.process.wait()
     if wire is not None:
         wire.socket.close()
-    for pid in at(tmp_path, "loading"):
-        eventually(lambda pid=pid: not is_running(pid), f"the end of worker {pid}")
+    if stage == "starting":  # nobody holds these yet: they find out as soon as they run
+        (tmp_path / "hold").rmdir()
+    for pid in at(tmp_path, stage) | at(tmp_path, "loading"):
+        eventually(lambda pid=pid: not is_running(pid), f"the end of process {pid}")
+    server.wait()
+    assert "Traceback" not in server.log
+    assert [*Path("/dev/shm").glob(f"forebay-{server.process.pid}-*"), *(tmp_path / "temporary").iterdir()] == []
+    socket.create_server(("127.0.0.1", port)).close()
 
 
 def test_no_process_outlives_a_program_with_a_serving_that_is_killed(tmp_path, eventually):
@@ -114,13 +146,20 @@ def test_what_a_model_forks_keeps_neither_the_port_nor_a_connection(stubborn, tm
 # Told to end
 
 
-def test_a_thread_that_never_ends_does_not_keep_the_server(stubborn):
-    # F25
-    server = stubborn("Threaded", "--worker-kind", "inline", "--drain-s", "0.1")
-    assert server.client.post("/", json=1).json() == 1
-    server.signal()
-    assert server.wait(LAST_S + 10) == 0
-    assert "did not end in time" in server.log
+def test_neither_a_thread_that_never_ends_nor_a_load_that_blocks_the_loop_keeps_the_server(
+    stubborn, tmp_path, eventually
+):
+    # F25; both at once, for both take the time that a server has to end
+    threaded = stubborn("Threaded", "--worker-kind", "inline", "--drain-s", "0.1")
+    assert threaded.client.post("/", json=1).json() == 1
+    (tmp_path / "hold").touch()
+    loading = stubborn("Stubborn", "--worker-kind", "inline", ready=False)
+    eventually(lambda: at(tmp_path, "loading"))
+    threaded.signal()
+    loading.signal()
+    assert threaded.wait(LAST_S + 10) == 0
+    assert loading.wait(LAST_S + 10) == 0
+    assert "did not end in time" in threaded.log
 
 
 def test_a_second_signal_ends_a_server_whose_thread_never_ends(stubborn, eventually):
@@ -134,31 +173,54 @@ def test_a_second_signal_ends_a_server_whose_thread_never_ends(stubborn, eventua
     assert server.wait(LAST_S + 10) in {0, 1, -signal.SIGTERM, -signal.SIGINT}
 
 
-def test_a_signal_ends_a_load_that_blocks_the_loop(stubborn, tmp_path, eventually):
-    # F25
-    (tmp_path / "hold").touch()
-    server = stubborn("Stubborn", "--worker-kind", "inline", ready=False)
-    eventually(lambda: at(tmp_path, "loading"))
-    server.signal()
-    assert server.wait(LAST_S + 10) == 0
-
-
-def test_a_terminal_that_closes_drains(serve, eventually):
-    # F25
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the suite itself may run under nohup
+@contextmanager
+def heeded(*numbers):
+    """What is started meanwhile gets these signals, though the suite may run under nohup or in the background."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
     try:
-        server = serve("single.py", *PROCESS)
+        yield
     finally:
-        signal.signal(signal.SIGHUP, before)
-    with asked(server, b"0.3") as wire:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=["stop", "Ctrl+C", "hang-up"])
+def test_what_is_in_flight_is_answered_and_the_exit_status_is_0(serve, tmp_path, eventually, number):
+    # F25
+    (tmp_path / "model.py").write_text(
+        "import os, pathlib, time, forebay\n\n"
+        "class Waits(forebay.Model):\n    def predict(self, batch: list[str]) -> list[int]:\n"
+        "        while not pathlib.Path(batch[0]).exists():\n            time.sleep(0.005)\n"
+        "        return [os.getpid()] * len(batch)\n"
+    )
+    with heeded(number):
+        server = serve(tmp_path / "model.py", *PROCESS)
+    with server.connect() as wire:
+        worker = wire.ask("POST", "/", json.dumps(str(tmp_path)).encode()).json()
+        wire.send(wire.request("POST", "/", json.dumps(str(tmp_path / "go")).encode()))
         eventually(lambda: server.metric("forebay_in_flight") == 1)
-        tasks = Path(f"/proc/{server.process.pid}/task")
-        pids = [int(child) for children in tasks.glob("*/children") for child in children.read_text().split()]
-        assert pids
-        for pid in [*pids, server.process.pid]:  # the whole group gets it
-            os.kill(pid, signal.SIGHUP)
-        assert wire.read().status == 200
+        server.signal(number)
+        if number != signal.SIGTERM:  # a terminal tells the whole group
+            os.kill(worker, number)
+        eventually(lambda: "draining" in server.log)
+        (tmp_path / "go").touch()
+        answer = wire.read()
+        assert (answer.status, answer.json()) == (200, worker)
+        assert wire.is_closed_by_server()
     assert server.wait() == 0
+    assert "Traceback" not in server.log
+
+
+def test_ctrl_c_while_the_file_is_imported_ends_the_command(serve, tmp_path, eventually):
+    (tmp_path / "model.py").write_text(
+        "import pathlib, time\npathlib.Path(__file__).with_name('importing').touch()\ntime.sleep(600)\n"
+    )
+    with heeded(signal.SIGINT):
+        server = serve(tmp_path / "model.py", ready=False)
+    eventually((tmp_path / "importing").exists)
+    server.signal(signal.SIGINT)
+    assert server.wait() == 130
+    assert "Traceback" not in server.log
 
 
 def test_a_model_that_does_not_unload_does_not_keep_others_from_it(serve, tmp_path):
@@ -180,9 +242,15 @@ def test_a_model_that_does_not_unload_does_not_keep_others_from_it(serve, tmp_pa
 # Starved
 
 
-def test_too_many_open_files_are_told_and_are_over_when_they_are(serve, eventually):
+@pytest.fixture(scope="module")
+def starving(launch):
+    """A server that these tests starve, one after the other; its option tells it from everybody else's."""
+    return launch("single.py", *PROCESS, "--max-body-bytes", str(1 << 28))
+
+
+def test_too_many_open_files_are_told_and_are_over_when_they_are(starving, eventually):
     # F19
-    server = serve("single.py", *PROCESS)
+    server = starving
     wire = server.connect()
     pid = server.process.pid
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
@@ -203,9 +271,8 @@ def size_of(pid):
     return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
 
 
-def test_a_body_for_which_there_is_no_memory_is_refused_alone(serve):
-    server = serve("single.py", "--worker-kind", "thread", "--max-body-bytes", str(1 << 28))
-    pid = server.process.pid
+def test_a_body_for_which_there_is_no_memory_is_refused_alone(starving):
+    server, pid = starving, starving.process.pid
     with server.connect() as wire, server.connect() as other:
         assert other.ask("POST", "/", b"0").status == 200
         resource.prlimit(pid, resource.RLIMIT_AS, (size_of(pid) + (24 << 20), resource.RLIM_INFINITY))
@@ -219,8 +286,8 @@ def test_a_body_for_which_there_is_no_memory_is_refused_alone(serve):
         assert wire.ask("POST", "/", b"0").status == 200
 
 
-def test_a_worker_without_memory_or_room_for_files_costs_that_request_only(serve):
-    server = serve("single.py", *PROCESS)
+def test_a_worker_without_memory_or_room_for_files_costs_that_request_only(starving):
+    server = starving
     with server.connect() as wire:
         pid, worker = server.process.pid, wire.ask("POST", "/", b"0").json()[1]
         body = b" " * (8 << 20) + b"0"

@@ -143,14 +143,6 @@ def test_a_second_signal_ends_the_drain(serve, eventually):
     assert "Traceback" not in server.log
 
 
-def test_ctrl_c_drains_like_sigterm(serve):
-    server = serve("single.py")
-    assert server.client.post("/", json=0).status_code == 200
-    server.signal(signal.SIGINT)
-    assert server.wait() == 0
-    assert "Traceback" not in server.log
-
-
 def test_a_signal_while_models_load_ends_it(serve, tmp_path, eventually):
     path = tmp_path / "model.py"
     path.write_text(

@@ -18,6 +18,12 @@ def note(stage):
     (FOLDER / f"{stage}.{os.getpid()}").touch()
 
 
+if (FOLDER / "importing").exists():
+    note("importing")
+    while (FOLDER / "hold").exists():
+        time.sleep(0.005)
+
+
 class Stubborn(forebay.Model):
     """Starts a thread that never ends, and never answers; while a file says so it does not even load."""
 

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -24,7 +23,7 @@ from tests.pools.guests import AttachedByThreads
 from forebay.errors import BadOutcome, Code, ConfigError, ModelError, RunnerFailed, Unavailable, ValidationError
 from forebay.types.batch import Batch
 from forebay.types.call import Failure, Request
-from forebay.workers import frames, shm
+from forebay.workers import frames
 from forebay.workers.inline import InlinePool
 from forebay.workers.pool import CREDIT
 from forebay.workers.processes import ProcessPool
@@ -556,9 +555,9 @@ def test_large_bodies_arrive_both_ways(kind):
 SERVER = """
 import asyncio, os, signal, sys
 sys.path.insert(0, {root!r})
-from forebay.workers import shm
+from forebay.workers import folders
 from tests.pools.test_pool_contract import Rig, pool_of
-shm._PREFIX = {prefix!r}
+folders.PREFIX = {prefix!r}
 
 async def main():
     async with Rig(pool_of("processes", workers=2)) as rig:
@@ -577,20 +576,6 @@ def test_nothing_is_left_in_memory_of_a_server_that_was_killed(tmp_path):
     ) as server:
         assert server.wait(60) == -signal.SIGKILL
     assert [*Path("/dev/shm").glob(prefix + "*"), *tmp_path.iterdir()] == []
-
-
-def test_what_a_killed_server_left_behind_is_removed_by_the_next(tmp_path, monkeypatch):
-    """A lock ends with its process; the folder of a server that lives keeps its own."""
-    monkeypatch.setattr(shm, "_PREFIX", f"forebay-test-{tmp_path.name}-")
-    alive, alive_lock = shm.private_folder()
-    dead, dead_lock = shm.private_folder()
-    (dead / "socket").touch()
-    os.close(dead_lock)  # what the kernel does when a process is killed
-    last, last_lock = shm.private_folder()
-    assert (alive.exists(), dead.exists(), last.exists()) == (True, False, True)
-    for folder, lock in ((alive, alive_lock), (last, last_lock)):
-        shutil.rmtree(folder)
-        os.close(lock)
 
 
 def test_a_worker_that_hangs_on_work_nobody_waits_for_is_replaced(tmp_path):

@@ -383,7 +383,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             thread.join()
         close_runner(runner)
         connection.close()
-    except (EOFError, ConnectionError):
+    except (EOFError, ConnectionError, FileNotFoundError):
         return 0  # the server is gone, and a worker without one has nothing to do
     return 0
 

@@ -9,14 +9,9 @@ kernel does not let them look, as after a change of the user, the folder stays u
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-from typing import TYPE_CHECKING
 
-from forebay.workers.shm import private_folder
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from forebay.workers.folders import PrivateFolder
 
 BACKLOG = 128
 
@@ -35,10 +30,9 @@ class Entrance:
             OSError: There are too many open files, or there is no room for a folder.
         """
         self._descriptor: int | None = None
-        folder, self._lock = private_folder()
-        self._folder: Path | None = folder
+        self._folder = PrivateFolder()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.path = str(folder / "socket")
+        self.path = str(self._folder.path / "socket")
         try:
             self._listener.bind(self.path)
             self._lose_name()
@@ -56,7 +50,7 @@ class Entrance:
     def close(self) -> None:
         """Leave nothing behind; who has taken the listener closes it before."""
         self._listener.close()
-        self._remove_folder()
+        self._folder.remove()
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -67,13 +61,7 @@ class Entrance:
         if not _is_open_to_its_user() or not _leads_to_a_socket(nameless):
             return
         self.path = nameless
-        self._remove_folder()
-
-    def _remove_folder(self) -> None:
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(self._lock)
+        self._folder.remove()
 
 
 def _is_open_to_its_user() -> bool:

@@ -19,16 +19,23 @@ from typing import Final
 _PR_SET_PDEATHSIG: Final = 1
 
 
-def end_with(server: int) -> None:
+def end_with(server: int) -> bool:
     """End this process when the server with this id does.
 
-    A server that is gone already is found by dialling it, which comes next.
+    Returns:
+        Whether the server was seen. If not it is gone already, or its processes have other ids here; who dials it next
+        finds out.
     """
     with contextlib.suppress(OSError, AttributeError):  # another system than Linux has the thread only, or none
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    with contextlib.suppress(OSError, AttributeError):
+    try:
         alive = os.pidfd_open(server)
-        threading.Thread(target=_watch, args=(alive,), name="forebay-leash", daemon=True).start()
+    except ProcessLookupError:
+        return False
+    except (OSError, AttributeError):
+        return True
+    threading.Thread(target=_watch, args=(alive,), name="forebay-leash", daemon=True).start()
+    return True
 
 
 def _watch(alive: int) -> None:

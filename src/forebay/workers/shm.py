@@ -17,9 +17,6 @@ import errno
 import fcntl
 import mmap
 import os
-import shutil
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from forebay.errors import InvalidRequest
@@ -32,60 +29,6 @@ MAX_ARENA_BYTES = 1 << 30
 """No arena grows beyond this."""
 
 _STEP_BYTES = 1 << 20
-
-
-_PREFIX = "forebay-"
-
-
-def private_folder() -> tuple[Path, int]:
-    """Make a folder that only this user can enter, in memory if there is a place for it.
-
-    Returns:
-        The folder, and the descriptor that holds its lock.
-    """
-    memory = Path("/dev/shm")  # noqa: S108 - the folder below it is private
-    in_memory = memory.is_dir() and os.access(memory, os.W_OK)
-    return locked_folder(memory if in_memory else Path(tempfile.gettempdir()))
-
-
-def locked_folder(parent: Path) -> tuple[Path, int]:
-    """Make a folder that only this user can enter.
-
-    Folders of servers that were killed are removed: each holds a lock in its own, and a lock ends with the process.
-
-    Returns:
-        The folder and the descriptor that holds its lock.
-    """
-    for other in parent.glob(_PREFIX + "*"):
-        _remove_if_dead(other)
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        try:
-            return folder, _lock(folder, os.O_CREAT)
-        except (BlockingIOError, FileNotFoundError):
-            pass  # another server took it for one of the dead, in the moment before it had its lock
-        except OSError:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-
-
-def _lock(folder: Path, flags: int) -> int:
-    descriptor = os.open(folder / "lock", os.O_RDWR | flags, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _remove_if_dead(folder: Path) -> None:
-    try:
-        descriptor = _lock(folder, 0)
-    except OSError:  # somebody else's, in use, or not one of ours
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    os.close(descriptor)
 
 
 class Arenas:

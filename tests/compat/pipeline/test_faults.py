@@ -181,10 +181,63 @@ def test_kill_9_of_the_server_leaves_no_process(pipeline, eventually, tmp_path, 
     server = pipeline(MODEL, {**config, "op": {"price": {"local_service_conf": conf}}})
     assert post(server, q="x")["err_no"] == 0
     left = descendants(server.process.pid)
-    assert len(left) == count
+    guards = {pid for pid in left if Path(f"/proc/{pid}/comm").read_text() == "sh\n"}  # of the folders of stores
+    assert len(left - guards) == count
+
+    def folders():
+        return [found for pid in (server.process.pid, *left) for found in Path("/dev/shm").glob(f"forebay-{pid}-*")]
+
+    assert len(folders()) == len(guards) > 0
     server.signal(signal.SIGKILL)
     server.wait()
     eventually(lambda: all(is_gone(pid) for pid in left), "the end of its processes")
+    assert folders() == []
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A full disk
+
+STORES = """
+import os
+from paddle_serving_server.pipeline import Op, PipelineServer, RequestOp, ResponseOp
+
+class Keeps(Op):
+    def preprocess(self, input_dicts, data_id, log_id):
+        (found,) = input_dicts.values()
+        if found["q"] == "large":
+            key = self.store.put(b"x" * 50_000)
+            return {"q": str(len(self.store.get(key)))}, False, None, ""
+        return {"q": found["q"] + "!"}, False, None, ""
+
+server = PipelineServer("svc")
+server.set_response_op(ResponseOp(input_ops=[Keeps(name="A", input_ops=[RequestOp()])]))
+server.prepare_server(os.path.join(os.path.dirname(os.path.abspath(__file__)), "config.yml"))
+server.run_server()
+"""
+
+
+def test_a_full_disk_costs_only_what_has_to_be_on_it(pipeline, small_disk, eventually):
+    folder = str(small_disk.folder)
+    store = {"type": "file", "dir": folder}
+    config = {"log_path": folder, "dag": {"external_store": store, "tracer": {"interval_s": 1}}}
+    server = pipeline(STORES, config)
+    assert q_of(post(server, q="large")) == "50000"
+    small_disk.fill()
+    for number in range(3):
+        refused = post(server, q="large")
+        assert refused["err_no"] != 0
+        assert "the store cannot be written: No space left on device" in refused["err_msg"]
+        assert q_of(post(server, q=f"q{number}")) == f"q{number}!"
+    eventually(lambda: "pipeline.tracer cannot be written" in server.log)
+    small_disk.empty()
+    eventually(lambda: q_of(post(server, q="large")) == "50000")
+    server.signal()
+    assert server.wait() == 0
+    told = [line for line in server.lines if "cannot be written: No space left on device; what" in line]
+    for file in (f"the store at {folder}", *(f"/pipeline.{end} cannot" for end in ("tracer", "log", "log.wf"))):
+        assert len([line for line in told if file in line]) == 1, file
+    assert len(told) == 4
+    assert "Logging error" not in server.log
 
 
 # ---------------------------------------------------------------------------------------------------------------------

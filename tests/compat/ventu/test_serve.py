@@ -4,6 +4,7 @@
 import asyncio
 import json
 import re
+import signal
 import sys
 import textwrap
 import warnings
@@ -471,3 +472,22 @@ def test_the_command_ends_with_2_and_without_a_traceback(write, cli):
     assert done.returncode == 2
     assert "the example of the request schema Req does not fit it: text: Field required" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_costs_the_numbers_and_no_request(serve, lengths, small_disk, eventually):
+    small_disk.fill()
+    server = serve(lengths, "--workers", "1", env={"PROMETHEUS_MULTIPROC_DIR": str(small_disk.folder)})
+    assert [answer.status_code for answer in infer(server, "four", "fives")] == [200, 200]
+    assert server.client.get("/metrics").status_code == 200
+    (line,) = [line for line in server.lines if "has no room" in line]
+    assert f"the metrics folder {small_disk.folder} has no room: No space left on device" in line
+    assert server.client.get("/health").status_code == 200
+
+
+def test_kill_9_leaves_no_folder_of_metrics(serve, lengths, eventually):
+    # F26
+    server = serve(lengths, "--workers", "1")
+    folders = list(Path("/dev/shm").glob(f"forebay-{server.process.pid}-*"))
+    assert [bool(list(folder.glob("*.db"))) for folder in folders] == [True]
+    server.signal(signal.SIGKILL)
+    eventually(lambda: not folders[0].exists())

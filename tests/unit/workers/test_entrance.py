@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from forebay.workers import entrance, shm
+from forebay.workers import entrance, folders
 from forebay.workers.entrance import Entrance
 
 
 @pytest.fixture
 def prefix(monkeypatch, tmp_path):
     found = f"forebay-test-{os.getpid()}-{tmp_path.name}-"
-    monkeypatch.setattr(shm, "_PREFIX", found)
+    monkeypatch.setattr(folders, "PREFIX", found)
     return found
 
 
-def folders(prefix):
+def folders_of(prefix):
     return list(Path("/dev/shm").glob(prefix + "*"))
 
 
@@ -35,7 +35,7 @@ def test_it_is_reached_and_is_in_no_folder(prefix):
     """F26."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     made = Entrance()
-    assert folders(prefix) == []
+    assert folders_of(prefix) == []
     with made.take_listener() as listener:
         arrives(made.path, listener)
         arrives(made.path, listener)
@@ -47,15 +47,15 @@ def test_it_is_reached_and_is_in_no_folder(prefix):
 def test_after_a_change_of_the_user_the_folder_stays_until_it_closes(prefix, monkeypatch):
     monkeypatch.setattr(entrance, "_is_open_to_its_user", lambda: False)
     made = Entrance()
-    assert [str(folder / "socket") for folder in folders(prefix)] == [made.path]
+    assert [str(folder / "socket") for folder in folders_of(prefix)] == [made.path]
     with made.take_listener() as listener:
         arrives(made.path, listener)
     made.close()
-    assert folders(prefix) == []
+    assert folders_of(prefix) == []
 
 
 def test_a_folder_that_another_server_took_for_a_dead_ones_is_made_again(prefix, monkeypatch):
-    lock, troubles = shm._lock, [BlockingIOError(), FileNotFoundError()]
+    lock, troubles = folders._lock, [BlockingIOError(), FileNotFoundError()]
 
     def disturbed(folder, flags):
         if flags and troubles:
@@ -63,7 +63,7 @@ def test_a_folder_that_another_server_took_for_a_dead_ones_is_made_again(prefix,
             raise troubles.pop()
         return lock(folder, flags)
 
-    monkeypatch.setattr(shm, "_lock", disturbed)
+    monkeypatch.setattr(folders, "_lock", disturbed)
     Entrance().close()
     assert troubles == []
-    assert folders(prefix) == []
+    assert folders_of(prefix) == []

@@ -19,6 +19,7 @@ from forebay.protocols.openapi import Described
 from forebay.protocols.openapi import document as openapi_document
 from forebay.serving.models.model import ModelSettings, models_in, settings_of
 from forebay.serving.models.schema import io_types
+from forebay.workers.leash import end_with
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -166,7 +167,7 @@ def describe_in(python: str, target: str) -> list[tuple[str, Description]]:
     """
     import subprocess
 
-    command = [python, "-P", "-c", f"from {__name__} import main; main()", target]
+    command = [python, "-P", "-c", f"from {__name__} import main; main()", target, str(os.getpid())]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError as error:
@@ -194,10 +195,14 @@ def describe_in(python: str, target: str) -> list[tuple[str, Description]]:
 
 
 def main() -> None:
-    """Describe the target in `sys.argv[1]` to the standard output; what the file prints goes to the other one."""
+    """Describe the target in `sys.argv[1]` to the standard output, for the server in the argument after it.
+
+    What the file prints goes to the other output.
+    """
     from forebay.surfaces.native import import_file, split_target
     from forebay.surfaces.native.graphs import compositions_of
 
+    end_with(int(sys.argv[2]))
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     try:

@@ -7,6 +7,7 @@ them into whatever folder it was started in.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -24,6 +25,8 @@ MAX_BYTES: Final = 512 * 1024 * 1024
 """Size at which a file is put aside."""
 KEPT: Final = 10
 """Files put aside that are kept."""
+
+log = logging.getLogger("forebay.pipeline")
 
 requests: Final = logging.getLogger("forebay.pipeline.requests")
 """A line for each request, with its ids; only in the files, for the console would drown in them."""
@@ -77,7 +80,32 @@ def to_stderr(level: str) -> None:
         configure(level, "text" if sys.stderr.isatty() else "json")
 
 
-class _LogFile(RotatingFileHandler):
+class PatientFile(RotatingFileHandler):
+    """Says once why it cannot be written, until it can be again; others print a traceback for each record."""
+
+    _is_told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say what is wrong with the file, on the console and to what else listens."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._is_told:
+            self._is_told = True
+            log.warning("%s cannot be written: %s; what it was to hold is lost", self.baseFilename, error.strerror)
+
+    def flush(self) -> None:
+        """Write what is not written yet."""
+        super().flush()
+        self._is_told = False
+
+    def close(self) -> None:
+        """Close the file, also if what is left cannot be written."""
+        with contextlib.suppress(OSError):
+            super().close()
+
+
+class _LogFile(PatientFile):
     """Counts what it writes, instead of formatting each record twice and asking the file system how full it is."""
 
     _size = 0

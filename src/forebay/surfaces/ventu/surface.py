@@ -7,7 +7,6 @@ import ast
 import asyncio
 import logging
 import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +21,7 @@ from forebay.surfaces.ventu.metrics import FOLDER, merged, shared_folder, write
 from forebay.surfaces.ventu.pages import Pages, Reply
 from forebay.surfaces.ventu.server import OPAQUE
 from forebay.types.call import ALONE
-from forebay.workers import shm
+from forebay.workers.folders import PrivateFolder
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
 
@@ -120,8 +119,7 @@ class _App(App):
         self._endpoint = endpoint
         self._pool = pool
         self._environment = environment
-        self._folder: Path | None = None
-        self._lock: int | None = None
+        self._folder: PrivateFolder | None = None
 
     async def start(self) -> None:
         """Bring up the workers and learn what they serve.
@@ -130,11 +128,12 @@ class _App(App):
             ConfigError: There is no room for a folder.
         """
         try:
-            self._folder, self._lock = shm.private_folder()
+            self._folder = PrivateFolder()
         except OSError as error:
             msg = f"no folder can be made for the metrics of the workers: {error.strerror}"
             raise ConfigError(msg) from error
-        self._environment.setdefault(FOLDER, shared_folder(self._environment) or str(self._folder))
+        self._folder.guard()
+        self._environment.setdefault(FOLDER, shared_folder(self._environment) or str(self._folder.path))
         slow = asyncio.get_running_loop().call_later(SLOW_S, self._tell_slow)
         try:
             await super().start()
@@ -153,15 +152,15 @@ class _App(App):
     async def drain(self, grace_s: float) -> None:
         """Stop, and remove the folder."""
         await super().drain(grace_s)
-        if self._folder is not None and self._lock is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            os.close(self._lock)
-            self._lock = None
+        if self._folder is not None:
+            self._folder.remove()
 
     def scrape(self) -> bytes:
         """Return what all workers have counted."""
         folder = self._environment[FOLDER]
-        is_ours = folder == str(self._folder)  # in another one there may be processes of somebody else's
+        is_ours = self._folder is not None and folder == str(
+            self._folder.path
+        )  # in another one there may be processes of somebody else's
         page, _ = write(merged(folder, self._pool.pids() if is_ours else None))
         return page
 

@@ -13,7 +13,6 @@ import random
 import time
 from array import array
 from contextlib import ExitStack
-from logging.handlers import RotatingFileHandler
 from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
@@ -21,6 +20,7 @@ import msgspec
 from forebay.errors import ConfigError
 from forebay.observe.timeline import listening
 from forebay.observe.trace_format import cost_of
+from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline.figures.profile import runs_of, token
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ class TracerFile:
         self._interval_s = interval_s
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = RotatingFileHandler(folder / FILE, maxBytes=MAX_BYTES, backupCount=KEPT, encoding="utf-8")
+            self._file = logs.PatientFile(folder / FILE, maxBytes=MAX_BYTES, backupCount=KEPT, encoding="utf-8")
         except OSError as error:
             msg = f"the tracer's folder {folder} cannot be written: {error.strerror}"
             raise ConfigError(msg) from error

@@ -101,7 +101,8 @@ def main() -> int:
     if not said:
         return 1  # who started it is gone already
     order: Any = json.loads(said)
-    end_with(order["server"])
+    if not end_with(order["server"]):
+        return 1
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a library prints must not be taken for an answer
     sys.path.extend(folder for folder in order["path"] if folder not in sys.path)

@@ -11,6 +11,7 @@ An entry with readers is as many names of one file; who reads takes one of them 
 from __future__ import annotations
 
 import contextlib
+import logging
 import mmap
 import os
 import shutil
@@ -23,43 +24,36 @@ import msgspec
 
 from forebay.errors import BadOutcome, ConfigError, Unavailable
 from forebay.workers import objects, shm
+from forebay.workers.folders import PrivateFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+log = logging.getLogger("forebay.pipeline")
 
 ALIGNMENT: Final = 64
 HEADER: Final = 8
 
 
-class FolderLock:
-    """The folder with all entries of a server; those of servers that were killed are removed.
+def folder_for(parent: str | None, *, in_memory: bool) -> PrivateFolder:
+    """Make the folder for all entries of a server; those of servers that were killed are removed.
 
-    Attributes:
-        folder: The folder.
+    Raises:
+        ConfigError: If it cannot be made.
     """
-
-    def __init__(self, parent: str | None, *, in_memory: bool) -> None:
-        """Make it.
-
-        Raises:
-            ConfigError: If it cannot be made.
-        """
-        try:
-            if in_memory:
-                self.folder, self._lock = shm.private_folder()
-                return
+    try:
+        if in_memory:
+            folder = PrivateFolder()
+        else:
             above = Path(parent or tempfile.gettempdir())
             above.mkdir(parents=True, exist_ok=True)
-            self.folder, self._lock = shm.locked_folder(above)
-        except OSError as error:
-            where = "memory" if in_memory else f"'{parent}'"
-            msg = f"dag.external_store: no folder can be made in {where}: {error.strerror}"
-            raise ConfigError(msg) from error
-
-    def close(self) -> None:
-        """Remove it."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        os.close(self._lock)
+            folder = PrivateFolder(above)
+    except OSError as error:
+        where = "memory" if in_memory else f"'{parent}'"
+        msg = f"dag.external_store: no folder can be made in {where}: {error.strerror}"
+        raise ConfigError(msg) from error
+    folder.guard()
+    return folder
 
 
 class FileBackend:
@@ -69,6 +63,7 @@ class FileBackend:
         self._folder = Path(folder)
         self._ttl_s = ttl_s
         self._max_bytes = max_bytes
+        self._is_told = False
 
     def write(self, run: str, name: str, value: Any, readers: int) -> None:
         """Write a file, under as many names as it has readers."""
@@ -91,7 +86,11 @@ class FileBackend:
                 os.link(folder / first, folder / other)
         except OSError as error:
             self.release(run, name, readers)
+            if not self._is_told:  # once, until it can be written again
+                self._is_told = True
+                log.warning("the store at %s cannot be written: %s; what needs it fails", self._folder, error.strerror)
             raise Unavailable(f"the store cannot be written: {error.strerror}") from error
+        self._is_told = False
 
     def read(self, run: str, name: str, readers: int) -> Any:
         """Map a file."""

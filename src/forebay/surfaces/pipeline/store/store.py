@@ -234,7 +234,7 @@ class Storage:
         Raises:
             ConfigError: If that is not possible, in one sentence.
         """
-        self._lock: Any = None
+        self._folder: Any = None
         if config.type == "redis":
             from forebay.surfaces.pipeline.store import redis as store_redis
 
@@ -242,8 +242,8 @@ class Storage:
         else:
             from forebay.surfaces.pipeline.store import files as store_files
 
-            self._lock = store_files.FolderLock(config.dir, in_memory=config.type == "shm")
-            place = str(self._lock.folder)
+            self._folder = store_files.folder_for(config.dir, in_memory=config.type == "shm")
+            place = str(self._folder.path)
         self.config = msgspec.structs.replace(config, place=place)
         self._backend = _backend(self.config)
         self._ended: deque[str] = deque()
@@ -264,8 +264,8 @@ class Storage:
         self._due.set()
         self._thread.join()
         self._backend.close()
-        if self._lock is not None:
-            self._lock.close()
+        if self._folder is not None:
+            self._folder.remove()
 
     def _clear_up(self) -> None:
         """Forget runs and look for what is too old; in a thread, for that may take a while."""
