@@ -45,15 +45,22 @@ def state_folder() -> Path:
 def announce(ports: tuple[int, ...], script: str) -> Path:
     """Write down that this process serves; returns the file, which is to be removed when it ends.
 
+    Files of others that were killed are removed.
+
     Raises:
         OSError: If that is not possible.
         RuntimeError: If this user has no home.
     """
     folder = state_folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    servers()
     pid = os.getpid()
     path = folder / f"{pid}.json"
-    path.write_bytes(msgspec.json.encode(Running(pid, _born(pid) or 0, ports, script)))
+    try:
+        path.write_bytes(msgspec.json.encode(Running(pid, _born(pid) or 0, ports, script)))
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
     return path
 
 
@@ -63,7 +70,11 @@ def servers() -> list[Running]:
     for path in sorted(state_folder().glob("*.json")):
         try:
             server = msgspec.json.decode(path.read_bytes(), type=Running)
-        except (OSError, msgspec.MsgspecError):
+        except OSError:
+            continue
+        except msgspec.MsgspecError:
+            if path.stem.isdecimal() and _born(int(path.stem)) is None:
+                path.unlink(missing_ok=True)  # it was killed while it wrote this
             continue
         if _born(server.pid) == server.born:
             found.append(server)
