@@ -64,32 +64,38 @@ def hold(stage):
         time.sleep(0.005)
 
 if "forebay.workers.child" in sys.orig_argv and (FOLDER / "starting").exists():
-    hold("starting")
-elif "forebay.workers.child" in sys.orig_argv and (FOLDER / "greeting").exists():
-    from forebay.workers import leash
-    end_with = leash.end_with
-    leash.end_with = lambda server: (end_with(server), hold("greeting"))
+    number = sys.orig_argv[sys.orig_argv.index("--worker") + 1]
+    if number == "0":
+        hold("starting")
+    elif number == "1":
+        from forebay.workers import leash
+        end_with = leash.end_with
+        leash.end_with = lambda server: (end_with(server), hold("greeting"))
 """
-"""Runs in a process as Python starts, and holds it where the test wants it."""
+"""Runs in each process as Python starts: the first worker is held at once, the second before it says hello."""
+
+STAGES = {
+    "importing": {"importing"},  # in a process that tells the server what is in the file
+    "starting": {"starting", "greeting", "loading"},  # of three workers each is somewhere else
+    "serving": {"serving"},
+    "draining": {"serving"},
+}
 
 
-@pytest.mark.parametrize("stage", ["importing", "starting", "greeting", "loading", "serving", "draining"])
+@pytest.mark.parametrize("stage", STAGES)
 def test_nothing_is_left_of_a_server_that_is_killed(stubborn, tmp_path, eventually, stage):
     # F23
-    for name in (stage, "temporary", *(["hold"] if stage not in {"serving", "draining"} else [])):
+    is_up = stage in {"serving", "draining"}
+    for name in (stage, "temporary", *([] if is_up else ["hold"])):
         (tmp_path / name).mkdir()
     (tmp_path / "sitecustomize.py").write_text(HELD)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    options = [*PROCESS, "--workers", "2", *(["--python", sys.executable] if stage == "importing" else [])]
+    more = {"importing": ["--python", sys.executable], "starting": ["--workers", "3"]}.get(stage, [])
     env = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", "TMPDIR": str(tmp_path / "temporary")}
-    server = stubborn("Stubborn", *options, ready=not (tmp_path / "hold").exists(), port=port, env=env)
-    wire = None
-    if stage in {"serving", "draining"}:
-        wire = asked(server)
-        eventually(lambda: len(at(tmp_path, "loading")) == 2)
-    noted, count = ("serving", 1) if stage == "draining" else (stage, 1 if stage in {"importing", "serving"} else 2)
-    eventually(lambda: len(at(tmp_path, noted)) == count)
+    server = stubborn("Stubborn", *PROCESS, *more, ready=is_up, port=port, env=env)
+    wire = asked(server) if is_up else None
+    eventually(lambda: all(at(tmp_path, where) for where in STAGES[stage]))
     if stage == "draining":
         server.signal()
         eventually(lambda: "draining" in server.log)
@@ -97,10 +103,13 @@ def test_nothing_is_left_of_a_server_that_is_killed(stubborn, tmp_path, eventual
     server.process.wait()
     if wire is not None:
         wire.socket.close()
-    if stage == "starting":  # nobody holds these yet: they find out as soon as they run
+    for where in STAGES[stage] - {"starting"}:
+        for pid in at(tmp_path, where):
+            eventually(lambda pid=pid: not is_running(pid), f"the end of process {pid}, {where}")
+    if stage == "starting":  # this worker is on no leash yet: it finds out as soon as it goes on
         (tmp_path / "hold").rmdir()
-    for pid in at(tmp_path, stage) | at(tmp_path, "loading"):
-        eventually(lambda pid=pid: not is_running(pid), f"the end of process {pid}")
+        (pid,) = at(tmp_path, "starting")
+        eventually(lambda: not is_running(pid), f"the end of process {pid}")
     server.wait()
     assert "Traceback" not in server.log
     assert [*Path("/dev/shm").glob(f"forebay-{server.process.pid}-*"), *(tmp_path / "temporary").iterdir()] == []
@@ -184,9 +193,9 @@ def heeded(*numbers):
             signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=["stop", "Ctrl+C", "hang-up"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["Ctrl+C", "hang-up"])
 def test_what_is_in_flight_is_answered_and_the_exit_status_is_0(serve, tmp_path, eventually, number):
-    # F25
+    # F25; SIGTERM: test_lifecycle
     (tmp_path / "model.py").write_text(
         "import os, pathlib, time, forebay\n\n"
         "class Waits(forebay.Model):\n    def predict(self, batch: list[str]) -> list[int]:\n"
@@ -200,8 +209,7 @@ def test_what_is_in_flight_is_answered_and_the_exit_status_is_0(serve, tmp_path,
         wire.send(wire.request("POST", "/", json.dumps(str(tmp_path / "go")).encode()))
         eventually(lambda: server.metric("forebay_in_flight") == 1)
         server.signal(number)
-        if number != signal.SIGTERM:  # a terminal tells the whole group
-            os.kill(worker, number)
+        os.kill(worker, number)  # a terminal tells the whole group
         eventually(lambda: "draining" in server.log)
         (tmp_path / "go").touch()
         answer = wire.read()

@@ -157,15 +157,6 @@ def test_a_signal_while_models_load_ends_it(serve, tmp_path, eventually):
     assert "Traceback" not in server.log
 
 
-def test_no_process_outlives_the_server(serve, eventually):
-    server = serve("single.py", "--workers", "2")
-    pids = {server.client.post("/", json=0.01).json()[1] for _ in range(20)}
-    server.process.kill()
-    server.process.wait()
-    for pid in pids:
-        eventually(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"end of worker {pid}")
-
-
 def test_a_server_with_nothing_to_do_does_nothing(serve, at_once):
     server = serve("single.py", "--worker-kind", "thread")
     at_once(*[lambda: server.client.post("/", json=0.01)] * 8)
