@@ -3,6 +3,7 @@
 
 import contextlib
 import json
+import mmap
 import os
 import re
 import signal
@@ -285,6 +286,10 @@ class Disk:
         self.folder = folder
 
     def fill(self):
+        for path in self.folder.rglob("*"):
+            if path.is_file():  # the rest of its last page would be room
+                with path.open("ab") as file:
+                    file.write(b"\n" * (-path.stat().st_size % mmap.PAGESIZE))
         with (self.folder / "ballast").open("ab", buffering=0) as file:
             for size in (4096, 512, 1):
                 with contextlib.suppress(OSError):

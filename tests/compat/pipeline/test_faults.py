@@ -222,6 +222,7 @@ def test_a_full_disk_costs_only_what_has_to_be_on_it(pipeline, small_disk, event
     config = {"log_path": folder, "dag": {"external_store": store, "tracer": {"interval_s": 1}}}
     server = pipeline(STORES, config)
     assert q_of(post(server, q="large")) == "50000"
+    eventually(lambda: not list(small_disk.folder.glob("forebay-*/run-*")))
     small_disk.fill()
     for number in range(3):
         refused = post(server, q="large")

@@ -24,6 +24,7 @@ FIRST_BYTES: Final = 1 << 16
 """Size of a new file."""
 _VALUE_BYTES: Final = 32
 """What a number needs beside its name."""
+_MEMORY: Final = "/proc/self/fd/"
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -40,7 +41,7 @@ class RoomyDict(MmapedDict):
 
     def _init_value(self, key: str) -> None:
         needed = self._used + len(key.encode()) + _VALUE_BYTES
-        if needed > self._capacity:
+        if needed > self._capacity and not self._fname.startswith(_MEMORY):
             self._grow(needed)
         super()._init_value(key)  # pyright: ignore[reportUnknownMemberType]
 
@@ -54,6 +55,7 @@ class RoomyDict(MmapedDict):
             kept, self._f = self._f, os.fdopen(os.memfd_create("forebay-metrics", os.MFD_CLOEXEC), "r+b")
             os.truncate(self._f.fileno(), self._capacity)
             os.pwrite(self._f.fileno(), self._m[:], 0)
+            self._fname = _MEMORY
             kept.close()
         self._m = mmap.mmap(self._f.fileno(), self._capacity)
 
@@ -76,7 +78,7 @@ def _reserved(filename: str) -> str:
         if error.errno not in _FULL:
             raise
         _tell_full(os.path.dirname(filename), error.strerror)  # noqa: PTH120
-        return f"/proc/self/fd/{os.memfd_create('forebay-metrics', os.MFD_CLOEXEC)}"
+        return f"{_MEMORY}{os.memfd_create('forebay-metrics', os.MFD_CLOEXEC)}"
     return filename
 
 
