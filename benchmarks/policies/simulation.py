@@ -45,7 +45,9 @@ def jumpy(rows):
 
 
 CURVES = {"flat": flat, "even": even, "steep": steep, "linear": linear}
-OBJECTIVE_S = {"flat": 0.05, "even": 0.15, "steep": 0.1, "linear": 0.3}
+CLIFFS = {"jumpy": jumpy}
+"""Not what a + b n can say, so without an objective the rule does not see them: a known limit."""
+OBJECTIVE_S = {"flat": 0.05, "even": 0.15, "steep": 0.1, "linear": 0.3, "jumpy": 0.15}
 
 
 def at_once(draw):

@@ -2,25 +2,29 @@
 """Give each of several slots its share of the clients, and wait for those that were just answered while that pays.
 
 Theory of operation. Where one slot waits for its clients (`gather.py`), several would take them from each other: the
-clients of one batch come back to several slots in crumbs. So the rule looks at everybody at once. The population is
-what runs, what waits, and the share `rho` of the clients answered within the last 0.6 a that usually is back by then,
-where the time of a batch of n rows is a + b n. Each slot aims at its share of that, its target, and takes no more, so
-that the others get theirs. A slot with fewer rows than that waits for those that are coming, unless they are too few to
-be worth it; at most until the newest release is 0.6 a old, and never longer than a.
+clients of one batch come back to several slots in crumbs. So the rule looks at everybody at once. The time of a batch
+of n rows is a + b n. The population is what runs, what waits, and those answered within the last a that are out. Each
+slot takes at most its share of that, its target, so that the others get theirs.
+
+A slot with fewer rows than that waits while the next one saves more than waiting for it costs. Of the clients answered
+within the last a the share `rho` is back by the end of it, on average `tau` after its answer; m of them are still to
+come, so the next is due in tau / m. A batch of n takes a / n for each of its rows beside b: one more of them pays for a
+slot that stands idle for as long. So it waits while tau / m <= a / n, at most until the newest release is a old, and
+never longer than a.
 
 Arrivals that are not returning clients are not waited for: where `rho` is small, nothing is, and what waits is shared
 among the slots that are idle now. (Leaving something behind for slots that are busy costs 3 to 9 % there.)
 
 What was tried and was worse: to wait only for a whole share, as the missing rows may be with other slots (two slots, a
-third of the load from strangers: 0.85 of the best by hand instead of 0.94); to wait for a few while many are there
-(0.93 instead of 0.98 where 4 slots have 256 clients); a share that may be exceeded by a fifth or a half.
+third of the load from strangers: 0.85 of the best by hand instead of 0.94); to wait for 0.6 a whenever those to come
+are a tenth of those there, and to count on `rho` of all that are out, however many are back (0.963 instead of 0.976
+where clients return within 2 a); a share that may be exceeded by a fifth or a half.
 
 Sans-I/O: no clock, no loop. `queue.py` calls it, every step takes `now` in seconds.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -33,14 +37,8 @@ if TYPE_CHECKING:
     from forebay.types.batch import Entry
     from forebay.types.call import Origin
 
-HORIZON: Final = 0.6
-"""How long answered clients are expected, as a share of a batch's fixed cost a; 0.4 measures alike, 1 loses a tenth."""
-
-LEAST: Final = 0.3
-"""Share of the target that must be there or coming for a slot to wait."""
-
-WORTH: Final = 0.1
-"""As many must be coming, as a share of those that wait already."""
+FORGET: Final = 0.9
+"""Weight that the delays of older returns keep with each release."""
 
 RETURNING: Final = 0.2
 """Share of the answered clients that come back in time from which on they are waited for."""
@@ -49,7 +47,7 @@ RETURNING: Final = 0.2
 class Release:
     """The clients of one answered batch."""
 
-    __slots__ = ("at", "missing", "number", "rows")
+    __slots__ = ("at", "missing", "moments", "number", "rows")
 
     def __init__(self, number: int, at: float, rows: int) -> None:
         self.number = number
@@ -57,6 +55,8 @@ class Release:
         self.rows = rows
         self.missing = rows
         """Rows that have not come back."""
+        self.moments = 0.0
+        """When the others did, all in all."""
 
 
 class Shares:
@@ -79,7 +79,12 @@ class Shares:
         self.batches = 0
         """Batches that run."""
         self.missing = 0
-        """Rows that were answered within the horizon and have not come back."""
+        """Rows that were answered within the horizon, the last a seconds, and have not come back."""
+        self._answered = 0
+        """Rows that were answered within the horizon."""
+        self._returned = 0.0
+        self._delays_s = 0.0
+        """Rows that came back, and how long each took, all in all; older ones count less."""
         self._held_since: float | None = None
         self._releases: deque[Release] = deque()
         self._by_number: dict[int, Release] = {}
@@ -101,8 +106,11 @@ class Shares:
             release = next((one for one in self._releases if one.missing), None)
             if release is None:
                 return
-        rows = min(entry.size, release.missing)
+        rows = entry.size
+        if rows > release.missing:  # noqa: PLR1730 - a call of `min` costs as much as all the rest
+            rows = release.missing
         release.missing -= rows
+        release.moments += rows * entry.arrived
         self.missing -= rows
 
     def took(self, rows: int) -> None:
@@ -129,6 +137,7 @@ class Shares:
             release = self._by_number[number] = Release(number, now, rows)
             self._releases.append(release)
             self.missing += rows
+            self._answered += rows
         else:  # nobody who could be recognised
             self.rho -= 0.3 * self.rho
         self._forget(now)
@@ -143,14 +152,14 @@ class Shares:
         """Tell whether a slot that is free should wait although rows are there."""
         self._forget(now)
         self.until = None
-        coming = self.rho * self.missing
         a = self.curve.a
-        if self.rho >= RETURNING and coming >= WORTH * waiting and a >= MIN_FIXED_S:
-            target = self._target(waiting)
-            if waiting < min(target, waiting + coming) - 0.5 and waiting + coming >= LEAST * target - 0.5:
+        if self.missing and self.rho >= RETURNING and a >= MIN_FIXED_S:
+            coming = self.missing - (1.0 - self.rho) * self._answered
+            pays = a * coming * self._returned >= waiting * self._delays_s
+            if pays and waiting < min(self._target(waiting), waiting + coming) - 0.5:
                 if self._held_since is None:
                     self._held_since = now
-                until = min(self._releases[-1].at + HORIZON * a, self._held_since + a)
+                until = min(self._releases[-1].at, self._held_since) + a
                 if until > now:
                     self.until = until
                     return True
@@ -158,15 +167,18 @@ class Shares:
         return False
 
     def _target(self, waiting: int) -> int:
-        everybody = self.rows + waiting + self.rho * self.missing
-        return max(min(self.max_size, math.ceil(everybody / self.slots - 1e-9)), 1)
+        return max(min(self.max_size, -(-(self.rows + waiting + self.missing) // self.slots)), 1)
 
     def _forget(self, now: float) -> None:
         """Close the releases that are older than the horizon, and learn from each how many came back."""
-        oldest = now - HORIZON * self.curve.a
+        oldest = now - self.curve.a
         while self._releases and self._releases[0].at <= oldest:
             release = self._releases.popleft()
             del self._by_number[release.number]
             self.missing -= release.missing
-            share = 1.0 - release.missing / release.rows
+            self._answered -= release.rows
+            returned = release.rows - release.missing
+            self._returned = FORGET * self._returned + returned
+            self._delays_s = FORGET * self._delays_s + release.moments - returned * release.at
+            share = returned / release.rows
             self.rho += (0.1 if share > self.rho else 0.3) * (share - self.rho)

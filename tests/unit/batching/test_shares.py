@@ -88,7 +88,7 @@ def test_a_slot_waits_for_the_clients_of_its_batch_until_it_has_its_share():
     hand.answer(first)
     hand.come_back(first, 1)
     assert hand.take() is None
-    assert hand.due_in_s == pytest.approx(0.6 * A, rel=0.01)
+    assert hand.due_in_s == pytest.approx(A, rel=0.01)
     hand.now += 0.001
     hand.come_back(first, 9)
     hand.arrive(entries(1))
@@ -126,6 +126,39 @@ def test_few_are_not_waited_for_while_many_are_there():
     hand.answer(first)
     hand.arrive(entries(40))
     assert hand.take().rows >= 20
+
+
+def test_clients_are_waited_for_while_the_next_saves_more_than_waiting_for_it_costs():  # F70
+    """They took 8 ms to come back, so the first of two is due in 4 ms, which costs 4 rows what it saves them, a / 4."""
+
+    def waits(rows):
+        hand = Hand(slots=2)
+        hand.queue.gather._returned, hand.queue.gather._delays_s = 100.0, 100 * 0.8 * A
+        hand.arrive(entries(20))
+        first, _second = hand.take(), hand.take()
+        hand.now += A + 10 * B
+        hand.answer(first)
+        for one in first.entries[:8]:
+            hand.queue.gather.arrived(one)
+        hand.arrive(entries(rows))
+        return hand.take() is None
+
+    assert waits(2)
+    assert not waits(3)
+
+
+def test_those_that_are_usually_late_are_not_counted_on():  # F70
+    """Of ten half are back in time; when they are, nobody is coming, whoever is still out."""
+    hand = Hand(slots=2)
+    hand.queue.gather.rho = 0.5
+    hand.arrive(entries(20))
+    first, _second = hand.take(), hand.take()
+    hand.now += A + 10 * B
+    hand.answer(first)
+    hand.come_back(first, 4)
+    assert hand.take() is None
+    hand.come_back(first, 1)
+    assert hand.take().rows == 5
 
 
 def test_strangers_are_not_waited_for():
@@ -177,6 +210,8 @@ CORNERS = [
     (4, 16, "flat", "within 1 ms"),
     (4, 64, "even", "at once"),
     (4, 256, "flat", "within 1 ms"),
+    (2, 8, "linear", "within 1 ms"),
+    (8, 16, "linear", "within 1 ms"),
     (8, 4, "linear", "at once"),
     (8, 64, "flat", "within 1 ms"),
     (8, 256, "linear", "at once"),
