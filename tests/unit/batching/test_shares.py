@@ -133,13 +133,14 @@ def test_clients_are_waited_for_while_the_next_saves_more_than_waiting_for_it_co
 
     def waits(rows):
         hand = Hand(slots=2)
-        hand.queue.gather._returned, hand.queue.gather._delays_s = 100.0, 100 * 0.8 * A
+        shares = hand.queue._shares
+        shares._returned, shares._delays_s = 100.0, 100 * 0.8 * A
         hand.arrive(entries(20))
         first, _second = hand.take(), hand.take()
         hand.now += A + 10 * B
         hand.answer(first)
         for one in first.entries[:8]:
-            hand.queue.gather.arrived(one)
+            shares.arrived(one)
         hand.arrive(entries(rows))
         return hand.take() is None
 
