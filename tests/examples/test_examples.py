@@ -181,7 +181,7 @@ def serving(target, log, *options):
 
 
 def wait_until_ready(process, url, log):
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 90
     while time.monotonic() < deadline and process.poll() is None:
         try:
             if httpx.get(url).status_code == 200:

@@ -76,7 +76,7 @@ def free_ports(count):
 
 
 def wait_ready(process, url, log):
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 90
     while process.poll() is None and time.monotonic() < deadline:
         try:
             if httpx.get(f"{url}/readyz").status_code == 200:

@@ -31,9 +31,14 @@ class It(forebay.Model):
     name = "{name}"
     {settings}
 
-    def predict(self, batch: list[float]) -> list[tuple[float, int]]:
-        time.sleep(max(batch))
+    def predict(self, batch: list[float | str]) -> list[tuple[float | str, int]]:
+        self.work(batch)
         return [(sample, os.getpid()) for sample in batch]
+
+    def work(self, batch):  # for seconds, or until a file is there
+        time.sleep(max((sample for sample in batch if not isinstance(sample, str)), default=0.0))
+        while not all(os.path.exists(sample) for sample in batch if isinstance(sample, str)):
+            time.sleep(0.005)
 """
 
 VERSIONS = """
@@ -169,7 +174,7 @@ def test_an_endpoint_appears_with_its_first_worker_and_others_share_it(opened, a
     assert wire.ask("POST", "/", b"0").json() == [0.0, first.pid]
     assert server.client.get("/readyz").status_code == 200
     assert "/models/it" in server.client.get("/openapi.json").json()["paths"]
-    assert server.call("it", "no number").status_code == 422
+    assert server.call("it", {"no": "number"}).status_code == 422
     second = attach(server, "it").ready()
     joined(server, "it", 2, eventually)
     assert {server.call("it", 0).json()[1] for _ in range(4)} == {first.pid, second.pid}
@@ -190,65 +195,77 @@ def test_joining_and_leaving_under_load_loses_nothing(opened, attach, eventually
     workers = [attach(server, "it", "--threads", "2").ready()]
     joined(server, "it", 1, eventually)
     stop = threading.Event()
+    answers = []
 
     def client():
-        found = []
         with server.connect() as wire:
             while not stop.is_set():
-                found.append(wire.ask("POST", "/models/it", b"0.004"))
-        return found
+                answers.append(wire.ask("POST", "/models/it", b"0.004"))
+
+    def all_have_answered():
+        return {answer.json()[1] for answer in list(answers)} == {worker.pid for worker in workers}
 
     with ThreadPoolExecutor(8) as executor:
         clients = [executor.submit(client) for _ in range(8)]
-        for count in (2, 3):
+        try:
+            for count in (2, 3):
+                workers.append(attach(server, "it").ready())
+                joined(server, "it", count, eventually)
+            eventually(all_have_answered)
+            for worker in workers[:2]:
+                assert worker.signal().wait() == 0
+            joined(server, "it", 1, eventually)
+            os.kill(workers[2].pid, signal.SIGKILL)  # the last one: what it held waits for the next
             workers.append(attach(server, "it").ready())
-            joined(server, "it", count, eventually)
-        for worker in workers[:2]:
-            assert worker.signal().wait() == 0
-        joined(server, "it", 1, eventually)
-        os.kill(workers[2].pid, signal.SIGKILL)  # the last one: what it held waits for the next
-        workers.append(attach(server, "it").ready())
-        joined(server, "it", 1, eventually)
-        time.sleep(0.1)
-        stop.set()
-        answers = [answer for client in clients for answer in client.result()]
+            joined(server, "it", 1, eventually)
+            eventually(all_have_answered)
+        finally:
+            stop.set()
+        for one in clients:
+            one.result()
     assert {answer.status for answer in answers} == {200}
-    assert {answer.json()[1] for answer in answers} == {worker.pid for worker in workers}
     assert server.metric("forebay_in_flight") == 0
 
 
-def test_a_worker_told_to_leave_answers_what_it_runs(common, attach, eventually):
+def test_a_worker_told_to_leave_answers_what_it_runs(common, attach, tmp_path, eventually):
+    until = tmp_path / "until"
     worker = attach(common, "leaver").ready()
     joined(common, "leaver", 1, eventually)
     with ThreadPoolExecutor() as executor:
-        asked = executor.submit(common.call, "leaver", 0.4)
+        asked = executor.submit(common.call, "leaver", str(until))
         eventually(lambda: workers_of(common, "leaver")["idle"] == 0)
-        assert worker.signal().wait() == 0
-        assert asked.result().json() == [0.4, worker.pid]
+        worker.signal()
+        until.touch()
+        assert worker.wait() == 0
+        assert asked.result().json() == [str(until), worker.pid]
 
 
-def test_a_second_signal_ends_a_worker_at_once(common, attach, eventually):
+def test_a_second_signal_ends_a_worker_at_once(common, attach, tmp_path, eventually):
+    until = tmp_path / "until"
     worker = attach(common, "hurried").ready()
     joined(common, "hurried", 1, eventually)
     with ThreadPoolExecutor() as executor:
-        asked = executor.submit(common.call, "hurried", 0.8)
+        asked = executor.submit(common.call, "hurried", str(until))
         eventually(lambda: workers_of(common, "hurried")["idle"] == 0)
         worker.signal()
         time.sleep(0.05)
         assert worker.signal().wait() == 1
         other = attach(common, "hurried").ready()
-        assert asked.result().json() == [0.8, other.pid]
+        until.touch()
+        assert asked.result().json() == [str(until), other.pid]
 
 
-def test_what_a_killed_worker_was_running_is_handed_on(common, attach, eventually):
+def test_what_a_killed_worker_was_running_is_handed_on(common, attach, tmp_path, eventually):
+    until = tmp_path / "until"
     first = attach(common, "killed").ready()
     joined(common, "killed", 1, eventually)
     with ThreadPoolExecutor() as executor:
-        asked = executor.submit(common.call, "killed", 0.3)
+        asked = executor.submit(common.call, "killed", str(until))
         eventually(lambda: workers_of(common, "killed")["idle"] == 0)
         first.signal(signal.SIGKILL)
         second = attach(common, "killed").ready()
-        assert asked.result().json() == [0.3, second.pid]
+        until.touch()
+        assert asked.result().json() == [str(until), second.pid]
     assert common.metric("forebay_in_flight") == 0
 
 
@@ -300,22 +317,25 @@ def test_a_server_that_comes_back_finds_its_workers(opened, attach, eventually, 
     assert early.signal().wait() == 0
 
 
-def test_a_server_that_stops_lets_attached_workers_finish(opened, attach, eventually):
+def test_a_server_that_stops_lets_attached_workers_finish(opened, attach, tmp_path, eventually):
+    until = tmp_path / "until"
     server = opened()
     attach(server, "it").ready()
     joined(server, "it", 1, eventually)
     with ThreadPoolExecutor() as executor:
-        asked = executor.submit(server.call, "it", 0.3)
+        asked = executor.submit(server.call, "it", str(until))
         eventually(lambda: workers_of(server, "it")["idle"] == 0)
         server.signal()
+        eventually(lambda: "draining" in server.log)
+        until.touch()
         assert asked.result().status_code == 200
     assert server.wait() == 0
 
 
 def test_threads_run_batches_side_by_side(common, attach, eventually, at_once):
-    settings = "barrier = __import__('threading').Barrier(2, timeout=10); max_batch_size = 1"
+    settings = "barrier = __import__('threading').Barrier(2, timeout=60); max_batch_size = 1"
     text = MODEL.format(name="threads", settings=settings)
-    attach(common, text.replace("time.sleep(max(batch))", "self.barrier.wait()"), "--threads", "2").ready()
+    attach(common, text.replace("self.work(batch)", "self.barrier.wait()"), "--threads", "2").ready()
     eventually(lambda: workers_of(common, "threads").get("slots") == 2)
     found = at_once(*[lambda: common.call("threads", 0)] * 2)  # each waits in predict for the other
     assert [answer.status_code for answer in found] == [200, 200]

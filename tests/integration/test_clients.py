@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients that leave, that do not read and that do not write: none of them costs the others anything."""
 
+import json
 import socket
 import sys
 import time
@@ -26,22 +27,24 @@ def in_flight(server, model):
     return server.client.get(f"/models/{model}").json()["in_flight"]
 
 
-def test_a_client_gone_while_its_sample_waits_never_has_it_run(zoo, eventually):
+def test_a_client_gone_while_its_sample_waits_never_has_it_run(zoo, tmp_path, eventually):
+    until = tmp_path / "until"
     name = f"gone-{time.monotonic()}"
     with zoo.connect() as holder, zoo.connect() as leaver:
-        holder.send(holder.request("POST", "/models/diary", b'{"s": 0.3}'))
+        holder.send(holder.request("POST", "/models/diary", json.dumps({"until": str(until)}).encode()))
         eventually(lambda: in_flight(zoo, "diary") == 1)
         leaver.send(leaver.request("POST", "/models/diary", b'{"name": "%b"}' % name.encode()))
         eventually(lambda: in_flight(zoo, "diary") == 2)
         leaver.socket.close()
         eventually(lambda: in_flight(zoo, "diary") == 1)
+        until.touch()
         assert name not in holder.read().json()
     assert name not in zoo.call("diary", {}).json()
 
 
 def test_a_client_that_resets_is_like_one_that_closes(zoo, eventually):
     with zoo.connect() as wire:
-        wire.send(wire.request("POST", "/models/patient", b'{"s": 5}'))
+        wire.send(wire.request("POST", "/models/patient", b'{"s": 60}'))
         eventually(lambda: in_flight(zoo, "patient") == 1)
         wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         wire.socket.close()
@@ -119,7 +122,7 @@ def test_many_clients_that_never_finish_a_request_keep_nobody_out(zoo):
         started = time.monotonic()
         for number in range(20):
             assert zoo.call("echo", number).json() == number
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < 60
         assert in_flight(zoo, "echo") == 0
     finally:
         for wire in slow:
@@ -180,9 +183,9 @@ def test_clients_that_stall_are_ended_and_others_are_not(impatient):
             body = b'"' + b"x" * 2000 + b'"'
             data = wire.request("POST", "/models/echo", body)
             wire.send(data[:-1600])
-            for start in range(len(data) - 1600, len(data), 200):
-                time.sleep(0.4)
-                wire.send(data[start : start + 200])
+            for start in range(len(data) - 1600, len(data), 100):
+                time.sleep(0.2)
+                wire.send(data[start : start + 100])
             return wire.read().body == body
 
     heads = [

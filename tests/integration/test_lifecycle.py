@@ -89,11 +89,12 @@ def test_a_drain_lets_a_stream_come_to_its_end(serve, tmp_path):
     assert server.wait() == 0
 
 
-def test_new_connections_are_refused_while_it_drains(serve, eventually):
+def test_new_connections_are_refused_while_it_drains(serve, tmp_path, eventually):
+    until = tmp_path / "until"
     server = serve("single.py", "--worker-kind", "thread")
     with server.connect() as wire, server.connect() as idle:
         assert idle.ask("GET", "/readyz").status == 200
-        wire.send(wire.request("POST", "/", b"0.6"))
+        wire.send(wire.request("POST", "/", json.dumps(str(until)).encode()))
         eventually(lambda: server.metric("forebay_in_flight") == 1)
         server.signal()
         eventually(lambda: "draining" in server.log)
@@ -111,6 +112,7 @@ def test_new_connections_are_refused_while_it_drains(serve, eventually):
             return False
 
         eventually(refused)
+        until.touch()
         assert wire.read().status == 200
     assert server.wait() == 0
 

@@ -4,7 +4,6 @@
 import os
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,40 +23,48 @@ def processes(launch):
 def test_a_worker_killed_under_load_costs_no_answer(serve, eventually):
     server = serve("single.py", "--workers", "2", "--max-batch-size", "4")
     stop = threading.Event()
+    answers, killed = [], set()
 
     def client():
-        found = []
         with server.connect() as wire:
             while not stop.is_set():
-                found.append(wire.ask("POST", "/", b"0.005"))
-        return found
+                answers.append(wire.ask("POST", "/", b"0.005"))
+
+    def working():
+        """Processes that have answered, but for those that were killed."""
+        return {answer.json()[1] for answer in list(answers) if answer.status == 200} - killed
 
     with ThreadPoolExecutor(8) as executor:
         clients = [executor.submit(client) for _ in range(8)]
-        time.sleep(0.2)
-        for _ in range(2):
-            os.kill(server.client.post("/", json=0).json()[1], signal.SIGKILL)
-            time.sleep(0.3)
-        eventually(lambda: server.metric("forebay_workers") == 2)
-        stop.set()
-        answers = [answer for client in clients for answer in client.result()]
+        try:
+            for _ in range(2):
+                pid = min(eventually(working))
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+                eventually(lambda: server.metric("forebay_worker_restarts_total") == len(killed))
+                eventually(lambda: server.metric("forebay_workers") == 2)
+            eventually(lambda: len(working()) == 2)
+        finally:
+            stop.set()
+        for one in clients:
+            one.result()
     assert {answer.status for answer in answers} <= {200, 503}
     # A batch is tried twice: only one that lost both workers may have failed, which is at most 4 samples a kill.
     assert sum(answer.status == 503 for answer in answers) <= 8
-    assert len({answer.json()[1] for answer in answers if answer.status == 200}) >= 3
-    assert server.metric("forebay_worker_restarts_total") == 2
     assert server.metric("forebay_in_flight") == 0
     assert server.client.get("/readyz").status_code == 200
 
 
-def test_a_lone_worker_that_dies_is_replaced_and_its_request_answered(serve, eventually):
+def test_a_lone_worker_that_dies_is_replaced_and_its_request_answered(serve, tmp_path, eventually):
+    until = tmp_path / "until"
     server = serve("single.py")
     pid = server.client.post("/", json=0).json()[1]
     with ThreadPoolExecutor() as executor:
-        asked = executor.submit(server.client.post, "/", json=0.3)
+        asked = executor.submit(server.client.post, "/", json=str(until))
         eventually(lambda: server.metric("forebay_in_flight") == 1)
-        time.sleep(0.05)
+        eventually(lambda: server.metric("forebay_waiting_samples") == 0)
         os.kill(pid, signal.SIGKILL)
+        until.touch()
         answer = asked.result()
     assert answer.status_code == 200
     assert answer.json()[1] != pid

@@ -587,7 +587,7 @@ def test_redis_may_go_away_and_come_back(tmp_path):
 def test_a_redis_that_hangs_is_given_up_on(tmp_path):
     server = RedisServer(tmp_path)
     server.start()
-    storage = Storage(StoreConfig(type="redis", url=server.url, timeout_ms=200))
+    storage = Storage(StoreConfig(type="redis", url=server.url, timeout_ms=2000))
     try:
         store = run_of(storage)
         store.put("x")

@@ -42,6 +42,8 @@ class Lengths(Ventu):
             if "STARTED" in os.environ:
                 Path(os.environ["STARTED"]).touch()
             time.sleep(max(pauses))
+            while "UNTIL" in os.environ and not Path(os.environ["UNTIL"]).exists():
+                time.sleep(0.005)
         return [(item.text, len(batch)) for item in batch]
 
     def postprocess(self, data):
