@@ -5,6 +5,9 @@ A request that is due while every connection waits for an answer is not sent: a 
 the way than connections. Latency counts from the moment a request was written. Answers are told apart by their
 status: 200 is accepted, 429 and 503 are refused, everything else is an error, and so is a connection that closes.
 
+Without a rate it is a closed loop: every connection asks again as soon as it has its answer, which shows what the
+server serves to a client that costs as much.
+
 With `--idle` so many more connections are opened first, and say nothing. Prints JSON as `Flood`.
 """
 
@@ -83,7 +86,10 @@ class Generator:
     def tick(self) -> None:
         elapsed = perf_counter() - self.began
         counts = elapsed >= WARM_UP_S
-        while self.due <= elapsed:
+        while self.free and not self.rate:
+            self.free.popleft().ask(self.request, perf_counter())
+            self.sent += counts
+        while self.rate and self.due <= elapsed:
             self.due += self.draw.expovariate(self.rate)
             self.count += counts
             if self.free:
@@ -150,7 +156,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--path", default="/")
     parser.add_argument("--body", type=Path, help="file with the body of a request, instead of the job's")
-    parser.add_argument("--rate", type=float, required=True)
+    parser.add_argument("--rate", type=float, default=0.0, help="requests a second; 0: as many as are answered")
     parser.add_argument("--connections", type=int, default=400)
     parser.add_argument("--idle", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=3.0)

@@ -4,9 +4,9 @@
     benchmarks/.venv/bin/python -m benchmarks.overload
 
 The batchmodel job, server on core 0, load on core 1. In each round every server is first measured in a closed loop
-(wrk, 256 connections, which its queue holds), then at 0.8 of that rate in an open loop, then at 1.3, 3 and 10 times
-of it with 400 and with 2,000 connections, each after a closed loop of its own; `flood.py` says what is counted. Medians
-over the rounds are written to RESULTS-overload.md.
+(256 connections, which its queue holds), then at 0.8 of that rate in an open loop, then at 1.3, 3 and 10 times
+of it with 400 and with 2,000 connections, each between two closed loops of its own;
+`flood.py` says what is counted. Medians over the rounds are written to RESULTS-overload.md.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Figures:
     closed: list[float] = field(default_factory=list)
     calm_p99_ms: list[float] = field(default_factory=list)
     floods: dict[tuple[float, int], list[tuple[Flood, float]]] = field(default_factory=dict)
-    """What came of a flood, and of the closed loop just before it: the machine's speed drifts."""
+    """What came of a flood, and of the closed loops just before and after it: the machine's speed drifts."""
     memory: list[tuple[float, float]] = field(default_factory=list)
 
 
@@ -76,8 +76,7 @@ def flood(running: Running, rate: float, connections: int, options: argparse.Nam
 
 def measure(running: Running, figures: Figures, options: argparse.Namespace, round_: int) -> None:
     running.check_answer()
-    load = run_wrk(running, CLOSED_CONNECTIONS, options.closed_seconds, LOAD_CORES)
-    closed = (load.requests - load.errors) / load.duration_s
+    closed = closed_loop(running, options)
     figures.closed.append(closed)
     calm = flood(running, CALM * closed, CONNECTIONS[0], options, round_)
     figures.calm_p99_ms.append(calm.accepted_p99_ms)
@@ -85,10 +84,10 @@ def measure(running: Running, figures: Figures, options: argparse.Namespace, rou
     before = sum(map(proc.pss_mib, running.pids()))
     for connections in options.connections:
         for factor in options.factors:
-            load = run_wrk(running, CLOSED_CONNECTIONS, options.closed_seconds, LOAD_CORES)
-            closed = (load.requests - load.errors) / load.duration_s
+            rate_before = closed_loop(running, options)
+            found = flood(running, factor * rate_before, connections, options, round_)
+            closed = (rate_before + closed_loop(running, options)) / 2
             figures.closed.append(closed)
-            found = flood(running, factor * closed, connections, options, round_)
             figures.floods.setdefault((factor, connections), []).append((found, closed))
             say(
                 f"{running.server.name:16} {factor:4g}x {connections:5} connections: accepted {found.accepted:9,.0f}/s"
@@ -97,6 +96,11 @@ def measure(running: Running, figures: Figures, options: argparse.Namespace, rou
             )
     figures.memory.append((before, sum(map(proc.pss_mib, running.pids()))))
     running.check_answer()
+
+
+def closed_loop(running: Running, options: argparse.Namespace) -> float:
+    """Answers a second to as many clients as its queue holds, from the same client."""
+    return flood(running, 0.0, CLOSED_CONNECTIONS, options, 0).accepted
 
 
 def rows_of(name: str, figures: Figures) -> list[list[str]]:
@@ -175,7 +179,6 @@ def main() -> None:
     parser.add_argument("--servers", default=",".join(known), help=f"of {','.join(known)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0, help="a flood")
-    parser.add_argument("--closed-seconds", type=int, default=4)
     parser.add_argument("--factors", type=partial(numbers, float), default=FACTORS)
     parser.add_argument("--connections", type=partial(numbers, int), default=CONNECTIONS)
     parser.add_argument("--idle", type=int, default=0, help="connections that say nothing, beside it")

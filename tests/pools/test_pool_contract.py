@@ -127,6 +127,21 @@ def errors(outcomes):
 each = pytest.mark.parametrize("kind", ALL)
 
 
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_a_worker_that_has_something_to_say_ends_the_rest_of_the_loop(kind):  # F69
+    async def story():
+        async with Rig(pool_of(kind)) as rig:
+            began = time.monotonic()
+            batch = rig.submit(b"a")
+            while not rig.answers[batch]:
+                rig.pool.rest(10 * PATIENCE_S)
+                await asyncio.sleep(0.001)
+            assert time.monotonic() - began < PATIENCE_S
+            rig.pool.rest(0.001)  # with nobody to wait for, it only ends
+
+    run(story())
+
+
 # Outcomes
 
 

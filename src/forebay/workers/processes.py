@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import select
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -168,6 +169,15 @@ class ProcessPool(SlotPool[Slot]):
         slot = max(self._idle_slots, key=lambda slot: idle[slot.worker])
         self._idle_slots.remove(slot)
         slot.run(batch, done)
+
+    def rest(self, seconds: float) -> None:
+        """Stand still until a worker has something to say, at most so long."""
+        sockets = select.poll()
+        for worker in self._workers:
+            for slot in worker.slots:
+                if slot.batch is not None and (descriptor := slot.fileno()) >= 0:
+                    sockets.register(descriptor, select.POLLIN)
+        sockets.poll(seconds * 1000)
 
     async def stop(self, grace_s: float) -> None:
         """Stop idle workers now, busy ones when their batch has ended or `grace_s` is over.

@@ -113,6 +113,10 @@ class Slot(asyncio.Protocol):
         self._conversation.close()
         self._pool.gone(self)
 
+    def fileno(self) -> int:
+        """Return the descriptor of the connection, for `select`; -1 if there is none."""
+        return -1 if self._transport is None else self._transport.get_extra_info("socket").fileno()
+
     def open(self, options: Mapping[str, Any]) -> None:
         """Answer a hello."""
         self._write(self._conversation.open(options, self._pool.shared()))

@@ -103,6 +103,7 @@ class ThreadPool:
         self._problem: ForebayError | None = None
         self._refuses = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._has_said = threading.Event()
         self._drained: asyncio.Event | None = None
         self._is_stopping = False
 
@@ -139,6 +140,11 @@ class ThreadPool:
         if self._stuck_s is not None:
             batch.on_cancel = lambda: self._call_off(batch)
         self._inbox.put((batch, done))
+
+    def rest(self, seconds: float) -> None:
+        """Stand still until a thread has something for the loop, at most so long."""
+        self._has_said.wait(seconds)
+        self._has_said.clear()  # after this turn the loop looks at what was said without standing still
 
     async def stop(self, grace_s: float) -> None:
         """Wait for running batches up to `grace_s`, answer what is late as unavailable, end the idle threads."""
@@ -301,12 +307,12 @@ class ThreadPool:
             try:
                 if work:
                     written = threading.Event()
-                    self._loop.call_soon_threadsafe(self._finish, batch, done, outcomes, written)
+                    self._say(self._finish, batch, done, outcomes, written)
                     written.wait()
                     do_after(work)
-                    self._loop.call_soon_threadsafe(self._freed)
+                    self._say(self._freed)
                 else:
-                    self._loop.call_soon_threadsafe(self._finish, batch, done, outcomes)
+                    self._say(self._finish, batch, done, outcomes)
             except RuntimeError:  # the loop is closed: nobody is left to answer
                 break
         worker.leave()
@@ -339,4 +345,10 @@ class ThreadPool:
             if batch.cancelled:
                 break
             parts, _ = settled(step, len(batch.entries))
-            self._loop.call_soon_threadsafe(batch.on_parts, parts, credit.release)
+            self._say(batch.on_parts, parts, credit.release)
+
+    def _say(self, act: Callable[..., object], *what: object) -> None:
+        """Have the loop do something, from a thread."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(act, *what)
+        self._has_said.set()

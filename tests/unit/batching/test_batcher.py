@@ -14,10 +14,25 @@ from forebay.testing import FakeClock, ManualPool, MemoryOrigin
 from forebay.types.call import ALONE, Request
 
 
-class Bench:
-    def __init__(self, clock, slots=1, cores=2, **settings):
+class AudiblePool(ManualPool):
+    """Hears its workers; a test says what is heard in each rest."""
+
+    def __init__(self, slots, clock):
+        super().__init__(slots)
         self.clock = clock
-        self.pool = ManualPool(slots)
+        self.rests = []
+        self.heard = {}
+
+    def rest(self, seconds):
+        self.rests.append(seconds)
+        self.clock.advance(seconds)
+        self.heard.get(len(self.rests), lambda: None)()
+
+
+class Bench:
+    def __init__(self, clock, slots=1, cores=2, pool=None, **settings):
+        self.clock = clock
+        self.pool = pool or ManualPool(slots)
         self.pool.idle = slots
         self.answered = []
         self.queue = BatchQueue(BatchConfig(**{"idle": "go", "max_size": 4, **settings}))
@@ -228,3 +243,89 @@ def test_a_pool_that_takes_nothing_fails_a_thousand_batches():
         bench(story, max_size=1)
     finally:
         logging.disable(logging.NOTSET)
+
+
+def resting(story, cores=1, model_s=0.002):
+    """Run a story that begins with "a" running, after a batch that took `model_s`."""
+    clock = FakeClock()
+
+    async def main():
+        bench = Bench(clock, cores=cores, pool=AudiblePool(1, clock))
+        bench.submit("0")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        bench.pool.complete(model_s=model_s)
+        bench.submit("a")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert bench.batches == ["0", "a"]
+        await story(bench)
+        bench.batcher.close()
+
+    clock.run(main())
+
+
+def test_on_one_core_the_loop_rests_while_a_whole_batch_waits_and_no_slot_is_idle():  # F69
+    async def story(bench):
+        bench.submit(*"bcd")
+        await asyncio.sleep(0)
+        assert bench.pool.rests == []
+        bench.submit("e")
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert bench.pool.rests == [0.001] * 3
+        bench.pool.complete()
+        assert bench.batches == ["0", "a", "bcde"]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert len(bench.pool.rests) <= 4
+
+    resting(story)
+
+
+def test_what_a_worker_says_ends_the_rest():
+    async def story(bench):
+        bench.pool.heard[2] = lambda: asyncio.get_running_loop().call_soon(bench.pool.complete)
+        bench.submit(*"bcde")
+        for _ in range(6):
+            await asyncio.sleep(0)
+        assert bench.batches == ["0", "a", "bcde"]
+        assert len(bench.pool.rests) <= 3
+
+    resting(story)
+
+
+@pytest.mark.parametrize("settings", [{"cores": 2}, {"model_s": 0.0005}])
+def test_the_loop_does_not_rest_on_several_cores_or_for_quick_batches(settings):
+    async def story(bench):
+        bench.submit(*"bcde")
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert bench.pool.rests == []
+
+    resting(story, **settings)
+
+
+def test_a_turn_holds_one_rest_only():
+    async def story(bench):
+        other = Bench(bench.clock, cores=1, pool=AudiblePool(1, bench.clock))
+        other.submit("0")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        other.pool.complete(model_s=0.002)
+        for each in (bench, other):
+            each.submit(*"bcdefghi")
+        for _ in range(4):
+            await asyncio.sleep(0)
+        assert bench.pool.rests
+        assert other.pool.rests == []
+        bench.pool.complete()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        bench.batcher.close()
+        other.submit("j")
+        await asyncio.sleep(0)
+        assert other.pool.rests
+        other.batcher.close()
+
+    resting(story)

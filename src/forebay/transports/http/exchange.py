@@ -7,6 +7,7 @@ both to the same answers.
 
 from __future__ import annotations
 
+import functools
 import hmac
 import re
 import time
@@ -157,7 +158,7 @@ class Route:
         head.is_simple = self.is_simple and head.timeout_s == NEVER and head.is_usual and head.problem is None
         return head
 
-    @property
+    @functools.cached_property
     def is_full_error(self) -> QueueFull:
         """The error of a request that comes to a full queue."""
         return QueueFull(f"the queue of '{self.endpoint.name}' is full; try again later")
