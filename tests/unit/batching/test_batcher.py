@@ -308,7 +308,8 @@ def test_the_loop_does_not_rest_on_several_cores_or_for_quick_batches(settings):
 
 def test_a_turn_holds_one_rest_only():
     async def story(bench):
-        other = Bench(bench.clock, cores=1, pool=AudiblePool(1, bench.clock))
+        pool = AudiblePool(1, bench.clock)
+        other = Bench(bench.clock, cores=1, pool=pool)
         other.submit("0")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -318,14 +319,14 @@ def test_a_turn_holds_one_rest_only():
         for _ in range(4):
             await asyncio.sleep(0)
         assert bench.pool.rests
-        assert other.pool.rests == []
+        assert pool.rests == []
         bench.pool.complete()
         for _ in range(3):
             await asyncio.sleep(0)
         bench.batcher.close()
         other.submit("j")
         await asyncio.sleep(0)
-        assert other.pool.rests
+        assert pool.rests
         other.batcher.close()
 
     resting(story)
