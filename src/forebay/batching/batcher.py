@@ -11,8 +11,8 @@ several cores these two overlap, which is worth more.
 
 There, too, the loop rests while every slot is busy and a whole batch waits. Nothing that it could read would run any
 earlier, but each request that arrives would take the core from a worker: in a flood that is 5,000 times a second, and a
-tenth of the work. So it stands still until a worker has something to say, for a millisecond at most, and reads what has
-come meanwhile in one turn.
+tenth of the work. So it stands still until a worker has something to say, for two milliseconds at most, and reads what
+has come meanwhile in one turn.
 """
 
 from __future__ import annotations
@@ -43,8 +43,11 @@ TELL_S: Final = 30.0
 READ_ON_S: Final = 0.001
 """Longest time for which a batch is put off while the loop reads on; where batches take as long, none is."""
 
-REST_S: Final = 0.001
-"""Longest rest of the loop; where batches are shorter it does not rest."""
+REST_S: Final = 0.002
+"""Longest rest of the loop."""
+
+RESTS_FROM_S: Final = 0.001
+"""How long batches must take for a rest to be worth it."""
 
 
 class Slots(Protocol):
@@ -222,7 +225,7 @@ class Batcher:
     def _done(self, batch: Batch, outcomes: Sequence[Any]) -> None:
         now = time.monotonic()
         self._last_s = batch.model_s
-        self._rests = self._rest is not None and batch.model_s >= REST_S
+        self._rests = self._rest is not None and batch.model_s >= RESTS_FROM_S
         self._stir()
         self._running.discard(batch)
         queue = self.queue

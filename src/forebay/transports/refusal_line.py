@@ -25,6 +25,8 @@ BURST_S: Final = 0.001
 """Budget that can be saved up: the first refusals after a while need not wait."""
 MAX_DEBT_S: Final = 0.01
 """What one refusal may cost those after it: more than this is a pause of the whole interpreter."""
+MEASURED: Final = 16
+"""Refusals that are measured together: to ask for the time a thread has used takes as long as half a refusal."""
 TICK_S: Final = 0.005
 """How long the line waits before it is looked at again."""
 
@@ -43,7 +45,8 @@ class RefusalLine:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiting: deque[Refused] = deque()
-        self._budget_s = BURST_S
+        self._budget_s = self._cost_s = BURST_S
+        self._is_telling = False  # who is told may have another request, which is refused as well
         self._looked_at = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -53,7 +56,7 @@ class RefusalLine:
     def refuse(self, who: Refused) -> None:
         """Tell somebody that it is refused: now if the budget allows it and nobody waits, else in turn."""
         self._waiting.append(who)
-        if self._timer is None:
+        if self._timer is None and not self._is_telling:
             self._tell()
 
     def stop(self) -> None:
@@ -70,22 +73,22 @@ class RefusalLine:
         now = time.monotonic()
         self._budget_s = min(self._budget_s + (now - self._looked_at) * SHARE, BURST_S)
         self._looked_at = now
-        cost_s = 0.0
-        while waiting and self._budget_s > 0:
-            who = waiting.popleft()
-            if cost_s:
-                who.tell_refused()
-            else:
-                cost_s = self._measure(who)
-            self._budget_s = max(self._budget_s - cost_s, -MAX_DEBT_S)
+        self._is_telling = True
+        try:
+            while waiting and self._budget_s > 0:
+                self._tell_some()
+        finally:
+            self._is_telling = False
         if waiting:
             self._timer = self._loop.call_later(TICK_S, self._tell)
 
-    def _measure(self, who: Refused) -> float:
-        """Tell the first of some, and return what each of them costs; to ask takes as long as half a refusal.
-
-        Time in which workers have the core, or the interpreter, costs nothing.
-        """
-        began = time.thread_time()
-        who.tell_refused()
-        return time.thread_time() - began + KERNEL_S
+    def _tell_some(self) -> None:
+        """Tell as many as the budget is thought to pay for, and take from it what they cost."""
+        waiting = self._waiting
+        count = min(len(waiting), MEASURED, max(int(self._budget_s / self._cost_s), 1))
+        began = time.thread_time()  # time in which workers have the core, or the interpreter, costs nothing
+        for _ in range(count):
+            waiting.popleft().tell_refused()
+        used_s = time.thread_time() - began + count * KERNEL_S
+        self._cost_s = used_s / count
+        self._budget_s = max(self._budget_s - used_s, -MAX_DEBT_S)

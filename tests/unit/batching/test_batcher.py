@@ -273,7 +273,7 @@ def test_on_one_core_the_loop_rests_while_a_whole_batch_waits_and_no_slot_is_idl
         bench.submit("e")
         for _ in range(3):
             await asyncio.sleep(0)
-        assert bench.pool.rests == [0.001] * 3
+        assert bench.pool.rests == [0.002] * 3
         bench.pool.complete()
         assert bench.batches == ["0", "a", "bcde"]
         for _ in range(3):

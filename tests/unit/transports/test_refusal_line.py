@@ -129,3 +129,20 @@ def test_nobody_waits_for_a_server_that_ends(loop):
     assert told == list(range(1000))
     loop.advance(1.0)
     assert told == list(range(1000))
+
+
+def test_who_is_told_may_be_refused_again_and_nobody_is_told_twice(loop):
+    told = []
+    line = RefusalLine(loop)
+
+    class Pipelining(Client):
+        def tell_refused(self):
+            super().tell_refused()
+            if self.number < 200:
+                line.refuse(Pipelining(self.number + 10, told, loop))
+
+    for number in range(10):
+        line.refuse(Pipelining(number, told, loop))
+    loop.advance(10.0)
+    assert sorted(told) == list(range(210))
+    assert loop.timers == []
