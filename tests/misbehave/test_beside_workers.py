@@ -31,6 +31,7 @@ from forebay.graph.composition.node import node
 from forebay.graph.composition.signature import signature_of_function
 from forebay.graph.pool import GraphPool, Node
 from forebay.observe import log, spans, timeline
+from forebay.runtimes.model_file import ModelFile
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.schema import WireType, io_types
 from forebay.surfaces.nucleus import runner as nucleus_runner
@@ -41,7 +42,6 @@ from forebay.surfaces.pipeline.ops import merge
 from forebay.surfaces.pipeline.predictors import LocalConf
 from forebay.surfaces.pipeline.predictors.function import FunctionClient
 from forebay.surfaces.pipeline.predictors.hosting import ModelProcess
-from forebay.surfaces.pipeline.predictors.local import LocalBackend
 from forebay.surfaces.pipeline.predictors.watching import ModelWatch
 from forebay.surfaces.pipeline.script import Script, capture
 from forebay.surfaces.ventu import openapi
@@ -243,7 +243,7 @@ def test_a_reference_that_returns_a_coroutine(monkeypatch):
 
 def test_a_library_that_runs_a_model(boom):
     runtime: Any = types.SimpleNamespace(run=boom)
-    refused(ForebayError, LocalBackend("m", runtime).run, [], [], 0)
+    refused(ForebayError, ModelFile("m", runtime).run, [], [], 0)
 
 
 @pytest.mark.parametrize("line", ["raise SystemExit(0)", "raise ValueError('\\udcff')", "raise Rude"])

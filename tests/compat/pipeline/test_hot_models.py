@@ -19,12 +19,13 @@ from tests.compat.pipeline.conftest import ask, free_port, post, values_of
 from tests.compat.pipeline.predictor_models import REFERENCE, WEIGHTS, describe, onnx_model
 
 from forebay.errors import ConfigError
+from forebay.runtimes.signature import Signature, Value, Var
+from forebay.runtimes.watching import one_version
 from forebay.surfaces.pipeline.fronts.client import PipelineClient
 from forebay.surfaces.pipeline.ops.op import Op, RequestOp
 from forebay.surfaces.pipeline.predictors import LocalConf, LocalServiceHandler, PredictorSettings, client_for
 from forebay.surfaces.pipeline.predictors.model_client import ModelClient
-from forebay.surfaces.pipeline.predictors.signature import Signature, Value, Var
-from forebay.surfaces.pipeline.predictors.watching import ModelWatch, one_version, watch_of
+from forebay.surfaces.pipeline.predictors.watching import ModelWatch, watch_of
 
 X = np.array([[1.0, 2.0, 3.0]], np.float32)
 OLD, NEW = 321.0, 642.0

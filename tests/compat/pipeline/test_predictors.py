@@ -17,6 +17,7 @@ import pytest
 from tests.compat.pipeline.predictor_models import PRICES, REFERENCE, WEIGHTS, Counter, X, describe, onnx_model
 
 from forebay.errors import ConfigError, ForebayError
+from forebay.runtimes.signature import one_feed
 from forebay.surfaces.pipeline.predictors import (
     LocalConf,
     LocalServiceHandler,
@@ -24,9 +25,8 @@ from forebay.surfaces.pipeline.predictors import (
     client_for,
     prototxt,
 )
-from forebay.surfaces.pipeline.predictors import signature as signatures
+from forebay.surfaces.pipeline.predictors.descriptions import TYPES, read_signature
 from forebay.surfaces.pipeline.predictors.local import local_client
-from forebay.surfaces.pipeline.predictors.signature import read_signature
 
 ROOT = Path(__file__).parents[3]
 PADDLE = ROOT / ".venv/environments/paddle/bin/python"
@@ -165,7 +165,7 @@ def test_a_description_is_read_with_all_that_text_format_allows(tmp_path):  # P1
     assert [(one.name, one.alias, one.dtype) for one in found.fetches] == [("out", "", "str")]
 
 
-@pytest.mark.parametrize("number, dtype", list(signatures.TYPES.items()))
+@pytest.mark.parametrize("number, dtype", list(TYPES.items()))
 def test_every_type_has_its_number(tmp_path, number, dtype):  # P109
     describe(tmp_path, type=number)
     assert read_signature(tmp_path / "serving_server_conf.prototxt").feeds[0].dtype == dtype
@@ -237,7 +237,7 @@ def test_samples_of_a_list_are_put_together(model):
 def test_offsets_of_samples_of_a_list_go_on_where_those_before_end():
     samples = [{"x": X, "x.lod": [0, 2]}, {"x": X, "x.lod": [0, 1, 2]}]
     for batch in (True, False):
-        found, is_batch = signatures.one_feed(samples, batch=batch)
+        found, is_batch = one_feed(samples, batch=batch)
         assert (found["x.lod"].tolist(), found["x"].shape, is_batch) == ([0, 2, 3, 4], (4, 3), True)
 
 
@@ -383,9 +383,9 @@ def test_openvino_reports_to_nobody_that_it_is_used(tmp_path, model):
 import os, sys
 from pathlib import Path
 os.register_at_fork(before=lambda: print("forked"))
-from forebay.surfaces.pipeline.predictors.runtimes import OpenVino
-from forebay.surfaces.pipeline.predictors.settings import LocalConf
-OpenVino(Path(sys.argv[1]), LocalConf(), None)
+from forebay.runtimes.contract import RunOptions
+from forebay.runtimes.openvino import OpenVino
+OpenVino(Path(sys.argv[1]), RunOptions())
 print(sys.modules.get("openvino_telemetry"))
 """
     command = [sys.executable, "-c", code, str(tmp_path / "model.xml")]
@@ -489,7 +489,7 @@ import numpy as np
 import paddle
 from forebay.surfaces.pipeline.predictors.local import local_client
 from forebay.surfaces.pipeline.predictors.settings import LocalConf
-from forebay.surfaces.pipeline.predictors.signature import TYPES
+from forebay.surfaces.pipeline.predictors.descriptions import TYPES
 
 DESCRIPTION = (
     'feed_var {{ name: "x" feed_type: {0} shape: 2 }} feed_var {{ name: "z" feed_type: 1 shape: 1 }}'
@@ -564,9 +564,9 @@ def test_house_prices_from_paddle(tmp_path, uci_forms):  # P104, P109
 @pytest.mark.slow
 def test_paddles_newest_format_with_every_type_it_feeds(tmp_path):  # P109
     uci_folder()  # skips without the environment
-    numbers = [number for number in signatures.TYPES if number not in {4, 6, 20}]  # it makes an int32 of an int16
+    numbers = [number for number in TYPES if number not in {4, 6, 20}]  # it makes an int32 of an int16
     found = in_paddle(NEWEST_SCRIPT, numbers, tmp_path)
-    assert found == {str(number): [signatures.TYPES[number], [[1], [0]]] for number in numbers}
+    assert found == {str(number): [TYPES[number], [[1], [0]]] for number in numbers}
 
 
 # ---------------------------------------------------------------------------------------------------------------------

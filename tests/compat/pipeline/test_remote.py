@@ -31,9 +31,9 @@ from forebay.protocols.kserve.calls import InferRequest
 from forebay.protocols.pipeline import general_model as general_rpc
 from forebay.protocols.pipeline import tensors
 from forebay.protocols.pipeline.messages import Response
+from forebay.remotes.grpc_calls import GrpcCalls
+from forebay.remotes.servers import PAUSE_S, Endpoint, Rotation
 from forebay.surfaces.pipeline.predictors import PredictorSettings, client_for, general_model
-from forebay.surfaces.pipeline.predictors.grpc_calls import GrpcCalls
-from forebay.surfaces.pipeline.predictors.remote import PAUSE_S, Endpoint, Rotation
 
 HERE = Path(__file__).parent
 KSERVE = HERE.parents[2] / ".venv/environments/kserve/bin/python"

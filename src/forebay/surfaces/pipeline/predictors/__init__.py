@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predictors: what an op asks for predictions, whether its model is in this process or behind a connection.
 
-settings      what an op is told about its model
-model_client  one face before all kinds of models
-signature     names and types from a description, and the checks against them; prototxt reads it
-local         models in this process; runtimes and function run them
-watching      what replaces one of them when its files change
-remote        which servers are asked, in turn; kserve, general_servers and chained are what they speak
-general_model what the original's model servers are asked, in JSON; rpc_tensors has it in protobuf
-hosting       a process that is started for a model
-handler       a local model as scripts of the original make one
+Model files are run by `forebay.runtimes`, servers asked by `forebay.remotes`; here is what only a pipeline wants.
+
+settings        what an op is told about its model
+model_client    one face before all kinds of models, where errors get a pipeline's numbers
+descriptions    names and types beside a model's files; prototxt reads them
+local           models in this process; function is a callable as a model
+watching        clients whose model is replaced when its files change
+general_servers the original's model servers; general_model is what they are asked in JSON, rpc_tensors in protobuf
+chained         another pipeline as a model
+hosting         a process that is started for a model; hosted is that process
+handler         a local model as scripts of the original make one
 """
 
 from forebay.surfaces.pipeline.predictors.clients import client_for

@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from forebay.errors import InvalidRequest
-from forebay.surfaces.pipeline.codes import CustomExceptionCode, error
-from forebay.surfaces.pipeline.predictors.grpc_calls import GrpcCalls
-from forebay.surfaces.pipeline.predictors.remote import Endpoint, Servers
-from forebay.surfaces.pipeline.predictors.signature import one_feed
+from forebay.errors import DeadlineExceeded, InvalidRequest, RunnerFailed, ValidationError
+from forebay.remotes.grpc_calls import GrpcCalls
+from forebay.remotes.servers import Endpoint, Servers
+from forebay.runtimes.signature import one_feed
+from forebay.surfaces.pipeline.codes import CustomExceptionCode
+from forebay.surfaces.pipeline.predictors.model_client import NumberedClient
 
 if TYPE_CHECKING:
     from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
@@ -19,7 +20,7 @@ _PROFILE: Final = "pipeline.profile"
 """Where a pipeline puts the times it took."""
 
 
-class ChainedClient:
+class ChainedClient(NumberedClient):
     """Asks the same pipeline on several servers. Texts and arrays go as texts, as its own clients send them."""
 
     takes_text = True
@@ -30,30 +31,24 @@ class ChainedClient:
         Raises:
             ConfigError: If an endpoint is none, or grpcio is not installed.
         """
-        endpoints = [Endpoint.parse(text, "grpc") for text in settings.server_endpoints]
+        endpoints = [Endpoint.parse(text, "grpc", "server_endpoints") for text in settings.server_endpoints]
         self._servers = Servers(endpoints, [GrpcCalls(endpoint) for endpoint in endpoints], settings.timeout_s)
         self._pack_tensors = settings.pack_tensors
         self._wanted = settings.wanted
 
-    def predict(
-        self,
-        feed: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-        fetch: Sequence[str] | None = None,
-        batch: bool = True,
-        log_id: int = 0,
-    ) -> dict[str, Any]:
-        """Ask a server, as `Client.predict`; samples of a list are asked about one by one.
+    def ask(self, feed: Any, fetch: Sequence[str] | None, batch: bool, log_id: int) -> dict[str, Any]:
+        """Ask a server; samples of a list are asked about one by one.
 
         Returns:
             The texts of each key in a list, one for each sample; tensors put together along the first axis.
         """
-        samples = feed if isinstance(feed, (list, tuple)) else [one_feed(feed, batch=batch)[0]]
+        samples = cast("Any", feed) if isinstance(feed, (list, tuple)) else [one_feed(feed, batch=batch)[0]]
         answers = [self._ask(sample, log_id) for sample in cast("Sequence[Mapping[str, Any]]", samples)]
         wanted = fetch or self._wanted or [name for name in answers[0] if name != _PROFILE]
         missing = [name for name in wanted if any(name not in answer for answer in answers)]
         if missing:
             text = f"the pipeline gave {', '.join(answers[0]) or 'nothing'}, and not {', '.join(missing)}"
-            raise error(CustomExceptionCode.INPUT_PARAMS_ERROR.value, text)
+            raise InvalidRequest(text)
         return {name: _joined([answer[name] for answer in answers]) for name in wanted}
 
     def close(self) -> None:
@@ -71,7 +66,7 @@ class ChainedClient:
         try:
             request = request_of(sample, as_tensors=self._pack_tensors, as_npy=False, log_id=log_id)
         except TypeError as problem:
-            raise error(CustomExceptionCode.TYPE_ERROR.value, str(problem)) from problem
+            raise ValidationError(str(problem)) from problem
         data = request.SerializeToString()
         answer = self._servers.ask(lambda calls, deadline: calls.call(PATH, data, deadline))
         try:
@@ -79,11 +74,10 @@ class ChainedClient:
             arrays = tensors.unpack_all(response.tensors)
         except (DecodeError, InvalidRequest) as problem:
             text = f"the pipeline's answer cannot be read: {problem}"
-            raise error(CustomExceptionCode.CLIENT_ERROR.value, text) from problem
+            raise RunnerFailed(text) from problem
         if response.err_no:
-            is_late = response.err_no == CustomExceptionCode.TIMEOUT.value
-            number = CustomExceptionCode.TIMEOUT if is_late else CustomExceptionCode.CLIENT_ERROR
-            raise error(number.value, f"the pipeline that was asked answers {response.err_no}: {response.err_msg}")
+            kind = DeadlineExceeded if response.err_no == CustomExceptionCode.TIMEOUT.value else RunnerFailed
+            raise kind(f"the pipeline that was asked answers {response.err_no}: {response.err_msg}")
         return {name: [text] for name, text in zip(response.key, response.value, strict=False)} | arrays
 
 

@@ -8,19 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError
+from forebay.remotes.kserve import KServeBackend
+from forebay.remotes.servers import Endpoint
 from forebay.surfaces.pipeline.predictors.chained import ChainedClient
+from forebay.surfaces.pipeline.predictors.descriptions import describe
 from forebay.surfaces.pipeline.predictors.general_servers import GeneralModelBackend
 from forebay.surfaces.pipeline.predictors.hosting import leave_host, take_host
-from forebay.surfaces.pipeline.predictors.kserve import KServeBackend
-from forebay.surfaces.pipeline.predictors.local import describe, is_reference
-from forebay.surfaces.pipeline.predictors.model_client import Backend, ModelClient
-from forebay.surfaces.pipeline.predictors.remote import Endpoint
+from forebay.surfaces.pipeline.predictors.local import is_reference
+from forebay.surfaces.pipeline.predictors.model_client import ModelClient
 from forebay.surfaces.pipeline.predictors.watching import watched_client
 
 if TYPE_CHECKING:
+    from forebay.runtimes.model_file import Backend
+    from forebay.runtimes.signature import Signature
     from forebay.surfaces.pipeline.predictors.model_client import Client
     from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
-    from forebay.surfaces.pipeline.predictors.signature import Signature
     from forebay.surfaces.pipeline.predictors.watching import ModelWatch
 
 
@@ -89,7 +91,7 @@ class _Hosted:
 
 def _backend(settings: PredictorSettings) -> Backend:
     scheme = "grpc" if settings.kind == "grpc" else "http"
-    endpoints = [Endpoint.parse(text, scheme) for text in settings.server_endpoints]
+    endpoints = [Endpoint.parse(text, scheme, "server_endpoints") for text in settings.server_endpoints]
     if settings.protocol == "kserve_v2":
         return KServeBackend(endpoints, settings.name, settings.timeout_s)
     return GeneralModelBackend(endpoints, settings.timeout_s)

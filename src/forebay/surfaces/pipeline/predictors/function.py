@@ -7,14 +7,14 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from forebay.errors import ConfigError
-from forebay.surfaces.pipeline.codes import CustomExceptionCode, error
-from forebay.surfaces.pipeline.predictors.signature import LOD, one_feed
+from forebay.errors import ConfigError, InvalidRequest, RunnerFailed
+from forebay.runtimes.signature import LOD, one_feed
+from forebay.surfaces.pipeline.predictors.model_client import NumberedClient
 from forebay.types.failures import trace_of, words_of
 from forebay.workers.user_code import caught, close, user_code
 
 
-class FunctionClient:
+class FunctionClient(NumberedClient):
     """Calls it. What it takes and gives is its own affair, so names are checked only on the way back."""
 
     takes_text = True
@@ -46,14 +46,8 @@ class FunctionClient:
         self._reference = reference
         self._wanted = wanted
 
-    def predict(
-        self,
-        feed: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-        fetch: Sequence[str] | None = None,
-        batch: bool = True,
-        log_id: int = 0,
-    ) -> dict[str, Any]:
-        """Call it with a dict of its own, as `Client.predict`."""
+    def ask(self, feed: Any, fetch: Sequence[str] | None, batch: bool, log_id: int) -> dict[str, Any]:
+        """Call it with a dict of its own."""
         import numpy as np
 
         fed, is_batch = one_feed(feed, batch=batch)
@@ -65,17 +59,17 @@ class FunctionClient:
         found, problem = caught(self._call, given)
         if problem is not None:
             text = f"the model '{self._reference}' failed: {words_of(problem)}"
-            raise error(CustomExceptionCode.CLIENT_ERROR.value, text, trace=trace_of(problem)) from problem
+            raise RunnerFailed(text, trace=trace_of(problem)) from problem
         if not isinstance(found, Mapping):
             close(found)  # nobody runs a coroutine or a generator here
             text = f"the model '{self._reference}' returned {type(found).__name__}; a dict of arrays is needed"
-            raise error(CustomExceptionCode.CLIENT_ERROR.value, text)
+            raise RunnerFailed(text)
         answer = cast("Mapping[str, Any]", found)
         wanted = fetch or self._wanted
         missing = [name for name in wanted if name not in answer]
         if missing:
             text = f"the model '{self._reference}' gave {', '.join(answer)}, and not {', '.join(missing)}"
-            raise error(CustomExceptionCode.INPUT_PARAMS_ERROR.value, text)
+            raise InvalidRequest(text)
         return {name: answer[name] for name in wanted} if wanted else dict(answer)
 
     def close(self) -> None:

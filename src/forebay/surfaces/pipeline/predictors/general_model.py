@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.surfaces.pipeline.codes import CustomExceptionCode, error
-from forebay.surfaces.pipeline.predictors.signature import LOD, TYPES, Value, Var
+from forebay.errors import RunnerFailed, ValidationError
+from forebay.runtimes.signature import LOD, Value, Var
+from forebay.surfaces.pipeline.predictors.descriptions import TYPES
 
 if TYPE_CHECKING:
-    from forebay.surfaces.pipeline.predictors.signature import Array
+    from forebay.runtimes.signature import Array
 
 PATH: Final = "/GeneralModelService/inference"
 
@@ -42,7 +43,9 @@ FIELDS: Final[Mapping[int, str]] = {
 CONTENT: Final[Mapping[int, str]] = {4: "<i2", 5: "<f2", 6: "<u2", 7: "u1", 8: "i1"}
 """Types whose elements are sent as bytes, in `tensor_content`; these servers look for narrow ones nowhere else."""
 
+_DESCRIBED: Final = {name: number for number, name in TYPES.items()}
 _NUMBERS: Final = {name: number for number, name in TYPES.items() if number != 6}
+_USUAL: Final = 1
 
 
 class Tensor(msgspec.Struct, omit_defaults=True):
@@ -86,18 +89,23 @@ class Response(msgspec.Struct):
     err_msg: str = ""
 
 
+def described(var: Var) -> int:
+    """Return the number of the type that a description says, or that of what most models take and give."""
+    return _USUAL if var.dtype is None else _DESCRIBED[var.dtype]
+
+
 def number_of(var: Var, array: Array) -> int:
     """Return the number of an array's type: what the description says, else what it is.
 
     Raises:
-        ForebayError: 7000 if there is no number for it.
+        ValidationError: If there is no number for it.
     """
     if var.dtype is not None:
-        return var.type
+        return described(var)
     number = _NUMBERS.get("str" if array.dtype.kind in "USO" else array.dtype.name)
     if number is None:
         text = f"'{var.alias}' is an array of {array.dtype}, which this protocol has no type for; cast it to another"
-        raise error(CustomExceptionCode.TYPE_ERROR.value, text)
+        raise ValidationError(text)
     return number
 
 
@@ -105,7 +113,7 @@ def pack(var: Var, value: Value) -> Tensor:
     """Make a tensor of an array.
 
     Raises:
-        ForebayError: 7000 if there is no number for its type.
+        ValidationError: If there is no number for its type.
     """
     array = value.array
     number = number_of(var, array)
@@ -122,7 +130,7 @@ def pack(var: Var, value: Value) -> Tensor:
     return made
 
 
-def unpack(tensor: Tensor, usual: int = 1) -> Value:
+def unpack(tensor: Tensor, usual: int = _USUAL) -> Value:
     """Make an array of a tensor.
 
     Args:
@@ -130,7 +138,7 @@ def unpack(tensor: Tensor, usual: int = 1) -> Value:
         usual: The number of its type if it does not say it.
 
     Raises:
-        ForebayError: 9000 if its parts do not agree.
+        RunnerFailed: If its parts do not agree.
     """
     import numpy as np
 
@@ -171,14 +179,14 @@ def _lengths(shape: Sequence[int]) -> tuple[int, ...]:
 
 def _broken(tensor: Tensor, what: str) -> Exception:
     name = tensor.alias_name or tensor.name
-    return error(CustomExceptionCode.CLIENT_ERROR.value, f"tensor '{name}' cannot be read: {what}")
+    return RunnerFailed(f"tensor '{name}' cannot be read: {what}")
 
 
 def pack_all(found: Mapping[str, Any]) -> list[Tensor]:
     """Make tensors of a model's results, each with its own offsets where it has some.
 
     Raises:
-        ForebayError: 7000 if one has a type this protocol has no number for.
+        ValidationError: If one has a type this protocol has no number for.
     """
     import numpy as np
 

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from forebay.surfaces.pipeline.codes import CustomExceptionCode, error
-from forebay.surfaces.pipeline.predictors.general_model import PATH, Request, Response, pack, unpack
-from forebay.surfaces.pipeline.predictors.grpc_calls import GrpcCalls
-from forebay.surfaces.pipeline.predictors.http_calls import HttpCalls
-from forebay.surfaces.pipeline.predictors.remote import Endpoint, Servers, Unreachable
+from forebay.errors import RunnerFailed
+from forebay.remotes.grpc_calls import GrpcCalls
+from forebay.remotes.http_calls import HttpCalls
+from forebay.remotes.servers import Endpoint, Servers, Unreachable
+from forebay.surfaces.pipeline.predictors.general_model import PATH, Request, Response, described, pack, unpack
 
 if TYPE_CHECKING:
-    from forebay.surfaces.pipeline.predictors.model_client import Feed
-    from forebay.surfaces.pipeline.predictors.signature import Signature, Value, Var
+    from forebay.runtimes.signature import Feed, Signature, Value, Var
 
 
 class _Face(Protocol):
@@ -47,12 +46,12 @@ class GeneralModelBackend:
         """Return None: these servers do not say what they take."""
         return None
 
-    def run(self, feed: Feed, fetch: Sequence[Var], log_id: int) -> Sequence[Value]:
+    def run(self, feed: Feed, fetch: Sequence[Var], id: int) -> Sequence[Value]:
         """Ask a server."""
-        response = self._servers.ask(lambda face, deadline: face.infer(feed, fetch, log_id, deadline))
+        response = self._servers.ask(lambda face, deadline: face.infer(feed, fetch, id, deadline))
         if response.err_no:
             text = f"the model server answers {response.err_no}: {response.err_msg}"
-            raise error(CustomExceptionCode.CLIENT_ERROR.value, text)
+            raise RunnerFailed(text)
         tensors = [tensor for output in response.outputs for tensor in output.tensor]
         by_name = {name: tensor for tensor in tensors for name in (tensor.name, tensor.alias_name) if name}
         values: list[Value] = []
@@ -62,8 +61,8 @@ class GeneralModelBackend:
                 tensor = tensors[at]
             if tensor is None:
                 text = f"the model server gave {', '.join(by_name) or 'nothing'}, and not {var.alias}"
-                raise error(CustomExceptionCode.CLIENT_ERROR.value, text)
-            values.append(unpack(tensor, var.type))
+                raise RunnerFailed(text)
+            values.append(unpack(tensor, described(var)))
         return values
 
     def close(self) -> None:
@@ -89,7 +88,7 @@ class _Http:
         if response is None or (answer.status >= 400 and not response.err_no):
             said = answer.body[:200].decode(errors="replace")
             text = f"the model server {self._calls.endpoint.address} answers HTTP {answer.status}: {said}"
-            raise error(CustomExceptionCode.CLIENT_ERROR.value, text)
+            raise RunnerFailed(text)
         return response
 
     def close(self) -> None:

@@ -16,15 +16,15 @@ from typing import Any
 
 import msgspec
 
-from forebay.errors import ConfigError, ForebayError
+from forebay.errors import ConfigError, ForebayError, InvalidRequest
+from forebay.remotes.servers import MAX_ANSWER_BYTES
+from forebay.runtimes.signature import LOD
 from forebay.surfaces.pipeline import logs
-from forebay.surfaces.pipeline.codes import CustomExceptionCode, err_of, error
+from forebay.surfaces.pipeline.codes import err_of
 from forebay.surfaces.pipeline.predictors import general_model
 from forebay.surfaces.pipeline.predictors.hosting import WRONG
-from forebay.surfaces.pipeline.predictors.model_client import Client
-from forebay.surfaces.pipeline.predictors.remote import MAX_ANSWER_BYTES
+from forebay.surfaces.pipeline.predictors.model_client import Client, numbered
 from forebay.surfaces.pipeline.predictors.settings import LocalConf
-from forebay.surfaces.pipeline.predictors.signature import LOD
 from forebay.surfaces.pipeline.predictors.watching import watch_of, watched_client
 from forebay.types.failures import failure_of, text_of
 from forebay.workers.leash import end_with
@@ -51,8 +51,8 @@ class _Server(ThreadingHTTPServer):
             found = self._predict(body)
         except (ForebayError, msgspec.DecodeError, RecursionError) as problem:
             if not isinstance(problem, ForebayError):
-                problem = error(CustomExceptionCode.INPUT_PARAMS_ERROR.value, f"the body cannot be read: {problem}")
-            told = err_of(problem)
+                problem = InvalidRequest(f"the body cannot be read: {problem}")
+            told = err_of(numbered(problem))
             found = general_model.Response(err_no=told.err_no, err_msg=told.text)
         return msgspec.json.encode(found)
 

@@ -3,17 +3,25 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from forebay.surfaces.pipeline.codes import CustomExceptionCode, error
-from forebay.surfaces.pipeline.predictors.signature import LOD, Signature, Value, Var, one_feed
+from forebay.errors import DeadlineExceeded, ForebayError, InvalidRequest, RunnerFailed, Unavailable, ValidationError
+from forebay.runtimes.signature import LOD, Signature, Var, named, one_feed
+from forebay.surfaces.pipeline.codes import CustomExceptionCode, error, number_of
 
 if TYPE_CHECKING:
-    from forebay.surfaces.pipeline.predictors.signature import Array
+    from forebay.runtimes.model_file import Backend
 
-Feed = Sequence[tuple[Var, Value]]
-"""What a model is given: all of its inputs, in the order of its signature."""
+_NUMBERS: Final = (
+    (ValidationError, CustomExceptionCode.TYPE_ERROR),
+    (InvalidRequest, CustomExceptionCode.INPUT_PARAMS_ERROR),
+    (DeadlineExceeded, CustomExceptionCode.TIMEOUT),
+    (Unavailable, CustomExceptionCode.CLIENT_ERROR),
+    (RunnerFailed, CustomExceptionCode.CLIENT_ERROR),
+)
+"""What a pipeline calls the errors of models and of those who are asked for predictions."""
 
 
 class Client(Protocol):
@@ -48,27 +56,40 @@ class Client(Protocol):
         ...
 
 
-class Backend(Protocol):
-    """A model by its own names: in this process or behind a connection."""
+class NumberedClient(ABC):
+    """A `Client` whose errors have a pipeline's numbers; it is here that they get them."""
 
-    def signature(self) -> Signature | None:
-        """Return what the model says of itself; None if it says nothing."""
-        ...
+    def predict(
+        self,
+        feed: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        fetch: Sequence[str] | None = None,
+        batch: bool = True,
+        log_id: int = 0,
+    ) -> dict[str, Any]:
+        """Ask the model, as `Client.predict`."""
+        try:
+            return self.ask(feed, fetch, batch, log_id)
+        except ForebayError as problem:
+            raise numbered(problem) from problem.__cause__
 
-    def run(self, feed: Feed, fetch: Sequence[Var], log_id: int) -> Sequence[Value]:
-        """Return the value of each output that is wanted, in this order.
+    @abstractmethod
+    def ask(self, feed: Any, fetch: Sequence[str] | None, batch: bool, log_id: int) -> dict[str, Any]:
+        """Do the same; errors may have no number."""
 
-        Raises:
-            ForebayError: As `Client.predict`.
-        """
-        ...
-
+    @abstractmethod
     def close(self) -> None:
         """Let go of it."""
-        ...
 
 
-class ModelClient:
+def numbered(problem: ForebayError) -> ForebayError:
+    """Return an error with its number; one that has a number, or is of no kind that needs one here, as it is."""
+    if number_of(problem) is not None:
+        return problem
+    code = next((code for kind, code in _NUMBERS if isinstance(problem, kind)), None)
+    return problem if code is None else error(code.value, problem.message, trace=getattr(problem, "trace", ""))
+
+
+class ModelClient(NumberedClient):
     """Checks, casts and renames what goes to a backend and what comes from it.
 
     Attributes:
@@ -99,27 +120,15 @@ class ModelClient:
         """Aliases of what the model gives; None while they are not known."""
         return None if self._signature is None else [var.alias for var in self._signature.fetches]
 
-    def predict(
-        self,
-        feed: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-        fetch: Sequence[str] | None = None,
-        batch: bool = True,
-        log_id: int = 0,
-    ) -> dict[str, Any]:
-        """Ask the model, as `Client.predict`."""
+    def ask(self, feed: Any, fetch: Sequence[str] | None, batch: bool, log_id: int) -> dict[str, Any]:
+        """Ask the model."""
         given, is_batch = one_feed(feed, batch=batch)
         wanted = fetch or self._wanted
         if self._signature is None:
             self._signature = self._backend.signature()
         signature = self._signature or _as_it_comes(given, wanted)
         fetches = signature.fetched(wanted)
-        values = self._backend.run(signature.fed(given, batch=is_batch), fetches, log_id)
-        answer: dict[str, Array] = {}
-        for var, value in zip(fetches, values, strict=True):
-            answer[var.alias] = value.array
-            if value.lod is not None:
-                answer[var.alias + LOD] = value.lod
-        return answer
+        return named(fetches, self._backend.run(signature.fed(given, batch=is_batch), fetches, log_id))
 
     def different(self, other: ModelClient) -> str | None:
         """Return what another model of this kind would take or give that this one does not; None if it is nothing."""
@@ -141,7 +150,7 @@ def _as_it_comes(feed: Mapping[str, Any], wanted: Sequence[str]) -> Signature:
     """Return a signature for a model nobody describes: what it is given is what it takes."""
     if not wanted:
         text = "nothing says what the model gives; name the results in fetch_list, or describe it in client_config"
-        raise error(CustomExceptionCode.INPUT_PARAMS_ERROR.value, text)
+        raise InvalidRequest(text)
     return Signature(
         tuple(Var(name, name) for name in feed if not (name.endswith(LOD) and name.removesuffix(LOD) in feed)),
         tuple(Var(name, name) for name in wanted),

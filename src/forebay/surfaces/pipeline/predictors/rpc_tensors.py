@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import DecodeError
 
+from forebay.errors import RunnerFailed, ValidationError
 from forebay.protocols.pipeline import general_model as messages
-from forebay.surfaces.pipeline.codes import CustomExceptionCode, error
 from forebay.surfaces.pipeline.predictors.general_model import CONTENT, FIELDS, Output, Response, Tensor, number_of
 
 if TYPE_CHECKING:
-    from forebay.surfaces.pipeline.predictors.model_client import Feed
-    from forebay.surfaces.pipeline.predictors.signature import Value, Var
+    from forebay.runtimes.signature import Feed, Value, Var
 
 PATH: Final = messages.PATH
 
@@ -23,7 +22,7 @@ def encode_request(feed: Feed, fetch: Sequence[Var], log_id: int) -> bytes:
     """Write a request.
 
     Raises:
-        ForebayError: 7000 if an array has a type or a shape these messages have no place for.
+        ValidationError: If an array has a type or a shape these messages have no place for.
     """
     request = messages.Request(fetch_var_names=[var.alias for var in fetch], log_id=log_id % 2**64)
     for var, value in feed:
@@ -31,7 +30,7 @@ def encode_request(feed: Feed, fetch: Sequence[Var], log_id: int) -> bytes:
             _fill(request.tensor.add(), var, value)
         except (ValueError, TypeError) as problem:
             text = f"'{var.alias}' cannot be sent to the model server: {problem}"
-            raise error(CustomExceptionCode.TYPE_ERROR.value, text) from problem
+            raise ValidationError(text) from problem
     return request.SerializeToString()
 
 
@@ -39,13 +38,13 @@ def decode_response(data: bytes) -> Response:
     """Read an answer.
 
     Raises:
-        ForebayError: 9000 if it is none.
+        RunnerFailed: If it is none.
     """
     try:
         response = messages.Response.FromString(data)
     except DecodeError as problem:
         text = f"the model server's answer cannot be read: {problem}"
-        raise error(CustomExceptionCode.CLIENT_ERROR.value, text) from problem
+        raise RunnerFailed(text) from problem
     outputs = [Output(list(map(_tensor, one.tensor)), one.engine_name) for one in response.outputs]
     return Response(outputs, response.err_no, response.err_msg)
 

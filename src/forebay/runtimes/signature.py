@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model takes and gives: names, aliases and types, and the checks of a call against them."""
+"""What a model takes and gives: names, types and shapes, and the checks of a call against them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from forebay.errors import ConfigError, nearest
-from forebay.surfaces.pipeline.codes import CustomExceptionCode, error
-from forebay.surfaces.pipeline.predictors import prototxt
+from forebay.errors import ConfigError, ForebayError, InvalidRequest, ValidationError, nearest
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -20,21 +17,6 @@ if TYPE_CHECKING:
 
 LOD: Final = ".lod"
 """Behind a name: where the sequences of that array begin, and the last one ends."""
-
-TYPES: Final[Mapping[int, str]] = {
-    0: "int64",
-    1: "float32",
-    2: "int32",
-    3: "float64",
-    4: "int16",
-    5: "float16",
-    6: "uint16",  # the bits of a bf16, which NumPy does not know
-    7: "uint8",
-    8: "int8",
-    9: "bool",
-    20: "str",
-}
-"""NumPy's names of the types that descriptions number."""
 
 
 class Value(msgspec.Struct, frozen=True, eq=False):
@@ -54,12 +36,15 @@ class Var(msgspec.Struct, frozen=True):
 
     Attributes:
         name: What the model calls it.
-        alias: What ops call it.
+        alias: What those who ask call it.
         dtype: NumPy's name of its type; None where it is not known, and arrays go as they are.
-        shape: One sample, -1 for an axis of any length; empty where it is not known.
+        shape: One sample, that is without the first axis, -1 for an axis of any length; empty where it is not known.
         is_lod: Whether it is sequences of several lengths.
-        type: The number of its type in descriptions.
+        is_bf16: Whether its 16 bits are those of a bf16, which NumPy does not know.
         synonyms: Other names the model has for it.
+        rows: Length of the first axis, -1 for any; None where there is none, or where it is not known.
+        axes: What the file calls its axes, the first one included; "" for one without a name, none where it names none.
+        type: What the file or the server calls its type, for messages.
     """
 
     name: str
@@ -67,8 +52,15 @@ class Var(msgspec.Struct, frozen=True):
     dtype: str | None = None
     shape: tuple[int, ...] = ()
     is_lod: bool = False
-    type: int = 1
+    is_bf16: bool = False
     synonyms: tuple[str, ...] = ()
+    rows: int | None = None
+    axes: tuple[str, ...] = ()
+    type: str = ""
+
+
+Feed = Sequence[tuple[Var, Value]]
+"""What a model is given: all of its inputs, in the order of its signature."""
 
 
 class Signature(msgspec.Struct, frozen=True):
@@ -104,7 +96,8 @@ class Signature(msgspec.Struct, frozen=True):
             batch: Whether the first axis counts samples; otherwise it is put before each array.
 
         Raises:
-            ForebayError: 5000 if the names are not the model's, 7000 if a value is no array of the declared type.
+            InvalidRequest: If the names are not the model's, or offsets do not fit.
+            ValidationError: If a value is no array of the declared type.
         """
         known = {var.alias for var in self.feeds}
         lods = {alias + LOD for alias in known} - known
@@ -117,7 +110,7 @@ class Signature(msgspec.Struct, frozen=True):
         """Return the outputs of these aliases; all of them for none.
 
         Raises:
-            ForebayError: 5000 if the model has no such output.
+            InvalidRequest: If the model has no such output.
         """
         if not names:
             return list(self.fetches)
@@ -127,34 +120,19 @@ class Signature(msgspec.Struct, frozen=True):
         return [known[name] for name in names]
 
 
-def read_signature(path: Path) -> Signature:
-    """Read the description of a model.
+def named(fetches: Sequence[Var], values: Sequence[Value]) -> dict[str, Any]:
+    """Return outputs by their aliases; beside one of sequences its offsets, by its alias and `LOD`."""
+    answer: dict[str, Array] = {}
+    for var, value in zip(fetches, values, strict=True):
+        answer[var.alias] = value.array
+        if value.lod is not None:
+            answer[var.alias + LOD] = value.lod
+    return answer
 
-    Args:
-        path: The `.prototxt` file.
 
-    Raises:
-        ConfigError: If it cannot be read or describes no model.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) else "it is no text"
-        msg = f"the description {path} cannot be read: {reason}"
-        raise ConfigError(msg) from problem
-    fields = prototxt.parse(text, str(path))
-    feeds = [_var(one, "feed_type", f"{path}: feed_var {at}") for at, one in enumerate(fields.get("feed_var", []))]
-    fetches = [_var(one, "fetch_type", f"{path}: fetch_var {at}") for at, one in enumerate(fields.get("fetch_var", []))]
-    if not feeds or not fetches:
-        msg = f"{path} has {len(feeds)} feed_var and {len(fetches)} fetch_var; at least one of each is needed"
-        raise ConfigError(msg)
-    for side in (feeds, fetches):
-        aliases = [var.alias for var in side]
-        twice = next((alias for alias in aliases if aliases.count(alias) > 1), None)
-        if twice is not None:
-            msg = f"{path}: the alias '{twice}' stands there twice; each needs one of its own"
-            raise ConfigError(msg)
-    return Signature(tuple(feeds), tuple(fetches))
+def rows_and_sample(shape: Sequence[int] | None) -> tuple[int | None, tuple[int, ...]]:
+    """Take a shape apart into its first axis, which counts samples, and the shape of one; -1 for any length."""
+    return (shape[0], tuple(shape[1:])) if shape else (None, ())
 
 
 def one_feed(feed: Any, *, batch: bool) -> tuple[Mapping[str, Any], bool]:
@@ -165,7 +143,8 @@ def one_feed(feed: Any, *, batch: bool) -> tuple[Mapping[str, Any], bool]:
         batch: Whether arrays have an axis of samples already.
 
     Raises:
-        ForebayError: 7000 if it is neither, 5000 if the samples of a list cannot be put together.
+        ValidationError: If it is neither.
+        InvalidRequest: If the samples of a list cannot be put together.
     """
     if isinstance(feed, Mapping):
         return cast("Mapping[str, Any]", feed), batch
@@ -175,7 +154,7 @@ def one_feed(feed: Any, *, batch: bool) -> tuple[Mapping[str, Any], bool]:
         or not all(isinstance(one, Mapping) for one in cast("Any", feed))
     ):
         kind = type(cast("object", feed)).__name__
-        raise error(_TYPE, f"a model is fed a dict of arrays, or a list of such dicts, and {kind} came")
+        raise ValidationError(f"a model is fed a dict of arrays, or a list of such dicts, and {kind} came")
     samples = cast("Sequence[Mapping[str, Any]]", feed)
     if len(samples) == 1:
         return samples[0], batch
@@ -183,33 +162,7 @@ def one_feed(feed: Any, *, batch: bool) -> tuple[Mapping[str, Any], bool]:
         return {name: _joined(samples, name, batch=batch) for name in samples[0]}, True
     except (KeyError, ValueError, TypeError, IndexError) as problem:
         text = f"{len(samples)} samples do not fit together: {problem}; feed them one by one"
-        raise error(_INPUT, text) from None
-
-
-_INPUT: Final = CustomExceptionCode.INPUT_PARAMS_ERROR.value
-_TYPE: Final = CustomExceptionCode.TYPE_ERROR.value
-
-
-def _var(fields: Any, type_field: str, where: str) -> Var:
-    if not isinstance(fields, dict):
-        msg = f"{where} is {fields!r}; a message with a name is needed"
-        raise ConfigError(msg)
-    known = cast("prototxt.Fields", fields)
-    name, number = known.get("name", [None])[-1], known.get(type_field, [1])[-1]
-    if not isinstance(name, str) or not name:
-        msg = f"{where} has no name"
-        raise ConfigError(msg)
-    dtype = TYPES.get(number) if type(number) is int else None
-    if dtype is None:
-        allowed = ", ".join(f"{number} ({name})" for number, name in TYPES.items())
-        msg = f"{where}: {type_field} is {number}; {allowed} are allowed"
-        raise ConfigError(msg)
-    shape = known.get("shape", [])
-    if not all(type(axis) is int for axis in shape):
-        msg = f"{where}: the shape is {shape}; whole numbers are needed"
-        raise ConfigError(msg)
-    alias = str(known.get("alias_name", [name])[-1])
-    return Var(name, alias, dtype, tuple(shape), known.get("is_lod_tensor", [False])[-1] is True, number)
+        raise InvalidRequest(text) from None
 
 
 def _bound(described: tuple[Var, ...], file: tuple[Var, ...], what: str) -> tuple[Var, ...]:
@@ -276,14 +229,14 @@ def _cast(var: Var, value: Any, lod: Any, *, batch: bool) -> Value:
 
     if not isinstance(value, (np.ndarray, np.generic)):
         kind = type(value).__name__
-        raise error(_TYPE, f"feed '{var.alias}' is {kind}; a model is fed NumPy arrays: numpy.array(...)")
+        raise ValidationError(f"feed '{var.alias}' is {kind}; a model is fed NumPy arrays: numpy.array(...)")
     array: Array = np.asarray(cast("Any", value))
     try:
         if var.dtype not in {None, "str"}:
             array = array.astype(var.dtype, copy=False)
     except (ValueError, TypeError):
         text = f"feed '{var.alias}' is an array of {array.dtype}, which cannot be made {var.dtype}"
-        raise error(_TYPE, text) from None
+        raise ValidationError(text) from None
     if not batch and lod is None and not var.is_lod:
         array = array[np.newaxis]
     return Value(array, None if lod is None else _offsets(var.alias, lod, len(array) if array.ndim else 0))
@@ -300,12 +253,12 @@ def _offsets(alias: str, lod: Any, rows: int) -> Array:
     rises = offsets.ndim == 1 and len(offsets) > 1 and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
     if not rises or offsets[-1] != rows:
         text = f"'{alias}{LOD}' must be offsets that rise from 0 to the {rows} rows of '{alias}'"
-        raise error(_INPUT, text)
+        raise InvalidRequest(text)
     return offsets
 
 
-def _mismatch(does: str, given: set[str], known: set[str]) -> Exception:
+def _mismatch(does: str, given: set[str], known: set[str]) -> ForebayError:
     wrong, missing = sorted(map(str, given - known)), sorted(known - given)
     text = f"the model {does} {', '.join(sorted(map(str, given))) or 'nothing'}, and has {', '.join(sorted(known))}"
     hint = nearest(wrong[0], missing or known) if wrong else None
-    return error(_INPUT, f"{text}; did you mean '{hint}'?" if hint else text)
+    return InvalidRequest(f"{text}; did you mean '{hint}'?" if hint else text)

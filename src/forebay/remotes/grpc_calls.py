@@ -7,12 +7,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.surfaces.pipeline.codes import CustomExceptionCode, error
-from forebay.surfaces.pipeline.predictors.remote import CONNECT_S, MAX_ANSWER_BYTES, Unreachable
-from forebay.surfaces.pipeline.predictors.runtimes import library
+from forebay.errors import RunnerFailed
+from forebay.remotes.servers import CONNECT_S, MAX_ANSWER_BYTES, Unreachable
+from forebay.runtimes.contract import library
 
 if TYPE_CHECKING:
-    from forebay.surfaces.pipeline.predictors.remote import Endpoint
+    from forebay.remotes.servers import Endpoint
 
 _OPTIONS: Final = [
     ("grpc.max_send_message_length", -1),
@@ -61,7 +61,7 @@ class GrpcCalls:
         Raises:
             Unreachable: If the server lets nobody in or goes away.
             TimeoutError: If it does not answer in time.
-            ForebayError: 9000 with the server's words if it refuses the call.
+            RunnerFailed: With the server's words if it refuses the call.
         """
         if not self._is_connected:
             self._connect(deadline)
@@ -77,7 +77,7 @@ class GrpcCalls:
         if code is self._grpc.StatusCode.DEADLINE_EXCEEDED:
             raise TimeoutError
         text = f"the model server {self.endpoint.address} refuses the call: {text} ({code.name})"
-        raise error(CustomExceptionCode.CLIENT_ERROR.value, text)
+        raise RunnerFailed(text)
 
     def close(self) -> None:
         """Hang up."""

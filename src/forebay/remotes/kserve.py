@@ -10,23 +10,20 @@ from urllib.parse import unquote
 
 import msgspec
 
-from forebay.errors import ConfigError, ValidationError
+from forebay.errors import ConfigError, InvalidRequest, RunnerFailed, ValidationError
 from forebay.protocols.kserve import rest, rpc
 from forebay.protocols.kserve.arrays import from_array, to_array
 from forebay.protocols.kserve.calls import InferRequest, InferResponse, ModelMetadata, TensorMetadata
 from forebay.protocols.kserve.dtypes import DTYPES
-from forebay.surfaces.pipeline.codes import CustomExceptionCode, error
-from forebay.surfaces.pipeline.predictors.grpc_calls import GrpcCalls
-from forebay.surfaces.pipeline.predictors.http_calls import Answer, HttpCalls
-from forebay.surfaces.pipeline.predictors.remote import Endpoint, Servers, Unreachable
-from forebay.surfaces.pipeline.predictors.signature import Signature, Value, Var
+from forebay.remotes.grpc_calls import GrpcCalls
+from forebay.remotes.http_calls import Answer, HttpCalls
+from forebay.remotes.servers import Endpoint, Servers, Unreachable
+from forebay.runtimes.signature import Signature, Value, Var
 
 if TYPE_CHECKING:
-    from forebay.surfaces.pipeline.predictors.model_client import Feed
+    from forebay.runtimes.signature import Feed
 
-_BF16: Final = 6
 _BUSY: Final = frozenset({502, 503})
-_CLIENT_ERROR: Final = CustomExceptionCode.CLIENT_ERROR.value
 _PATH: Final = re.compile(r"(?:(?:v2/)?models/)?(?:(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?)?(?:/infer)?")
 
 _Decoded = TypeVar("_Decoded")
@@ -73,24 +70,23 @@ class KServeBackend:
             return None
         return Signature(tuple(map(_var, about.inputs)), tuple(map(_var, about.outputs)))
 
-    def run(self, feed: Feed, fetch: Sequence[Var], log_id: int) -> Sequence[Value]:
+    def run(self, feed: Feed, fetch: Sequence[Var], id: int) -> Sequence[Value]:
         """Ask a server."""
         inputs = [
-            from_array(var.name, _without_lod(var, value).array, "BF16" if var.type == _BF16 else None)
-            for var, value in feed
+            from_array(var.name, _without_lod(var, value).array, "BF16" if var.is_bf16 else None) for var, value in feed
         ]
-        request = InferRequest(model="", id=str(log_id), inputs=inputs, outputs=[var.name for var in fetch])
+        request = InferRequest(model="", id=str(id), inputs=inputs, outputs=[var.name for var in fetch])
         response = self._servers.ask(lambda face, deadline: face.infer(request, deadline))
         found = {tensor.name: tensor for tensor in response.outputs}
         missing = [var.name for var in fetch if var.name not in found]
         if missing:
             text = f"the model server gave {', '.join(found) or 'nothing'}, and not {', '.join(missing)}"
-            raise error(_CLIENT_ERROR, text)
+            raise RunnerFailed(text)
         try:
             # A copy, since user code may write into what it gets.
             return [Value(to_array(found[var.name]).copy()) for var in fetch]
         except ValidationError as problem:
-            raise error(_CLIENT_ERROR, problem.message) from problem
+            raise RunnerFailed(problem.message) from problem
 
     def close(self) -> None:
         """Hang up."""
@@ -144,7 +140,7 @@ class _Http:
         try:
             body, headers = rest.encode_request(request, binary=binary)
         except ValidationError as problem:
-            raise error(_CLIENT_ERROR, f"this server takes no binary tensors, and {problem.message}") from problem
+            raise RunnerFailed(f"this server takes no binary tensors, and {problem.message}") from problem
         return self._calls.call("POST", f"{self._path}/infer", deadline, body, headers)
 
     def _response(self, answer: Answer) -> InferResponse:
@@ -158,14 +154,14 @@ class _Http:
         if answer.status in _BUSY:
             raise Unreachable(f"it answers {answer.status}: {said}")
         text = f"the model server {self._calls.endpoint.address} refuses the call: {said} (HTTP {answer.status})"
-        raise error(_CLIENT_ERROR, text)
+        raise RunnerFailed(text)
 
 
 def _read(decode: Callable[[], _Decoded]) -> _Decoded:
     try:
         return decode()
     except ValidationError as problem:
-        raise error(_CLIENT_ERROR, f"the model server's answer cannot be read: {problem.message}") from problem
+        raise RunnerFailed(f"the model server's answer cannot be read: {problem.message}") from problem
 
 
 def _to(request: InferRequest, model: str, version: str) -> InferRequest:
@@ -187,11 +183,12 @@ def _model(endpoint: Endpoint, name: str) -> tuple[str, str]:
 def _var(about: TensorMetadata) -> Var:
     dtype = DTYPES.get(about.datatype)
     cast_to = dtype.numpy if dtype is not None and dtype.size else None
-    return Var(about.name, about.name, cast_to, about.shape, type=_BF16 if about.datatype == "BF16" else 1)
+    is_bf16 = about.datatype == "BF16"
+    return Var(about.name, about.name, cast_to, about.shape, is_bf16=is_bf16, type=about.datatype)
 
 
 def _without_lod(var: Var, value: Value) -> Value:
     if value.lod is not None and len(value.lod) > 2:
         text = f"'{var.alias}' has {len(value.lod) - 1} sequences, and the KServe protocol has no offsets for them"
-        raise error(CustomExceptionCode.INPUT_PARAMS_ERROR.value, text)
+        raise InvalidRequest(text)
     return value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers of the same model, asked in turn: the next one where one is down, all within one deadline."""
+"""Servers of the same thing, asked in turn: the next one where one is down, all within one deadline."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from forebay.errors import ConfigError, nearest
-from forebay.surfaces.pipeline.codes import CustomExceptionCode, error
+from forebay.errors import ConfigError, DeadlineExceeded, Unavailable, nearest
 
 CONNECT_S: Final = 2.0
 """How long a server may take to let us in before the next one is tried."""
@@ -45,16 +44,18 @@ class Endpoint(msgspec.Struct, frozen=True):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @classmethod
-    def parse(cls, text: str, scheme: str) -> Endpoint:
+    def parse(cls, text: str, scheme: str, where: str = "") -> Endpoint:
         """Read `[scheme://]host:port[/path]`.
 
         Args:
             text: The endpoint.
             scheme: What it has if it names none.
+            where: Where it was written, for messages.
 
         Raises:
             ConfigError: If it is none.
         """
+        named = f"'{text}' in {where}" if where else f"'{text}'"
         full = text.strip() if "://" in text else f"{scheme}://{text.strip()}"
         try:
             parts = urlsplit(full)
@@ -62,12 +63,12 @@ class Endpoint(msgspec.Struct, frozen=True):
         except ValueError:
             parts, host, port = urlsplit(""), None, None
         if not host or not port or parts.query or parts.fragment or parts.username:
-            msg = f"'{text}' in server_endpoints is no address; host:port is needed, as in 127.0.0.1:9393"
+            msg = f"{named} is no address; host:port is needed, as in 127.0.0.1:9393"
             raise ConfigError(msg)
         if parts.scheme not in SCHEMES:
             hint = nearest(parts.scheme, SCHEMES)
             did_you_mean = f"; did you mean '{hint}'?" if hint else ""
-            msg = f"'{text}' in server_endpoints: {', '.join(SCHEMES)} are allowed before ://{did_you_mean}"
+            msg = f"{named}: {', '.join(SCHEMES)} are allowed before ://{did_you_mean}"
             raise ConfigError(msg)
         return cls(parts.scheme, host, port, parts.path.strip("/"))
 
@@ -130,8 +131,9 @@ class Servers(Generic[_Connection]):
                 `TimeoutError` ends it.
 
         Raises:
-            ForebayError: 9000 if no server can be reached, 6000 if one does not answer in time; what `call` raises
-                otherwise.
+            Unavailable: If no server can be reached.
+            DeadlineExceeded: If one does not answer in time.
+            ForebayError: What else `call` raises.
         """
         deadline = time.monotonic() + self._timeout_s
         with self._lock:
@@ -149,10 +151,10 @@ class Servers(Generic[_Connection]):
                     self._rotation.failed(at, time.monotonic())
             except TimeoutError as problem:
                 text = f"the model server {address} did not answer within {self._timeout_s:g} s"
-                raise error(CustomExceptionCode.TIMEOUT.value, text) from problem
+                raise DeadlineExceeded(text) from problem
             else:
                 with self._lock:
                     self._rotation.answered(at)
                 return answer
         text = f"no model server can be reached ({'; '.join(reasons)})"
-        raise error(CustomExceptionCode.CLIENT_ERROR.value, text)
+        raise Unavailable(text)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from forebay.errors import TooLarge
-from forebay.surfaces.pipeline.predictors.remote import CONNECT_S, MAX_ANSWER_BYTES, Unreachable
+from forebay.remotes.servers import CONNECT_S, MAX_ANSWER_BYTES, Unreachable
 
 if TYPE_CHECKING:
-    from forebay.surfaces.pipeline.predictors.remote import Endpoint
+    from forebay.remotes.servers import Endpoint
 
 
 class Answer(msgspec.Struct, frozen=True):

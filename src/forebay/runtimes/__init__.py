@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model files and the libraries that run them: what a file takes and gives, and how it is asked.
+
+    net = forebay.runtimes.load("net.onnx")
+    net({"x": rows})["y"]
+
+signature   names, types and shapes of inputs and outputs, and the checks of a call against them
+contract    what a library is told and offers: onnx, openvino and paddle are one each
+model_file  which library runs what is there, and what is asked of it
+watching    files that change while their model is in use
+
+Nothing here knows requests, and nothing here is imported by a worker that has no model file.
+"""
+
+from forebay.runtimes.contract import Device, PaddleOptions, RunOptions
+from forebay.runtimes.model_file import ModelFile, load
+from forebay.runtimes.signature import Signature, Var
+
+__all__ = ["Device", "ModelFile", "PaddleOptions", "RunOptions", "Signature", "Var", "load"]

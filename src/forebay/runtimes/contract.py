@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a library that runs models is told and what it offers; one module here for each of them."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import shlex
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+
+from forebay.errors import ConfigError, InvalidRequest
+
+if TYPE_CHECKING:
+    from forebay.runtimes.signature import Array, Signature, Value
+
+log = logging.getLogger("forebay.runtimes")
+
+_ONE_SEQUENCE: Final = 2
+_NAMES: Final = {"cuda": "gpu"}
+
+
+class Device(msgspec.Struct, frozen=True):
+    """Where a model runs, if not on the CPU.
+
+    Attributes:
+        kind: `gpu`, `tensorrt`, `xpu`, or what else a library may know.
+        index: Its number.
+        said: How the person calls it, for messages.
+    """
+
+    kind: str
+    index: int = 0
+    said: str = ""
+
+    def __str__(self) -> str:
+        """Return what messages call it."""
+        return self.said or f"{self.kind}:{self.index}"
+
+    @classmethod
+    def parse(cls, text: str) -> Device | None:
+        """Read `cpu`, `gpu`, `cuda:1`; None is the CPU.
+
+        Raises:
+            ConfigError: If it is none of these.
+        """
+        kind, colon, number = text.strip().lower().partition(":")
+        if not kind.isalpha() or (colon and not number.isdecimal()):
+            msg = f"the device is '{text}'; cpu, gpu or gpu:1 are allowed"
+            raise ConfigError(msg)
+        return None if kind == "cpu" else cls(_NAMES.get(kind, kind), int(number or 0), text)
+
+
+class PaddleOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What only Paddle knows.
+
+    Attributes:
+        reuses_memory: Let it reuse memory.
+        rewrites: Let it rewrite the model.
+        onednn: Let it use oneDNN.
+        onednn_cache: Shapes that oneDNN keeps.
+        onednn_ops: Operators that oneDNN computes; None for all.
+        onednn_bf16_ops: Operators that oneDNN computes in bf16; None for all.
+        tensorrt_min_nodes: Nodes from which on TensorRT takes a part of the model.
+        tensorrt_calibrates: Whether TensorRT calibrates int8.
+    """
+
+    reuses_memory: bool = True
+    rewrites: bool = False
+    onednn: bool = False
+    onednn_cache: int = 0
+    onednn_ops: Sequence[str] | None = None
+    onednn_bf16_ops: Sequence[str] | None = None
+    tensorrt_min_nodes: int = 3
+    tensorrt_calibrates: bool = False
+
+
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model runs.
+
+    Attributes:
+        threads: Threads that compute one batch; None leaves it to the library.
+        device: Where it runs; None is the CPU.
+        precision: fp32, fp16, bf16 or int8, where the library can choose.
+        paddle: What only Paddle knows.
+    """
+
+    threads: int | None = None
+    device: Device | None = None
+    precision: str = "fp32"
+    paddle: PaddleOptions = PaddleOptions()
+
+
+class Runtime(Protocol):
+    """One model in memory, used by one thread at a time.
+
+    Attributes:
+        signature: What it takes and gives, as its file says.
+    """
+
+    signature: Signature
+
+    def run(self, feed: Mapping[str, Value], fetch: Sequence[str]) -> Sequence[Value]:
+        """Return the outputs of these names, in this order; whatever the library raises goes through."""
+        ...
+
+
+def library(module: str, why: str, *install: str) -> Any:
+    """Import a library that only some need.
+
+    Raises:
+        ConfigError: If it is not installed, with what to install.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as problem:
+        msg = f"{why}, which cannot be imported ({problem}); install it: pip install {shlex.join(install)}"
+        raise ConfigError(msg) from problem
+
+
+@cache
+def tell(text: str) -> None:
+    """Warn of something, once in a process however many workers load the model."""
+    log.warning("%s", text)
+
+
+def runs_on_cpu(model: Path, library: str, device: Device) -> None:
+    """Tell that a device is not used."""
+    tell(f"{model}: the {library} installed here runs nothing on {device}; the model runs on the CPU")
+
+
+def ordinary(name: str, value: Value) -> Array:
+    """Return the array for a runtime that knows no sequences: one sequence is an ordinary array.
+
+    Raises:
+        InvalidRequest: If there are several.
+    """
+    if value.lod is not None and len(value.lod) > _ONE_SEQUENCE:
+        text = f"'{name}' has {len(value.lod) - 1} sequences, and only Paddle's runtime takes more than one at a time"
+        raise InvalidRequest(text)
+    return value.array

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model file in memory: it is asked by name, and what its library raises has become an error of ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from forebay.errors import ConfigError, ForebayError, RunnerFailed
+from forebay.runtimes.contract import Device, RunOptions
+from forebay.runtimes.onnx import OnnxRuntime
+from forebay.runtimes.openvino import OpenVino
+from forebay.runtimes.paddle import Paddle
+from forebay.runtimes.signature import named
+from forebay.types.failures import failure_of, trace_of, words_of
+from forebay.workers.user_code import caught
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay.runtimes.contract import Runtime
+    from forebay.runtimes.signature import Feed, Signature, Value, Var
+
+_VERDICT: Final = re.compile(r"^\(\w+\) |^\w*Error: ")
+
+
+class Backend(Protocol):
+    """A model by its own names: in this process or behind a connection."""
+
+    def signature(self) -> Signature | None:
+        """Return what the model says of itself; None if it says nothing."""
+        ...
+
+    def run(self, feed: Feed, fetch: Sequence[Var], id: int) -> Sequence[Value]:
+        """Return the value of each output that is wanted, in this order.
+
+        Args:
+            feed: All of its inputs, cast to what it takes.
+            fetch: The outputs.
+            id: Number of the call, for the log of a server.
+
+        Raises:
+            InvalidRequest: If it cannot be asked this.
+            DeadlineExceeded: If it does not answer in time.
+            Unavailable: If nobody answers.
+            RunnerFailed: If it fails.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+class ModelFile:
+    """A model that runs in this process, for one thread at a time.
+
+    Attributes:
+        name: What messages call it.
+        runtime: What runs it.
+    """
+
+    def __init__(self, name: str, runtime: Runtime) -> None:
+        self.name = name
+        self.runtime = runtime
+
+    def __call__(self, arrays: Mapping[str, Any], wanted: Sequence[str] = ()) -> dict[str, Any]:
+        """Run the model on NumPy arrays.
+
+        Args:
+            arrays: All of its inputs by name; they are cast to the types that the file declares.
+            wanted: Names of the outputs; none for all.
+
+        Returns:
+            The outputs by name.
+
+        Raises:
+            InvalidRequest: If the names are not the model's.
+            ValidationError: If a value is no array of the type that is declared.
+            RunnerFailed: If the model cannot be run on this.
+        """
+        signature = self.signature()
+        fetches = signature.fetched(wanted)
+        return named(fetches, self.run(signature.fed(arrays, batch=True), fetches))
+
+    def signature(self) -> Signature:
+        """Return what its file says of inputs and outputs."""
+        return self.runtime.signature
+
+    def run(self, feed: Feed, fetch: Sequence[Var], id: int = 0) -> Sequence[Value]:
+        """Run it, as `Backend.run`."""
+        given = {var.name: value for var, value in feed}
+        found, problem = caught(self.runtime.run, given, [var.name for var in fetch])
+        if problem is None:
+            return found
+        if isinstance(problem, ForebayError):
+            raise failure_of(problem).error
+        text = f"the model '{self.name}' cannot be run on this: {reason_of(problem)}"
+        raise RunnerFailed(text, trace=trace_of(problem)) from problem
+
+    def close(self) -> None:
+        """Leave it to the garbage collector, as the libraries do."""
+
+
+def load(path: str | Path, *, threads: int | None = None, device: str = "cpu", precision: str = "fp32") -> ModelFile:
+    """Load a model, as inside `forebay.Model.load`.
+
+    Args:
+        path: Its file, or a folder with one model in it.
+        threads: Threads that compute one batch; None leaves it to the library.
+        device: Where it runs: `cpu`, `gpu`, `cuda:1`.
+        precision: fp32, fp16 or bf16, where the library can choose.
+
+    Raises:
+        ConfigError: If there is no model, or nothing that runs it, with what to do.
+    """
+    return load_with(Path(path), RunOptions(threads=threads, device=Device.parse(device), precision=precision))
+
+
+def load_with(path: Path, options: RunOptions, named: str = "the model is") -> ModelFile:
+    """Load a model, told all that a library may know.
+
+    Args:
+        path: Its file, or a folder with one model in it.
+        options: How it runs.
+        named: How messages begin, before the path.
+
+    Raises:
+        ConfigError: As `load`.
+    """
+    if not path.exists():
+        msg = f"{named} '{path}', and nothing is there; a file or a folder is needed"
+        raise ConfigError(msg)
+    make, file = _loader(path, path if path.is_dir() else path.parent, named)
+    if make is None:
+        msg = (
+            f"{named} '{path}', which holds no model; an .onnx file, OpenVINO's .xml and .bin, or Paddle's "
+            ".pdmodel and .pdiparams or __model__ with its parameters is needed"
+        )
+        raise ConfigError(msg)
+    runtime, problem = caught(make, options)
+    if problem is None:
+        return ModelFile(path.name, runtime)
+    why = problem.message if isinstance(problem, ConfigError) else f"{file} cannot be loaded: {reason_of(problem)}"
+    raise ConfigError(f"{named} '{path}', and {why}") from problem
+
+
+def reason_of(problem: BaseException) -> str:
+    """Return what a library says without the trace that some of them say it with."""
+    lines = [" ".join(line.split()) for line in words_of(problem).splitlines() if line.strip()]
+    told = [line for line in lines if _VERDICT.search(line)] or lines[:3]
+    return " ".join(told)[:400] or type(problem).__name__
+
+
+def _loader(path: Path, folder: Path, named: str) -> tuple[Callable[[RunOptions], Runtime] | None, str]:
+    """Return what loads the model that is there, and the name of its file; None if none is there.
+
+    Raises:
+        ConfigError: If there are several.
+    """
+    if found := _only(path, ".onnx", named):
+        return partial(OnnxRuntime, found), found.name
+    if found := _only(path, ".xml", named):
+        return partial(OpenVino, found), found.name
+    for suffix in (".pdmodel", ".json"):
+        if (found := _only(path, suffix, named)) and (parameters := _only(folder, ".pdiparams", named)):
+            return partial(Paddle, [found, parameters]), found.name
+    program, together = folder / "__model__", folder / "__params__"
+    if program.is_file():
+        return partial(Paddle, [program, together] if together.is_file() else [folder]), program.name
+    return None, ""
+
+
+def _only(path: Path, suffix: str, named: str) -> Path | None:
+    """Return the file of this kind, or None.
+
+    Raises:
+        ConfigError: If there are several.
+    """
+    if path.is_file():
+        return path if path.suffix == suffix else None
+    found = sorted(path.glob(f"*{suffix}"))
+    if len(found) > 1:
+        names = ", ".join(one.name for one in found)
+        msg = f"{named} '{path}', which holds several models: {names}; name the file itself, or move the others away"
+        raise ConfigError(msg)
+    return found[0] if found else None

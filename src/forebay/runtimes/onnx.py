@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models in ONNX's format, run by ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from forebay.runtimes.contract import RunOptions, library, ordinary, runs_on_cpu
+from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample
+
+_TYPES: Final = {
+    "tensor(bool)": "bool",
+    "tensor(double)": "float64",
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(bfloat16)": "uint16",
+    "tensor(string)": "str",
+    **{f"tensor({kind})": kind for kind in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
+}
+_PROVIDERS: Final = {"gpu": ("CUDA",), "tensorrt": ("Tensorrt", "CUDA")}
+
+
+class OnnxRuntime:
+    """A model in ONNX's format."""
+
+    def __init__(self, model: Path, options: RunOptions) -> None:
+        """Load it.
+
+        Args:
+            model: The `.onnx` file.
+            options: How it runs.
+        """
+        ort = library("onnxruntime", f"{model.name} is run by onnxruntime", "forebay[onnx]")
+        told = ort.SessionOptions()
+        told.intra_op_num_threads = options.threads or 0
+        told.inter_op_num_threads = 1
+        providers = _providers(model, ort.get_available_providers(), options)
+        self._session = ort.InferenceSession(str(model), told, providers=providers)
+        self.file = model
+        self.signature = Signature(
+            tuple(map(_var, self._session.get_inputs())), tuple(map(_var, self._session.get_outputs()))
+        )
+
+    @property
+    def threads(self) -> int:
+        """Threads that compute one prediction."""
+        return self._session.get_session_options().intra_op_num_threads
+
+    @property
+    def providers(self) -> list[str]:
+        """The devices it runs on, as onnxruntime calls them."""
+        return self._session.get_providers()
+
+    def run(self, feed: Mapping[str, Value], fetch: Sequence[str]) -> Sequence[Value]:
+        """Run it."""
+        found = self._session.run(list(fetch), {name: ordinary(name, value) for name, value in feed.items()})
+        return [Value(array) for array in found]
+
+
+def _providers(model: Path, available: Sequence[str], options: RunOptions) -> list[Any]:
+    providers: list[Any] = []
+    if options.device is not None:
+        given = {"device_id": str(options.device.index)}
+        names = [f"{name}ExecutionProvider" for name in _PROVIDERS.get(options.device.kind, ())]
+        providers = [(name, given) for name in names if name in available]
+        if not providers:
+            runs_on_cpu(model, "onnxruntime", options.device)
+    return [*providers, "CPUExecutionProvider"]
+
+
+def _var(port: Any) -> Var:
+    axes: Sequence[Any] = port.shape
+    rows, shape = rows_and_sample([axis if type(axis) is int else -1 for axis in axes])
+    return Var(
+        port.name,
+        port.name,
+        _TYPES.get(port.type),
+        shape,
+        rows=rows,
+        is_bf16=port.type == "tensor(bfloat16)",
+        type=port.type,
+        axes=tuple(axis if isinstance(axis, str) else "" for axis in axes),
+    )

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models in OpenVINO's format."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+from forebay.runtimes.contract import RunOptions, library, ordinary
+from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample
+
+_PRECISIONS: Final = {"fp16": "f16", "bf16": "bf16"}
+
+
+class OpenVino:
+    """A model in OpenVINO's format."""
+
+    def __init__(self, model: Path, options: RunOptions) -> None:
+        """Load it.
+
+        Args:
+            model: The `.xml` file, beside its `.bin`.
+            options: How it runs.
+        """
+        # Else the import tells the maker's server of itself, from a process that it forks off this one.
+        sys.modules.setdefault("openvino_telemetry", cast("Any", None))
+        openvino = library("openvino", f"{model.name} is run by OpenVINO", "forebay[openvino]")
+        # A file that is mapped and then copied over changes the model that is in use, or ends its process.
+        config: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "ENABLE_MMAP": False}
+        device = options.device
+        if device is None and options.threads is not None:
+            config["INFERENCE_NUM_THREADS"] = options.threads
+        precision = _PRECISIONS.get(options.precision.lower())
+        if precision is not None:
+            config["INFERENCE_PRECISION_HINT"] = precision
+        self._model: Any = openvino.Core().compile_model(
+            str(model), "CPU" if device is None else f"GPU.{device.index}", config
+        )
+        self._request = self._model.create_infer_request()
+        self._shape = openvino.PartialShape
+        self.file = model
+        self.signature = Signature(_ports(self._model.inputs), _ports(self._model.outputs))
+
+    @property
+    def threads(self) -> int:
+        """Threads that compute one prediction."""
+        return self._model.get_property("INFERENCE_NUM_THREADS")
+
+    def run(self, feed: Mapping[str, Value], fetch: Sequence[str]) -> Sequence[Value]:
+        """Run it."""
+        arrays = {name: ordinary(name, value) for name, value in feed.items()}
+        for name, array in arrays.items():
+            wanted = self._model.input(name).partial_shape
+            # Not checked by the library, which would compute something.
+            if not wanted.compatible(self._shape(list(array.shape))):
+                msg = f"'{name}' has the shape {list(array.shape)}, and the model takes {wanted}"
+                raise ValueError(msg)
+        self._request.infer(arrays)
+        # The tensors belong to the request and are written over by the next one.
+        return [Value(self._request.get_tensor(name).data.copy()) for name in fetch]
+
+
+def _ports(ports: Sequence[Any]) -> tuple[Var, ...]:
+    import numpy as np
+
+    found: list[Var] = []
+    for port in ports:
+        name, *others = sorted(port.get_names())
+        axes: Any = port.partial_shape
+        is_known = not axes.rank.is_dynamic
+        rows, shape = rows_and_sample(
+            [-1 if axis.is_dynamic else axis.get_length() for axis in axes] if is_known else None
+        )
+        kind = port.element_type
+        dtype = np.dtype(kind.to_dtype()).name
+        found.append(
+            Var(
+                name,
+                name,
+                dtype,
+                shape,
+                rows=rows,
+                is_bf16=kind.get_type_name() == "bf16",
+                type=kind.get_type_name(),
+                synonyms=tuple(others),
+            )
+        )
+    return tuple(found)
