@@ -34,7 +34,7 @@ class Backend(Protocol):
         """Return what the model says of itself; None if it says nothing."""
         ...
 
-    def run(self, feed: Feed, fetch: Sequence[Var], id: int) -> Sequence[Value]:
+    def run(self, feed: Feed, fetch: Sequence[Var], id: int, /) -> Sequence[Value]:
         """Return the value of each output that is wanted, in this order.
 
         Args:
