@@ -133,6 +133,12 @@ def test_an_unknown_command_is_named_with_the_known_ones(cli):
         (MODEL + MODEL.replace("Iris", "Rose").replace("    def", "    name = 'iris'\n    def"), ["'iris'"]),
         (MODEL.replace("(self, batch)", "(self, batch: list[Missing])"), ["Missing"]),
         (MODEL.replace("(self, batch)", "(self, batch: int)"), ["predict", "list"]),
+        (
+            MODEL.replace("    def", "    max_batchsize = 8\n    def"),
+            ["Iris.max_batchsize", "did you mean `max_batch_size`?"],
+        ),
+        (MODEL.replace("    def", "    def setup(self):\n        pass\n\n    def"), ["Iris.setup", "`load`"]),
+        (MODEL.replace("    def", "    def __init__(self, path):\n        pass\n\n    def"), ["__init__(self, path)"]),
         ("\0", ["model.py"]),
     ],
 )

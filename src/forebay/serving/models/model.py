@@ -17,6 +17,7 @@ import msgspec
 
 from forebay.errors import ConfigError, nearest
 from forebay.serving.models.padding import Pad
+from forebay.serving.models.spelling import check_constructor, check_spelling, like_predict
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -125,8 +126,12 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
     where = model.__qualname__
     predict = getattr(model, "predict", None)
     if not callable(predict):
-        msg = f"{where} has no method `predict`; write `def predict(self, batch): ...`"
+        like = like_predict(model)
+        instead = f"; it takes a list of samples, unlike `{like}`" if like else ""
+        msg = f"{where} has no method `predict`; write `def predict(self, batch): ...`{instead}"
         raise ConfigError(msg)
+    check_spelling(model, Model)
+    check_constructor(model)
     if one_input:
         _check_parameters(model, "predict", "batch")
     for hook in ("preprocess", "postprocess"):

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds what a model class writes in other words than forebay's: misspelt names, methods of other servers.
+
+Nobody would call or read them, and nobody would say so. A name that the class's own code uses is the author's business,
+whatever it looks like.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from types import CodeType
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+HOOKS: Final = ("load", "predict", "preprocess", "postprocess", "unload")
+"""Methods that are called if a class has them."""
+FOREIGN: Final = {
+    "setup": "write `load`, which is called once in each worker",
+    "initialize": "write `load`, which is called once in each worker",
+    "teardown": "write `unload`, which is called when a worker ends",
+    "finalize": "write `unload`, which is called when a worker ends",
+    "decode_request": "annotate the samples of `predict`, or write `preprocess`, which is called with each of them",
+    "deserialize": "annotate the samples of `predict`, or write `preprocess`, which is called with each of them",
+    "encode_response": "annotate what `predict` returns, or write `postprocess`, which is called with each result",
+    "serialize": "annotate what `predict` returns, or write `postprocess`, which is called with each result",
+    "unbatch": "let `predict` return a list with one result for each sample",
+}
+"""What other servers call, and what there is instead."""
+_LIKE_PREDICT: Final = ("forward", "inference", "infer", "run", "__call__", "handle", "execute")
+_LONG: Final = 12
+"""Names of this length may have two letters wrong."""
+
+
+def check_spelling(model: type[Any], base: type[Any]) -> None:
+    """Look at all that a class defines.
+
+    Args:
+        model: The class.
+        base: `forebay.Model`; classes that are not below it are somebody else's.
+
+    Raises:
+        ConfigError: Naming the attribute and what was probably meant.
+    """
+    classes = [cls for cls in model.__mro__ if issubclass(cls, base) and cls is not base]
+    written = {name: value for cls in reversed(classes) for name, value in vars(cls).items()}
+    known = _known(base)
+    suspects: dict[str, str] = {}
+    for name, value in written.items():
+        if name in known or name.startswith("_"):
+            continue
+        if name in FOREIGN and callable(value):
+            suspects[name] = f"{model.__qualname__}.{name} is never called; {FOREIGN[name]}"
+        elif (meant := _meant(name, known)) is not None and meant not in written:
+            suspects[name] = (
+                f"{model.__qualname__}.{name} is nothing that forebay reads; did you mean `{meant}`? "
+                "A name of your own is one that a method of the class uses, or begins with '_'"
+            )
+    if suspects:
+        used = _names_used(model)
+        for name, told in suspects.items():
+            if name not in used:
+                raise ConfigError(told)
+
+
+def check_constructor(model: type[Any]) -> None:
+    """See whether an object of a class can be made.
+
+    Raises:
+        ConfigError: If its constructor needs arguments.
+    """
+    try:
+        parameters = list(inspect.signature(model.__init__).parameters.values())
+    except (TypeError, ValueError):
+        return  # a callable without a signature: found out when it is called
+    rest = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    if any(p.default is p.empty and p.kind not in rest for p in parameters[1:]):
+        written = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)
+        msg = (
+            f"{model.__qualname__}.__init__({written}) is called without arguments, in each worker; give them "
+            "defaults, or read what they say in `load`, from a file or the environment"
+        )
+        raise ConfigError(msg)
+
+
+def like_predict(model: type[Any]) -> str | None:
+    """Return the method of a class without `predict` that is probably meant to be it."""
+    for name in model.__dict__:
+        if _meant(name, ["predict"]) is not None:
+            return name
+    return next((name for name in _LIKE_PREDICT if name in model.__dict__), None)
+
+
+def _known(base: type[Any]) -> list[str]:
+    return [*(name for name in (*base.__annotations__, "batch_key") if not name.startswith("_")), *HOOKS]
+
+
+def _meant(written: str, known: Sequence[str]) -> str | None:
+    """Return the known name that a name is nearly the same as."""
+    squashed = _squashed(written)
+    others = {name: _squashed(name) for name in known}
+    for name, other in others.items():
+        unit_less = other.removesuffix("ms")
+        if squashed in {other, other.removeprefix("max"), unit_less} or (
+            unit_less != other and squashed == unit_less + "s"
+        ):
+            return name
+    for name, other in others.items():
+        is_close = len(other) > len("pad") and squashed[:1] == other[:1] and squashed != other + "s"
+        if is_close and _distance(squashed, other) <= (2 if len(other) >= _LONG else 1):
+            return name
+    return None
+
+
+def _squashed(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def _distance(one: str, other: str) -> int:
+    """Return how many letters are wrong, missing, too many or exchanged with their neighbour."""
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one):
+        oldest, before, row = before, row, [i + 1]
+        for j, b in enumerate(other):
+            least = min(before[j] + (a != b), before[j + 1] + 1, row[j] + 1)
+            if i and j and a == other[j - 1] and one[i - 1] == b:
+                least = min(least, oldest[j - 1] + 1)
+            row.append(least)
+    return row[-1]
+
+
+def _names_used(model: type[Any]) -> set[str]:
+    """Return all names, and all texts, in the code of a class and its bases."""
+    found: set[str] = set()
+    for cls in model.__mro__[:-1]:
+        for value in vars(cls).values():
+            for part in (value, *(getattr(value, name, None) for name in ("__func__", "fget", "fset", "func"))):
+                code = getattr(inspect.unwrap(part) if callable(part) else part, "__code__", None)
+                if isinstance(code, CodeType):
+                    found.update(_names_in(code))
+    return found
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
+        elif isinstance(constant, str):
+            yield constant
