@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from forebay.serving.servings.module import ServingModule
     from forebay.serving.servings.registry import batched_run, batched_run_async
     from forebay.serving.servings.serving import Serving
+    from forebay.surfaces.embedding.mounted import asgi
+    from forebay.surfaces.embedding.started import start
     from forebay.types.call import Failure, Media
     from forebay.workers.cancel import is_cancelled
 
@@ -69,6 +71,7 @@ _HOMES = {
     "ServingStopped": "forebay.errors",
     "Unavailable": "forebay.errors",
     "ValidationError": "forebay.errors",
+    "asgi": "forebay.surfaces.embedding.mounted",
     "batched_run": "forebay.serving.servings.registry",
     "batched_run_async": "forebay.serving.servings.registry",
     "compose": "forebay.graph.composition.compose",
@@ -78,6 +81,7 @@ _HOMES = {
     "jit": "forebay.arrays.compilers",
     "node": "forebay.graph.composition.node",
     "print_value": "forebay.arrays.hooks",
+    "start": "forebay.surfaces.embedding.started",
     "to_host": "forebay.arrays.trees",
 }
 
@@ -106,6 +110,7 @@ __all__ = [
     "ServingStopped",
     "Unavailable",
     "ValidationError",
+    "asgi",
     "batched_run",
     "batched_run_async",
     "compose",
@@ -115,6 +120,7 @@ __all__ = [
     "jit",
     "node",
     "print_value",
+    "start",
     "to_host",
 ]
 

@@ -80,17 +80,30 @@ class Server:
             Signals(self._signalled, self._patience_s, self._forced_status) as signals,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
-            return runner.run(self._serve(signals))
+            return runner.run(self.serve(signals))
+
+    def stop(self) -> None:
+        """Begin to drain; call it on the loop."""
+        if self._stop is not None:
+            self._stop.set()
 
     def fail(self, status: int) -> None:
         """Stop with this exit status; call it on the loop."""
         self._status = self._status or status
-        if self._stop is not None:
-            self._stop.set()
+        self.stop()
 
-    async def _serve(self, signals: Signals) -> int:
+    async def serve(self, signals: Signals | None = None) -> int:
+        """Run on the loop that is there; returns the exit status.
+
+        Args:
+            signals: What ends it; None leaves that to `stop`, and the process is not the server's own.
+
+        Raises:
+            ConfigError, ModelError: If it cannot start.
+        """
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
-        signals.attend(asyncio.get_running_loop())
+        if signals is not None:
+            signals.attend(asyncio.get_running_loop())
         # The ports are bound before the models are loaded, so that a port in use is found in milliseconds;
         # nothing is lost by it: until then /readyz says what is missing and requests get 503.
         host, port = await self._open()
@@ -102,8 +115,9 @@ class Server:
                 starting.cancel()
                 await asyncio.wait([starting])
             elif starting.exception() is None:
-                gc.collect()
-                gc.freeze()  # what is loaded now stays: the collector need not walk over it again and again
+                if signals is not None:
+                    gc.collect()
+                    gc.freeze()  # what is loaded now stays: the collector need not walk over it again and again
                 self._is_ready = True
                 self._ready(host, port)
                 await self._stop.wait()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from forebay.graph.drawing.draw import Drawable
-    from forebay.server.config import Overrides
+    from forebay.server.config import HttpConfig, Overrides
     from forebay.serving.models.model import Model, ModelSettings
     from forebay.serving.models.schema import WireType
     from forebay.surfaces.contract import Options
@@ -64,22 +64,15 @@ class NativeSurface:
         Raises:
             ConfigError: If a file cannot be read or imported or a model is not well-formed.
         """
-        from forebay.transports.http.asgi import asgi_app, routes_of
-
         plan = _plan(target, options)
-        built = [serve_target(*entry) for entry in plan.entries]
-        app = App([served for one in built for served in one.served])
+        project = project_of([serve_target(*entry) for entry in plan.entries], plan.http)
         if plan.attach.address is not None:
-            Lobby(app, plan.attach, lambda told, pool: endpoint_of(told.name, told.settings, pool, options.overrides))
-        return Project(
-            app=app,
-            http=plan.http,
-            asgi=asgi_app(app, plan.http),
-            routes=routes_of(app, plan.http),
-            summary=[_summary(app, served) for served in app.served],
-            warnings=[warning for one in built for warning in one.warnings],
-            graphs=[graph for one in built for graph in one.graphs],
-        )
+            Lobby(
+                project.app,
+                plan.attach,
+                lambda told, pool: endpoint_of(told.name, told.settings, pool, options.overrides),
+            )
+        return project
 
 
 class Built(NamedTuple):
@@ -88,6 +81,26 @@ class Built(NamedTuple):
     served: list[Served]
     warnings: Sequence[str] = ()
     graphs: Sequence[Drawable] = ()
+
+
+def project_of(built: Sequence[Built], http: HttpConfig) -> Project:
+    """Put what was built behind one HTTP front.
+
+    Raises:
+        ConfigError: If two endpoints have the same name.
+    """
+    from forebay.transports.http.asgi import asgi_app, routes_of
+
+    app = App([served for one in built for served in one.served])
+    return Project(
+        app=app,
+        http=http,
+        asgi=asgi_app(app, http),
+        routes=routes_of(app, http),
+        summary=[_summary(app, served) for served in app.served],
+        warnings=[warning for one in built for warning in one.warnings],
+        graphs=[graph for one in built for graph in one.graphs],
+    )
 
 
 def _plan(target: str | None, options: Options) -> Plan:
@@ -206,8 +219,14 @@ def _keys_of(where: str, settings: ModelSettings, given: WireType) -> SampleKeys
 
 
 def _pool(model: type[Model], settings: ModelSettings, overrides: Overrides) -> Pool:
-    file = Path(str(sys.modules[model.__module__].__file__))
+    file = Path(getattr(sys.modules.get(model.__module__), "__file__", None) or "")
     if overrides.worker_kind == "process":
+        if not file.is_file() or "<locals>" in model.__qualname__:
+            msg = (
+                f"{model.__qualname__} cannot run in processes, which import it by its name in a file; "
+                "put it there, or use worker_kind='thread'"
+            )
+            raise ConfigError(msg)
         return _process_pool(file, model.__name__, settings, overrides)
     is_isolating = isolates(model.__qualname__, settings, overrides)
     spec = _spec(file, model.__name__, isolate_errors=is_isolating)

@@ -86,9 +86,10 @@ def asgi_app(app: App, config: HttpConfig) -> ASGIApp:
         status = error.status_code if isinstance(error, HTTPException) else 500
         if status != 404:
             return Response(str(error), status)
-        path = request.url.path
+        path = _path(request.scope)
+        prefix = request.scope["path"].removesuffix(path)
         hint = nearest(path, [route.path for route in routes if "{" not in route.path])
-        msg = f"nothing is served at {path[:100]}" + (f"; did you mean {hint}?" if hint else "")
+        msg = f"nothing is served at {prefix}{path[:100]}" + (f"; did you mean {prefix}{hint}?" if hint else "")
         return _error(request, NotFound(msg))
 
     async def failed(request: HttpRequest, error: Exception) -> Response:
@@ -300,9 +301,9 @@ class Pages:
 
     async def model(self, request: HttpRequest) -> Response:
         """Describe one model."""
-        only = self._app.only
-        name = request.path_params.get("name") or request.url.path.removeprefix("/models/")
-        if request.url.path == "/" and only is not None:
+        only, path = self._app.only, _path(request.scope)
+        name = request.path_params.get("name") or path.removeprefix("/models/")
+        if path == "/" and only is not None:
             name = only.endpoint.name
         started = None if name in self._app.served else registry.find(name)
         return _json(self._app.describe(name) if started is None else started.describe())
@@ -448,7 +449,7 @@ class _KeyCheck:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
+        path = _path(scope)
         if scope["type"] == "http" and path not in openapi.PUBLIC_PATHS and not path.startswith("/docs/"):
             given = [value for name, value in scope["headers"] if name in {b"x-api-key", b"authorization"}]
             if not any(key_is_known(self._keys, value) for value in given):
@@ -456,6 +457,12 @@ class _KeyCheck:
                 await _send(send, *error_answer(error, ""))
                 return
         await self._app(scope, receive, send)
+
+
+def _path(scope: Scope) -> str:
+    """Return what follows the place where the application is mounted."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", "")) or "/"
 
 
 async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`forebay.asgi(Model)`: an ASGI application, alone under an ASGI server or mounted in another application."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.errors import ConfigError, ForebayError
+from forebay.surfaces.embedding.targets import read_targets
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from starlette.types import Receive, Scope, Send
+
+    from forebay.server.app import App
+    from forebay.surfaces.contract import Project
+    from forebay.surfaces.embedding.targets import Target
+
+_HTTP: Final = ("max_body_bytes", "api_keys", "cors_origins")
+
+
+def asgi(*targets: Target, drain_s: float = 30.0, **settings: Any) -> Mounted:
+    """Return an ASGI application that answers for models, with all the paths of `forebay serve`.
+
+        app = forebay.asgi(Iris)  # uvicorn module:app
+
+        models = forebay.asgi(Iris)
+        app = FastAPI(lifespan=models.lifespan)
+        app.mount("/ml", models)  # POST /ml/models/iris
+
+    Its lifespan loads the models and, at the end, answers what was accepted. An ASGI server runs it; an application it
+    is mounted in does not, so give it to that one as its `lifespan`, or enter it in one of your own.
+
+    Args:
+        *targets: Model classes and composed functions, or one path of what `forebay serve` takes.
+        drain_s: Time that open requests have to end.
+        **settings: Options of `forebay serve` for models by their names in Python (`workers=2`, `max_batch_size=16`),
+            and `max_body_bytes`, `api_keys` and `cors_origins`. Classes run in threads if `worker_kind` says nothing
+            else, files in processes.
+
+    Raises:
+        ConfigError: If a target or a setting is wrong.
+    """
+    return Mounted(targets, settings, drain_s)
+
+
+class Mounted:
+    """An ASGI application; what `asgi` makes."""
+
+    def __init__(self, targets: tuple[Target, ...], settings: dict[str, Any], drain_s: float) -> None:
+        self._targets = targets
+        self._settings = settings
+        self._drain_s = drain_s
+        self._next: Project | None = self._build()
+        self._running: Project | None = None
+
+    @property
+    def app(self) -> App:
+        """What answers while the lifespan lasts.
+
+        Raises:
+            ConfigError: If it does not.
+        """
+        return self._require().app
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _outer: object = None) -> AsyncGenerator[None]:
+        """Load the models, let them answer, drain; takes the application it is mounted in, and does not look at it.
+
+        Raises:
+            ModelError: If a model cannot be loaded.
+            ConfigError: If it is entered twice.
+        """
+        if self._running is not None:
+            msg = "the lifespan of this forebay.asgi() has begun already; it is entered in one place"
+            raise ConfigError(msg)
+        project, self._next = self._next or self._build(), None  # what was drained does not start again
+        self._running = project
+        try:
+            await project.app.start()
+            project.on_ready()
+            try:
+                yield
+            finally:
+                project.on_stop()
+                await project.app.drain(self._drain_s)
+        finally:
+            self._running = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer as an ASGI application."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        else:
+            await self._require().asgi(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            await receive()
+            try:
+                await stack.enter_async_context(self.lifespan())
+            except ForebayError as error:
+                trace = getattr(error, "trace", "")
+                await send({"type": "lifespan.startup.failed", "message": f"{error.message}\n{trace}".rstrip()})
+                return
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    def _build(self) -> Project:
+        project = read_targets("forebay.asgi", self._targets, self._settings, _HTTP)
+        if project.asgi is None:
+            msg = f"forebay.asgi() cannot serve {self._targets[0]}: it answers on ports of its own, and not over HTTP"
+            raise ConfigError(msg)
+        return project
+
+    def _require(self) -> Project:
+        if self._running is None:
+            msg = (
+                "the models of this forebay.asgi() are not loaded: its lifespan has not begun. Where it is mounted, "
+                "write FastAPI(lifespan=models.lifespan), or `async with models.lifespan():` in a lifespan of your own"
+            )
+            raise ConfigError(msg)
+        return self._running

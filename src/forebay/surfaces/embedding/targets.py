@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a program hands over to be served, classes or a path, with settings by name, becomes a project like others."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from forebay.errors import ConfigError, nearest
+from forebay.graph.composition.compose import Composition
+from forebay.server.config import HttpConfig, Overrides
+from forebay.serving.models.model import Model
+from forebay.surfaces import build
+from forebay.surfaces.contract import Options
+from forebay.surfaces.native import Built, project_of, serve_model
+from forebay.surfaces.native.graphs import GraphTarget, serve_composition
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from forebay.surfaces.contract import Project
+
+Target: TypeAlias = "type[Model] | Composition | str | Path"
+
+HTTP: tuple[str, ...] = HttpConfig.__struct_fields__
+"""Settings of the HTTP front."""
+
+
+def read_targets(
+    caller: str, targets: Sequence[Target], settings: Mapping[str, Any], http: Collection[str] = HTTP
+) -> Project:
+    """Build a project of what a program hands over.
+
+    Args:
+        caller: The function that was called, as messages name it.
+        targets: Classes and compositions, or one path of what `forebay serve` takes.
+        settings: Options of `forebay serve`, by their names in Python.
+        http: Those of the HTTP front that mean something there.
+
+    Raises:
+        ConfigError: If one of them is wrong, with what is allowed.
+    """
+    if not targets:
+        msg = f"{caller}() has nothing to serve; give it a forebay.Model class or the path of a file"
+        raise ConfigError(msg)
+    is_path = isinstance(targets[0], str | Path)
+    if is_path and len(targets) > 1:
+        msg = f"{caller}() takes one path, or any number of classes; several files are named in a forebay.yaml"
+        raise ConfigError(msg)
+    options = _options(caller, settings, http, worker_kind="process" if is_path else "thread")
+    if is_path:
+        return build(str(targets[0]), options)
+    return project_of([_built(caller, target, options) for target in targets], options.http)
+
+
+def _built(caller: str, target: Any, options: Options) -> Built:
+    if isinstance(target, Composition):
+        path = Path(target.function.__code__.co_filename)
+        given = GraphTarget(target, path, target.function.__name__, options.overrides, options.given)
+        return Built([serve_composition(given)], target.graph.warnings)
+    if inspect.isclass(target) and issubclass(target, Model):
+        return Built([serve_model(target, options.overrides)])
+    hint = "a forebay.Model class, a function with @forebay.compose, or the path of a file is needed"
+    if isinstance(target, Model):
+        hint = f"give the class, {type(target).__name__}: its workers make the objects"
+    msg = f"{caller}() cannot serve {str(target)[:80]!r}, a {type(target).__name__}; {hint}"
+    raise ConfigError(msg)
+
+
+def _options(caller: str, settings: Mapping[str, Any], http: Collection[str], worker_kind: str) -> Options:
+    known = [*http, *Overrides.__struct_fields__]
+    found: dict[str, Any] = {"worker_kind": worker_kind}
+    for name, value in settings.items():
+        if name not in known:
+            hint = nearest(name, known)
+            did_you_mean = f"did you mean {hint}?" if hint else f"there are {', '.join(known)}"
+            if name in HTTP:
+                did_you_mean = "whoever runs the application sees to that"
+            msg = f"{caller}() knows no setting {name}; {did_you_mean}"
+            raise ConfigError(msg)
+        kind = HttpConfig if name in http else Overrides
+        found[name] = _value(caller, kind, name, value)
+    given = {name: value for name, value in found.items() if name in http}
+    overrides = {name: value for name, value in found.items() if name not in http}
+    return Options(
+        http=msgspec.structs.replace(HttpConfig(), **given),
+        given=frozenset(settings),
+        overrides=msgspec.structs.replace(Overrides(), **overrides),
+    )
+
+
+def _value(caller: str, kind: type[msgspec.Struct], name: str, value: Any) -> Any:
+    declared = next(field.type for field in msgspec.structs.fields(kind) if field.name == name)
+    try:
+        found = msgspec.convert(value, declared)
+    except msgspec.ValidationError as error:
+        msg = f"{caller}({name}={value!r}) is not possible: {error}"
+        raise ConfigError(msg) from error
+    lowest = 0 if type(found) is float or name == "port" else 1
+    if type(found) in {int, float} and not lowest <= found < math.inf:
+        msg = f"{caller}({name}={value!r}) is not possible; a number of at least {lowest} is needed"
+        raise ConfigError(msg)
+    return found

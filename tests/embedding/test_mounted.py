@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`forebay.asgi`: alone, mounted, under uvicorn; its lifespan loads and drains."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+from tests.waiting import PATIENCE_S, reached
+
+import forebay
+from forebay.errors import ConfigError
+
+
+class Shout(forebay.Model):
+    loaded = 0
+    unloaded = 0
+
+    def load(self):
+        Shout.loaded += 1
+
+    def predict(self, batch: list[str]) -> list[str]:
+        return [text.upper() for text in batch]
+
+    def unload(self):
+        Shout.unloaded += 1
+
+
+class Slow(forebay.Model):
+    begun = threading.Event()
+    may_end = threading.Event()
+
+    def predict(self, batch: list[int]) -> list[int]:
+        Slow.begun.set()
+        Slow.may_end.wait(PATIENCE_S)
+        return batch
+
+
+class Broken(forebay.Model):
+    def load(self):
+        raise OSError("no such weights")
+
+    def predict(self, batch):
+        return batch
+
+
+def outer(kind, **more: Any) -> Any:
+    if kind == "starlette":
+        return Starlette(**more)
+    return pytest.importorskip("fastapi").FastAPI(**more)
+
+
+def test_alone_it_is_loaded_answers_and_is_drained_again_and_again():
+    app = forebay.asgi(Shout)
+    before = Shout.loaded, Shout.unloaded
+    for count in (1, 2):
+        with TestClient(app) as client:
+            assert Shout.loaded == before[0] + count
+            assert client.post("/models/shout", json="a").json() == "A"
+            assert client.post("/", json="a").json() == "A"
+            assert client.get("/readyz").json() == {"status": "ready"}
+        assert Shout.unloaded == before[1] + count
+
+
+@pytest.mark.parametrize("kind", ["starlette", "fastapi"])
+def test_mounted_it_answers_below_its_prefix(kind):
+    models = forebay.asgi(Shout, api_keys=["key"])
+    app = outer(kind, lifespan=models.lifespan)
+    app.mount("/ml", models)
+    key = {"x-api-key": "key"}
+    with TestClient(app) as client:
+        assert client.post("/ml/models/shout", json="a", headers=key).json() == "A"
+        assert client.post("/ml/models/shout", json="a").status_code == 401
+        assert client.get("/ml/models/shout", headers=key).json()["name"] == "shout"
+        assert client.get("/ml/healthz").status_code == 200  # asks for no key below a prefix either
+        assert client.get("/ml/docs").status_code == 200
+        assert client.get("/ml/openapi.json").json()["servers"] == [{"url": "."}]
+        lost = client.get("/ml/model/shout", headers=key)
+        assert "did you mean /ml/models/shout?" in lost.json()["error"]["message"]
+        assert client.post("/models/shout", json="a").status_code in {404, 405}
+
+
+def test_in_a_lifespan_of_the_programs_own():
+    models = forebay.asgi(Shout)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app):
+        async with models.lifespan():
+            yield {"mine": 1}
+
+    app = Starlette(lifespan=lifespan)
+    app.mount("/ml", models)
+    with TestClient(app) as client:
+        assert client.post("/ml/", json="a").json() == "A"
+
+
+def test_without_its_lifespan_it_says_what_to_write():
+    app = Starlette()
+    app.mount("/ml", forebay.asgi(Shout))
+    with TestClient(app) as client, pytest.raises(ConfigError, match=r"FastAPI\(lifespan=models.lifespan\)"):
+        client.post("/ml/models/shout", json="a")
+
+
+def test_its_lifespan_is_entered_once():
+    models = forebay.asgi(Shout)
+
+    async def twice():
+        async with models.lifespan(), models.lifespan():
+            pass
+
+    with pytest.raises(ConfigError, match="has begun already"):
+        asyncio.run(twice())
+
+
+def test_a_model_that_does_not_load_fails_the_start_with_its_reason():
+    sent: list[Any] = []
+
+    async def send(message):
+        sent.append(message)
+
+    async def receive():
+        return {"type": "lifespan.startup"}
+
+    asyncio.run(forebay.asgi(Broken)({"type": "lifespan"}, receive, send))
+    assert [message["type"] for message in sent] == ["lifespan.startup.failed"]
+    assert "no such weights" in sent[0]["message"]
+
+
+def test_under_uvicorn_what_was_accepted_is_answered_before_the_end():
+    async def serve():
+        Slow.begun.clear()
+        Slow.may_end.clear()
+        listening = socket.create_server(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        config = uvicorn.Config(forebay.asgi(Slow), lifespan="on", log_config=None, ws="none")
+        server = uvicorn.Server(config)
+        running = asyncio.ensure_future(server._serve(sockets=[listening]))  # without its signal handlers
+        await reached(lambda: server.started)
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
+            answer = asyncio.ensure_future(client.post(f"{url}/models/slow", json=3))
+            await reached(Slow.begun.is_set)
+            server.should_exit = True
+            await reached(lambda: not server.servers[0].is_serving())
+            Slow.may_end.set()
+            assert (await answer).json() == 3
+            await running
+
+    asyncio.run(serve())

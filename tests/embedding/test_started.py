@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`forebay.start`: a server beside a program."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.models import zoo
+from tests.waiting import PATIENCE_S
+
+import forebay
+from forebay.errors import ConfigError, ModelError
+
+SRC = str(Path(__file__).parents[2] / "src")
+
+SCRIPT = """
+import forebay
+
+class Shout(forebay.Model):
+    def predict(self, batch):
+        return [text.upper() for text in batch]
+
+{guard}
+    server = forebay.start(Shout, port=0, worker_kind="{kind}")
+    print(server.url, flush=True)
+    {then}
+"""
+
+
+class Shout(forebay.Model):
+    def predict(self, batch: list[str]) -> list[str]:
+        return [text.upper() for text in batch]
+
+
+class Broken(forebay.Model):
+    def load(self):
+        raise OSError("no such weights")
+
+    def predict(self, batch):
+        return batch
+
+
+def run(folder, **parts):
+    path = folder / "script.py"
+    path.write_text(SCRIPT.format(**{"guard": "if __name__ == '__main__':", "kind": "thread", "then": "pass", **parts}))
+    command = [sys.executable, str(path)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": SRC}
+    )
+
+
+def test_it_answers_within_its_with_and_not_after():
+    before = threading.active_count()
+    with forebay.start(Shout, port=0) as server:
+        assert server.is_running
+        assert server.url.startswith("http://127.0.0.1:")
+        assert httpx.post(f"{server.url}/models/shout", json="a").json() == "A"
+        assert repr(server) == f"<forebay server at {server.url}>"
+    assert not server.is_running
+    with pytest.raises(httpx.ConnectError):
+        httpx.post(f"{server.url}/models/shout", json="a")
+    server.stop()  # once more does nothing
+    server.wait()
+    assert threading.active_count() <= before
+
+
+def test_a_file_is_served_as_the_command_serves_it():
+    with forebay.start(zoo.__file__, port=0, worker_kind="thread", max_batch_size=3) as server:
+        assert httpx.get(f"{server.url}/models/echo").json()["batching"]["max_batch_size"] == 3
+        assert httpx.post(f"{server.url}/models/echo", json=[1]).json() == [1]
+
+
+def test_two_servers_live_side_by_side():
+    with forebay.start(Shout, port=0) as one, forebay.start(Shout, port=0) as other:
+        assert one.url != other.url
+        for server in (one, other):
+            assert httpx.post(server.url, json="a").json() == "A"
+
+
+def test_what_keeps_it_from_starting_is_raised():
+    with pytest.raises(ModelError, match="no such weights"):
+        forebay.start(Broken, port=0)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="in use"):
+        forebay.start(Shout, port=taken.getsockname()[1])
+    with pytest.raises(ConfigError, match="knows no setting prot; did you mean port"):
+        forebay.start(Shout, prot=0)
+    assert "forebay-server" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_program_that_forgets_to_stop_it_ends_all_the_same(tmp_path):
+    process = run(tmp_path)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, err) == (0, "")
+    assert out.startswith("http://")
+
+
+def test_a_script_is_served_by_processes_until_ctrl_c(tmp_path):
+    process = run(tmp_path, kind="process", then="server.wait()")
+    assert process.stdout is not None
+    assert httpx.post(process.stdout.readline().strip(), json="a").json() == "A"
+    process.send_signal(2)
+    assert process.wait(PATIENCE_S) == 0
+    process.communicate()
+
+
+def test_a_script_that_would_start_itself_without_end_is_told_what_to_write(tmp_path):
+    process = run(tmp_path, kind="process", guard="if True:")
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert "if __name__ == '__main__':" in err
