@@ -3,7 +3,7 @@
 
     .venv/bin/python -m benchmarks.crowded
 
-As `overload.py`, for each door: a closed loop that its queue holds, then 1.3, 3 and 10 times of what that gave. Over
+As `overload.py`, for each door: 1.3, 3 and 10 times of what a closed loop that its queue holds gave just before. Over
 gRPC, where many calls share a connection, h2load keeps 2,000 calls open on 40 connections instead; the bytes that came
 tell how many of them were accepted, for a refusal has no message. Medians are written to RESULTS-crowded.md.
 """
@@ -30,7 +30,6 @@ from benchmarks import report
 from benchmarks.flood import Flood
 from benchmarks.h2load import HEADERS, prefixed
 from benchmarks.launch import ROOT, environment, free_port, pinned, python_helper, stop
-from benchmarks.load import SCRIPT
 from benchmarks.overload import FACTORS, LOAD_CORES, SERVER_CORES, numbers, say
 from benchmarks.work import request_body
 
@@ -65,22 +64,9 @@ class Door:
         stop(process)
         raise SystemExit(f"{self.name}: the server did not start")
 
-    def closed(self, seconds: int) -> float:
-        url = f"http://127.0.0.1:{self.port}{self.path}"
-        command = [
-            "wrk",
-            "-t1",
-            f"-c{CLOSED_CONNECTIONS}",
-            f"-d{seconds}s",
-            "-s",
-            str(SCRIPT),
-            url,
-            "--",
-            str(self.body),
-        ]
-        text = subprocess.run(pinned(command, LOAD_CORES), check=True, capture_output=True, text=True).stdout
-        found = json.loads(text.rpartition("JSON")[2])
-        return (found["requests"] - found["errors"]) / found["duration_s"]
+    def closed(self, seconds: float) -> float:
+        """Return the answers a second to as many clients as its queue holds, from the same client."""
+        return flood(self, 0.0, CLOSED_CONNECTIONS, seconds).accepted
 
 
 def flood(door: Door, rate: float, connections: int, seconds: float) -> Flood:
@@ -135,18 +121,25 @@ def measure(door: Door, options: argparse.Namespace, rows: list[list[str]]) -> N
         stack.callback(stop, door.start())
         door.closed(1)
         closed: list[float] = []
+        shares: dict[float, list[float]] = {}
         floods: dict[float, list[Flood]] = {}
         rpc: dict[str, list[tuple[float, float]]] = {"closed": [], "crowd": []}
         for _ in range(options.rounds):
             closed.append(door.closed(options.seconds))
             for factor in options.factors:
-                floods.setdefault(factor, []).append(flood(door, factor * closed[-1], 2000, options.seconds))
+                found = flood(door, factor * closed[-1], 2000, options.seconds)
+                floods.setdefault(factor, []).append(found)
+                closed.append(door.closed(options.seconds))
+                shares.setdefault(factor, []).append(found.accepted / ((closed[-2] + closed[-1]) / 2))
             if hasattr(door, "rpc"):
-                rpc["closed"].append(calls(door.rpc, 8, 6, options.seconds))
-                rpc["crowd"].append(calls(door.rpc, *CALLS, options.seconds))
+                few = calls(door.rpc, 8, 6, options.seconds)
+                for _ in range(2):
+                    many = calls(door.rpc, *CALLS, options.seconds)
+                    before, few = few, calls(door.rpc, 8, 6, options.seconds)
+                    rpc["closed"].append(((before[0] + few[0]) / 2, 0.0))
+                    rpc["crowd"].append(many)
         for factor, found in floods.items():
-            share = median(each.accepted / rate for each, rate in zip(found, closed, strict=True))
-            row(rows, door.name, f"{factor:g}x, 2,000 connections", median(closed), share, found)
+            row(rows, door.name, f"{factor:g}x, 2,000 connections", median(closed), median(shares[factor]), found)
         if rpc["closed"]:
             share = median(more[0] / few[0] for more, few in zip(rpc["crowd"], rpc["closed"], strict=True))
             accepted = median(few[0] for few in rpc["closed"])

@@ -1,50 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a scrape costs the others: one model is called all the time while `/metrics` is fetched beside it.
 
-From the repository, on an idle machine: `.venv/bin/python -m benchmarks.scrapes`. It makes an app of 300 models,
-without HTTP, calls one of them by 16 clients, with and without a scrape every 200 ms in turns, and prints the latencies
-of both; then the longest turn of the loop of a page of 300 and of 10,000 endpoints.
+From the repository, on an idle machine: `.venv/bin/python -m benchmarks.scrapes`. It serves 300 models on core 0, has
+16 clients on core 1 call one of them, with and without a scrape every 200 ms in turns, and prints the latencies of
+both; then the longest turn of the loop of a page of 300 and of 10,000 endpoints.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import http.client
+import os
 import random
+import subprocess
+import sys
+import threading
 import time
+from pathlib import Path
+from statistics import median
 
-import uvloop
+import msgspec
 
+from benchmarks.flood import Flood
+from benchmarks.launch import ROOT, environment, free_port, pinned, python_helper, stop
+from benchmarks.overload import LOAD_CORES, SERVER_CORES
 from forebay.batching.queue import BatchConfig
 from forebay.observe.exposition import Exposition, pieces
-from forebay.protocols.native import Contract
-from forebay.server.app import App, Served
-from forebay.server.config import HttpConfig
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.testing import ManualPool
-from forebay.transports.http.asgi import Pages, reading
-from forebay.workers.runner import RunnerSpec
-from forebay.workers.threads import ThreadPool
+from forebay.transports.http.asgi import reading
 
 EVERY_S = 0.2
 CLIENTS = 16
-
-
-class Nothing:
-    def open(self, ctx):
-        pass
-
-    def run(self, items):
-        return [None] * len(items)
-
-    def close(self):
-        pass
-
-
-class Scrape:
-    """As much of a request as the page asks for."""
-
-    headers = {"accept": "text/plain"}  # noqa: RUF012
 
 
 def endpoints(count):
@@ -63,41 +50,65 @@ def endpoints(count):
     return made
 
 
-async def calls(endpoint, until, latencies):
-    while (started := time.perf_counter()) < until:
-        await endpoint.call(None)
-        latencies.append(time.perf_counter() - started)
+class Scraper(threading.Thread):
+    """Fetch `/metrics` every now and then until it is stopped."""
+
+    def __init__(self, port):
+        super().__init__()
+        self.port = port
+        self.bytes = 0
+        self.is_over = threading.Event()
+
+    def run(self):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        while not self.is_over.wait(EVERY_S):
+            connection.request("GET", "/metrics")
+            self.bytes = len(connection.getresponse().read())
+        connection.close()
 
 
-async def scrapes(pages, busy, until, sizes):
-    draw = random.Random(2)
-    while time.perf_counter() < until:
-        for endpoint in busy:  # nothing of the text can be kept
-            endpoint.metrics.request_s.observe(draw.random())
-        answer = await pages.metrics(Scrape())
-        sizes.append(int(answer.headers["content-length"]))
-        await asyncio.sleep(EVERY_S)
+def beside(rounds, seconds):
+    """Call one of 300 models with and without scrapes, in turns, over sockets; return the p99 of each, in ms."""
+    program = str(Path(sys.executable).with_name("forebay"))
+    port = free_port()
+    command = [program, "serve", "benchmarks/jobs/many.py", "--http-port", str(port), "--worker-kind", "thread"]
+    process = subprocess.Popen(
+        pinned([*command, "--log-level", "error"], SERVER_CORES),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    found: dict[bool, list[Flood]] = {False: [], True: []}
+    size = 0
+    try:
+        wait(port)
+        for turn in range(2 * rounds):
+            scraper = Scraper(port)
+            if turn % 2:
+                scraper.start()
+            flags = f"--port {port} --path /models/called --job echo --connections {CLIENTS} --seconds {seconds:g}"
+            found[bool(turn % 2)].append(
+                msgspec.convert(python_helper("flood", *flags.split(), cores=LOAD_CORES), Flood)
+            )
+            scraper.is_over.set()
+            if turn % 2:
+                scraper.join()
+                size = scraper.bytes
+    finally:
+        stop(process)
+    return found, size
 
 
-async def beside(count, turns, seconds):
-    """Call one model with and without scrapes, in turns; return the latencies of both and the size of the page."""
-    others = endpoints(count - 1)
-    spec = RunnerSpec("benchmarks.scrapes:Nothing", {})
-    called = Endpoint(EndpointConfig(name="called"), BatchConfig(), ThreadPool(spec))
-    await called.start()
-    app = App([Served(endpoint, Contract()) for endpoint in (called, *others)])
-    pages = Pages(app, HttpConfig())
-    found: dict[bool, list[float]] = {False: [], True: []}
-    sizes: list[int] = [0]
-    for turn in range(2 * turns):
-        until = time.perf_counter() + seconds
-        scraped = turn % 2 == 1
-        work = [calls(called, until, found[scraped]) for _ in range(CLIENTS)]
-        if scraped:
-            work.append(scrapes(pages, others, until, sizes))
-        await asyncio.gather(*work)
-    await called.drain(1.0)
-    return found, sizes[-1]
+def wait(port):
+    while True:
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            connection.request("GET", "/readyz")
+            if connection.getresponse().status == 200:
+                return
+        except OSError:
+            time.sleep(0.1)
 
 
 def longest_turn(count):
@@ -126,16 +137,20 @@ def longest_turn(count):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0)
     args = parser.parse_args()
-    found, size = uvloop.run(beside(300, args.turns, args.seconds))
-    for scraped, latencies in found.items():
-        latencies.sort()
-        p50, p99 = (latencies[int(share * len(latencies))] * 1000 for share in (0.5, 0.99))
+    os.sched_setaffinity(0, LOAD_CORES)
+    found, size = beside(args.rounds, args.seconds)
+    for scraped, floods in found.items():
         told = f"with a scrape every {EVERY_S * 1000:.0f} ms" if scraped else "without scrapes"
-        print(f"300 models, {told}: {len(latencies)} calls, p50 {p50:.2f} ms, p99 {p99:.2f} ms")
-    print(f"the page has {size} bytes")
+        p50, p99 = median(each.accepted_p50_ms for each in floods), median(each.accepted_p99_ms for each in floods)
+        print(
+            f"300 models, {told}: {median(each.accepted for each in floods):,.0f}/s, p50 {p50:.2f} ms, p99 {p99:.2f} ms"
+        )
+    pairs = zip(found[False], found[True], strict=True)
+    ratio = median(scraped.accepted_p99_ms / plain.accepted_p99_ms for plain, scraped in pairs)
+    print(f"p99 with / without: {ratio:.2f}; the page has {size:,} bytes")
     for count in (300, 10_000):
         longest, number = longest_turn(count)
         print(f"{count} endpoints: {number} turns of the loop, the longest takes {longest * 1000:.2f} ms of CPU time")
