@@ -32,8 +32,7 @@ from forebay.protocols.pipeline.tensors import MAX_TENSORS
 from forebay.server.app import App
 from forebay.server.config import HttpConfig
 from forebay.surfaces.pipeline import Op, RequestOp
-from forebay.surfaces.pipeline.fronts.http import PipelineHttp
-from forebay.surfaces.pipeline.fronts.lane import Gateway
+from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp
 from forebay.surfaces.pipeline.fronts.rpc import services
 from forebay.transports.grpc.listener import GrpcListener
 from forebay.transports.grpc.service import GrpcConfig
@@ -206,8 +205,8 @@ class Ports:
         http_config = HttpConfig(port=0)
         last = Describe(name="describe", input_ops=[RequestOp()])
         async with hosting(last, {"dag": {"request_parse": "literal"}, "max_queue": 1000}) as service:
-            face = PipelineHttp(service, pages=Pages(App([]), http_config))
-            http = HttpListener(http_config, Gateway(service, http_config), face)
+            gateway = Gateway(service, http_config)
+            http = HttpListener(http_config, gateway, PipelineHttp(gateway, http_config, Pages(App([]), http_config)))
             rpc = GrpcListener(GrpcConfig(), services(service), lambda: True)
             self.host, self.http_port = await http.start()
             _, self.grpc_port = await rpc.start()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from tests.compat.pipeline.conftest import answer_of
 from tests.misbehave import models, pipeline_project
 
 from forebay.server.config import AttachConfig, HttpConfig, Overrides
@@ -209,7 +210,7 @@ class PipelineRig(Rig):
 
     async def ask(self, number: int, way: int) -> Any:
         request = pipeline_project.request(number, way)
-        response = await self.service.infer(request, timeout_s=PATIENCE_S, peer="test")
+        response = await answer_of(self.service, request, PATIENCE_S)
         if response.err_no:
             raise ValueError(response.err_msg)
         return int(dict(zip(response.key, response.value, strict=True))["n"])

@@ -3,16 +3,24 @@
 
 import asyncio
 import contextlib
+import math
 import threading
+import time
+from typing import Any, cast
 
 import grpc
 import httpx
+import msgspec
 import uvloop
 
+from forebay.batching.queue import BatchConfig
 from forebay.protocols.pipeline.messages import PATH, Request, Response
 from forebay.server.app import App
 from forebay.server.config import HttpConfig
-from forebay.surfaces.pipeline.fronts.http import MAX_BODY_BYTES, PipelineHttp, with_cors
+from forebay.serving.endpoint import Endpoint, EndpointConfig
+from forebay.surfaces.pipeline.dag.predictions import Predictions
+from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp, with_cors
+from forebay.surfaces.pipeline.fronts.inference import told
 from forebay.surfaces.pipeline.fronts.rpc import services
 from forebay.transports.grpc.listener import GrpcListener
 from forebay.transports.grpc.service import GrpcConfig
@@ -25,13 +33,14 @@ ANY_RPC_PORT = GrpcConfig()
 CHANNEL = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
-class Echo:
+class Echo(Predictions):
     """Answers with what it was asked, or as a test tells it to."""
 
     def __init__(self, name="", request_class=Request, response_class=Response):
         self.name = name
-        self.methods: list[str] | None = None
+        self.methods = None
         self.error_codes = "v0.7"
+        self.endpoint = Endpoint(EndpointConfig(name="echo"), BatchConfig(), cast("Any", None))
         self.request_class = request_class
         self.response_class = response_class
         self.seen = []
@@ -41,11 +50,19 @@ class Echo:
         self.entered = threading.Event()
         self.behave = self.echo
 
-    async def infer(self, request, *, timeout_s, peer):
-        self.seen.append(request)
-        self.timeouts.append(timeout_s)
+    def submit(self, message, *, deadline, peer, respond, came=None):
+        self.seen.append(message)
+        left_s = deadline - time.monotonic()
+        self.timeouts.append(None if left_s == math.inf else math.ceil(left_s * 2) / 2)  # some of it is over by now
         self.peers.append(peer)
-        return await self.behave(request)
+        return asyncio.ensure_future(self._answer(message, respond)).cancel
+
+    async def _answer(self, message, respond):
+        try:
+            found = await self.behave(message)
+        except Exception as error:
+            found = told(error)
+        respond(found)
 
     async def echo(self, request):
         return self.response_class(key=request.key, value=request.value)
@@ -72,12 +89,14 @@ class Echo:
 class Fronts:
     """The ports, open while the context is."""
 
-    def __init__(self, inference, *, max_bytes=MAX_BODY_BYTES, http=ANY_PORT, rpc=ANY_RPC_PORT):
+    def __init__(self, inference, *, max_bytes=256 << 20, http=ANY_PORT, rpc=ANY_RPC_PORT):
         self.inference = inference
         self.is_ready = True
         app = App([])
-        face = PipelineHttp(inference, max_body_bytes=max_bytes, api_keys=http.api_keys, pages=Pages(app, http))
-        self._http = HttpListener(http, {}, with_cors(face, http))
+        http = msgspec.structs.replace(http, max_body_bytes=max_bytes)
+        gateway = Gateway(inference, http)
+        face = PipelineHttp(gateway, http, Pages(app, http))
+        self._http = HttpListener(http, gateway, with_cors(face, http))
         self._grpc = GrpcListener(rpc, services(inference), lambda: self.is_ready)
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)

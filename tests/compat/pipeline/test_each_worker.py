@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.compat.pipeline.conftest import free_port, post, values_of
 
 from forebay.protocols.pipeline.messages import PATH, SERVICE, Request, Response
 from forebay.surfaces.pipeline import logs
-from forebay.surfaces.pipeline.dag.workers import DagRunner
+from forebay.surfaces.pipeline.dag.each_worker import runner_of
 from forebay.surfaces.pipeline.figures.reports import Reporter, Reports
 from forebay.surfaces.pipeline.ops.op import Op, RequestOp, ResponseOp
 from forebay.surfaces.pipeline.server import PipelineServer
@@ -296,10 +297,12 @@ def test_no_batches_are_made(at_once):
     server = PipelineServer()
     server.set_response_op(ResponseOp(input_ops=[op]))
     server.prepare_server(yml_dict={"rpc_port": 18080, "worker_num": 6, **EACH})
-    runner = DagRunner(server, 1)
+    runner = runner_of(server, 1)
     runner.open(WorkerContext(index=0))
     try:
-        item = Item(Request(key=["q"], value=["q"]).SerializeToString(), {"timeout_s": WAIT_S, "peer": ""}, 1)
+        item = Item(
+            Request(key=["q"], value=["q"]).SerializeToString(), {"deadline": time.monotonic() + WAIT_S, "peer": ""}, 1
+        )
         for (outcome,) in at_once(*[lambda: runner.run([item])] * 6):
             values_of(Response.FromString(outcome))
     finally:

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.compat.pipeline.conftest import ask, hosting, values_of
+from tests.compat.pipeline.conftest import answer_of, ask, hosting, values_of
 from tests.waiting import reached
 
 from forebay.errors import ConfigError, QueueFull
 from forebay.protocols.pipeline.messages import Request, Response
 from forebay.surfaces.pipeline.config import read
+from forebay.surfaces.pipeline.dag.each_worker import runner_of
 from forebay.surfaces.pipeline.dag.wiring import wire
-from forebay.surfaces.pipeline.dag.workers import DagRunner
 from forebay.surfaces.pipeline.ops.op import Op, RequestOp, ResponseOp
 from forebay.surfaces.pipeline.server import PipelineServer
 from forebay.workers.objects import UnpackedItem
@@ -500,10 +500,12 @@ def test_a_graph_in_each_worker_numbers_its_requests_between_those_of_the_others
     server = PipelineServer()
     server.set_response_op(ResponseOp(input_ops=[op]))
     server.prepare_server(yml_dict={"rpc_port": 18080, "worker_num": 3, "build_dag_each_worker": True})
-    runner = DagRunner(server, 3)
+    runner = runner_of(server, 3)
     runner.open(WorkerContext(index=1))
     try:
-        item = UnpackedItem(Request(key=["q"], value=["q"]).SerializeToString(), {"timeout_s": WAIT_S, "peer": ""}, 1)
+        item = UnpackedItem(
+            Request(key=["q"], value=["q"]).SerializeToString(), {"deadline": time.monotonic() + WAIT_S, "peer": ""}, 1
+        )
         for _ in range(3):
             (outcome,) = runner.run([item])
             assert values_of(Response.FromString(outcome)) == {"q": "qA"}
@@ -557,7 +559,7 @@ def test_a_request_op_of_ones_own_decides_what_is_accepted(hosted, hook, number)
     last = Tag(name="A", input_ops=[request_op])
 
     async def use(service):
-        return await service.infer(Request(method="go"), timeout_s=WAIT_S, peer="")
+        return await answer_of(service, Request(method="go"), WAIT_S)
 
     found = hosted(last, use)
     assert found.err_no == number

@@ -20,11 +20,12 @@ from forebay.graph.pool import GraphPool, Node
 from forebay.graph.spec import GraphSpec, NodeSpec
 from forebay.graph.values import inputs_of
 from forebay.observe.capacity import Cost, accumulation, batch_cost
+from forebay.observe.node_totals import NodeListener
 from forebay.observe.timeline import BatchRecord, Recording, Step
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.pipeline.figures.analyst import Analyst
 from forebay.surfaces.pipeline.figures.profile import KEY, CallTimes, Profile, ProfileWriter, RequestProfile, take_wish
-from forebay.surfaces.pipeline.figures.tracer import Channel, MetricsPort, OpListener, Tracer, TracerFile
+from forebay.surfaces.pipeline.figures.tracer import Channel, MetricsPort, Tracer, TracerFile
 from forebay.workers.objects import packed
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
@@ -379,7 +380,7 @@ def test_a_block_of_the_tracer_says_what_the_ops_and_the_requests_took():  # P13
     tracer.block(100.0)
 
     async def work(endpoint):
-        with OpListener("dag", ("bow", "cnn"), tracer.ran):
+        with NodeListener("dag", ("bow", "cnn"), tracer.ran):
             for data_id in range(5):
                 times = await infer(endpoint, data_id)
                 tracer.answered(data_id, times.ended - times.started, ok=data_id != 3)
@@ -475,7 +476,7 @@ def test_prometheus_finds_counters_under_the_original_names_that_only_rise():  #
             return {name: float(value) for name, value in lines}
 
         first = scrape()
-        with OpListener("dag", ("bow",), tracer.ran):
+        with NodeListener("dag", ("bow",), tracer.ran):
             asyncio.run(served(graph_of("thread"), lambda endpoint: infer(endpoint, 0)))
         tracer.answered(0, 0.25, ok=True)
         tracer.answered(1, 0.5, ok=False)

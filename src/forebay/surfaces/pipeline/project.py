@@ -23,9 +23,8 @@ from forebay.surfaces.pipeline import script as scripts
 from forebay.surfaces.pipeline.config import LAST_PORT, masked
 from forebay.surfaces.pipeline.dag import adapter
 from forebay.surfaces.pipeline.dag.each_worker import EachWorker
-from forebay.surfaces.pipeline.dag.workers import built
-from forebay.surfaces.pipeline.fronts.http import PipelineHttp, with_cors
-from forebay.surfaces.pipeline.fronts.lane import Gateway
+from forebay.surfaces.pipeline.dag.op_workers import built
+from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp, with_cors
 from forebay.surfaces.pipeline.fronts.rpc import services
 from forebay.transports.grpc.listener import GrpcListener
 from forebay.transports.grpc.service import GrpcConfig
@@ -65,29 +64,25 @@ def project_of(server: PipelineServer, script: Callable[[], Script], options: Op
     else:
         hosted = adapter.Hosted(server.name, dag, config, script, itertools.count())
     app = _App(hosted, dag, config)
-    face = PipelineHttp(
-        hosted.service,
-        max_body_bytes=http.max_body_bytes,
-        api_keys=http.api_keys,
-        pages=Pages(app, http) if options.extra_routes else None,
-    )
+    gateway = Gateway(hosted.service, http)
+    face = PipelineHttp(gateway, http, Pages(app, http) if options.extra_routes else None)
     rpc_source = _source(config, "rpc_port") or _source(config, "port")
     rpc = GrpcListener(_grpc(config, http), services(hosted.service), lambda: not app.problems(), rpc_source)
-    calls = hosted.service.calls
+    service = hosted.service
     presence = _Presence(rpc, http.port if has_http else None)
 
     def on_stop() -> None:
         presence.end()
-        calls.is_closing = True
+        service.is_closing = True
         # A little before the ports close, so that who still waits then is answered and not cut off.
-        asyncio.get_running_loop().call_later(options.drain_s - min(LAST_WORD_S, options.drain_s / 5), calls.cut)
+        asyncio.get_running_loop().call_later(options.drain_s - min(LAST_WORD_S, options.drain_s / 5), service.cut)
 
     return Project(
         app=app,
         http=http,
         port_source="" if "port" in options.given else _source(config, "http_port"),
         asgi=with_cors(face, http) if has_http else None,
-        routes=Gateway(hosted.service, http) if isinstance(hosted, adapter.Hosted) else {},
+        routes=gateway,
         listeners=[rpc],
         summary=_summary(server, dag, config),
         warnings=[*server.warnings, *dag.warnings, *_ignored(config, options)],
@@ -148,7 +143,7 @@ class _App(App):
 
     async def drain(self, grace_s: float) -> None:
         """Stop, and free what is left."""
-        self._hosted.service.calls.cut()
+        self._hosted.service.cut()
         await super().drain(grace_s)
         await self._close()
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from forebay.server.config import HttpConfig
     from forebay.serving.endpoint import Endpoint
     from forebay.transports.http.exchange import Head
-    from forebay.types.call import Request
+    from forebay.types.call import Origin, Request
 
 _ASSETS: Final = {
     "swagger-ui-bundle.js": "text/javascript",
@@ -137,8 +137,10 @@ def _paths(app: App, pages: Pages, by_target: Mapping[bytes, Route]) -> list[Pat
 class Predict:
     """One model's POST, as an ASGI application."""
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: Route, origin: Origin | None = None) -> None:
+        """Answer for a route; `origin` is who sends the request, if that is to be known."""
         self._route = route
+        self._origin = origin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, submit, and write the answer or the parts of it as they come."""
@@ -148,14 +150,14 @@ class Predict:
             if head.problem is not None:
                 raise head.problem
             body = await self._read_body(head, receive)
-            outcome = await answer.wait(body, receive)
+            outcome = await answer.wait(body, receive, self._origin)
             await answer.end(outcome)
         except Cancelled:
             return
         except ForebayError as error:
             if answer.request is None:
                 self._route.endpoint.reject(error)
-            await _send(send, *error_answer(error, answer.id))
+            await _send(send, *self._route.fault(error, answer.id or next_id()))
 
     async def _read_body(self, head: Head, receive: Receive) -> bytes:
         limit = self._route.max_body_bytes
@@ -190,14 +192,14 @@ class Answer:
         self._parts: asyncio.Queue[tuple[bytes, Callable[[], object]] | None] = asyncio.Queue()
         self._outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-    async def wait(self, body: bytes, receive: Receive) -> Any:
+    async def wait(self, body: bytes, receive: Receive, origin: Origin | None) -> Any:
         """Submit and wait for the outcome, sending parts meanwhile.
 
         Raises:
             Cancelled: If the client goes away before; its request is then cancelled.
         """
         route = self._route
-        request = self.request = route.request(self._head, body, self._reply, None)
+        request = self.request = route.request(self._head, body, self._reply, origin)
         request.on_part = self._part
         route.endpoint.submit(request)
         gone = asyncio.ensure_future(self._disconnected(receive))

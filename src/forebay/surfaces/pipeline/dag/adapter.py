@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -12,7 +11,7 @@ import msgspec
 from forebay.batching.queue import BUNDLE_S, BatchConfig
 from forebay.graph.pool import GraphPool, Node
 from forebay.serving.endpoint import Endpoint, EndpointConfig
-from forebay.surfaces.pipeline.dag import workers
+from forebay.surfaces.pipeline.dag import op_workers
 from forebay.surfaces.pipeline.dag.service import PipelineService
 from forebay.surfaces.pipeline.figures.observers import Observers
 from forebay.surfaces.pipeline.store.store import Storage, open_store, store_config
@@ -91,11 +90,10 @@ class Hosted:
             dag,
             self.endpoint,
             config,
-            messages=messages_of(config),
             ids=ids,
             profile=self._observers.profile,
             restored=self._restored,
-            answered=self._answered,
+            ended=self._ended,
         )
 
     def open(self) -> None:
@@ -122,7 +120,7 @@ class Hosted:
             return values
         return open_store(self._storage.config, run=str(data_id)).restore(values)
 
-    def _answered(self, data_id: int, times: CallTimes, ok: bool) -> None:
+    def _ended(self, data_id: int, times: CallTimes, ok: bool) -> None:
         self._observers.answered(data_id, times, ok=ok)
         if self._storage is not None:
             self._storage.forget(str(data_id))
@@ -130,9 +128,9 @@ class Hosted:
     def _node(self, name: str, dag: Dag, config: PipelineConfig, slots: int, script: Callable[[], Script]) -> Node:
         in_threads = config.dag.is_thread_op or config.build_dag_each_worker
         count = dag.settings[name]["concurrency"]
-        factory = f"{workers.__name__}:op_runner"
+        factory = f"{op_workers.__name__}:op_runner"
         if in_threads:
-            instances = workers.ThreadOp(dag, name, config, self._store)
+            instances = op_workers.ThreadOp(dag, name, config, self._store)
             pool: Pool = ThreadPool(RunnerSpec(factory=factory, local=instances.runner), workers=count, stuck_s=STUCK_S)
         else:
             kwargs = {"script": msgspec.to_builtins(script()), "name": name, "store": self._store}
@@ -149,21 +147,6 @@ class Hosted:
             pool,
         )
         return Node(endpoint=endpoint, packs=not in_threads)
-
-
-def messages_of(config: PipelineConfig) -> tuple[Any, Any]:
-    """Return the classes of requests and answers: the project's own, or the usual ones.
-
-    Raises:
-        ConfigError: If the project's own cannot be had.
-    """
-    if config.proto is None:
-        from forebay.protocols.pipeline.messages import Request, Response
-
-        return Request, Response
-    from forebay.surfaces.pipeline.fronts.schema import load
-
-    return load(config.proto, Path(config.folder))
 
 
 def slots_of(dag: Dag, config: PipelineConfig) -> int:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forebay.observe.node_totals import NodeListener
 from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline.figures.profile import Profile, ProfileWriter
 from forebay.surfaces.pipeline.figures.reports import Reporter
@@ -15,7 +16,6 @@ from forebay.surfaces.pipeline.figures.tracer import (
     SHORTEST_S,
     Channel,
     MetricsPort,
-    OpListener,
     Tracer,
     TracerFile,
 )
@@ -121,7 +121,7 @@ class Observers:
         self._counting: Tracer | Reporter | None = None
         self.reporter: Reporter | None = None
         self._outlets: Outlets | None = None
-        self._listener: OpListener | None = None
+        self._listener: NodeListener | None = None
         if config.build_dag_each_worker:
             self._counting = self.reporter = Reporter(
                 dag.spec.name,
@@ -133,7 +133,7 @@ class Observers:
             self._outlets = Outlets(dag, config, self._waiting, slots)
             tracer = self._outlets.tracer
             if tracer is not None:
-                self._listener = OpListener(dag.spec.name, nodes, tracer.ran)
+                self._listener = NodeListener(dag.spec.name, nodes, tracer.ran)
             self._counting = tracer
         self._open = ExitStack()
 

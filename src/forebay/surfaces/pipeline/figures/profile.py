@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
+from forebay.observe.node_totals import runs_of
 from forebay.observe.timeline import listening
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, MutableMapping
+    from collections.abc import Callable, Iterator, MutableMapping
 
     from forebay.observe.timeline import BatchRecord
-    from forebay.types.batch import Phase
 
 KEY: Final = "pipeline.profile"
 """Key by which a client asks for the lines of its request, and under which they stand in the answer."""
@@ -102,20 +102,6 @@ class Profile:
             for end, moment in enumerate(moments)
         ]
         return f"PROFILE\tpid:{pid}\t{' '.join(marks)}\n"
-
-
-def runs_of(phases: Iterable[Phase]) -> list[list[Phase]]:
-    """Return the phases of each run of an op's hooks.
-
-    A batch is one run; requests that came together only to share the way to the worker are one each. A new run begins
-    where the first hook follows a later one.
-    """
-    runs: list[list[Phase]] = []
-    for phase in phases:
-        if not runs or (phase[1] == STEPS[0] and runs[-1][-1][1] != STEPS[0]):
-            runs.append([])
-        runs[-1].append(phase)
-    return runs
 
 
 class ProfileWriter:

@@ -12,26 +12,23 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from forebay.observe import log_relay
+from forebay.observe.log_relay import KEPT, LogRelay
+from forebay.observe.node_totals import NodeListener, NodeTotals
 from forebay.surfaces.pipeline import logs
-from forebay.surfaces.pipeline.figures.tracer import OpListener, OpTotals
-from forebay.types.failures import trace_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
 
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.pipeline.figures.tracer import Tracer
-
-KEPT: Final = 1000
-"""Lines, and requests, that wait for the next answer; of more the newest."""
-_USUAL: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
-_TOLD: Final = frozenset({"name", "levelno", "levelname", "created"})
 
 
 class Report(msgspec.Struct, array_like=True, frozen=True):
@@ -48,7 +45,7 @@ class Report(msgspec.Struct, array_like=True, frozen=True):
     pid: int
     lines: Sequence[bytes]
     calls: Sequence[tuple[int, float, bool]]
-    ops: Mapping[str, OpTotals]
+    ops: Mapping[str, NodeTotals]
     waiting: Sequence[int]
 
 
@@ -67,10 +64,10 @@ class Reporter:
         self._nodes = nodes
         self._counts = counts
         self._level = level
-        self._lines = _Lines()
+        self._lines = LogRelay()
         self._calls: deque[tuple[int, float, bool]] = deque(maxlen=KEPT)
-        self._ops: dict[str, OpTotals] = {}
-        self._listener = OpListener(graph, nodes, self._ran)
+        self._ops: dict[str, NodeTotals] = {}
+        self._listener = NodeListener(graph, nodes, self._ran)
         self._open = ExitStack()
 
     def __enter__(self) -> None:
@@ -86,14 +83,9 @@ class Reporter:
     def __exit__(self, *_error: object) -> None:
         self._open.close()
 
-    @contextmanager
-    def answering(self) -> Generator[None]:
+    def answering(self) -> AbstractContextManager[None]:
         """Answer a request inside: there will be an outcome that takes along what there is to tell."""
-        self._lines.expect()
-        try:
-            yield
-        finally:
-            self._lines.expect_no_more()
+        return self._lines.answering()
 
     def answered(self, data_id: int, latency_s: float, *, ok: bool) -> None:
         """Note a request that has ended."""
@@ -111,8 +103,8 @@ class Reporter:
         self._ops = {}
         return [answer, report]
 
-    def _ran(self, op: str, totals: OpTotals) -> None:
-        self._ops.setdefault(op, OpTotals()).add(totals)
+    def _ran(self, op: str, totals: NodeTotals) -> None:
+        self._ops.setdefault(op, NodeTotals()).add(totals)
 
 
 class Reports:
@@ -143,10 +135,7 @@ class Reports:
         """
         report = msgspec.convert(told, Report)
         for line in report.lines:
-            record = _record(line)
-            logger = logging.getLogger(record.name)
-            if logger.isEnabledFor(record.levelno):
-                logger.handle(record)
+            log_relay.write(line)
         if tracer is None:
             return
         for op, totals in report.ops.items():
@@ -154,72 +143,3 @@ class Reports:
         for data_id, latency_s, ok in report.calls:
             tracer.answered(data_id, latency_s, ok=ok)
         self._waiting[report.pid] = report.waiting
-
-
-class _Lines(logging.Handler):
-    """Keeps records as JSON of their fields while an answer is under way; what has no form there becomes text."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._kept: deque[bytes] = deque(maxlen=KEPT)
-        self._expected = 0
-        self._others: list[logging.Handler] = []
-        self._above: logging.Logger | None = None
-
-    @contextmanager
-    def in_place_of(self, logger: logging.Logger) -> Generator[None]:
-        """Take the place of a logger's handlers; they get what is not kept."""
-        propagates = logger.propagate
-        self._others = logger.handlers
-        self._above = logger.parent if propagates else None
-        logger.handlers = list[logging.Handler]([self])
-        logger.propagate = False
-        try:
-            yield
-        finally:
-            logger.handlers = self._others
-            logger.propagate = propagates
-
-    def expect(self) -> None:
-        """Keep what comes: an answer is under way."""
-        self._expected += 1
-
-    def expect_no_more(self) -> None:
-        """An answer has left, or there is none; if it was the last one, tell what it did not take along."""
-        self.acquire()
-        try:
-            self._expected -= 1
-            left = [] if self._expected else self.take()
-        finally:
-            self.release()
-        for line in left:
-            self._pass_on(_record(line))
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record."""
-        if not self._expected:
-            self._pass_on(record)
-            return
-        try:
-            line = {name: value for name, value in vars(record).items() if name in _TOLD or name not in _USUAL}
-            line["msg"] = record.getMessage()
-            if record.exc_info:
-                line["trace"] = trace_of(cast("BaseException", record.exc_info[1]))
-            self._kept.append(msgspec.json.encode(line, enc_hook=str))
-        except Exception:  # noqa: BLE001 - as every handler does: what is wrong with a line stops nobody
-            self.handleError(record)
-
-    def take(self) -> list[bytes]:
-        """Return the records that were kept, and keep them no longer."""
-        return [self._kept.popleft() for _ in range(len(self._kept))]
-
-    def _pass_on(self, record: logging.LogRecord) -> None:
-        for handler in self._others:
-            if record.levelno >= handler.level:
-                handler.handle(record)
-        if self._above is not None:
-            self._above.callHandlers(record)
-
-
-def _record(line: bytes) -> logging.LogRecord:
-    return logging.makeLogRecord(msgspec.json.decode(line))

@@ -12,24 +12,20 @@ import logging
 import random
 import time
 from array import array
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from forebay.errors import ConfigError
-from forebay.observe.timeline import listening
-from forebay.observe.trace_format import cost_of
+from forebay.observe.node_totals import NodeTotals
 from forebay.surfaces.pipeline import logs
-from forebay.surfaces.pipeline.figures.profile import runs_of, token
+from forebay.surfaces.pipeline.figures.profile import token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from prometheus_client import Metric
-
-    from forebay.observe.timeline import BatchRecord
 
 SHORTEST_S: Final = 1.0
 """An interval below this turns the tracer off."""
@@ -61,78 +57,6 @@ class Channel(msgspec.Struct, frozen=True):
     limit: int
 
 
-class OpTotals(msgspec.Struct, array_like=True):
-    """What one op did since some moment.
-
-    Attributes:
-        requests: Requests it ran.
-        batches: Runs of its hooks.
-        waited_s: Time its requests waited for a worker.
-        pre_s: Time in `preprocess`.
-        process_s: Time in `process`.
-        post_s: Time in `postprocess`.
-        out_s: Time its results were on the way back.
-        busy_s: Time its workers ran something.
-    """
-
-    requests: int = 0
-    batches: int = 0
-    waited_s: float = 0.0
-    pre_s: float = 0.0
-    process_s: float = 0.0
-    post_s: float = 0.0
-    out_s: float = 0.0
-    busy_s: float = 0.0
-
-    @classmethod
-    def of(cls, record: BatchRecord) -> OpTotals:
-        """Return what an op did in one batch."""
-        cost = cost_of(record)
-        return cls(
-            requests=len(record.steps),
-            batches=max(len(runs_of(record.phases)), 1),
-            waited_s=sum(max(record.started - step.arrived, 0.0) for step in record.steps),
-            pre_s=cost.pre_s,
-            process_s=cost.process_s,
-            post_s=cost.post_s,
-            out_s=max(record.done - record.ended, 0.0),
-            busy_s=record.ended - record.started,
-        )
-
-    def add(self, more: OpTotals) -> None:
-        """Add what it did besides."""
-        for field in self.__struct_fields__:
-            setattr(self, field, getattr(self, field) + getattr(more, field))
-
-
-class OpListener:
-    """Hands on what the ops of a graph do; as a context manager, on the loop, it listens to the timeline."""
-
-    def __init__(self, graph: str, ops: Iterable[str], ran: Callable[[str, OpTotals], object]) -> None:
-        """Describe the graph.
-
-        Args:
-            graph: Its name; the endpoints of its ops are named `graph/op`.
-            ops: Its ops.
-            ran: Called with an op and what it did, for each batch.
-        """
-        self._names = {f"{graph}/{op}": op for op in ops}
-        self._ran = ran
-        self._open = ExitStack()
-
-    def __enter__(self) -> Self:
-        self._open.enter_context(listening(self._hear))
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._open.close()
-
-    def _hear(self, record: BatchRecord) -> None:
-        op = self._names.get(record.endpoint.name)
-        if op is not None and record.started:
-            self._ran(op, OpTotals.of(record))
-
-
 class Tracer:
     """Counts what the ops of a graph and its requests do, as it is told."""
 
@@ -146,7 +70,7 @@ class Tracer:
         self._workers = workers
         self._channels = channels
         self._since = time.monotonic()
-        self._ops = {op: OpTotals() for op in workers}
+        self._ops = {op: NodeTotals() for op in workers}
         self._latencies = array("d")
         self._answered = 0
         self._latency_s = 0.0
@@ -154,7 +78,7 @@ class Tracer:
         self._failures = 0
         self.counters = QueryCounters()
 
-    def ran(self, op: str, totals: OpTotals) -> None:
+    def ran(self, op: str, totals: NodeTotals) -> None:
         """Count what an op did."""
         if op in self._ops:
             self._ops[op].add(totals)
@@ -193,15 +117,15 @@ class Tracer:
             lines.append(f"\t{token(channel.name)}(In: {inputs}, Out: {outputs}) size[{size}]")
         lines.append(lines[0])
         self._since = now
-        self._ops = {op: OpTotals() for op in self._workers}
+        self._ops = {op: NodeTotals() for op in self._workers}
         self._latencies = array("d")
         self._answered = self._failures = 0
         self._latency_s = 0.0
         self._failed = []
         return "\n".join(lines) + "\n"
 
-    def _op_lines(self, op: str, totals: OpTotals, seconds: float) -> list[str]:
-        batches, requests = max(totals.batches, 1), max(totals.requests, 1)
+    def _op_lines(self, op: str, totals: NodeTotals, seconds: float) -> list[str]:
+        batches, requests = max(totals.runs, 1), max(totals.requests, 1)
         means = {
             "in": totals.waited_s / requests,
             "prep": totals.pre_s / batches,

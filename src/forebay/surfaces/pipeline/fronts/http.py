@@ -2,62 +2,187 @@
 """The REST gateway of a pipeline, in the same process: `POST /{name}/{method}` with a request in JSON.
 
 Every path of two segments is a service's. Forebay's own pages have one segment, so that a service may have any name.
+Plain requests to plain paths are answered on the fast lane; all others come by the ASGI application, which takes the
+same routes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from typing import TYPE_CHECKING, Any, Final
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from forebay.errors import ForebayError, InvalidRequest
+import msgspec
+
+from forebay.errors import ForebayError, QueueFull, TooLarge
+from forebay.protocols.native import Contract, status_of
 from forebay.protocols.pipeline import rest
-from forebay.surfaces.pipeline.fronts.inference import answer, read, told
-from forebay.transports.http.exchange import key_is_known
+from forebay.server.app import Served
+from forebay.serving.endpoint import EndpointConfig
+from forebay.surfaces.pipeline.fronts.inference import begin, read, told
+from forebay.transports.http.asgi import Predict
+from forebay.transports.http.exchange import Route, error_headers, key_is_known
+from forebay.transports.http.refusals import Unauthorized
+from forebay.types.call import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from forebay.server.config import HttpConfig
-    from forebay.surfaces.pipeline.fronts.inference import Inference
+    from forebay.serving.endpoint import Endpoint
+    from forebay.surfaces.pipeline.dag.predictions import Predictions
     from forebay.transports.http.asgi import Pages
+    from forebay.transports.http.exchange import Head
+    from forebay.types.call import Request
 
-log = logging.getLogger("forebay.requests")
+MAX_ROUTES: Final = 1024
+"""Paths that are remembered; any client can name new ones."""
 
-MAX_BODY_BYTES: Final = 256 * 1024 * 1024
-"""Longest body unless the person says otherwise, as on the gRPC port."""
-
+_PATH: Final = re.compile(rb"/([A-Za-z0-9_.~-]{1,128})/([A-Za-z0-9_.~-]{1,128})")
+_IGNORED: Final = frozenset({b"content-type", b"accept", b"content-encoding", b"origin"})
+_CONTRACT: Final = Contract(raw_input=False, raw_output=False, batchable=False, streams=False)
 _OPEN_PAGES: Final = frozenset({"/healthz", "/readyz"})
 _JSON: Final = (b"content-type", b"application/json")
-_MAX_DIGITS: Final = 12
 
-_Reply = tuple[int, bytes]
+
+class Gateway(Mapping[bytes, Route]):
+    """The routes of a pipeline: any path of two segments has one."""
+
+    def __init__(self, inference: Predictions, config: HttpConfig) -> None:
+        self._inference = inference
+        self._config = config
+        self._routes: dict[bytes, Route] = {}
+
+    def __getitem__(self, target: bytes) -> Route:
+        route = self._routes.get(target)
+        if route is not None:
+            return route
+        found = _PATH.fullmatch(target)
+        if found is None:
+            raise KeyError(target)
+        if len(self._routes) >= MAX_ROUTES:
+            self._routes.clear()
+        name, method = (part.decode() for part in found.groups())
+        route = self._routes[target] = self.route(name, method)
+        return route
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._routes)
+
+    def __len__(self) -> int:
+        return len(self._routes)
+
+    def route(self, name: str, method: str) -> Route:
+        """Return the route of a service and a method."""
+        return _GatewayRoute(_Asked(self._inference, name, method), self._config)
+
+
+class _Asked:
+    """A service and a method as an endpoint: what routes ask of one."""
+
+    def __init__(self, inference: Predictions, name: str, method: str) -> None:
+        self.name = name
+        self.config = EndpointConfig(name=name, max_timeout_s=inference.endpoint.config.max_timeout_s)
+        self.is_full = inference.endpoint.is_full
+        self._inference = inference
+        self._method = method
+        self._open: dict[Request, Callable[[], object] | None] = {}
+
+    def submit(self, request: Request) -> None:
+        """Answer a request."""
+        kind = self._inference.request_class
+        if not rest.is_quick(request.body, kind):
+            self._open[request] = asyncio.ensure_future(self._submit_large(request)).cancel
+            return
+        try:
+            asked = rest.request_of(request.body, kind)
+        except ForebayError as error:
+            request.reply(request, Failure(error))
+        else:
+            self._begin(request, asked)
+
+    async def _submit_large(self, request: Request) -> None:
+        kind = self._inference.request_class
+        try:
+            asked = await read(lambda: rest.request_of(request.body, kind))
+        except Exception as error:  # noqa: BLE001 - this client is told, and no other hears of it
+            self._reply(request, Failure(told(error)))
+        else:
+            self._begin(request, asked)
+
+    def _begin(self, request: Request, asked: Any) -> None:
+        # The service and method of the path count, and not those in the body.
+        fields = asked.DESCRIPTOR.fields_by_name
+        if "name" in fields:
+            asked.name = self.name
+        if "method" in fields:
+            asked.method = self._method
+
+        def respond(found: Any) -> None:
+            self._reply(request, Failure(found) if isinstance(found, ForebayError) else rest.response_json(found))
+
+        self._open[request] = None
+        call_off = begin(self._inference, asked, deadline=request.deadline, peer=_peer(request), respond=respond)
+        if request in self._open:
+            self._open[request] = call_off
+
+    def cancel(self, request: Request) -> None:
+        """Forget a request whose client went away."""
+        call_off = self._open.pop(request, None)
+        if call_off is not None:
+            call_off()
+
+    def reject(self, error: ForebayError) -> None:
+        """Count a request that was refused before it came here: those of a full queue are the graph's."""
+        if isinstance(error, QueueFull):
+            self._inference.endpoint.reject(error)
+
+    def _reply(self, request: Request, outcome: Any) -> None:
+        if request in self._open:
+            del self._open[request]
+            request.reply(request, outcome)
+
+
+class _GatewayRoute(Route):
+    """Speaks JSON whatever the headers say, and tells errors as the gateway does."""
+
+    def __init__(self, asked: _Asked, config: HttpConfig) -> None:
+        super().__init__(Served(cast("Endpoint", asked), _CONTRACT), config.max_body_bytes, config.api_keys)
+
+    def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"") -> Head:
+        """Read the headers of a request."""
+        return super().read_head([(name, value) for name, value in headers if name not in _IGNORED])
+
+    def fault(self, error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """Return status, headers and body of an answer that is an error."""
+        if isinstance(error, Unauthorized):
+            status, body = 401, rest.fault_json(16, error.message)
+        elif isinstance(error, TooLarge):
+            status, body = 413, rest.fault_json(8, error.message)
+        else:
+            status, body = rest.fault_of(error)
+            if status == 400:
+                status = status_of(error) if status_of(error) in {408, 421, 431} else 400
+        headers = [_JSON, (b"x-request-id", request_id.encode())]
+        return status, [*headers, *(pair for pair in error_headers(error) if pair[0] == b"www-authenticate")], body
 
 
 class PipelineHttp:
     """The ASGI application."""
 
-    def __init__(
-        self,
-        inference: Inference,
-        *,
-        max_body_bytes: int = MAX_BODY_BYTES,
-        api_keys: Sequence[str] = (),
-        pages: Pages | None = None,
-    ) -> None:
+    def __init__(self, gateway: Gateway, config: HttpConfig, pages: Pages | None) -> None:
         """Describe the face.
 
         Args:
-            inference: What answers.
-            max_body_bytes: Longest body.
-            api_keys: If any, a request needs one of them.
+            gateway: The services.
+            config: Its port; if it has API keys, a request needs one of them.
             pages: Forebay's own pages; None leaves them out.
         """
-        self._inference = inference
-        self._max_body_bytes = max_body_bytes
-        self._api_keys = [key.encode() for key in api_keys]
+        self._gateway = gateway
+        self._api_keys = [key.encode() for key in config.api_keys]
         self._pages: dict[str, Any] = {}
         if pages is not None:
             self._pages = {
@@ -72,23 +197,20 @@ class PipelineHttp:
         """Answer one request."""
         if scope["type"] != "http":
             return
-        path: str = scope["path"]
+        path, verb = scope["path"], scope["method"]
+        segments = path.split("/")
+        is_service = len(segments) == 3 and segments[1] and segments[2]
         if not self._is_allowed(scope, path):
             message = "an API key is needed, as X-API-Key or as Authorization: Bearer"
-            await _write(send, (401, rest.fault_json(16, message)), (b"www-authenticate", b"Bearer"))
-            return
-        segments = path.split("/")
-        if len(segments) == 3 and segments[1] and segments[2]:
-            if scope["method"] != "POST":
-                await _write(send, (405, rest.fault_json(12, "Method Not Allowed")), (b"allow", b"POST"))
-                return
-            reply = await self._infer(segments[1], segments[2], scope, receive)
-            if reply is not None:
-                await _write(send, reply)
-        elif path not in self._pages:
-            await _write(send, (404, rest.fault_json(5, "Not Found")))
-        elif scope["method"] not in {"GET", "HEAD"}:
-            await _write(send, (405, rest.fault_json(12, "Method Not Allowed")), (b"allow", b"GET, HEAD"))
+            await _write(send, 401, rest.fault_json(16, message), (b"www-authenticate", b"Bearer"))
+        elif not is_service and path not in self._pages:
+            await _write(send, 404, rest.fault_json(5, "Not Found"))
+        elif verb not in ({"POST"} if is_service else {"GET", "HEAD"}):
+            allowed = b"POST" if is_service else b"GET, HEAD"
+            await _write(send, 405, rest.fault_json(12, "Method Not Allowed"), (b"allow", allowed))
+        elif is_service:
+            route = self._gateway.route(segments[1], segments[2])
+            await Predict(route, _Client(scope.get("client")))(scope, receive, send)
         else:
             await self._page(path, scope, receive, send)
 
@@ -98,44 +220,22 @@ class PipelineHttp:
         try:
             response = await self._pages[path](Request(scope, receive))
         except ForebayError as error:
-            await _write(send, rest.fault_of(error))
+            await _write(send, *rest.fault_of(error))
         else:
             await response(scope, receive, send)
-
-    async def _infer(self, name: str, method: str, scope: Scope, receive: Receive) -> _Reply | None:
-        """Return the answer, None if the client went away before there was one."""
-        try:
-            length, timeout_s = _head(scope)
-            if length > self._max_body_bytes:
-                return self._too_large()
-            body = await _read(receive, self._max_body_bytes)
-            if body is None:
-                return None
-            if len(body) > self._max_body_bytes:
-                return self._too_large()
-            kind = self._inference.request_class
-            if rest.is_quick(body, kind):
-                request = rest.request_of(body, kind)
-            else:
-                request = await read(lambda: rest.request_of(body, kind))
-            name_request(request, name, method)
-            client = scope.get("client")
-            peer = f"{client[0]}:{client[1]}" if client else ""
-            asked = asyncio.ensure_future(answer(self._inference, request, timeout_s=timeout_s, peer=peer))
-            if not await _outlives(asked, receive):
-                return None
-            return 200, rest.response_json(asked.result())
-        except Exception as error:  # noqa: BLE001 - this client is told, and no other hears of it
-            return rest.fault_of(told(error))
-
-    def _too_large(self) -> _Reply:
-        return 413, rest.fault_json(8, f"the body is too long; at most {self._max_body_bytes} bytes are taken")
 
     def _is_allowed(self, scope: Scope, path: str) -> bool:
         if not self._api_keys or path in _OPEN_PAGES:
             return True
         given = [value for name, value in scope["headers"] if name in {b"x-api-key", b"authorization"}]
         return any(key_is_known(self._api_keys, value) for value in given)
+
+
+class _Client(msgspec.Struct, eq=False):
+    """Who sent a request that came over ASGI."""
+
+    client: tuple[str, int] | None
+    release: int = 0
 
 
 def with_cors(face: PipelineHttp, http: HttpConfig) -> ASGIApp:
@@ -147,68 +247,12 @@ def with_cors(face: PipelineHttp, http: HttpConfig) -> ASGIApp:
     return CORSMiddleware(face, allow_origins=http.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"])
 
 
-def _head(scope: Scope) -> tuple[int, float | None]:
-    """Return the length of the body as far as it is known, and the time the client gives.
-
-    Raises:
-        InvalidRequest: If that is no time.
-    """
-    length = 0
-    timeout_s = None
-    for name, value in scope["headers"]:
-        if name == b"content-length":
-            length = int(value) if value.isdigit() else 0
-        elif name == b"x-request-timeout-ms":
-            milliseconds = int(value) if value.isdigit() and len(value) <= _MAX_DIGITS else 0
-            if milliseconds < 1:
-                found = value[:40].decode("latin-1")
-                msg = f"X-Request-Timeout-Ms is {found!r}, a whole number of at least 1 is needed"
-                raise InvalidRequest(msg)
-            timeout_s = milliseconds / 1000
-    return length, timeout_s
+def _peer(request: Request) -> str:
+    client = getattr(request.origin, "client", None)
+    return ":".join(map(str, client)) if client else ""
 
 
-def name_request(request: Any, name: str, method: str) -> None:
-    """Write the service and method of the path into the request; those in its body do not count."""
-    fields = request.DESCRIPTOR.fields_by_name
-    if "name" in fields:
-        request.name = name
-    if "method" in fields:
-        request.method = method
-
-
-async def _read(receive: Receive, limit: int) -> bytes | None:
-    """Read the body, or a little more than the limit if it is longer; None if the client went away."""
-    pieces: list[bytes] = []
-    length = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        pieces.append(message.get("body", b""))
-        length += len(pieces[-1])
-        if length > limit or not message.get("more_body", False):
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-async def _outlives(asked: asyncio.Future[Any], receive: Receive) -> bool:
-    """Wait for an answer; False if the client went away before, in which case nobody works on it any more."""
-    gone = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait([asked, gone], return_when=asyncio.FIRST_COMPLETED)
-        return asked.done()
-    finally:
-        gone.cancel()
-        asked.cancel()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _write(send: Send, reply: _Reply, *more: tuple[bytes, bytes]) -> None:
-    status, body = reply
+async def _write(send: Send, status: int, body: bytes, *more: tuple[bytes, bytes]) -> None:
     headers = [_JSON, (b"content-length", str(len(body)).encode()), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

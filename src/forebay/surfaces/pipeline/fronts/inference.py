@@ -1,56 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What both ports have of a pipeline: what answers, which requests are refused, and what clients are told of errors."""
+"""What both ports have of a pipeline: which requests are refused, and what clients are told of errors."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from forebay.errors import ForebayError, InternalError, QueueFull, UserCodeError
 from forebay.surfaces.pipeline.codes import CustomExceptionCode, numbered
-from forebay.surfaces.pipeline.dag.service import PipelineService
 from forebay.surfaces.pipeline.ops import packing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forebay.surfaces.pipeline.config import ErrorCodes
-    from forebay.surfaces.pipeline.dag.service import Respond
+    from forebay.surfaces.pipeline.dag.predictions import Predictions, Respond
 
 log = logging.getLogger("forebay.requests")
 
 T = TypeVar("T")
-
-
-class Inference(Protocol):
-    """The graph behind the ports.
-
-    Attributes:
-        request_class: The message a request is: the usual one, or the user's own.
-        response_class: The message an answer is.
-        name: What requests may name the service as; without a name any is accepted.
-        methods: What requests may call; None allows anything.
-        error_codes: Which generation's numbers answers carry.
-    """
-
-    request_class: Any
-    response_class: Any
-    name: str
-    methods: Sequence[str] | None
-    error_codes: ErrorCodes
-
-    async def infer(self, request: Any, *, timeout_s: float | None, peer: str) -> Any:
-        """Answer a request; what went wrong in the graph stands in the answer.
-
-        Raises:
-            ForebayError: For faults of the transport only: too many requests, no time left, not ready.
-        """
-        ...
 
 
 _readers: Final = ThreadPoolExecutor(2, thread_name_prefix="forebay-pipeline-read")
@@ -62,16 +31,10 @@ async def read(parse: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(_readers, parse)
 
 
-async def answer(inference: Inference, request: Any, *, timeout_s: float | None, peer: str) -> Any:
-    """Answer a request, or say that it names another service or method than there are."""
-    refusal = refused(inference, request)
-    return refusal or await inference.infer(request, timeout_s=timeout_s, peer=peer)
-
-
 def begin(
-    inference: Inference, request: Any, *, deadline: float, peer: str, respond: Respond
+    inference: Predictions, request: Any, *, deadline: float, peer: str, respond: Respond
 ) -> Callable[[], object] | None:
-    """Answer a request as `answer` does, and without a task where that is possible.
+    """Answer a request, or say that it names another service or method than there are, or that there is no room.
 
     Args:
         inference: Who answers.
@@ -88,20 +51,16 @@ def begin(
     if refusal is not None:
         respond(refusal)
         return None
-    safely = partial(_respond, respond)
-    if isinstance(inference, PipelineService):
-        if inference.endpoint.is_full():  # before anything is read
-            full = QueueFull(f"the queue of '{inference.endpoint.name}' is full; try again later")
-            inference.endpoint.reject(full)
-            respond(full)
-            return None
-        direct = inference.submit(request, deadline=deadline, peer=peer, respond=safely)
-        if direct is not None:
-            return partial(inference.cancel, direct)
-    return asyncio.ensure_future(_infer(inference, request, deadline, peer, safely)).cancel
+    endpoint = inference.endpoint
+    if endpoint.is_full():  # before anything is read
+        full = QueueFull(f"the queue of '{endpoint.name}' is full; try again later")
+        endpoint.reject(full)
+        respond(full)
+        return None
+    return inference.submit(request, deadline=deadline, peer=peer, respond=partial(_respond, respond))
 
 
-def refused(inference: Inference, request: Any) -> Any:
+def refused(inference: Predictions, request: Any) -> Any:
     """Return the answer to a request for another service, or for a method that is not allowed; None if it is neither.
 
     A request over gRPC need not name either.
@@ -127,15 +86,6 @@ def told(error: Exception) -> ForebayError:
         return error
     log.error("a request could not be answered", exc_info=error)
     return InternalError("the server failed; its log says why")
-
-
-async def _infer(inference: Inference, request: Any, deadline: float, peer: str, respond: Respond) -> None:
-    timeout_s = None if deadline == float("inf") else max(deadline - time.monotonic(), 0.001)
-    try:
-        found = await inference.infer(request, timeout_s=timeout_s, peer=peer)
-    except Exception as error:  # noqa: BLE001 - whatever it is, this client is told and no other hears of it
-        found = told(error)
-    respond(found)
 
 
 def _respond(respond: Respond, found: Any) -> None:

@@ -15,11 +15,11 @@ from forebay.surfaces.pipeline.fronts.inference import begin, read, told
 from forebay.transports.grpc.service import GrpcService
 
 if TYPE_CHECKING:
-    from forebay.surfaces.pipeline.fronts.inference import Inference
+    from forebay.surfaces.pipeline.dag.predictions import Predictions
     from forebay.transports.grpc.service import Call
 
 
-def services(inference: Inference) -> list[GrpcService]:
+def services(inference: Predictions) -> list[GrpcService]:
     """Return the gRPC services: the usual one, and those the user's schema calls the same thing."""
     request_class, response_class = inference.request_class, inference.response_class
 

@@ -22,11 +22,11 @@ from forebay.errors import ConfigError, DeadlineExceeded, ForebayError, ModelErr
 from forebay.graph.values import inputs_of
 from forebay.surfaces.pipeline.codes import CustomExceptionCode, error, number_of
 from forebay.surfaces.pipeline.ops import merge
-from forebay.surfaces.pipeline.ops.bounded import BoundedCalls, Late
 from forebay.surfaces.pipeline.ops.hooks import Hooks, overrides
 from forebay.surfaces.pipeline.script import not_imported
 from forebay.types.call import After, Failure
 from forebay.types.failures import failure_of, text_of, trace_of, words_of
+from forebay.workers.hanging_calls import BoundedCalls, Late
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workers of one op: threads, or processes that execute the script again and take their op of it."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from forebay.errors import ConfigError
+from forebay.surfaces.pipeline import logs
+from forebay.surfaces.pipeline import script as scripts
+from forebay.surfaces.pipeline.dag.storing import OpStore, StoringRunner
+from forebay.surfaces.pipeline.dag.wiring import wire
+from forebay.surfaces.pipeline.ops.runner import OpInstances, OpRun
+from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
+from forebay.surfaces.pipeline.predictors.watching import watch_of
+from forebay.surfaces.pipeline.store.store import StoreConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forebay.surfaces.pipeline.config import PipelineConfig
+    from forebay.surfaces.pipeline.dag.wiring import Dag
+    from forebay.surfaces.pipeline.server import PipelineServer
+
+
+def instances_of(
+    dag: Dag, name: str, config: PipelineConfig, store: Mapping[str, Any], *, own_process: bool
+) -> OpInstances:
+    """Make an op ready to be run.
+
+    Args:
+        dag: Its graph.
+        name: Which op.
+        config: What holds for the graph.
+        store: The fields of the store's `StoreConfig`; without any the op has none.
+        own_process: Whether its worker is a process of its own.
+    """
+    op, settings = dag.ops[name], dag.settings[name]
+    before = [one.name for one in op.get_input_ops()]
+    predictor = PredictorSettings.of_op(name, settings, pack_tensors=op.is_tensor_format)
+    watch = watch_of(f"op '{name}'", predictor.local_service_conf)
+
+    def client_for(index: int | None) -> Any:
+        from forebay.surfaces.pipeline import predictors
+
+        return predictors.client_for(predictor, concurrency_idx=index, process=own_process, watch=watch)
+
+    return OpInstances(
+        op,
+        OpRun(
+            timeout_ms=settings["timeout"],
+            retry=settings["retry"],
+            run_process=settings["run_process"],
+            batch_style=settings["batch_style"],
+            share_instance=settings["share_instance"],
+            isolate_failures=settings["isolate_failures"],
+            fetch_list=tuple(predictor.wanted),
+            # What comes to another process is a copy already.
+            shared_inputs=frozenset(one for one in before if dag.is_shared(one) and not own_process),
+            debug_errors=config.debug_errors,
+        ),
+        client_for=None if predictor.kind is None else client_for,
+        store=OpStore(msgspec.convert(store, StoreConfig)) if store else None,
+        own_process=own_process,
+        located=functools.partial(config.located, name),
+    )
+
+
+class ThreadOp:
+    """An op whose workers are threads of this process: they share what `init_op` has made."""
+
+    def __init__(self, dag: Dag, name: str, config: PipelineConfig, store: Mapping[str, Any]) -> None:
+        """See `instances_of`; `store` may be filled in until the first runner is made."""
+        self._make = lambda: instances_of(dag, name, config, store, own_process=False)
+        self._offloads_to = lambda: offloads_to(config, store)
+        self._instances: OpInstances | None = None
+        self._is_alone = dag.settings[name]["batch_size"] == 1
+
+    def runner(self) -> StoringRunner:
+        """Return the runner of one thread."""
+        if self._instances is None:
+            self._instances = self._make()
+        return StoringRunner(self._instances.runner(), self._offloads_to(), one_by_one=self._is_alone)
+
+
+def op_runner(script: Mapping[str, Any], name: str, store: Mapping[str, Any]) -> StoringRunner:
+    """Execute a script in this process and take one of its ops; the factory of process workers.
+
+    Args:
+        script: The fields of the `Script`.
+        name: Which op.
+        store: See `instances_of`.
+    """
+    server = captured(script)
+    dag, config = built(server)
+    runner = instances_of(dag, name, config, store, own_process=True).runner()
+    return StoringRunner(runner, offloads_to(config, store), one_by_one=dag.settings[name]["batch_size"] == 1)
+
+
+def offloads_to(config: PipelineConfig, store: Mapping[str, Any]) -> StoreConfig | None:
+    """Return the store that large values go to by themselves, if the configuration names one."""
+    return None if config.dag.external_store is None else msgspec.convert(store, StoreConfig)
+
+
+def built(server: PipelineServer) -> tuple[Dag, PipelineConfig]:
+    """Return the graph of a prepared server, and what holds for it."""
+    config, end = server.config, server.response_op
+    if config is None or end is None:
+        missing = "set_response_op()" if end is None else "prepare_server()"
+        msg = f"the server runs without {missing}; call it before"
+        raise ConfigError(msg)
+    return wire(server.name or "pipeline", end, config), config
+
+
+def captured(script: Mapping[str, Any]) -> PipelineServer:
+    """Execute a script in a process that was started for a worker, and return the server it was about to run."""
+    server = scripts.capture(msgspec.convert(script, scripts.Script))
+    logs.to_stderr("info" if server.config is None else server.config.log_level or "info")
+    return server

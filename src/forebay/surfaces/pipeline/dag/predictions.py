@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests to a pipeline from the wire to their answers, whether their graph is in this process or in others.
+
+A prediction is the request that its graph's endpoint gets, so that it needs no task and no future of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import Unavailable
+from forebay.surfaces.pipeline import logs
+from forebay.types.call import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.serving.endpoint import Endpoint
+    from forebay.surfaces.pipeline.config import ErrorCodes, PipelineConfig
+    from forebay.surfaces.pipeline.figures.profile import CallTimes, RequestProfile
+    from forebay.workers.hanging_calls import LoopCall
+
+Respond = Callable[[Any], None]
+"""Takes a request's answer, or the `ForebayError` that is a fault of the transport."""
+
+
+class Prediction(Request, kw_only=True, gc=False, eq=False):
+    """A request to a pipeline.
+
+    Attributes:
+        message: What came in.
+        peer: Who sent it, for the log.
+        times: When it was where.
+        respond: Takes its answer; None once nobody waits for one.
+        data_id: Its number; -1 where the process with its graph gives it one.
+        log_id: The number the client gave it.
+        attempt: The request the graph has instead of this one, where it may be tried again.
+        beside: The project's code that runs for it beside the loop.
+        profile: Collects the profile of a client that asks for it.
+        is_leaving: Whether its answer is being written.
+        is_cut: Whether it was called off because the server stops.
+    """
+
+    message: Any
+    peer: str
+    times: CallTimes
+    respond: Respond | None
+    data_id: int = -1
+    log_id: Any = 0
+    attempt: Request | None = None
+    beside: LoopCall | None = None
+    profile: RequestProfile | None = None
+    is_leaving: bool = False
+    is_cut: bool = False
+
+
+class Predictions:
+    """What answers requests to a pipeline.
+
+    Attributes:
+        name: What requests may name it as; with an empty name any will do.
+        request_class: Message of a request: the usual one, or the user's own.
+        response_class: Message of an answer.
+        methods: What requests may call; None allows anything.
+        error_codes: Which generation's numbers answers carry.
+        endpoint: The graph.
+        is_closing: Set when the server begins to stop.
+    """
+
+    def __init__(self, name: str, endpoint: Endpoint, config: PipelineConfig) -> None:
+        self.name = name
+        self.request_class, self.response_class = messages_of(config)
+        self.methods: Sequence[str] | None = config.methods
+        self.error_codes: ErrorCodes = config.error_codes
+        self.endpoint = endpoint
+        self.is_closing = False
+        self._open: set[Prediction] = set()
+
+    def submit(
+        self, message: Any, *, deadline: float, peer: str, respond: Respond, came: float | None = None
+    ) -> Callable[[], object]:
+        """Answer one request.
+
+        Args:
+            message: What came in.
+            deadline: Absolute, in seconds of `time.monotonic`; infinity takes the configured time.
+            peer: Who sent it, for the log.
+            respond: Called on the loop, once, unless the request is called off: with the answer, whose `err_no` says
+                whether it is an error, or with a `ForebayError` where the transport is to tell that there is none.
+            came: When it came in, in seconds of `time.monotonic`, if it was in another process before; None means now.
+
+        Returns:
+            What calls it off.
+        """
+        raise NotImplementedError
+
+    def cut(self) -> None:
+        """Let nobody wait any longer: those whose answer is not being written yet are told that there is none."""
+        for prediction in list(self._open):
+            if not prediction.is_leaving:
+                prediction.is_cut = True
+                self._call_off(prediction)
+
+    def _cancel(self, prediction: Prediction) -> None:
+        """Forget a request whose client went away."""
+        prediction.respond = None
+        if prediction in self._open:
+            self._call_off(prediction)
+
+    def _call_off(self, prediction: Prediction) -> None:
+        self.endpoint.cancel(prediction.attempt or prediction)
+
+
+def stopped() -> Unavailable:
+    """Return why a request is not answered that was cut."""
+    return Unavailable("the server stopped before the request was answered")
+
+
+def log_call(prediction: Prediction, response: Any) -> None:
+    """Write the line of a request that was answered."""
+    if logs.requests.isEnabledFor(logging.INFO):
+        text = "(data_id=%s log_id=%s) %s from %s: err_no %d, %.1f ms"
+        data_id = "-" if prediction.data_id < 0 else prediction.data_id
+        method = prediction.message.method or "inference"
+        taken_ms = (prediction.times.ended - prediction.times.started) * 1000
+        logs.requests.info(text, data_id, prediction.log_id, method, prediction.peer, response.err_no, taken_ms)
+
+
+def messages_of(config: PipelineConfig) -> tuple[Any, Any]:
+    """Return the classes of requests and answers: the project's own, or the usual ones.
+
+    Raises:
+        ConfigError: If the project's own cannot be had.
+    """
+    if config.proto is None:
+        from forebay.protocols.pipeline.messages import Request, Response
+
+        return Request, Response
+    from forebay.surfaces.pipeline.fronts.schema import load
+
+    return load(config.proto, Path(config.folder))

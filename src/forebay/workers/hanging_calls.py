@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of code that may hang, in threads beside the caller: a worker's thread, or a loop.
+
+Nothing can end a thread from outside. So a call that is late is left behind in its thread, and nobody reads what it
+returns. The threads are daemons: one that hangs must not keep the server from ending, as it would in an executor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from forebay.workers.cancel import probe
+from forebay.workers.user_code import caught
+
+
+class Late(Exception):
+    """A call was not over in time and has been left behind."""
+
+
+class _Job(Protocol):
+    def run(self) -> None: ...
+
+
+class BoundedCalls:
+    """Makes one call after the other, for one thread, which waits; after a late one in another thread."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[_Job | None] | None = None
+
+    def call(self, function: Callable[[], Any], timeout_s: float) -> Any:
+        """Call a function.
+
+        Raises:
+            Late: If it is not over in time; it goes on, and its result is dropped.
+            BaseException: What it raises.
+        """
+        call = _BoundedCall(function)
+        if self._jobs is None:
+            self._jobs = SimpleQueue()
+            _start(self._jobs, "forebay-bounded-call")
+        self._jobs.put(call)
+        if not call.done.wait(timeout_s):
+            call.leave()
+            self.close()
+            raise Late
+        try:
+            if call.error is not None:
+                raise call.error
+            return call.result
+        finally:
+            del call  # its error's traceback refers to this frame
+
+    def close(self) -> None:
+        """Let the thread end; it does so once its call is over."""
+        if self._jobs is not None:
+            self._jobs.put(None)
+            self._jobs = None
+
+
+class _BoundedCall:
+    """One call, and what came of it."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.done = threading.Event()
+        self._function = function
+        self._context = contextvars.copy_context()
+        self._asked = probe.get()
+        self._lock = threading.Lock()
+        self._is_late = False
+
+    def run(self) -> None:
+        self.result, self.error = caught(self._context.run, self._probed)  # raised where it was called
+        self.done.set()
+
+    def leave(self) -> None:
+        """Nobody waits any more: a call that asks is told so, and no longer asks on the worker's behalf."""
+        with self._lock:
+            self._is_late = True
+
+    def _probed(self) -> Any:
+        probe.set(self._is_cancelled)
+        return self._function()
+
+    def _is_cancelled(self) -> bool:
+        with self._lock:
+            return self._is_late or (self._asked is not None and self._asked())
+
+
+class LoopThreads:
+    """Up to `count` threads beside a loop, started as they are needed. Used from that loop."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._started = 0
+        self._taken = 0
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+
+    def call(
+        self, function: Callable[[], Any], until: float, done: Callable[[Any, BaseException | None], object]
+    ) -> LoopCall:
+        """Call a function.
+
+        Args:
+            function: What is called.
+            until: When it is late, in seconds of `time.monotonic`.
+            done: Called once on the loop, with what it returned and with what it raised; that is `Late` if it is not
+                over in time. It is left to end by itself then, and not begun if it was still waiting.
+
+        Returns:
+            The call, which can be dropped.
+        """
+        self._taken += 1
+        if self._taken > self._started < self._count:
+            self._started += 1
+            _start(self._jobs, "forebay-beside-loop")
+        call = LoopCall(function, until, done, self._over)
+        self._jobs.put(call)
+        return call
+
+    def close(self) -> None:
+        """Let the threads end."""
+        for _ in range(self._started):
+            self._jobs.put(None)
+
+    def _over(self) -> None:
+        """A thread is free again, which those that are left behind are not."""
+        self._taken -= 1
+
+
+class LoopCall:
+    """A call that is made beside a loop."""
+
+    def __init__(
+        self,
+        function: Callable[[], Any],
+        until: float,
+        done: Callable[[Any, BaseException | None], object],
+        over: Callable[[], object],
+    ) -> None:
+        self._function: Callable[[], Any] | None = function
+        self._done: Callable[[Any, BaseException | None], object] | None = done
+        self._over = over
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(max(until - time.monotonic(), 0.0), self._settle, None, Late())
+
+    def run(self) -> None:
+        """Make it, in a thread, unless nobody waits for it any more."""
+        function = self._function
+        result, error = (None, None) if function is None else caught(function)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._ended, result, error)
+
+    def drop(self) -> None:
+        """Nobody waits for it any more: its end is not told."""
+        self._timer.cancel()
+        self._function = self._done = None
+
+    def _ended(self, result: Any, error: BaseException | None) -> None:
+        self._over()
+        self._settle(result, error)
+
+    def _settle(self, result: Any, error: BaseException | None) -> None:
+        done = self._done
+        if done is not None:
+            self.drop()
+            done(result, error)
+
+
+def _start(jobs: SimpleQueue[_Job | None], name: str) -> None:
+    threading.Thread(target=_work, args=(jobs,), name=name, daemon=True).start()
+
+
+def _work(jobs: SimpleQueue[_Job | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job.run()
+        del job  # or its result would live until the next call
