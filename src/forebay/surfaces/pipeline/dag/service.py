@@ -254,8 +254,8 @@ class PipelineService(Predictions):
             return
         try:
             response = pack(asked)
-        except Exception as worse:  # noqa: BLE001 - see `submit`
-            failed(asked, _named(worse))
+        except ForebayError as worse:
+            failed(asked, worse)
         else:
             packed(asked, response)
 
