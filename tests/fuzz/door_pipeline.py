@@ -30,12 +30,11 @@ from forebay.protocols.pipeline.literal import array_text
 from forebay.protocols.pipeline.messages import PATH, Request, Response
 from forebay.protocols.pipeline.tensors import MAX_TENSORS
 from forebay.server.app import App
-from forebay.server.config import HttpConfig
+from forebay.server.config import GrpcConfig, HttpConfig
 from forebay.surfaces.pipeline import Op, RequestOp
 from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp
 from forebay.surfaces.pipeline.fronts.rpc import services
 from forebay.transports.grpc.listener import GrpcListener
-from forebay.transports.grpc.service import GrpcConfig
 from forebay.transports.http.asgi import Pages
 from forebay.transports.http.listener import HttpListener
 

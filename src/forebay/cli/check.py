@@ -44,8 +44,9 @@ def run(parsed: argparse.Namespace) -> int:
     """Build the project and print its summary, or draw its graphs."""
     from forebay.surfaces import build
 
-    project = build(parsed.target, options_of(parsed))
-    for warning in project.warnings:
+    options = options_of(parsed)
+    project = build(options.target, options)
+    for warning in [*options.warnings, *project.warnings]:
         sys.stderr.write(f"forebay: warning: {warning}\n")
     output: Path | None = parsed.output
     if parsed.draw is None and output is None:

@@ -24,7 +24,9 @@ examples:
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    from forebay.cli.serve import at_least
+    from forebay.cli.flags import reading
+    from forebay.server.config import Overrides
+    from forebay.types.settings import declared
 
     parser = commands.add_parser(
         "worker",
@@ -42,7 +44,11 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--secret", metavar="SECRET", help="what the server asks for, or @FILE, or in FOREBAY_SECRET")
     parser.add_argument(
-        "--threads", type=at_least(1), default=1, metavar="N", help="batches to run at a time, in as many threads (1)"
+        "--threads",
+        type=reading(declared(Overrides)["threads"]),
+        default=1,
+        metavar="N",
+        help="batches to run at a time, in as many threads (1)",
     )
     parser.add_argument(
         "--once", action="store_true", help="end when the server goes away or is not there, instead of waiting for it"

@@ -1,107 +1,195 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of a running server, each with its unit and default; the command line's `--help` is their reference."""
+"""Settings of a running server, each declared once; `docs/reference/settings.md` and the flags are made of it."""
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta
+
+from forebay.serving.models.model import Model
+from forebay.types.settings import Count, Milliseconds, Seconds, SomeMilliseconds, SomeSeconds, Written
 
 WorkerKind = Literal["inline", "thread", "process"]
+
+Port = Annotated[int, Meta(ge=0, le=65_535)]
 
 
 class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The HTTP front.
 
     Attributes:
-        host: Address to bind; other machines reach the server only if this says so.
+        host: Address to bind; 0.0.0.0 lets other machines in.
         port: TCP port; 0 takes a free one.
         max_body_bytes: Longest request body; longer ones get 413.
         max_buffered_bytes: Bytes of bodies that are still arriving, of all connections together; the connection that
             holds most of them is then answered 503 and closed.
         max_head_bytes: Longest request line and headers together; longer ones get 431.
         max_connections: Connections at a time; more are answered 503 and closed.
+        backlog: Connections that the kernel keeps until the server takes them.
         keep_alive_s: An idle connection is closed after this time.
         read_timeout_s: A client that is in the middle of a request and sends nothing, or less than 240 bytes a second,
             for this time gets 408.
         write_timeout_s: A client that takes nothing of its answer for this time is cut off.
         certfile: TLS certificate chain in PEM; with it the port speaks HTTPS.
-        keyfile: Its private key; None if `certfile` holds both.
-        api_keys: If any, a request needs one of them, as `X-API-Key` or `Authorization: Bearer`.
+        keyfile: Its private key, if it is not in the same file.
+        api_keys: If any, a request needs one of them, as `X-API-Key` or `Authorization: Bearer`; @FILE names a file
+            with one in each line.
         allowed_hosts: Names that the server may be called by beside `localhost` and addresses, `*` for any. If there is
             none, a server that asks for no key and is bound to this machine only takes no others, and any other
             server takes all.
-        cors_origins: Origins whose pages may call; empty turns CORS off, `*` allows all.
+        cors_origins: Origins whose pages may call, `*` allows all.
         access_log: Log a line for each request.
     """
 
+    host: Annotated[str, Written("--host", "ADDRESS")] = "127.0.0.1"
+    port: Annotated[Port, Written("--http-port", "PORT")] = 8080
+    max_body_bytes: Annotated[Count, Written("--max-body-bytes", "N")] = 64 * 1024 * 1024
+    max_buffered_bytes: Annotated[Count, Written("--max-buffered-bytes", "N")] = 1024 * 1024 * 1024
+    max_head_bytes: Annotated[int, Meta(ge=256), Written("--max-head-bytes", "N")] = 64 * 1024
+    max_connections: Annotated[Count, Written("--max-connections", "N")] = 16_384
+    backlog: Annotated[Count, Written("--backlog", "N")] = 2048
+    keep_alive_s: Annotated[SomeSeconds, Written("--keep-alive-s", "S")] = 75.0
+    read_timeout_s: Annotated[SomeSeconds, Written("--read-timeout-s", "S")] = 30.0
+    write_timeout_s: Annotated[SomeSeconds, Written("--write-timeout-s", "S")] = 30.0
+    certfile: Annotated[str | None, Written("--certfile", "PEM", is_path=True)] = None
+    keyfile: Annotated[str | None, Written("--keyfile", "PEM", is_path=True)] = None
+    api_keys: Annotated[tuple[str, ...], Written("--api-key", "KEY")] = ()
+    allowed_hosts: Annotated[tuple[str, ...], Written("--allowed-host", "NAME")] = ()
+    cors_origins: Annotated[tuple[str, ...], Written("--cors-origin", "ORIGIN")] = ()
+    access_log: Annotated[bool, Written("--access-log")] = False
+
+
+class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The gRPC port, of pipelines; what has no flag here is that of HTTP or stands in their configuration.
+
+    Attributes:
+        host: Address to bind.
+        port: TCP port; 0 takes a free one.
+        max_message_bytes: Longest message, in and out, also once unpacked; longer ones get RESOURCE_EXHAUSTED.
+        max_buffered_bytes: Bytes of messages that have not come whole yet, and of those that came packed until their
+            calls are over, of all clients together; the call that would exceed it gets RESOURCE_EXHAUSTED. Clients that
+            drip a byte now and then can hold them.
+        max_metadata_bytes: Longest metadata of a call as HTTP/2 counts it: names, values and 32 bytes for each field.
+        max_calls: Calls at a time, without health checks; more get RESOURCE_EXHAUSTED.
+        max_watches: Clients that watch the health at a time; more get RESOURCE_EXHAUSTED.
+        max_streams: Calls at a time on one connection; clients wait with more.
+        max_connections: Connections at a time; more are closed.
+        backlog: Connections that the kernel keeps until the server takes them.
+        read_timeout_s: A client that is in the middle of a frame or of a message and sends nothing for this time is cut
+            off.
+        write_timeout_s: A client that takes nothing of its answers for this time is cut off.
+        certfile: TLS certificate chain in PEM; with it the port speaks TLS.
+        keyfile: Its private key; None if `certfile` holds both.
+        api_keys: If any, a call needs one of them in its metadata, as `x-api-key` or `authorization: Bearer`.
+    """
+
     host: str = "127.0.0.1"
-    port: int = 8080
-    max_body_bytes: int = 64 * 1024 * 1024
-    max_buffered_bytes: int = 1024 * 1024 * 1024
-    max_head_bytes: int = 64 * 1024
-    max_connections: int = 16_384
-    keep_alive_s: float = 75.0
-    read_timeout_s: float = 30.0
-    write_timeout_s: float = 30.0
+    port: Port = 0
+    max_message_bytes: Count = 256 * 1024 * 1024
+    max_buffered_bytes: Count = 1024 * 1024 * 1024
+    max_metadata_bytes: Count = 16 * 1024
+    max_calls: Annotated[Count, Written("--grpc-max-calls", "N")] = 4096
+    max_watches: Annotated[Count, Written("--grpc-max-watches", "N")] = 1024
+    max_streams: Annotated[Count, Written("--grpc-max-streams", "N")] = 1024
+    max_connections: Count = 4096
+    backlog: Count = 2048
+    read_timeout_s: SomeSeconds = 30.0
+    write_timeout_s: SomeSeconds = 30.0
     certfile: str | None = None
     keyfile: str | None = None
     api_keys: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()
-    cors_origins: tuple[str, ...] = ()
-    access_log: bool = False
 
 
 class Overrides(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says about every model of the target; None leaves the model's own setting.
+    """What is said about models from outside; None leaves the model's own setting.
 
     Attributes:
+        name: Name of the endpoint, for a target that is one model.
+        version: Version reported in answers and metrics.
+        env: Variables of the environment of its worker processes, beside those of the server.
         worker_kind: Where models run.
         workers: Workers of each model.
         threads: Threads of each worker that call its model.
-        python: Interpreter of the worker processes; None takes the server's own.
+        python: Interpreter of the worker processes, which must have forebay.
         max_batch_size: Samples in a batch.
-        max_wait_ms: Wait for a batch to fill.
-        idle: What a free worker does with a batch that is not full.
-        timeout_ms: Time a request has.
-        max_queue: Samples that may wait.
-        policy: "auto" learns sizes and waits of batches that hold the objective.
-        latency_objective_ms: The time that 95 of 100 requests are to be answered in.
-        isolate_errors: Halve batches that fail as a whole until the sample at fault stands alone.
+        max_wait_ms: Wait this long for a batch to fill while a worker is free.
+        idle: What a free worker does with a batch that is not full: gather clients that return, go, or wait.
+        timeout_ms: Time a request has if it names none itself.
+        max_timeout_ms: Longest time a request may ask for.
+        max_queue: Samples that may wait; one more is refused with 429.
+        policy: auto learns the sizes of batches and the waits for them that hold the objective.
+        latency_objective_ms: Time that 95 of 100 requests are to be answered in.
+        isolate_errors: Halve a batch that fails as a whole until the sample at fault stands alone.
     """
 
-    worker_kind: WorkerKind = "process"
-    workers: int = 1
-    threads: int = 1
-    python: str | None = None
-    max_batch_size: int | None = None
-    max_wait_ms: float | None = None
-    idle: Literal["gather", "go", "wait"] | None = None
-    timeout_ms: int | None = None
-    max_queue: int | None = None
-    policy: Literal["auto"] | None = None
-    latency_objective_ms: float | None = None
-    isolate_errors: bool = False
+    name: str | None = None
+    version: str | None = None
+    env: dict[str, str] = {}
+    worker_kind: Annotated[WorkerKind, Written("--worker-kind")] = "process"
+    workers: Annotated[Count, Written("--workers", "N")] = 1
+    threads: Annotated[Count, Written("--threads", "N")] = 1
+    python: Annotated[str | None, Written("--python", "PATH", "this one", is_path=True)] = None
+    max_batch_size: Annotated[
+        Count | None, Written("--max-batch-size", "N", f"the model's own, {Model.max_batch_size}")
+    ] = None
+    max_wait_ms: Annotated[Milliseconds | None, Written("--max-wait-ms", "MS", "only for returning clients")] = None
+    idle: Annotated[Literal["gather", "go", "wait"] | None, Written("--idle", usual="gather")] = None
+    timeout_ms: Annotated[Count | None, Written("--timeout-ms", "MS", str(Model.timeout_ms))] = None
+    max_timeout_ms: Annotated[Count, Written("--max-timeout-ms", "MS")] = 3_600_000
+    max_queue: Annotated[Count | None, Written("--max-queue", "N", str(Model.max_queue))] = None
+    policy: Annotated[Literal["auto"] | None, Written("--policy")] = None
+    latency_objective_ms: Annotated[SomeMilliseconds | None, Written("--latency-objective-ms", "MS")] = None
+    isolate_errors: Annotated[bool | None, Written("--isolate-errors")] = None
 
 
 class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Workers that somebody else starts and that attach to this server.
 
     Attributes:
-        address: Where they dial in, `unix:PATH` or `tcp:HOST:PORT`; None lets nobody attach.
-        secret: What they must know; needed where other machines can connect.
+        address: Where they dial in, `unix:PATH` or `tcp:HOST:PORT`.
+        secret: What they must know, or @FILE; needed where other machines can connect.
         hello_s: Time in which a connection must have said what it is.
         grace_s: How long requests wait for a worker when the last one has left, before they get 503.
-        hang_s: A worker that owes an answer for this time is dropped and its batch handed on; None takes half of the
-            endpoint's timeout.
+        hang_s: A worker that owes an answer for this time is dropped and its batch handed on.
         max_connections: Connections at a time; each thread of a worker has one.
         max_frame_bytes: Longest frame that is read from a worker.
     """
 
-    address: str | None = None
-    secret: bytes | None = None
-    hello_s: float = 5.0
-    grace_s: float = 5.0
-    hang_s: float | None = None
-    max_connections: int = 256
-    max_frame_bytes: int = 256 * 1024 * 1024
+    address: Annotated[str | None, Written("--attach", "ADDRESS")] = None
+    secret: Annotated[bytes | None, Written("--attach-secret", "SECRET", variable="FOREBAY_SECRET")] = None
+    hello_s: Annotated[Seconds, Written("--worker-hello-s", "S")] = 5.0
+    grace_s: Annotated[Seconds, Written("--worker-grace-s", "S")] = 5.0
+    hang_s: Annotated[Seconds | None, Written("--worker-hang-s", "S", "half of the timeout")] = None
+    max_connections: Annotated[Count, Written("--max-worker-connections", "N")] = 256
+    max_frame_bytes: Annotated[int, Meta(ge=1024), Written("--max-worker-frame-bytes", "N")] = 256 * 1024 * 1024
+
+
+class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The process as a whole.
+
+    Attributes:
+        config: Settings in a YAML file of any name; without it those in a forebay.yaml that TARGET names.
+        drain_s: Time that open requests have to end after SIGTERM.
+        log_format: One JSON object a line, or text for a person.
+        log_level: What is logged.
+        extra_routes: Whether forebay's own paths answer beside those of a project of another server.
+        state_dir: Folder for the readiness files of a project.
+    """
+
+    config: Annotated[Path | None, Written("--config", "FILE")] = None
+    drain_s: Annotated[Seconds, Written("--drain-s", "S", key="drain")] = 30.0
+    log_format: Annotated[
+        Literal["json", "text"] | None, Written("--log-format", usual="text at a terminal, else json", key="format")
+    ] = None
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None, Written("--log-level", usual="info", key="level")
+    ] = None
+    extra_routes: Annotated[bool, Written("--extra-routes")] = True
+    state_dir: Annotated[Path | None, Written("--state-dir", "FOLDER", "its original's places", is_path=True)] = None
+
+
+SECTIONS: Final = (HttpConfig, Overrides, AttachConfig, GrpcConfig, ProcessConfig)
+"""All that a server can be told, in the order of the help and of the reference."""

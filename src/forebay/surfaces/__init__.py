@@ -28,10 +28,10 @@ def build(target: str | None, options: Options) -> Project:
     Raises:
         ConfigError: If no surface knows it, or it is wrong.
     """
-    if target is None:
+    if options.entries or target is None:
         from forebay.surfaces.native import NativeSurface
 
-        if options.attach.address is None:
+        if not options.entries and options.attach.address is None:
             msg = "nothing to serve: give a TARGET, such as model.py, or let workers attach with --attach ADDRESS"
             raise ConfigError(msg)
         return NativeSurface().build(None, options)
@@ -39,6 +39,9 @@ def build(target: str | None, options: Options) -> Project:
         if surface.detect(target):
             if surface.name != "native" and (options.attach.address or options.overrides.python):
                 msg = f"--attach and --python are for forebay's own models; {target} is a {surface.name} project"
+                raise ConfigError(msg)
+            if surface.name != "native" and (named := {"name", "version", "env"} & options.given):
+                msg = f"{min(named)} is for forebay's own models; {target} is a {surface.name} project"
                 raise ConfigError(msg)
             if surface.name != "pipeline" and options.arguments:
                 msg = f"{options.arguments[0]!r} follows the target; only scripts of pipelines take arguments"

@@ -3,43 +3,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from forebay.graph.drawing.draw import Drawable
 from forebay.server.app import App
-from forebay.server.config import AttachConfig, HttpConfig, Overrides
+from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig
 from forebay.transports.http.exchange import Route
 from forebay.transports.server import Listener
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says to a surface.
+class Entry(NamedTuple):
+    """One of several targets.
 
     Attributes:
-        http: The HTTP front; a project may set what the command line left at its default.
-        given: Names of the options the person gave, so that a project's own settings do not undo them.
-        overrides: What holds for every model.
-        attach: Where workers that somebody else starts may attach.
-        log_level: Level of the logs, None if the person gave none.
-        extra_routes: Whether forebay's own paths answer beside the project's.
-        state_dir: Folder for files the project's original keeps in fixed places; None takes those places.
-        arguments: What a script that is the target finds in `sys.argv`.
-        drain_s: Time that open requests have to end once the server stops.
+        target: A Python file, or a name in it.
+        overrides: What is said about its models.
+        given: Which of that was said and is not a default.
     """
 
+    target: str
+    overrides: Overrides
+    given: frozenset[str]
+
+
+class Options(ProcessConfig, frozen=True, kw_only=True):
+    """What person, environment and file say to a surface, beside what they say about the process.
+
+    Attributes:
+        target: What is served, if it is not `entries`.
+        http: The HTTP front; a project may set what nobody said.
+        grpc: The gRPC port, as far as it is not like HTTP.
+        given: Names of the options that were said, so that a project's own settings do not undo them.
+        overrides: What holds for every model.
+        attach: Where workers that somebody else starts may attach.
+        entries: Targets that a file names instead of the command line.
+        warnings: What is odd about what was said.
+        arguments: What a script that is the target finds in `sys.argv`.
+    """
+
+    target: str | None = None
     http: HttpConfig
+    grpc: GrpcConfig = GrpcConfig()
     given: frozenset[str] = frozenset()
     overrides: Overrides = Overrides()
     attach: AttachConfig = AttachConfig()
-    log_level: str | None = None
-    extra_routes: bool = True
-    state_dir: Path | None = None
+    entries: Sequence[Entry] = ()
+    warnings: Sequence[str] = ()
     arguments: tuple[str, ...] = ()
-    drain_s: float = 30.0
 
 
 class Project(msgspec.Struct, kw_only=True):

@@ -16,14 +16,13 @@ import uvloop
 from forebay.batching.queue import BatchConfig
 from forebay.protocols.pipeline.messages import PATH, Request, Response
 from forebay.server.app import App
-from forebay.server.config import HttpConfig
+from forebay.server.config import GrpcConfig, HttpConfig
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.pipeline.dag.predictions import Predictions
 from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp, with_cors
 from forebay.surfaces.pipeline.fronts.inference import told
 from forebay.surfaces.pipeline.fronts.rpc import services
 from forebay.transports.grpc.listener import GrpcListener
-from forebay.transports.grpc.service import GrpcConfig
 from forebay.transports.http.asgi import Pages
 from forebay.transports.http.listener import HttpListener
 

@@ -18,8 +18,8 @@ from tests.compat.pipeline.fronts import PATIENCE_S, Echo, Fronts
 from forebay.errors import DeadlineExceeded, ForebayError, InvalidRequest, QueueFull, Unavailable
 from forebay.protocols.pipeline import tensors
 from forebay.protocols.pipeline.messages import Response
+from forebay.server.config import GrpcConfig
 from forebay.surfaces.pipeline.fronts.client import AsyncPipelineClient, PipelineClient, Result, own_address, request_of
-from forebay.transports.grpc.service import GrpcConfig
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,8 @@ from forebay.errors import (
     Unavailable,
 )
 from forebay.protocols.pipeline.messages import SERVICE, Request
+from forebay.server.config import GrpcConfig
 from forebay.transports.grpc.listener import GrpcListener
-from forebay.transports.grpc.service import GrpcConfig
 
 Code = grpc.StatusCode
 ASKED = Request(key=["x"], value=["1"])

@@ -28,8 +28,9 @@ from forebay.errors import (
     RunnerFailed,
     Unavailable,
 )
+from forebay.server.config import GrpcConfig
 from forebay.transports.grpc.listener import GrpcListener
-from forebay.transports.grpc.service import GrpcConfig, GrpcService
+from forebay.transports.grpc.service import GrpcService
 
 PATIENCE_S = 60.0
 NAME = "test.Echo"

@@ -18,9 +18,15 @@ import msgspec
 from forebay.errors import ConfigError, nearest
 from forebay.serving.models.padding import Pad
 from forebay.serving.models.spelling import check_constructor, check_spelling, like_predict
+from forebay.types.settings import Count, Milliseconds, SomeMilliseconds, declared
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""What endpoints may be called."""
+NAME_IS: Final = "letters, digits, '.', '_' and '-' are allowed, starting with a letter or digit"
 
 
 class Model:
@@ -68,14 +74,14 @@ class Model:
 
     name: ClassVar[str | None] = None
     version: ClassVar[str] = "1"
-    max_batch_size: ClassVar[int] = 64
-    max_wait_ms: ClassVar[float | None] = None
-    timeout_ms: ClassVar[int] = 30_000
-    max_queue: ClassVar[int] = 4096
+    max_batch_size: ClassVar[Count] = 64
+    max_wait_ms: ClassVar[Milliseconds | None] = None
+    timeout_ms: ClassVar[Count] = 30_000
+    max_queue: ClassVar[Count] = 4096
     batchable: ClassVar[bool] = False
     split: ClassVar[bool] = True
     policy: ClassVar[Literal["auto"] | None] = None
-    latency_objective_ms: ClassVar[float | None] = None
+    latency_objective_ms: ClassVar[SomeMilliseconds | None] = None
     pad: ClassVar[Pad | None] = None
     isolate_errors: ClassVar[bool] = False
     borrows_input: ClassVar[bool] = False
@@ -138,34 +144,22 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
         if hasattr(model, hook):
             _check_parameters(model, hook, "sample" if hook == "preprocess" else "result")
     name = model.name or kebab(model.__name__)
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
-        msg = (
-            f"{where}.name is {name!r}; letters, digits, '.', '_' and '-' are allowed, starting with a letter or digit"
-        )
+    if not NAME.fullmatch(name):
+        msg = f"{where}.name is {name!r}; {NAME_IS}"
         raise ConfigError(msg)
-    for attribute, lowest in (("max_batch_size", 1), ("timeout_ms", 1), ("max_queue", 1)):
-        value = getattr(model, attribute)
-        if type(value) is not int or value < lowest:
-            msg = f"{where}.{attribute} is {value!r}; an integer of at least {lowest} is needed"
-            raise ConfigError(msg)
-    wait = model.max_wait_ms
-    if wait is not None and (type(wait) not in {int, float} or wait < 0):
-        msg = f"{where}.max_wait_ms is {wait!r}; milliseconds of at least 0 or None are needed"
-        raise ConfigError(msg)
+    for setting in declared(Model).values():
+        value = getattr(model, setting.name)
+        try:
+            if setting.name != "version":  # a number is one, too
+                setting.check(value, in_python=True)
+        except ValueError as error:
+            msg = f"{where}.{setting.name} is {value!r}; {error}"
+            raise ConfigError(msg) from error
     streams = inspect.isgeneratorfunction(predict) or inspect.isasyncgenfunction(predict)
     if streams and model.batchable:
         msg = f"{where} is batchable and its predict is a generator; an answer is an array or a stream, not both"
         raise ConfigError(msg)
-    _check_objective(model)
     _check_key_and_pad(model, streams=streams, one_input=one_input)
-    for flag in ("isolate_errors", "borrows_input"):
-        value = getattr(model, flag)
-        if type(value) is not bool:
-            msg = f"{where}.{flag} is {value!r}; True or False is needed"
-            raise ConfigError(msg)
-    if type(model.check_outputs) is not bool:
-        msg = f"{where}.check_outputs is {model.check_outputs!r}; True or False is needed"
-        raise ConfigError(msg)
     if streams and model.isolate_errors:
         msg = f"{where}.isolate_errors is set and its predict is a generator; a stream that has begun cannot run again"
         raise ConfigError(msg)
@@ -173,11 +167,11 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
         name=name,
         version=str(model.version),
         max_batch_size=model.max_batch_size,
-        max_wait_ms=wait,
+        max_wait_ms=model.max_wait_ms,
         timeout_ms=model.timeout_ms,
         max_queue=model.max_queue,
-        batchable=bool(model.batchable),
-        split=bool(model.split),
+        batchable=model.batchable,
+        split=model.split,
         policy=model.policy,
         latency_objective_ms=model.latency_objective_ms,
         batch_key=model.batch_key if model.batch_key is not None or model.pad is None else _bucket_key(model.pad),
@@ -262,18 +256,6 @@ def models_in(module: ModuleType, name: str | None = None) -> list[type[Model]]:
         msg = f"{where} has no forebay.Model named {name}{did_you_mean}"
         raise ConfigError(msg)
     return [value]
-
-
-def _check_objective(model: type[Model]) -> None:
-    where = model.__qualname__
-    objective, policy = model.latency_objective_ms, model.policy
-    if objective is not None and (type(objective) not in {int, float} or not 0 < objective < float("inf")):
-        msg = f"{where}.latency_objective_ms is {objective!r}; milliseconds above 0 or None are needed"
-        raise ConfigError(msg)
-    if policy not in {None, "auto"}:
-        hint = nearest(str(policy), ["auto"])
-        msg = f"{where}.policy is {policy!r}; 'auto' or None is needed" + (f"; did you mean '{hint}'?" if hint else "")
-        raise ConfigError(msg)
 
 
 def _check_key_and_pad(model: type[Model], *, streams: bool, one_input: bool) -> None:

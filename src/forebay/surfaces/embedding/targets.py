@@ -4,25 +4,25 @@
 from __future__ import annotations
 
 import inspect
-import math
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
-
-import msgspec
 
 from forebay.errors import ConfigError, nearest
 from forebay.graph.composition.compose import Composition
 from forebay.server.config import HttpConfig, Overrides
 from forebay.serving.models.model import Model
 from forebay.surfaces import build
-from forebay.surfaces.contract import Options
 from forebay.surfaces.native import Built, project_of, serve_model
 from forebay.surfaces.native.graphs import GraphTarget, serve_composition
+from forebay.surfaces.options import Side, options_of
+from forebay.types.settings import declared
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from forebay.surfaces.contract import Project
+    from forebay.server.told import Told
+    from forebay.surfaces.contract import Options, Project
 
 Target: TypeAlias = "type[Model] | Composition | str | Path"
 
@@ -51,9 +51,12 @@ def read_targets(
     if is_path and len(targets) > 1:
         msg = f"{caller}() takes one path, or any number of classes; several files are named in a forebay.yaml"
         raise ConfigError(msg)
-    options = _options(caller, settings, http, worker_kind="process" if is_path else "thread")
+    side = Side(_told(caller, settings, http), attrgetter("name"))
     if is_path:
-        return build(str(targets[0]), options)
+        options = options_of(str(targets[0]), side)
+        return build(options.target, options)
+    usual = Side({Overrides: {"worker_kind": "thread"}}, attrgetter("name"))
+    options = options_of(None, side, usual)
     return project_of([_built(caller, target, options) for target in targets], options.http)
 
 
@@ -71,9 +74,9 @@ def _built(caller: str, target: Any, options: Options) -> Built:
     raise ConfigError(msg)
 
 
-def _options(caller: str, settings: Mapping[str, Any], http: Collection[str], worker_kind: str) -> Options:
+def _told(caller: str, settings: Mapping[str, Any], http: Collection[str]) -> Told:
     known = [*http, *Overrides.__struct_fields__]
-    found: dict[str, Any] = {"worker_kind": worker_kind}
+    told: Told = {HttpConfig: {}, Overrides: {}}
     for name, value in settings.items():
         if name not in known:
             hint = nearest(name, known)
@@ -82,26 +85,12 @@ def _options(caller: str, settings: Mapping[str, Any], http: Collection[str], wo
                 did_you_mean = "whoever runs the application sees to that"
             msg = f"{caller}() knows no setting {name}; {did_you_mean}"
             raise ConfigError(msg)
-        kind = HttpConfig if name in http else Overrides
-        found[name] = _value(caller, kind, name, value)
-    given = {name: value for name, value in found.items() if name in http}
-    overrides = {name: value for name, value in found.items() if name not in http}
-    return Options(
-        http=msgspec.structs.replace(HttpConfig(), **given),
-        given=frozenset(settings),
-        overrides=msgspec.structs.replace(Overrides(), **overrides),
-    )
-
-
-def _value(caller: str, kind: type[msgspec.Struct], name: str, value: Any) -> Any:
-    declared = next(field.type for field in msgspec.structs.fields(kind) if field.name == name)
-    try:
-        found = msgspec.convert(value, declared)
-    except msgspec.ValidationError as error:
-        msg = f"{caller}({name}={value!r}) is not possible: {error}"
-        raise ConfigError(msg) from error
-    lowest = 0 if type(found) is float or name == "port" else 1
-    if type(found) in {int, float} and not lowest <= found < math.inf:
-        msg = f"{caller}({name}={value!r}) is not possible; a number of at least {lowest} is needed"
-        raise ConfigError(msg)
-    return found
+        struct = HttpConfig if name in http else Overrides
+        if value is None:  # not said
+            continue
+        try:
+            told[struct][name] = declared(struct)[name].check(value, in_python=True)
+        except ValueError as error:
+            msg = f"{caller}({name}={value!r}) is not possible; {error}"
+            raise ConfigError(msg) from error
+    return told

@@ -19,10 +19,9 @@ from forebay.serving.models.keys import SampleKeys
 from forebay.serving.models.model import load_module, models_in, settings_of
 from forebay.serving.models.model_runner import ModelRunner
 from forebay.serving.models.schema import io_types
-from forebay.surfaces.contract import Project
+from forebay.surfaces.contract import Entry, Project
 from forebay.surfaces.native.attached import Lobby
-from forebay.surfaces.native.batching import batching_of, isolates
-from forebay.surfaces.native.config import Entry, Plan, find_config, read_config
+from forebay.surfaces.native.batching import batching_of, environment_of, isolates, named
 from forebay.surfaces.native.describe import describe_in
 from forebay.surfaces.native.graphs import GraphTarget, compositions_of, drawable, serve_composition, unserved
 from forebay.surfaces.native.servings import serve_serving, serving_in
@@ -51,25 +50,25 @@ class NativeSurface:
     name = "native"
 
     def detect(self, target: str) -> bool:
-        """Tell whether the target is a Python file, with or without a class name, or names a forebay.yaml."""
-        return split_target(target)[0].suffix == ".py" or find_config(target) is not None
+        """Tell whether the target is a Python file, with or without a class name."""
+        return split_target(target)[0].suffix == ".py"
 
     def build(self, target: str | None, options: Options) -> Project:
         """Build an endpoint for each model of the target, and a door where others may attach.
 
         Args:
-            target: A Python file or a configuration; None serves only what attaches.
+            target: A Python file; None serves what a file names, and what attaches.
             options: What the person says.
 
         Raises:
             ConfigError: If a file cannot be read or imported or a model is not well-formed.
         """
-        plan = _plan(target, options)
-        project = project_of([serve_target(*entry) for entry in plan.entries], plan.http)
-        if plan.attach.address is not None:
+        entries = [*options.entries] if target is None else [Entry(target, options.overrides, options.given)]
+        project = project_of([serve_target(*entry) for entry in entries], options.http)
+        if options.attach.address is not None:
             Lobby(
                 project.app,
-                plan.attach,
+                options.attach,
                 lambda told, pool: endpoint_of(told.name, told.settings, pool, options.overrides),
             )
         return project
@@ -103,14 +102,6 @@ def project_of(built: Sequence[Built], http: HttpConfig) -> Project:
     )
 
 
-def _plan(target: str | None, options: Options) -> Plan:
-    config = find_config(target) if target is not None else None
-    if config is not None:
-        return read_config(config, options)
-    entries = [] if target is None else [Entry(target, options.overrides, options.given)]
-    return Plan(entries, options.http, options.attach)
-
-
 def serve_target(target: str, overrides: Overrides, given: Collection[str] = ()) -> Built:
     """Build the endpoints of a Python file, in this interpreter or described by another one.
 
@@ -124,10 +115,14 @@ def serve_target(target: str, overrides: Overrides, given: Collection[str] = ())
     """
     path, name = split_target(target)
     file = path.absolute()  # the file may change the working folder
+    if overrides.env and overrides.worker_kind != "process":
+        msg = f"an environment of its own needs worker kind process, found {overrides.worker_kind}"
+        raise ConfigError(msg)
     if overrides.python is None:
         module = import_file(path)
         compositions = compositions_of(module, name)
         if compositions:
+            _check_one(overrides, target, compositions)
             targets = [GraphTarget(one, file, key, overrides, given) for key, one in compositions.items()]
             warnings = [warning for one in compositions.values() for warning in one.graph.warnings]
             warnings += unserved(module, compositions) if name is None else []
@@ -135,12 +130,17 @@ def serve_target(target: str, overrides: Overrides, given: Collection[str] = ())
         serving = serving_in(module, name)
         if serving is not None and name is not None:
             return Built([serve_serving(serving, file, name, overrides)])
-        return Built([serve_model(model, overrides) for model in models_in(module, name)])
+        models = models_in(module, name)
+        _check_one(overrides, target, [model.__name__ for model in models])
+        return Built([serve_model(model, overrides) for model in models])
     if overrides.worker_kind != "process":
         msg = f"an interpreter of its own needs worker kind process, found {overrides.worker_kind}"
         raise ConfigError(msg)
     served: list[Served] = []
-    for class_name, told in describe_in(overrides.python, target):
+    found = describe_in(overrides.python, target, overrides.env)
+    _check_one(overrides, target, [class_name for class_name, _ in found])
+    for class_name, its_own in found:
+        told = named(its_own, overrides)
         pool = _process_pool(file, class_name, told.settings, overrides)
         endpoint = endpoint_of(class_name, told.settings, pool, overrides)
         served.append(Served(endpoint, told.contract, told.described))
@@ -153,7 +153,7 @@ def serve_model(model: type[Model], overrides: Overrides) -> Served:
     Raises:
         ConfigError: If the class is not well-formed.
     """
-    settings = settings_of(model)
+    settings = named(settings_of(model), overrides)
     given, answer = io_types(model)
     where = model.__qualname__
     if settings.pad is not None and not hasattr(model, "preprocess"):
@@ -198,6 +198,7 @@ def endpoint_of(
         name=settings.name,
         version=settings.version,
         timeout_s=(overrides.timeout_ms or settings.timeout_ms) / 1000,
+        max_timeout_s=overrides.max_timeout_ms / 1000,
         split=settings.split,
         streams=settings.streams,
     )
@@ -210,6 +211,13 @@ def split_target(target: str) -> tuple[Path, str | None]:
     if colon and file.endswith(".py"):
         return Path(file), name
     return Path(target), None
+
+
+def _check_one(overrides: Overrides, target: str, names: Collection[str]) -> None:
+    """Refuse one name for several endpoints."""
+    if overrides.name is not None and len(names) > 1:
+        msg = f"{target} has several that are served ({', '.join(names)}), and one name; say which: {target}:NAME"
+        raise ConfigError(msg)
 
 
 def _keys_of(where: str, settings: ModelSettings, given: WireType) -> SampleKeys | None:
@@ -246,6 +254,7 @@ def _process_pool(file: Path, name: str, settings: ModelSettings, overrides: Ove
         workers=overrides.workers,
         threads=overrides.threads,
         python=overrides.python,
+        env=environment_of(overrides),
         isolates=is_isolating,
     )
 

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a model is batched: what its class says, what the person says, and what of that does not go together."""
+"""What holds for a model: what its class says, what the person says, and what of that does not go together."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError
@@ -11,6 +14,21 @@ from forebay.errors import ConfigError
 if TYPE_CHECKING:
     from forebay.server.config import Overrides
     from forebay.serving.models.model import ModelSettings
+    from forebay.surfaces.native.describe import Description
+
+
+Said = TypeVar("Said", bound="ModelSettings | Description")
+
+
+def named(settings: Said, overrides: Overrides) -> Said:
+    """Return what a model says about itself under the name and version that the person gave it."""
+    said = {"name": overrides.name or settings.name, "version": overrides.version or settings.version}
+    return msgspec.structs.replace(settings, **said)
+
+
+def environment_of(overrides: Overrides) -> dict[str, str] | None:
+    """Return the environment of a model's worker processes; None is that of the server."""
+    return {**os.environ, **overrides.env} if overrides.env else None
 
 
 def batching_of(where: str, settings: ModelSettings, overrides: Overrides) -> BatchConfig:
@@ -53,7 +71,7 @@ def isolates(where: str, settings: ModelSettings, overrides: Overrides) -> bool:
     Raises:
         ConfigError: If the person wants that of a model that streams.
     """
-    wanted = settings.isolate_errors or overrides.isolate_errors
+    wanted = settings.isolate_errors if overrides.isolate_errors is None else overrides.isolate_errors
     if wanted and settings.streams:
         msg = f"{where} streams, and a stream that has begun cannot run again; leave out --isolate-errors"
         raise ConfigError(msg)

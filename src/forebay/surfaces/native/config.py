@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`forebay.yaml`: several models, each with settings and an interpreter of its own, behind one server.
+"""`forebay.yaml`, or a file of any name behind `--config`: what is served, and the settings of the server.
 
     models:
       - target: iris.py:Iris
@@ -7,149 +7,222 @@
       - target: language.py
         python: old-environment/bin/python
         max_batch_size: 16
+    workers: 4
     http:
       port: 9000
     attach: unix:workers.socket
 
-What a model may set are the options of `forebay serve` that hold for models, by the same names. Paths are relative to
-the file. What the command line says wins.
+The keys are those that the settings have which the command line has flags for; what holds for models may stand beside a
+target or, for all of them, at the top. Paths are relative to the file.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 
 from forebay.errors import ConfigError, nearest
-from forebay.server.config import AttachConfig, HttpConfig, Overrides
+from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig
+from forebay.server.told import Told
+from forebay.server.walker import Check, Walker, variables
+from forebay.serving.models.model import NAME, NAME_IS
+from forebay.surfaces.contract import Entry
+from forebay.types.settings import Setting, declared
 from forebay.workers.address import UnixAddress, parse_address
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Mapping
 
-    from forebay.server.yaml import Document
-    from forebay.surfaces.contract import Options
+    from forebay.server import yaml
 
-FILE = "forebay.yaml"
-
-_HTTP = ("host", "port")
-_SECTIONS = ("models", "http", "attach")
+FILE: Final = "forebay.yaml"
 
 
-class Entry(NamedTuple):
-    """One target of the file, what holds for its models, and which of that was said by the file or the person."""
+class File(NamedTuple):
+    """What a file tells.
 
-    target: str
-    overrides: Overrides
-    given: Collection[str]
+    Attributes:
+        told: The settings of the server and of all models.
+        targets: What is to be served, each with the settings of its own.
+        document: The file, for messages.
+    """
 
-
-class Plan(msgspec.Struct, frozen=True):
-    """What a file asks for, with what the command line overrode."""
-
-    entries: list[Entry]
-    http: HttpConfig
-    attach: AttachConfig
+    told: Told
+    targets: list[tuple[str, dict[str, Any]]]
+    document: yaml.Document
 
 
-def find_config(target: str) -> Path | None:
+def find_config(target: str | None) -> Path | None:
     """Return the configuration a target names, itself or by its folder."""
+    if target is None:
+        return None
     path = Path(target)
     if path.is_dir():
         path /= FILE
     return path if path.name == FILE and path.is_file() else None
 
 
-def read_config(path: Path, options: Options) -> Plan:
+def read_config(path: Path) -> File:
     """Read a configuration.
 
     Raises:
-        ConfigError: With file, line, key, and the nearest right spelling.
+        ConfigError: With file, line, key, what was found and what is allowed or the nearest right spelling.
     """
     from forebay.server import yaml
 
-    document = yaml.load(path.read_bytes(), str(path))
-    root = _mapping(document, (), document.data, _SECTIONS)
+    try:
+        document = yaml.load(path.read_bytes(), str(path))
+    except OSError as error:
+        siblings = [one.name for pattern in ("*.yaml", "*.yml") for one in path.parent.glob(pattern)]
+        hint = nearest(path.name, siblings)
+        reason = f"{path} cannot be read: {error.strerror}"
+        raise ConfigError(reason + (f"; did you mean {hint}?" if hint else "")) from error
+    walker = _Walker(document)
     folder = path.parent
-    models = root.get("models")
-    if not isinstance(models, list) or not models:
-        if models is not None or "attach" not in root:
-            raise document.error(("models",), "models: a list with at least one model is needed, each with a target")
-        models = []
-    listed = cast("list[Any]", models)
-    entries = [_entry(document, ("models", index), model, folder, options) for index, model in enumerate(listed)]
-    attach = _attach(document, root.get("attach"), folder, options)
-    return Plan(entries, _http(document, root.get("http"), options), attach)
+    found = walker.section((), document.data, _top(folder))
+    targets: list[tuple[str, dict[str, Any]]] = found.pop("models", [])
+    if "target" in found:
+        if targets:
+            walker.fail(("target",), "target: there are models as well; put it among them")
+        targets = [(found.pop("target"), {})]
+    if "name" in found and len(targets) > 1:
+        walker.fail(("name",), f"name: it holds for one model, and there are {len(targets)}; put it beside each target")
+    told: Told = {
+        HttpConfig: found.pop("http", {}),
+        GrpcConfig: found.pop("grpc", {}),
+        AttachConfig: found.pop("attach", {}),
+        ProcessConfig: found.pop("log", {}),
+        Overrides: {name: found.pop(name) for name in declared(Overrides) if name in found},
+    }
+    told[ProcessConfig] |= {name: found[one.key] for name, one in declared(ProcessConfig).items() if one.key in found}
+    return File(told, targets, document)
 
 
-def _entry(document: Document, path: tuple[Any, ...], model: Any, folder: Path, options: Options) -> Entry:
-    keys = _mapping(document, path, model, ("target", *Overrides.__struct_fields__))
-    target = keys.get("target")
-    if not isinstance(target, str) or not target:
-        raise document.error((*path, "target"), "target: a Python file is needed, or file.py:Name")
-    given = {name: value for name, value in keys.items() if name != "target" and name not in options.given}
-    settings = _values(document, path, Overrides, given)
-    if "/" in settings.get("python", ""):  # else it is looked up in PATH
-        settings["python"] = _below(folder, settings["python"])
-    overrides = msgspec.structs.replace(options.overrides, **settings)
-    return Entry(_below(folder, target), overrides, options.given | settings.keys())
+def entries_of(file: File, target: str | None, told: Mapping[str, Any], *, attaches: bool) -> list[Entry]:
+    """Return what of a file is served.
+
+    Args:
+        file: It.
+        target: What the command line names beside it.
+        told: What person and environment tell about all models.
+        attaches: Whether workers may attach, so that there need not be anything else.
+
+    Raises:
+        ConfigError: If both name something, or the file has nothing to serve.
+    """
+    if target is not None:
+        if file.targets:
+            message = f"models: the file says what is served, and {target} was given as well; leave one of them out"
+            raise file.document.error(("models",), message)
+        return []
+    if not file.targets and not attaches:
+        message = "models: a list with at least one model is needed, each with a target"
+        raise file.document.error(("models",), message)
+    entries: list[Entry] = []
+    for one, own in file.targets:
+        settings = {**file.told[Overrides], **own, **told}
+        settings["env"] = {**file.told[Overrides].get("env", {}), **own.get("env", {})}
+        entries.append(Entry(one, Overrides(**settings), frozenset(settings) - {"env"}))
+    return entries
 
 
-def _http(document: Document, section: Any, options: Options) -> HttpConfig:
-    if section is None:
-        return options.http
-    keys = _mapping(document, ("http",), section, _HTTP)
-    given = {name: value for name, value in keys.items() if name not in options.given}
-    return msgspec.structs.replace(options.http, **_values(document, ("http",), HttpConfig, given, lowest=0))
+class _Walker(Walker):
+    """Names keys without the model they stand in, which the line tells."""
+
+    def dotted(self, path: yaml.Path) -> str:
+        is_in_model = path[:1] == ("models",) and len(path) > 2
+        return super().dotted(path[2:] if is_in_model else path)
 
 
-def _attach(document: Document, address: Any, folder: Path, options: Options) -> AttachConfig:
-    if address is None or options.attach.address is not None:
-        return options.attach
-    if not isinstance(address, str):
-        raise document.error(("attach",), "attach: an address is needed, unix:PATH or tcp:HOST:PORT")
+def _top(folder: Path) -> dict[str, Check]:
+    model = {one.key: _check(one, folder) for one in declared(Overrides).values()}
+    process = {name: one for name, one in declared(ProcessConfig).items() if name != "config"}
+    logs = {one.key: _check(one, folder) for name, one in process.items() if name.startswith("log_")}
+
+    def section(struct: type[msgspec.Struct]) -> Check:
+        keys = {one.key: _check(one, folder) for one in declared(struct).values() if one.written.flag is not None}
+        return lambda walker, path, value: walker.section(path, value, keys)
+
+    def attach(walker: Walker, path: yaml.Path, value: Any) -> dict[str, Any]:
+        return section(AttachConfig)(walker, path, {"address": value} if not isinstance(value, dict) else value)
+
+    def log(walker: Walker, path: yaml.Path, value: Any) -> dict[str, Any]:
+        return {f"log_{key}": one for key, one in walker.section(path, value, logs).items()}
+
+    return {
+        "models": _models({**model, "target": _target(folder)}),
+        "target": _target(folder),
+        "http": section(HttpConfig),
+        "attach": attach,
+        "log": log,
+        "grpc": section(GrpcConfig),
+        **{one.key: _check(one, folder) for name, one in process.items() if not name.startswith("log_")},
+        **model,
+    }
+
+
+def _models(keys: Mapping[str, Check]) -> Check:
+    def check(walker: Walker, path: yaml.Path, value: Any) -> list[tuple[str, dict[str, Any]]]:
+        if not isinstance(value, list) or not value:
+            walker.fail(path, "models: a list with at least one model is needed, each with a target")
+        found: list[tuple[str, dict[str, Any]]] = []
+        for index, given in enumerate(cast("list[Any]", value)):
+            one = walker.section((*path, index), {"target": given} if isinstance(given, str) else given, keys)
+            if "target" not in one:
+                keys["target"](walker, (*path, index, "target"), None)
+            found.append((one.pop("target"), one))
+        return found
+
+    return check
+
+
+def _target(folder: Path) -> Check:
+    def check(walker: Walker, path: yaml.Path, value: Any) -> str:
+        if not isinstance(value, str) or not value:
+            walker.fail(path, "target: a Python file is needed, or file.py:Name")
+        return _below(folder, value)
+
+    return check
+
+
+def _check(setting: Setting, folder: Path) -> Check:
+    """Return the check of a setting's value in a file that lies in `folder`."""
+
+    def check(walker: Walker, path: yaml.Path, value: Any) -> Any:
+        if setting.name == "env":
+            return variables(walker, path, value)
+        if setting.name == "version":  # 1.10 is not 1.1
+            value = walker.document.text(path) or value
+        try:
+            found = setting.check(value)
+        except ValueError as error:
+            walker.wrong(path, value, str(error))
+        if setting.name == "name" and not NAME.fullmatch(found):
+            walker.wrong(path, found, NAME_IS)
+        if setting.name == "address":
+            return _address(walker, path, found, folder)
+        if setting.name == "python" and "/" not in found:  # it is looked up in PATH
+            return found
+        if setting.written.is_path:
+            return _below(folder, found)
+        if setting.name == "api_keys":
+            return tuple("@" + _below(folder, key[1:]) if key.startswith("@") else key for key in found)
+        if setting.name == "secret" and found.startswith("@"):
+            return "@" + _below(folder, found[1:])
+        return found
+
+    return check
+
+
+def _address(walker: Walker, path: yaml.Path, address: str, folder: Path) -> str:
     try:
         found = parse_address(address)
     except ConfigError as error:
-        raise document.error(("attach",), f"attach: {error.message}") from error
-    if isinstance(found, UnixAddress):
-        address = str(UnixAddress(_below(folder, found.path)))
-    return msgspec.structs.replace(options.attach, address=address)
-
-
-def _mapping(document: Document, path: tuple[Any, ...], value: Any, known: Iterable[str]) -> Mapping[str, Any]:
-    names = list(known)
-    if not isinstance(value, dict):
-        where = path[-1] if path else FILE
-        raise document.error(path, f"{where}: a mapping with {', '.join(names)} is needed")
-    for key in cast("dict[Any, Any]", value):
-        if key not in names:
-            hint = nearest(str(key), names)
-            did_you_mean = f"did you mean {hint}?" if hint else f"allowed are {', '.join(names)}"
-            raise document.error((*path, key), f"{key}: there is no such key; {did_you_mean}")
-    return cast("dict[str, Any]", value)
-
-
-def _values(
-    document: Document, path: tuple[Any, ...], kind: type[msgspec.Struct], given: Mapping[str, Any], *, lowest: int = 1
-) -> dict[str, Any]:
-    """Check values against the fields of a struct."""
-    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
-    found: dict[str, Any] = {}
-    for name, written in given.items():
-        try:
-            value = found[name] = msgspec.convert(written, fields[name])
-        except msgspec.ValidationError as error:
-            raise document.error((*path, name), f"{name}: {error}") from error
-        if type(value) is int and value < lowest:
-            raise document.error((*path, name), f"{name}: {value} is not possible, at least {lowest} is needed")
-        if type(value) is float and not 0.0 <= value < math.inf:
-            raise document.error((*path, name), f"{name}: {value} is not possible, a number of at least 0 is needed")
-    return found
+        walker.fail(path, f"attach: {error.message}")
+    return str(UnixAddress(_below(folder, found.path))) if isinstance(found, UnixAddress) else address
 
 
 def _below(folder: Path, path: str) -> str:

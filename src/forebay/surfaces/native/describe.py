@@ -22,7 +22,7 @@ from forebay.serving.models.schema import io_types
 from forebay.workers.leash import end_with
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from forebay.serving.models.model import Model
     from forebay.serving.models.schema import WireType
@@ -152,12 +152,13 @@ def check(given: Any) -> Description:
     return description
 
 
-def describe_in(python: str, target: str) -> list[tuple[str, Description]]:
+def describe_in(python: str, target: str, env: Mapping[str, str]) -> list[tuple[str, Description]]:
     """Describe the models of a file in another interpreter.
 
     Args:
         python: The interpreter; it must have forebay.
         target: `file.py` or `file.py:Name`.
+        env: Variables it is given beside those of this process.
 
     Returns:
         The name of each class, and its description.
@@ -169,7 +170,9 @@ def describe_in(python: str, target: str) -> list[tuple[str, Description]]:
 
     command = [python, "-P", "-c", f"from {__name__} import main; main()", target, str(os.getpid())]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, check=False, env={**os.environ, **env}
+        )
     except OSError as error:
         hint = ""
         inside = os.path.join(python, "bin", "python")  # noqa: PTH118 - a Path would drop the ./ of a relative one

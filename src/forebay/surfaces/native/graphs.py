@@ -19,7 +19,7 @@ from forebay.protocols.openapi import Described
 from forebay.server.app import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.model import defined_models
-from forebay.surfaces.native.batching import batching_of, isolates
+from forebay.surfaces.native.batching import batching_of, environment_of, isolates
 from forebay.workers.inline import InlinePool
 from forebay.workers.objects import packed
 from forebay.workers.processes import ProcessPool
@@ -103,15 +103,16 @@ def serve_composition(target: GraphTarget) -> Served:
     nodes = {name: _node(call, endpoints[call.node.name], target) for name, call in graph.calls.items()}
     pool = WirePool(wire, GraphPool(graph.spec, nodes, slots=settings.max_in_flight), slots=settings.max_in_flight)
     config = EndpointConfig(
-        name=composition.name,
-        version=settings.version,
+        name=target.overrides.name or composition.name,
+        version=target.overrides.version or settings.version,
+        max_timeout_s=overrides.max_timeout_ms / 1000,
         timeout_s=(overrides.timeout_ms or settings.timeout_ms) / 1000,
         split=False,
     )
     batching = BatchConfig(max_size=1, idle="go", capacity=overrides.max_queue or settings.max_queue)
     described = Described(
-        name=composition.name,
-        version=settings.version,
+        name=config.name,
+        version=config.version,
         description=composition.function.__doc__ or "",
         input=wire.given,
         output=wire.answer,
@@ -163,8 +164,8 @@ def _endpoints(target: GraphTarget) -> dict[str, Endpoint]:
 def _endpoint(call: Call, target: GraphTarget) -> Endpoint:
     node, composition = call.node, target.composition
     config = EndpointConfig(
-        name=f"{composition.name}/{node.name}",
-        version=composition.settings.version,
+        name=f"{target.overrides.name or composition.name}/{node.name}",
+        version=target.overrides.version or composition.settings.version,
         timeout_s=composition.settings.timeout_ms / 1000,
     )
     keys = None
@@ -233,7 +234,9 @@ def _pool(call: Call, target: GraphTarget) -> Pool:
     if kind == "process":
         # Those that share the way to a worker are not to share its end.
         separates = is_isolating or not node.runs_batches
-        return ProcessPool(packed(spec), workers=workers, threads=threads, isolates=separates)
+        return ProcessPool(
+            packed(spec), workers=workers, threads=threads, env=environment_of(overrides), isolates=separates
+        )
     spec = msgspec.structs.replace(spec, local=lambda: node.runner(isolate_errors=is_isolating))
     if kind == "thread":
         return ThreadPool(spec, workers=workers, threads=threads)

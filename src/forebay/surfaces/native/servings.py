@@ -20,6 +20,7 @@ from forebay.serving.models.schema import WireType
 from forebay.serving.servings.request_runner import RequestRunner, query_key
 from forebay.serving.servings.serving import Serving
 from forebay.serving.servings.settings import options_of, partitions_of
+from forebay.surfaces.native.batching import environment_of
 from forebay.workers.inline import InlinePool
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
@@ -77,7 +78,7 @@ def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: 
         ConfigError: If person and serving want what does not go together.
     """
     options = options_of(serving.settings, {})
-    endpoint_name = kebab(name)
+    endpoint_name = overrides.name or kebab(name)
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,127}", endpoint_name):
         msg = f"{path} calls its serving {name!r}, which is no name for an endpoint; begin it with a letter"
         raise ConfigError(msg)
@@ -92,7 +93,12 @@ def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: 
     streams = serving.settings.streaming is not None
     has_keys = options.batch_keys != ("default",)
     config = EndpointConfig(
-        name=endpoint_name, timeout_s=(overrides.timeout_ms or TIMEOUT_MS) / 1000, split=False, streams=streams
+        name=endpoint_name,
+        version=overrides.version or "1",
+        timeout_s=(overrides.timeout_ms or TIMEOUT_MS) / 1000,
+        max_timeout_s=overrides.max_timeout_ms / 1000,
+        split=False,
+        streams=streams,
     )
     keys = _Keys(options.batch_keys) if has_keys else None
     endpoint = Endpoint(
@@ -100,7 +106,7 @@ def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: 
     )
     described = Described(
         name=endpoint_name,
-        version="1",
+        version=config.version,
         description=_description(serving, options),
         input=WireType(Any),
         output=WireType(Any, "output"),
@@ -140,7 +146,7 @@ def _pool(serving: Serving[Any, Any], path: Path, name: str, options: ProcessOpt
         kwargs={"path": str(path.absolute()), "name": name, "workers": workers, "batch_size": batch_size},
     )
     if overrides.worker_kind == "process":
-        return ProcessPool(spec, workers=workers)
+        return ProcessPool(spec, workers=workers, env=environment_of(overrides))
     spec = msgspec.structs.replace(spec, local=lambda: RequestRunner(serving, workers, batch_size))
     if overrides.worker_kind == "inline":
         return InlinePool(spec, slots=1)

@@ -16,7 +16,7 @@ import msgspec
 from forebay.graph.drawing.draw import Drawable
 from forebay.protocols.native import Contract
 from forebay.server.app import App, Served
-from forebay.server.config import HttpConfig
+from forebay.server.config import GrpcConfig, HttpConfig
 from forebay.surfaces.contract import Options, Project
 from forebay.surfaces.pipeline import logs, running
 from forebay.surfaces.pipeline import script as scripts
@@ -27,7 +27,6 @@ from forebay.surfaces.pipeline.dag.op_workers import built
 from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp, with_cors
 from forebay.surfaces.pipeline.fronts.rpc import services
 from forebay.transports.grpc.listener import GrpcListener
-from forebay.transports.grpc.service import GrpcConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +66,8 @@ def project_of(server: PipelineServer, script: Callable[[], Script], options: Op
     gateway = Gateway(hosted.service, http)
     face = PipelineHttp(gateway, http, Pages(app, http) if options.extra_routes else None)
     rpc_source = _source(config, "rpc_port") or _source(config, "port")
-    rpc = GrpcListener(_grpc(config, http), services(hosted.service), lambda: not app.problems(), rpc_source)
+    grpc = _grpc(config, http, options.grpc)
+    rpc = GrpcListener(grpc, services(hosted.service), lambda: not app.problems(), rpc_source)
     service = hosted.service
     presence = _Presence(rpc, http.port if has_http else None)
 
@@ -197,17 +197,20 @@ def _source(config: PipelineConfig, key: str) -> str:
     return "" if place is None else f"{place}: {key}"
 
 
-def _grpc(config: PipelineConfig, http: HttpConfig) -> GrpcConfig:
+def _grpc(config: PipelineConfig, http: HttpConfig, limits: GrpcConfig) -> GrpcConfig:
     """Return the gRPC port: the configured one, else the one after that of HTTP if it is free, else any."""
     port = config.rpc_port
     if port is None:
         port = http.port + 1 if 0 < http.port < LAST_PORT and _is_free(http.host, http.port + 1) else 0
-    return GrpcConfig(
+    return msgspec.structs.replace(
+        limits,
         host=http.host,
         port=port,
         max_message_bytes=config.max_message_bytes,
         max_metadata_bytes=http.max_head_bytes,
+        max_buffered_bytes=http.max_buffered_bytes,
         max_connections=http.max_connections,
+        backlog=http.backlog,
         read_timeout_s=http.read_timeout_s,
         write_timeout_s=http.write_timeout_s,
         certfile=http.certfile,

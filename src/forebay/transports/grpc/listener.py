@@ -19,9 +19,9 @@ from forebay.transports.grpc.port import Port
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from forebay.transports.grpc.service import GrpcConfig, GrpcService
+    from forebay.server.config import GrpcConfig
+from forebay.transports.grpc.service import GrpcService
 
-BACKLOG: Final = 2048
 TLS_GOODBYE_S: Final = 1.0
 """How long a closing TLS connection waits for the client's goodbye."""
 CLOSING_S: Final = 1.0
@@ -88,7 +88,7 @@ class GrpcListener:
                 ssl=tls,
                 ssl_handshake_timeout=config.read_timeout_s if tls else None,
                 ssl_shutdown_timeout=TLS_GOODBYE_S if tls else None,
-                backlog=BACKLOG,
+                backlog=config.backlog,
             )
         except (OSError, UnicodeError) as error:
             raise ConfigError(why_not(config.host, config.port, error, self._source)) from error

@@ -17,10 +17,10 @@ from forebay.transports.grpc.statuses import Status
 from forebay.transports.refusal_line import RefusalLine
 
 if TYPE_CHECKING:
+    from forebay.server.config import GrpcConfig
     from forebay.transports.grpc.calls import OpenCall
     from forebay.transports.grpc.connection import Connection
     from forebay.transports.grpc.heads import HeadReader
-    from forebay.transports.grpc.service import GrpcConfig
 
 log = logging.getLogger("forebay.requests")
 

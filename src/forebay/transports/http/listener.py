@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from forebay.server.config import HttpConfig
     from forebay.transports.http.exchange import Route
 
-BACKLOG = 2048
 IDLE_GRACE_S = 1.0
 """While draining, idle connections stay open this long: a request that is on its way to one of them is answered."""
 
@@ -99,9 +98,9 @@ class HttpListener:
         try:
             if self._uvicorn.ssl is not None:
                 self._door = TlsDoor(self._lane, self._uvicorn.ssl, connect)
-                host, port = await self._door.open(config.host, config.port, BACKLOG)
+                host, port = await self._door.open(config.host, config.port, config.backlog)
             else:
-                self._server = await loop.create_server(connect, config.host, config.port, backlog=BACKLOG)
+                self._server = await loop.create_server(connect, config.host, config.port, backlog=config.backlog)
                 host, port = self._server.sockets[0].getsockname()[:2]
         except (OSError, UnicodeError) as error:
             raise ConfigError(why_not(config.host, config.port, error, self._source)) from error

@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator
 
 import uvloop
 
+from forebay.server.config import GrpcConfig
 from forebay.transports.grpc import frames
 from forebay.transports.grpc.hpack import literal
 from forebay.transports.grpc.listener import GrpcListener
 from forebay.transports.grpc.messages import prefix
-from forebay.transports.grpc.service import GrpcConfig, GrpcService
+from forebay.transports.grpc.service import GrpcService
 
 OPENING = frames.PREFACE + frames.settings([])
 HEAD = (

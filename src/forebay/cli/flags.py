@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags, made of the settings that structs declare."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.server.config import SECTIONS, AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig
+from forebay.types.settings import declared
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay.server.told import Told
+    from forebay.types.settings import Setting
+
+_TITLES: Final[dict[type, str]] = {
+    HttpConfig: "HTTP",
+    Overrides: "workers and batching, for every model of the target",
+    AttachConfig: "workers that attach: forebay worker FILE --connect ADDRESS",
+    GrpcConfig: "gRPC, of pipelines",
+    ProcessConfig: "process",
+}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for every setting that has one."""
+    for struct in SECTIONS:
+        group = parser.add_argument_group(_TITLES[struct])
+        for setting in declared(struct).values():
+            if setting.written.flag is not None:
+                _add(group, setting)
+
+
+def told_in(parsed: argparse.Namespace) -> Told:
+    """Return what the flags tell."""
+    told: Told = {}
+    for struct in SECTIONS:
+        for setting in declared(struct).values():
+            value = getattr(parsed, _destination(setting), None)
+            if value is not None:
+                told.setdefault(struct, {})[setting.name] = tuple(value) if setting.is_list else value
+    return told
+
+
+def _add(group: argparse._ArgumentGroup, setting: Setting) -> None:  # pyright: ignore[reportPrivateUsage]
+    flag = setting.written.flag
+    assert flag is not None
+    usual = f" ({setting.usual})" if setting.usual else ""
+    described = setting.doc[:1].lower() + setting.doc[1:] if setting.doc[1:2].islower() else setting.doc
+    more: dict[str, Any] = {"help": (described.rstrip(".") + usual).replace("%", "%%")}
+    if setting.is_list:
+        more |= {"action": "append", "metavar": setting.written.metavar}
+        more["help"] += "; may be repeated"
+    elif setting.kind is bool:
+        more |= {"action": argparse.BooleanOptionalAction}
+    elif setting.choices:
+        more |= {"choices": sorted(setting.choices)}
+    else:
+        more |= {"type": reading(setting), "metavar": setting.written.metavar}
+    group.add_argument(flag, **more)
+
+
+def _destination(setting: Setting) -> str:
+    """Return where argparse puts the value of a setting's flag."""
+    return (setting.written.flag or "--").removeprefix("--").replace("-", "_")
+
+
+def reading(setting: Setting) -> Callable[[str], Any]:
+    """Return what argparse reads the value of a flag with."""
+
+    def read(text: str) -> Any:
+        try:
+            return setting.read(text)
+        except ValueError as error:
+            msg = f"{text!r} is not possible, {error}"
+            raise argparse.ArgumentTypeError(msg) from error
+
+    return read

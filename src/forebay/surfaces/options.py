@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said from several sides, and by a file, becomes the options that surfaces are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from forebay.errors import ConfigError
+from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig
+from forebay.server.told import Told, keys_of, merged
+from forebay.surfaces.contract import Entry, Options
+from forebay.surfaces.native.config import entries_of, find_config, read_config
+from forebay.types.settings import Setting, declared
+from forebay.workers.proof import read_secret
+
+
+class Side(NamedTuple):
+    """Somebody who says something.
+
+    Attributes:
+        told: What.
+        label: What they call a setting, for messages.
+    """
+
+    told: Told
+    label: Callable[[Setting], str | None]
+
+
+def options_of(target: str | None, *sides: Side, **more: Any) -> Options:
+    """Put together what all sides say, the strongest first, and then the file that they or the target name.
+
+    Args:
+        target: What is to be served.
+        sides: Who says something.
+        **more: Of `Options`, what is not told by anybody.
+
+    Raises:
+        ConfigError: If something of it is not possible.
+    """
+    person = merged(*(side.told for side in sides))
+    found = find_config(target)
+    path = person[ProcessConfig].get("config") or found
+    if found is not None and path != found:
+        msg = f"{target} is a configuration, and --config names another one; give one of them"
+        raise ConfigError(msg)
+    file = None if path is None else read_config(path)
+
+    def in_file(setting: Setting) -> str:
+        return f"{path}: {setting.key}"
+
+    everybody = [*sides, *([] if file is None else [Side(file.told, in_file)])]
+    told = merged(*(side.told for side in everybody))
+    given = frozenset(told[HttpConfig]) | frozenset(told[Overrides])
+
+    def teller(struct: type, name: str) -> str:
+        labels = (side.label(declared(struct)[name]) for side in everybody if name in side.told.get(struct, {}))
+        return next(labels, None) or name
+
+    http, attach = told[HttpConfig], told[AttachConfig]
+    http["api_keys"] = keys_of(http.get("api_keys", ()), teller(HttpConfig, "api_keys"))
+    attach["secret"] = read_secret(attach.get("secret"), teller(AttachConfig, "secret"))
+    rest = None if found is not None else target
+    entries: list[Entry] = []
+    if file is not None:
+        entries = entries_of(file, rest, person[Overrides], attaches="address" in attach)
+    return Options(
+        target=rest,
+        http=HttpConfig(**http),
+        grpc=GrpcConfig(**told[GrpcConfig]),
+        given=given,
+        overrides=Overrides(**told[Overrides]),
+        attach=AttachConfig(**attach),
+        entries=entries,
+        **told[ProcessConfig],
+        **more,
+    )

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a setting is: an attribute of a class, declared once, from which everything else about it is made.
+
+    port: Annotated[int, Meta(ge=0, le=65535), Written("--http-port", "PORT")] = 8080
+
+The docstring of the class says what it means, its type the range, the end of its name the unit. Flags, keys of files,
+variables of the environment, checks of class attributes and the reference page follow from that. Nothing is read here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import typing
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+
+import msgspec
+from msgspec import Meta
+from msgspec import inspect as types
+
+from forebay.errors import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PREFIX: Final = "FOREBAY_"
+"""How variables of the environment begin that are settings."""
+
+Count = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(ge=0)]
+Milliseconds = Annotated[float, Meta(ge=0)]
+SomeSeconds = Annotated[float, Meta(gt=0)]
+SomeMilliseconds = Annotated[float, Meta(gt=0)]
+
+_UNITS: Final = {"_ms": "milliseconds", "_s": "seconds", "_bytes": "bytes"}
+_YES: Final = frozenset({"true", "1", "yes", "on"})
+_NO: Final = frozenset({"false", "0", "no", "off"})
+
+
+class Written(msgspec.Struct, frozen=True):
+    """How a setting is written, stands in its `Annotated`.
+
+    Attributes:
+        flag: Its flag, which its variable is named after; None where only files say it.
+        metavar: What its help calls the value.
+        usual: What holds where it is None, for the help.
+        variable: Its variable, if the flag does not say.
+        is_path: Whether it names a file, relative to the file that says so.
+        key: Its key in files, if that is not its name.
+    """
+
+    flag: str | None = None
+    metavar: str = ""
+    usual: str = ""
+    variable: str = ""
+    is_path: bool = False
+    key: str = ""
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting, as it was declared.
+
+    Attributes:
+        name: Of the attribute.
+        doc: What it means.
+        kind: What its value is, or its values if it is a list; `object` is not checked here.
+        is_list: Whether there may be several.
+        is_optional: Whether None may be said.
+        choices: The only values, if there are so few.
+        lowest: The least value.
+        above: A value that is already too little.
+        highest: The greatest value.
+        default: What holds where nobody says anything.
+        written: How it is written.
+    """
+
+    name: str
+    doc: str
+    kind: type
+    is_list: bool
+    is_optional: bool
+    choices: tuple[str, ...]
+    lowest: float | None
+    above: float | None
+    highest: float | None
+    default: Any
+    written: Written
+
+    @property
+    def key(self) -> str:
+        """What files call it."""
+        return self.written.key or self.name
+
+    @property
+    def variable(self) -> str | None:
+        """The variable of the environment that sets it."""
+        flag = self.written.flag
+        if self.written.variable or flag is None:
+            return self.written.variable or None
+        return PREFIX + flag.removeprefix("--").removeprefix("no-").replace("-", "_").upper()
+
+    @property
+    def unit(self) -> str:
+        """The unit of its values, if they have one."""
+        return next((unit for end, unit in _UNITS.items() if self.name.endswith(end)), "")
+
+    @property
+    def usual(self) -> str:
+        """What holds where nobody says anything, as text; empty if that is nothing."""
+        default = self.default
+        if self.written.usual or default is None or default == ():
+            return self.written.usual
+        if isinstance(default, bool):
+            return "on" if default else ""
+        return f"{default:g}" if isinstance(default, float) else str(default)
+
+    @property
+    def range(self) -> str:
+        """What values are allowed, in few words; empty if all are."""
+        if self.choices:
+            return ", ".join(self.choices)
+        if self.above is not None:
+            return f"above {self.above:g}"
+        if self.highest is not None:
+            return f"{self.lowest:g} to {self.highest:g}"
+        return "" if self.lowest is None else f"at least {self.lowest:g}"
+
+    def needed(self, *, in_python: bool = False) -> str:
+        """Return what is allowed, as the end of a sentence."""
+        none = " or None" if in_python and self.is_optional else ""
+        if self.choices:
+            shown = [*map(repr, self.choices), *(["None"] if none else [])]
+            return f"{' or '.join(shown)} is needed"
+        if self.kind is bool:
+            return "True or False is needed" if in_python else "true or false is needed"
+        allowed = self.range
+        if self.kind is int:
+            middle = f" {'from' if self.highest is not None else 'of'} {allowed}" if allowed else ""
+            return f"a whole number{middle}{none} is needed"
+        if self.kind is float:
+            unit = self.unit or "a number"
+            middle = f" {allowed}" if self.above is not None else f" of {allowed}" if allowed else ""
+            return f"{unit}{middle}{none} {'are' if self.unit else 'is'} needed"
+        return f"{'a list of texts' if self.is_list else 'a text'}{none} is needed"
+
+    def check(self, value: Any, *, in_python: bool = False) -> Any:
+        """Return a value, if it is allowed.
+
+        Raises:
+            ValueError: With what is needed instead.
+        """
+        if self.kind is object or (value is None and self.is_optional and in_python):
+            return value
+        if self.is_list:
+            values: Any = [value] if isinstance(value, str) else value
+            if isinstance(values, list | tuple) and all(isinstance(one, str) for one in values):  # pyright: ignore[reportUnknownVariableType]
+                return tuple(values)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        elif self._is_allowed(value):
+            made: Any = self.kind
+            return value if in_python or self.kind not in {float, Path} else made(value)
+        hint = nearest(str(value), self.choices) if self.choices else None
+        raise ValueError(self.needed(in_python=in_python) + (f"; did you mean '{hint}'?" if hint else ""))
+
+    def read(self, text: str) -> Any:
+        """Return the value that a text means, of a flag or a variable.
+
+        Raises:
+            ValueError: With what is needed instead.
+        """
+        value: Any = text
+        if self.kind in {int, float}:
+            try:
+                value = self.kind(text)
+            except ValueError:
+                value = text
+        elif self.kind is bool:
+            value = True if text.lower() in _YES else False if text.lower() in _NO else text
+        elif self.is_list:
+            value = [one.strip() for one in text.split(",") if one.strip()]
+        return self.check(value)
+
+    def _is_allowed(self, value: Any) -> bool:
+        if self.kind in {int, float}:
+            is_number = type(value) is int or (self.kind is float and type(value) is float)
+            return (
+                is_number
+                and math.isfinite(value)
+                and (self.lowest is None or value >= self.lowest)
+                and (self.above is None or value > self.above)
+                and (self.highest is None or value <= self.highest)
+            )
+        if self.choices:
+            return type(value) is str and value in self.choices
+        return type(value) is (str if self.kind is Path else self.kind)
+
+
+@cache
+def declared(cls: type[Any]) -> Mapping[str, Setting]:
+    """Return the settings that a class declares, by name: fields of a struct, class variables of others."""
+    docs = _documented(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
+    if issubclass(cls, msgspec.Struct):
+        defaults = {field.name: field.default for field in msgspec.structs.fields(cls)}
+    else:
+        defaults = {name: getattr(cls, name) for name, hint in hints.items() if typing.get_origin(hint) is ClassVar}
+    return MappingProxyType({name: _setting(name, hints[name], docs, default) for name, default in defaults.items()})
+
+
+def _setting(name: str, hint: Any, docs: Mapping[str, str], default: Any) -> Setting:
+    if typing.get_origin(hint) is ClassVar:
+        (hint,) = typing.get_args(hint)
+    members = [hint] if typing.get_origin(hint) is Annotated else [hint, *typing.get_args(hint)]
+    extras = [extra for member in members for extra in getattr(member, "__metadata__", ())]
+    told = types.type_info(hint)
+    inner = list(told.types) if isinstance(told, types.UnionType) else [told]
+    is_optional = any(isinstance(one, types.NoneType) for one in inner)
+    (kind, *others) = [one for one in inner if not isinstance(one, types.NoneType)]
+    is_list = isinstance(kind, types.VarTupleType)
+    choices: tuple[str, ...] = ()
+    if isinstance(kind, types.LiteralType):
+        choices = tuple(map(str, kind.values))
+    is_number = isinstance(kind, types.IntType | types.FloatType)
+    kinds: dict[type, type] = {types.IntType: int, types.FloatType: float, types.BoolType: bool, types.StrType: str}
+    kinds |= {types.LiteralType: str, types.VarTupleType: str, types.BytesType: str}
+    found: type = object if others else kinds.get(type(kind), object)
+    if isinstance(kind, types.CustomType) and kind.cls is Path:
+        found = Path
+    return Setting(
+        name=name,
+        doc=docs.get(name, ""),
+        kind=found,
+        is_list=is_list,
+        is_optional=is_optional,
+        choices=choices,
+        lowest=kind.ge if is_number else None,
+        above=kind.gt if is_number else None,
+        highest=kind.le if is_number else None,
+        default=None if default is msgspec.NODEFAULT else default,
+        written=next((extra for extra in extras if isinstance(extra, Written)), Written()),
+    )
+
+
+def _documented(cls: type) -> dict[str, str]:
+    """Return what the docstrings of a class and of those it is made of say about their attributes."""
+    found: dict[str, str] = {}
+    for one in reversed(cls.__mro__):
+        _, _, section = inspect.cleandoc(one.__dict__.get("__doc__") or "").partition("\nAttributes:\n")
+        for name, text in re.findall(r"^    (\w+): ((?:.|\n(?!    \w+: ))*)", section, re.MULTILINE):
+            found[name] = " ".join(text.split())
+    return found

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes docs/reference/settings.md: `python -m tests.settings.page`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forebay.server.config import SECTIONS, AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig
+from forebay.serving.models.model import Model
+from forebay.types.settings import declared
+
+PAGE = Path(__file__).parents[2] / "docs/reference/settings.md"
+INTRO = """\
+# Settings
+
+Every setting of a server can be told in three ways, and `forebay check` says what comes of them:
+
+    forebay serve iris.py --http-port 9000          a flag
+    FOREBAY_HTTP_PORT=9000 forebay serve iris.py    a variable of the environment
+    forebay serve iris.py --config prod.yaml        a key of a file, here `http: {port: 9000}`
+
+A flag wins over a variable, that over the file, and that over what the class of a model says; then come the defaults
+below. A project of another server (`nucleus.yaml`, the file of a pipeline) stands where the class stands. A value
+outside its range, and a key or flag that there is not, end the start with one sentence; a `FOREBAY_` variable that
+nothing reads is a warning. An empty variable counts as none. Several values of a variable are separated by commas.
+
+## The file
+
+`forebay.yaml` in the folder that is served, or a file of any name behind `--config`. It says what is served, unless
+TARGET does; paths are relative to it.
+
+```yaml
+models:
+  - iris.py:Iris
+  - target: language.py
+    name: german
+    version: "2"
+    python: old-environment/bin/python
+    env: {OMP_NUM_THREADS: "4"}
+    max_batch_size: 16
+workers: 2
+http:
+  port: 9000
+  api_keys: ["@keys.txt"]
+attach: unix:workers.socket
+log: {level: info, format: json}
+drain: 20
+```
+
+A single one may stand at the top: `target: iris.py`. The keys under "Models" below go beside a target, or at the top
+for all of them. `env` is the environment of the worker processes, set before they import anything; the server itself
+imports the file without it, unless `python` names another interpreter. `attach` is an address, or a mapping of the keys
+below.
+
+"""
+TITLES = {
+    HttpConfig: ("HTTP", "http."),
+    Overrides: ("Models", ""),
+    AttachConfig: ("Workers that attach", "attach."),
+    GrpcConfig: ("gRPC", "grpc."),
+    ProcessConfig: ("The process", ""),
+}
+CLASS = """\
+## Attributes of a model's class
+
+`class Iris(forebay.Model): max_batch_size = 16`. `batch_key` and `pad` are told about in
+[Buckets and padding](../how-to/buckets-and-padding.md).
+
+"""
+
+
+def page() -> str:
+    lines = [INTRO.rstrip("\n"), ""]
+    for struct in SECTIONS:
+        title, prefix = TITLES[struct]
+        lines += [f"## {title}", "", (struct.__doc__ or "").partition("\n")[0], ""]
+        lines += ["| key | flag, variable | allowed | default | |", "|---|---|---|---|---|"]
+        for setting in declared(struct).values():
+            if setting.written.flag is None and (struct is not Overrides):
+                continue
+            key = f"`{prefix}{setting.key}`"
+            if struct is ProcessConfig and setting.name.startswith("log_"):
+                key = f"`log.{setting.key}`"
+            ways = [setting.written.flag, setting.variable]
+            told = "<br>".join(f"`{way}`" for way in ways if way)
+            lines.append(row("" if setting.name == "config" else key, told, *rest(setting)))
+        lines.append("")
+    lines += [CLASS + "| attribute | allowed | default | |", "|---|---|---|---|"]
+    lines += [row(f"`{one.name}`", *rest(one)) for one in declared(Model).values()]
+    return "\n".join(lines) + "\n"
+
+
+def rest(setting):
+    allowed = setting.range or {bool: "true, false"}.get(setting.kind, "")
+    if setting.unit and not setting.choices:
+        allowed = f"{setting.unit}, {allowed}" if allowed else setting.unit
+    usual = setting.usual or ("off" if setting.default is False else "")
+    return allowed, usual, setting.doc
+
+
+def row(*cells):
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

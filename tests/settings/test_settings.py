@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every setting is declared once: flags, variables, keys of files, attributes of classes and the page agree."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import time
+
+import pytest
+from tests.settings.page import PAGE, page
+
+from forebay.cli.main import main
+from forebay.server.config import SECTIONS, Overrides
+from forebay.serving.models.model import Model
+from forebay.types.settings import declared
+
+IRIS = """
+import os
+import forebay
+
+class Iris(forebay.Model):
+    max_batch_size = 5
+    timeout_ms = 4000
+
+    def predict(self, batch):
+        return [os.environ.get("PLACE") for _ in batch]
+"""
+ROSE = IRIS.replace("Iris", "Rose")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with a model, and nothing said yet."""
+    for name in [name for name in os.environ if name.startswith("FOREBAY_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "iris.py").write_text(IRIS)
+    (tmp_path / "rose.py").write_text(ROSE)
+    return tmp_path
+
+
+@pytest.fixture
+def check(folder, capsys):
+    """Runs `forebay check` here; returns its status and what it wrote."""
+
+    def run(words="", env="", file=None, name="forebay.yaml"):
+        if file is not None:
+            (folder / name).write_text(file)
+        with pytest.MonkeyPatch.context() as patch:
+            for variable in shlex.split(env):
+                patch.setenv(*variable.split("=", 1))
+            try:
+                status = main(["check", *shlex.split(words)])
+            except SystemExit as end:
+                status = end.code
+        told = capsys.readouterr()
+        return status, told.out, told.err
+
+    return run
+
+
+@pytest.fixture
+def said(check):
+    """What would be served, for what is said."""
+
+    def run(*told, **more):
+        status, out, err = check(*told, **more)
+        assert (status, err) == (0, "")
+        return out
+
+    return run
+
+
+@pytest.fixture
+def refused(check):
+    """The one sentence that answers a mistake."""
+
+    def run(*told, **more):
+        status, out, err = check(*told, **more)
+        assert (status, out, err.count("\n")) == (2, "", 1), err
+        return err.removeprefix("forebay: ").removesuffix("\n")
+
+    return run
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One source
+
+
+def test_the_page_is_what_the_structs_declare():  # F59
+    assert PAGE.read_text() == page(), "write it again: python -m tests.settings.page"
+
+
+def test_every_setting_is_told_about_and_its_ways_are_its_own():
+    settings = [setting for struct in SECTIONS for setting in declared(struct).values()]
+    assert all(setting.doc.endswith(".") for setting in settings), [one.name for one in settings if not one.doc]
+    for way in ("flag", "variable"):
+        ways = [one.written.flag if way == "flag" else one.variable for one in settings]
+        told = [one for one in ways if one is not None]
+        assert len(told) == len(set(told))
+    assert all(setting.doc for setting in declared(Model).values())
+
+
+def test_what_a_class_says_may_be_said_from_outside_in_the_same_range():
+    classes, outside = declared(Model), declared(Overrides)
+    common = classes.keys() & outside.keys()
+    assert common >= {"max_batch_size", "max_wait_ms", "timeout_ms", "max_queue", "policy", "latency_objective_ms"}
+    for name in common:
+        assert (classes[name].kind, classes[name].range) == (outside[name].kind, outside[name].range)
+
+
+def test_help_names_every_flag_with_its_default(capsys):
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    for struct in SECTIONS:
+        for setting in declared(struct).values():
+            if setting.written.flag is not None:
+                assert f"{setting.written.flag} " in told
+                assert not setting.usual or f"({setting.usual})" in told
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Who is heard
+
+
+@pytest.mark.parametrize(
+    "flag, env, file, size",
+    [
+        ("--max-batch-size 2", "FOREBAY_MAX_BATCH_SIZE=3", "max_batch_size: 4", 2),
+        ("", "FOREBAY_MAX_BATCH_SIZE=3", "max_batch_size: 4", 3),
+        ("", "FOREBAY_MAX_BATCH_SIZE=", "max_batch_size: 4", 4),
+        ("", "", "models: [{target: iris.py, max_batch_size: 6}]\nmax_batch_size: 4", 6),
+        ("", "", "workers: 2", 5),
+        ("", "", "", 5),
+    ],
+)
+def test_a_flag_wins_over_a_variable_over_a_file_over_a_class(said, flag, env, file, size):
+    target = "" if "models" in file else "iris.py"
+    told = said(f"{target} --config any.yml {flag}", env, file=file, name="any.yml")
+    assert f"batches of up to {size} " in told
+
+
+def test_what_nobody_says_is_the_default(said, folder):
+    (folder / "plain.py").write_text(
+        "import forebay\nclass Plain(forebay.Model):\n    def predict(self, b): return b\n"
+    )
+    assert "batches of up to 64 (gather), 1 worker slots, timeout 30000 ms" in said("plain.py")
+
+
+def test_a_switch_is_turned_off_again_from_nearer(folder, serve):
+    server = serve(folder / "iris.py", "--worker-kind", "thread", "--no-access-log", env={"FOREBAY_ACCESS_LOG": "yes"})
+    server.call("iris", 1)
+    server.signal()
+    assert server.wait() == 0
+    assert [record["logger"] for record in server.records] == ["forebay"]  # and not forebay.access
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The file
+
+
+def test_a_file_of_any_name_says_it_all(folder, serve):
+    (folder / "keys.txt").write_text("sesame\n")
+    (folder / "prod.yaml").write_text(
+        "models:\n"
+        "  - iris.py\n"
+        "  - {target: rose.py, name: german, version: 1.10, env: {PLACE: Weimar}, workers: 2}\n"
+        "env: {PLACE: home}\n"
+        "http: {api_keys: ['@keys.txt'], keep_alive_s: 5}\n"
+        "log: {format: json, level: warning}\n"
+        "drain: 1.5\n"
+    )
+    server = serve(None, "--config", str(folder / "prod.yaml"))
+    assert server.call("iris", 1).status_code == 401
+    assert server.call("iris", 1, x_api_key="sesame").json() == "home"
+    assert server.call("german", 1, x_api_key="sesame").json() == "Weimar"
+    about = server.client.get("/models/german", headers={"x-api-key": "sesame"}).json()
+    assert (about["version"], about["workers"]["slots"]) == ("1.10", 2)
+    server.signal()
+    assert server.wait() == 0
+    assert "draining" not in server.log  # that is said at the level info
+
+
+def test_a_single_target_stands_at_the_top(said):
+    assert "POST /models/lily  version 3," in said(".", file="target: iris.py:Iris\nname: lily\nversion: 3\n")
+
+
+def test_the_settings_of_a_file_hold_for_a_project_of_another_server(said, folder):
+    (folder / "nucleus.yaml").write_text("type: python\npath: handler.py\n")
+    (folder / "handler.py").write_text("class Handler:\n    def handle_post(self): return 1\n")
+    assert "3 processes" in said(". --config mine.yaml", file="workers: 3\n", name="mine.yaml")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    "file, told",
+    [
+        ("http:\n  port: 65536\n", "2: http.port is 65536; a whole number from 0 to 65535 is needed"),
+        ("http:\n  keep_alive_s: 0\n", "2: http.keep_alive_s is 0; seconds above 0 are needed"),
+        ("http:\n  read_timeout_s: .inf\n", "2: http.read_timeout_s is inf; seconds above 0 are needed"),
+        ("http: {max_head_bytes: 5}\n", "1: http.max_head_bytes is 5; a whole number of at least 256 is needed"),
+        ("http: {access_log: 1}\n", "1: http.access_log is 1; true or false is needed"),
+        ("http: {api_keys: [1]}\n", "1: http.api_keys is a list; a list of texts is needed"),
+        ("http: 9000\n", "1: http is 9000; a mapping of keys to values is needed"),
+        ("workers: yes\n", "1: workers is true; a whole number of at least 1 is needed"),
+        ("max_wait_ms: -1\n", "1: max_wait_ms is -1; milliseconds of at least 0 are needed"),
+        ("idle: gahter\n", "1: idle is 'gahter'; 'gather' or 'go' or 'wait' is needed; did you mean 'gather'?"),
+        ("max_batchsize: 3\n", "1: max_batchsize: there is no such key; did you mean max_batch_size?"),
+        ("log: {leve: info}\n", "1: log.leve: there is no such key; did you mean level?"),
+        ("config: other.yaml\n", "1: config: there is no such key"),
+        ("drain: soon\n", "1: drain is 'soon'; seconds of at least 0 are needed"),
+        ("attach: {adress: unix:x}\n", "1: attach.adress: there is no such key; did you mean address?"),
+        ("env: {A: [1]}\n", "1: env.A is a list; a text or a number is needed"),
+        ("models:\n  - target: iris.py\n    name: a/b\n", "3: name is 'a/b'; letters, digits"),
+        ("models: [iris.py, rose.py]\nname: both\n", "2: name: it holds for one model, and there are 2"),
+        ("models: [iris.py]\ntarget: rose.py\n", "2: target: there are models as well; put it among them"),
+        ("http: {port: 1}\n", "1: models: a list with at least one model is needed"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_one_sentence_with_its_place(refused, file, told):
+    assert refused(".", file=file).startswith(f"forebay.yaml:{told}")
+
+
+@pytest.mark.parametrize(
+    "env, told",
+    [
+        (
+            "FOREBAY_HTTP_PORT=tcp://10.0.0.1:80",
+            "FOREBAY_HTTP_PORT is 'tcp://10.0.0.1:80'; a whole number from 0 to 65535 is needed",
+        ),
+        ("FOREBAY_DRAIN_S=nan", "FOREBAY_DRAIN_S is 'nan'; seconds of at least 0 are needed"),
+        ("FOREBAY_ACCESS_LOG=maybe", "FOREBAY_ACCESS_LOG is 'maybe'; true or false is needed"),
+        ("FOREBAY_WORKER_KIND=proces", "FOREBAY_WORKER_KIND is 'proces'; 'inline' or 'process' or 'thread' is needed"),
+    ],
+)
+def test_what_is_wrong_in_the_environment_is_one_sentence(refused, env, told):
+    assert refused("iris.py", env).startswith(told)
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        ("iris.py --http-port 65536", "argument --http-port: '65536' is not possible, a whole number from 0 to 65535"),
+        ("iris.py --keep-alive-s 0", "argument --keep-alive-s: '0' is not possible, seconds above 0 are needed"),
+        ("iris.py --keep-alives 5", "unrecognized arguments: --keep-alives 5; did you mean --keep-alive-s?"),
+        ("--config nowhere.yaml", "nowhere.yaml cannot be read: No such file or directory"),
+        (
+            "iris.py --config two.yaml",
+            "two.yaml:1: models: the file says what is served, and iris.py was given as well",
+        ),
+        (". --config two.yaml", ". is a configuration, and --config names another one"),
+    ],
+)
+def test_what_is_wrong_on_the_command_line_is_one_sentence(refused, folder, words, told):
+    (folder / "two.yaml").write_text("models: [rose.py]\n")
+    if words.startswith(". "):
+        (folder / "forebay.yaml").write_text("target: rose.py\n")
+    assert refused(words).startswith(told)
+
+
+def test_a_variable_that_nothing_reads_is_answered_with_the_nearest(check):
+    env = "FOREBAY_WORKRES=2 FOREBAY_SERVICE_HOST=10.0.0.1 FOREBAY_PORT=tcp://10.0.0.1:80 FOREBAY_PORT_80_TCP_ADDR=x"
+    status, out, err = check("iris.py", env)
+    assert (status, "iris" in out) == (0, True)
+    assert err == "forebay: warning: nothing reads the variable FOREBAY_WORKRES; did you mean FOREBAY_WORKERS?\n"
+
+
+def test_several_models_cannot_share_a_name(refused, folder):
+    (folder / "both.py").write_text(IRIS + ROSE)
+    told = refused(".", file="target: both.py\nname: one\n")
+    assert told == "./both.py has several that are served (Iris, Rose), and one name; say which: ./both.py:NAME"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What nothing could set before
+
+
+def test_limits_of_connections_are_settings(folder, serve):
+    limits = ["--max-head-bytes", "400", "--keep-alive-s", "0.3", "--read-timeout-s", "0.3", "--max-timeout-ms", "9000"]
+    server = serve(folder / "iris.py", "--worker-kind", "thread", *limits)
+    with server.connect() as wire:
+        assert wire.ask("POST", "/models/iris", b"1", headers=["x-long: " + "a" * 500]).status == 431
+    with server.connect() as idle, server.connect() as slow:
+        assert idle.ask("POST", "/models/iris", b"1").status == 200
+        slow.send(slow.head("POST", "/models/iris", "content-length: 5"))
+        started = time.monotonic()
+        assert slow.read().status == 408
+        assert idle.read_rest() == b""
+        assert time.monotonic() - started < 20
+
+
+def test_logs_are_json_where_the_environment_says_so(folder, serve):
+    server = serve(folder / "iris.py", env={"FOREBAY_LOG_FORMAT": "text", "FOREBAY_WORKER_KIND": "thread"})
+    server.signal()
+    assert server.wait() == 0
+    assert re.search(r"\d\d:\d\d:\d\d info +SIGTERM: draining", server.log)
+    assert not any(line.startswith("{") and json.loads(line) for line in server.lines)
