@@ -26,7 +26,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup environment check test fuzz demo bench format clean
+.PHONY: help setup environment check test fuzz demo bench wheel format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,6 +93,10 @@ demo: $(STAMP) ## Serve three real networks as one and have them read photograph
 
 bench: $(STAMP) ## Run the benchmarks
 	bash benchmarks/run.sh $(ARGS)
+
+wheel: $(STAMP) ## Build the wheel into dist/
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/forebay-*.whl
 
 format: $(STAMP) ## Format the code and fix what can be fixed safely
 	$(BIN)/ruff format .

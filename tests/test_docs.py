@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 
 ROOT = Path(__file__).parents[1]
 SHOWN = {
@@ -17,7 +22,10 @@ SHOWN = {
         "boxes.py": ("area", {"width": 2, "height": 3.5}, 7.0),
         "words.py": ("words", "the name of a rose", 2),
         "count.py": ("count", 3, None),
+        "test_words.py": (),
     },
+    "docs/how-to/test-a-model.md": {"test_shout.py": ()},
+    "docs/how-to/embed.md": {"shop.py": ()},
     "docs/how-to/compose-models.md": {
         "review.py": (
             "review",
@@ -55,7 +63,7 @@ def test_every_model_shown_is_tried_here(page):
     assert set(blocks(page)) == set(SHOWN[page])
 
 
-@pytest.mark.parametrize("page,name", [(page, name) for page, shown in SHOWN.items() for name in shown])
+@pytest.mark.parametrize("page,name", [(page, name) for page, shown in SHOWN.items() for name in shown if shown[name]])
 def test_a_model_shown_answers_as_shown(page, name, tmp_path, serve):
     model, sample, expected = SHOWN[page][name]
     path = tmp_path / name
@@ -67,6 +75,34 @@ def test_a_model_shown_answers_as_shown(page, name, tmp_path, serve):
         assert re.findall(r"data: (\d+)", answer.text) == ["0", "1", "2"]
     else:
         assert answer.json() == expected
+
+
+@pytest.mark.parametrize(
+    "page,name", [("docs/tutorial.md", "test_words.py"), ("docs/how-to/test-a-model.md", "test_shout.py")]
+)
+def test_a_test_shown_passes_as_it_stands(page, name, tmp_path):
+    for other, text in blocks(page).items():
+        (tmp_path / other).write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / name)]
+    result = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_application_shown_mounts_its_model(tmp_path, monkeypatch):
+    pytest.importorskip("fastapi")
+    (tmp_path / "shop.py").write_text(blocks("docs/how-to/embed.md")["shop.py"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    shop = importlib.import_module("shop")
+    with TestClient(shop.app) as client:
+        assert client.post("/ml/models/shout", json="a").json() == "A"
+        assert client.get("/").json() == "The shop is open."
 
 
 def test_a_wrong_request_to_the_readme_model_names_the_field(tmp_path, serve):

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from itertools import chain
 from pathlib import Path
 
@@ -134,6 +135,24 @@ def test_the_package_and_the_project_file_name_the_same_version():
     import forebay
 
     assert forebay.__version__ == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+
+def test_the_readme_names_every_extra_that_it_should():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (ROOT / "README.md").read_text()
+    unused = {"dev", "rich"}  # nothing imports rich
+    assert [name for name in project["optional-dependencies"] if f"`{name}`" not in text and name not in unused] == []
+    assert text.index("pip install") < text.index("make demo")
+
+
+def test_the_wheel_has_all_that_the_package_has(tmp_path):
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    (wheel,) = tmp_path.glob("forebay-*.whl")
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    assert {"forebay/cli/init.py", "forebay/testing/served.py", "forebay/py.typed"} <= inside
+    ours = [path for path in (ROOT / "src/forebay").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert {str(path.relative_to(ROOT / "src")) for path in ours} - inside == set()
 
 
 def test_every_public_name_is_there_and_listed():

@@ -55,11 +55,11 @@ def test_help_teaches_with_examples(cli):
         assert word in text
 
 
-@pytest.mark.parametrize("command", ["serve", "check", "call"])
+@pytest.mark.parametrize("command", ["serve", "check", "call", "bench", "init"])
 def test_every_command_has_help_that_names_each_argument(cli, command):
     result = cli(command, "--help")
     assert (result.returncode, result.stderr) == (0, "")
-    assert ("DATA" if command == "call" else "TARGET") in result.stdout
+    assert {"call": "DATA", "bench": "DATA", "init": "NAME"}.get(command, "TARGET") in result.stdout
     for line in result.stdout.splitlines():  # no option without a word on it, alone in its line or with text beside
         assert not re.fullmatch(r"  --\S+", line), line
 

@@ -69,22 +69,39 @@ def _request(parsed: argparse.Namespace) -> request.Request:
     if not parsed.url.startswith(("http://", "https://")):
         msg = f"{parsed.url!r} is not a URL; it starts with http:// or https://"
         raise ConfigError(msg)
-    body, content_type = _body(parsed.data) if parsed.data is not None else (None, None)
+    body, content_type = body_of(parsed.data) if parsed.data is not None else (None, None)
     message = request.Request(parsed.url, data=body)  # noqa: S310 - checked above
     if body is not None:
         message.add_header("content-type", parsed.content_type or content_type or _TYPES[".json"])
-    for header in parsed.header:
-        name, colon, value = header.partition(":")
-        if not colon or not name.strip():
-            msg = f"--header {header!r} is not possible; write NAME:VALUE"
-            raise ConfigError(msg)
-        message.add_header(name.strip(), value.strip())
-    if parsed.api_key:
-        message.add_header("x-api-key", parsed.api_key)
+    for name, value in headers_of(parsed).items():
+        message.add_header(name, value)
     return message
 
 
-def _body(data: str) -> tuple[bytes, str]:
+def headers_of(parsed: argparse.Namespace) -> dict[str, str]:
+    """Return what `--header` and `--api-key` say.
+
+    Raises:
+        ConfigError: If one of them is no header.
+    """
+    headers: dict[str, str] = {}
+    for header in parsed.header:
+        name, colon, value = header.partition(":")
+        if not colon or not name.strip() or not f"{name}{value}".isprintable():
+            msg = f"--header {header!r} is not possible; write NAME:VALUE"
+            raise ConfigError(msg)
+        headers[name.strip().lower()] = value.strip()
+    if parsed.api_key:
+        headers["x-api-key"] = parsed.api_key
+    return headers
+
+
+def body_of(data: str) -> tuple[bytes, str]:
+    """Return what DATA says to send, and the media type it probably has.
+
+    Raises:
+        ConfigError: If it is no JSON, or a file that cannot be read.
+    """
     if data == "-":
         return sys.stdin.buffer.read(), "application/octet-stream"
     if data.startswith("@"):

@@ -20,6 +20,7 @@ USAGE_ERROR = 2
 
 EPILOG = """\
 examples:
+  forebay init my-model                       write a small project that runs, to start from
   forebay serve model.py                      serve every forebay.Model in model.py on http://127.0.0.1:8080
   forebay serve model.py:Iris --workers 4     one of them, in four worker processes
   forebay serve my-project/                   a project of another server, such as one with a nucleus.yaml
@@ -28,6 +29,7 @@ examples:
   forebay check model.py                      say what would be served, or what is wrong, and load nothing
   forebay check ocr.py --draw                 show how the models of a graph hang together
   forebay call http://127.0.0.1:8080/models/iris '{"length": 5.1}'
+  forebay bench http://127.0.0.1:8080/models/iris '{"length": 5.1}' --clients 32
 """
 
 
@@ -51,7 +53,7 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 2 when something the person wrote is wrong, 1 when a model fails."""
     _open_standard_files()
-    from forebay.cli import analyse, batching, call, check, nucleus, pipeline, serve, trace, worker
+    from forebay.cli import analyse, batching, bench, call, check, init, nucleus, pipeline, serve, trace, worker
 
     parser = Parser(
         prog="forebay",
@@ -61,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"forebay {forebay.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    for command in (serve, check, call, worker, nucleus, batching, pipeline, trace, analyse):
+    for command in (init, serve, check, call, bench, worker, nucleus, batching, pipeline, trace, analyse):
         command.add_parser(commands)
     given, rest = _split(list(sys.argv[1:] if arguments is None else arguments))
     options, unknown = parser.parse_known_args(given)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`forebay bench URL [DATA]`: ask a server again and again, and show how many answers come and how long they take."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.cli.call import body_of, headers_of
+from forebay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay.cli.load import Result
+
+DESCRIPTION = """\
+Send one request again and again for some seconds, and show what came of it. DATA is that of `forebay call`: JSON,
+@FILE, or - for standard input; without it the URL is fetched with GET.
+
+  closed loop   --clients 32: so many clients, each asks again as soon as it has its answer. It shows what a server can
+                do. A slow server is asked less, so its times look better than what many people would meet.
+  open loop     --rate 200: so many requests a second, whatever became of those before. A time counts from the moment at
+                which the request was due. It shows what people wait for at that load; ask for less than the closed loop
+                shows, for a server that is asked for more than it can do only shows how its queue grows.
+
+One request is sent first; if it is not answered well, nothing is measured. Look at the times of the slowest: half of
+all people wait longer than p50, and who asks a hundred times meets p99.
+"""
+
+EPILOG = """\
+examples:
+  forebay bench http://127.0.0.1:8080/models/iris '{"measures": [5.1, 3.5, 1.4, 0.2]}'
+  forebay bench http://127.0.0.1:8080/models/iris @flower.json --clients 64 --seconds 20
+  forebay bench http://127.0.0.1:8080/models/iris @flower.json --rate 500 --svg iris.svg
+"""
+
+_FULL: Final = 0.9
+"""Part of its time this program may work before it is what is measured."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "bench",
+        help="measure how fast a server answers",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("url", metavar="URL", help="such as http://127.0.0.1:8080/models/iris")
+    parser.add_argument("data", metavar="DATA", nargs="?", help="what to send")
+    load = parser.add_mutually_exclusive_group()
+    load.add_argument(
+        "--clients", "-c", type=_between(int, 1, 5000), metavar="N", help="clients of a closed loop, 1 to 5000 (16)"
+    )
+    load.add_argument(
+        "--rate", "-r", type=_between(float, 0.1, 100_000), metavar="N", help="requests a second of an open loop"
+    )
+    parser.add_argument(
+        "--seconds", "-s", type=_between(float, 0.2, 3600), default=10.0, metavar="S", help="how long, 0.2 to 3600 (10)"
+    )
+    parser.add_argument(
+        "--warmup-s", type=_between(float, 0, 600), default=1.0, metavar="S", help="asked before, and not counted (1)"
+    )
+    parser.add_argument(
+        "--timeout-s",
+        type=_between(float, 0.01, 600),
+        default=30.0,
+        metavar="S",
+        help="an answer is lost after it (30)",
+    )
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the times into this file as well")
+    parser.add_argument("--content-type", metavar="TYPE", help="media type of DATA, if the guess is wrong")
+    parser.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="may be repeated")
+    parser.add_argument("--api-key", metavar="KEY", help="sent as X-API-Key")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Measure and show; the exit status is 0 if every answer was good, and 1 if not."""
+    import uvloop
+
+    from forebay.cli import load
+
+    body, content_type = body_of(parsed.data) if parsed.data is not None else (None, None)
+    headers = headers_of(parsed)
+    if content_type:
+        headers.setdefault("content-type", parsed.content_type or content_type)
+    target = load.target_of(parsed.url, body, headers)
+    if parsed.svg is not None and not parsed.svg.absolute().parent.is_dir():
+        msg = f"--svg {parsed.svg}: there is no folder {parsed.svg.absolute().parent}"
+        raise ConfigError(msg)
+
+    async def measure() -> Result:
+        status, answer = await load.ask_once(target, parsed.timeout_s)
+        if status >= 400:
+            hint = "; DATA is what to send" if parsed.data is None else ""
+            msg = f"{parsed.url} answers {status}: {answer[:300].decode(errors='replace')}{hint}; nothing was measured"
+            raise ConfigError(msg)
+        times = parsed.seconds, parsed.warmup_s, parsed.timeout_s
+        if parsed.rate is not None:
+            return await load.open_loop(target, parsed.rate, *times)
+        return await load.closed_loop(target, parsed.clients or 16, *times)
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            result = runner.run(measure())
+    except OSError as error:
+        msg = f"{parsed.url} does not let in more clients: {error.strerror or error}"
+        raise ConfigError(msg) from error
+    _show(parsed, result)
+    return 1 if result.failed or result.unsent or not result.took else 0
+
+
+def _show(parsed: argparse.Namespace, result: Result) -> None:
+    from forebay.cli import plots
+
+    load = f"{parsed.rate:g} requests a second" if parsed.rate is not None else f"{parsed.clients or 16} clients"
+    print(f"{parsed.url}, {load}, {result.seconds:g} s")
+    print(f"  {len(result.took)} good answers, {result.per_second:.4g} a second")
+    for status, count in sorted(result.statuses.items()):
+        if status >= 400:
+            print(f"  {count} answers with status {status}")
+    for why, count in result.lost.most_common():
+        print(f"  {count} lost: {why}")
+    if result.unsent:
+        print(f"  {result.unsent} were due while all connections waited, and were not sent: the rate is too high")
+    if result.busy > _FULL:
+        print("  this program had no time left: the server may be faster than that; measure with fewer, or from two")
+    if not result.took:
+        return
+    ordered = sorted(result.took)
+    shown = [f"p{percent:g} {plots.spelled(plots.percentile(ordered, percent))}" for percent in plots.PERCENTILES]
+    print("  " + ", ".join([*shown, f"slowest {plots.spelled(ordered[-1])}"]), end="\n\n")
+    sys.stdout.writelines(line + "\n" for line in plots.bars(result.took))
+    if parsed.svg is not None:
+        title = f"{parsed.url}, {load}: {result.per_second:.4g} answers a second"
+        try:
+            parsed.svg.write_text(plots.svg(title, result.took, result.ended, result.seconds), encoding="utf-8")
+        except OSError as error:
+            msg = f"{parsed.svg} cannot be written: {error.strerror}"
+            raise ConfigError(msg) from error
+
+
+def _between(kind: type[int | float], lowest: float, highest: float) -> Callable[[str], float]:
+    """Return a type of arguments: numbers in these bounds."""
+
+    def parse(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = kind(lowest) - 1
+        if not lowest <= value <= highest:
+            what = "a whole number" if kind is int else "a number"
+            msg = f"{text!r} is not possible, {what} from {lowest:g} to {highest:g} is needed"
+            raise argparse.ArgumentTypeError(msg)
+        return value
+
+    return parse

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`forebay bench`: what it sends and counts, what it refuses, what it draws."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import re
+import socket
+import threading
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import pytest
+
+from forebay.cli import load, plots
+from forebay.cli.main import main
+
+QUICK = ("--seconds", "0.3", "--warmup-s", "0")
+
+
+@pytest.fixture
+def said(capsys):
+    """Runs a command in this process; what is asked of many of them would take long otherwise."""
+
+    def run(*arguments):
+        try:
+            status = main([*map(str, arguments)])
+        except SystemExit as ended:
+            status = ended.code
+        told = capsys.readouterr()
+        return status, told.out, told.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def zoo(launch):
+    return launch("zoo.py", "--worker-kind", "thread", "--max-body-bytes", "200000")
+
+
+def test_a_closed_loop_shows_answers_percentiles_and_bars(cli, zoo, tmp_path):
+    picture = tmp_path / "echo.svg"
+    result = cli("bench", f"{zoo.url}/models/echo", '{"a": 1}', "--clients", "4", *QUICK, "--svg", picture)
+    assert (result.returncode, result.stderr) == (0, "")
+    good = re.search(r"(\d+) good answers, ", result.stdout)
+    assert good
+    assert int(good[1]) > 3
+    assert "4 clients" in result.stdout
+    for percent in ("p50", "p90", "p99", "p99.9", "slowest"):
+        assert re.search(rf"{percent} [\d.]+ (us|ms|s)", result.stdout), result.stdout
+    assert "█" in result.stdout
+    assert sum(int(count) for count in re.findall(r"█\S* +(\d+)$", result.stdout, re.MULTILINE)) <= int(good[1])
+    assert ET.parse(picture).getroot().tag.endswith("svg")
+
+
+def test_an_open_loop_asks_as_often_as_it_says(cli, zoo):
+    result = cli("bench", f"{zoo.url}/models/echo", "1", "--rate", "50", *QUICK)
+    good = re.search(r"(\d+) good answers", result.stdout)
+    assert good, result.stdout + result.stderr
+    assert 14 <= int(good[1]) <= 16
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--clients", "0"], ["--clients", "'0'", "from 1 to 5000"]),
+        (["--clients", "1e9"], ["--clients", "1e9"]),
+        (["--rate", "-1"], ["--rate", "'-1'", "0.1"]),
+        (["--rate", "nan"], ["--rate", "nan"]),
+        (["--rate", "5", "--clients", "5"], ["--rate", "--clients", "not allowed"]),
+        (["--seconds", "0"], ["--seconds", "0.2 to 3600"]),
+        (["--seconds", "inf"], ["--seconds", "inf"]),
+        (["--svg", "/nowhere/at/all.svg"], ["--svg", "there is no folder /nowhere/at"]),
+        (["--header", "none"], ["--header", "NAME:VALUE"]),
+        (["--header", "a:b\r\nc:d"], ["--header", "NAME:VALUE"]),
+        (["--clinets", "5"], ["--clinets", "did you mean --clients?"]),
+    ],
+)
+def test_silly_values_are_refused(said, arguments, words):
+    status, out, err = said("bench", "http://127.0.0.1:1/", "1", *arguments)
+    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    for word in words:
+        assert word in err
+
+
+def test_nothing_is_measured_where_the_first_answer_is_bad(said, zoo):
+    for path, data, word in (("/models/ech0", "1", "did you mean 'echo'"), ("/models/typed", "1", "422")):
+        status, out, err = said("bench", zoo.url + path, data, *QUICK)
+        assert (status, out) == (2, "")
+        assert word in err
+        assert "nothing was measured" in err
+    for url, word in (("http://127.0.0.1:1/", "does not answer"), ("ftp://x/", "is not a URL"), ("http://x:y/", "URL")):
+        assert word in said("bench", url)[2]
+
+
+class Scripted:
+    """A server of one kind of answer."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.asked = 0
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listening.getsockname()[1]}/"
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                connection, _ = self.listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=self.serve, args=(connection,), daemon=True).start()
+
+    def serve(self, connection):
+        with connection, contextlib.suppress(OSError):
+            while connection.recv(65536):
+                self.asked += 1
+                if not (answer := self.answer(self.asked)):
+                    return
+                connection.sendall(answer)
+
+
+def measure(answer, loop: Any = load.closed_loop, how: float = 2, timeout_s=5.0):
+    server = Scripted(answer)
+    target = load.target_of(server.url, None, {})
+    result = asyncio.run(loop(target, how, 0.3, 0.0, timeout_s))
+    server.listening.close()
+    return result
+
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+def test_errors_and_lost_connections_are_counted_apart():
+    mixed = measure(lambda number: OK if number % 2 else b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n")
+    assert mixed.took
+    assert abs(mixed.statuses[200] - mixed.statuses[503]) <= 2
+    assert len(mixed.took) == mixed.statuses[200]
+    lost = measure(lambda number: b"" if number % 5 == 0 else OK)
+    assert lost.lost["the connection was closed without an answer"] > 0
+    assert lost.took
+    assert measure(lambda number: b"SSH-2.0\r\n").lost["what came back is no HTTP"] > 0
+
+
+def test_a_connection_that_the_server_closes_is_opened_again():
+    closing = measure(lambda number: OK.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+    assert len(closing.took) > 3
+    assert not closing.lost
+
+
+def test_what_is_never_answered_is_lost():
+    def silent(number):
+        threading.Event().wait(0.5)
+        return b""
+
+    result = measure(silent, load.open_loop, 20.0, timeout_s=0.1)
+    assert (len(result.took), result.failed) == (0, sum(result.lost.values()))
+    assert result.failed >= 5
+
+
+def test_percentiles_and_steps_take_every_answer():
+    took = [0.001] * 50 + [0.002] * 49 + [1.0]
+    random.Random(1).shuffle(took)
+    ordered = sorted(took)
+    assert [plots.percentile(ordered, percent) for percent in (0, 50, 51, 99, 100)] == [0.001, 0.001, 0.002, 0.002, 1.0]
+    for times in (took, [0.5], [0.0, 0.0], [1e-7, 3600.0]):
+        assert sum(count for *_, count in plots.histogram(times)) == len(times)
+        assert len(plots.bars(times)) == 16
+        ended = [0.1 * number for number in range(len(times))]
+        ET.fromstring(plots.svg("a < b", times, ended, 10.0))
+
+
+def test_times_are_spelled_in_a_unit_that_suits_them():
+    assert [plots.spelled(seconds) for seconds in (0.0000123, 0.00999, 0.5, 12.0)] == [
+        "12.3 us",
+        "9.99 ms",
+        "500 ms",
+        "12 s",
+    ]
