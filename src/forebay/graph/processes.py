@@ -11,22 +11,22 @@ process is not ended, for others are inside as well.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import threading
-from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from forebay.errors import Cancelled
 from forebay.types.call import Failure
-from forebay.types.failures import failure_of
 from forebay.workers.cancel import is_cancelled
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
+from forebay.workers.user_code import attempt_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
 
     from forebay.types.batch import Batch, Done
     from forebay.types.call import Item, Outcome
@@ -48,10 +48,10 @@ class HostedGraph(Protocol):
         """Bring up its nodes."""
         ...
 
-    def submit(self, item: Item, done: Callable[[Outcome], None]) -> Callable[[], object]:
-        """Answer a request; `done` is called once, unless what is returned was called before: it calls the request off.
+    async def answer(self, item: Item) -> Outcome:
+        """Answer a request, with bytes or with a list of them and a report: what the process has to say besides.
 
-        An outcome is an answer, or a list of it and a report: what the process has to say besides.
+        It is cancelled once nobody waits for the answer.
         """
         ...
 
@@ -77,10 +77,8 @@ class GraphRunner:
 
     def run(self, items: Sequence[Item]) -> Sequence[Outcome]:
         """Answer requests."""
-        under_way = [_UnderWay() for _ in items]
-        for item, request in zip(items, under_way, strict=True):
-            self._loop.call_soon_threadsafe(self._submit, item, request)
-        return [self._outcome(request) for request in under_way]
+        answers = [asyncio.run_coroutine_threadsafe(self._answer(item), self._loop) for item in items]
+        return [_outcome(answer) for answer in answers]
 
     def close(self) -> None:
         """Stop the nodes."""
@@ -94,40 +92,21 @@ class GraphRunner:
         self._graph = self._make(ctx)
         await self._graph.start()
 
-    def _submit(self, item: Item, request: _UnderWay) -> None:
+    async def _answer(self, item: Item) -> Outcome:
         assert self._graph is not None
+        return await attempt_async(self._graph.answer, item)
+
+
+def _outcome(answer: Future[Outcome]) -> Outcome:
+    """Wait for an answer; once nobody else does, the request is called off and leaves the graph."""
+    while True:
         try:
-            request.call_off = self._graph.submit(item, request.end)
-        except Exception as error:  # noqa: BLE001 - a defect here must not leave the request without an answer
-            request.end(failure_of(error))
-
-    def _outcome(self, request: _UnderWay) -> Outcome:
-        """Wait for an outcome; once nobody else does, the request is called off and leaves the graph."""
-        while True:
-            try:
-                return request.result(LOOK_S)
-            except TimeoutError:
-                if is_cancelled() and request.cancel():
-                    self._loop.call_soon_threadsafe(request.leave)
-            except CancelledError:
-                return Failure(Cancelled("nobody waits for the request any more"))
-
-
-class _UnderWay(Future[Any]):
-    """A request inside of the graph."""
-
-    call_off: Callable[[], object] | None = None
-
-    def end(self, outcome: Outcome) -> None:
-        """Take its outcome, unless it was called off; on the loop."""
-        self.call_off = None
-        with contextlib.suppress(InvalidStateError):
-            self.set_result(outcome)
-
-    def leave(self) -> None:
-        """Leave the graph; on the loop."""
-        if self.call_off is not None:
-            self.call_off()
+            return answer.result(LOOK_S)
+        except TimeoutError:
+            if is_cancelled():
+                answer.cancel()
+        except CancelledError:
+            return Failure(Cancelled("nobody waits for the request any more"))
 
 
 class GraphProcesses(ProcessPool):

@@ -14,7 +14,6 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from forebay.errors import ForebayError
 from forebay.protocols.pipeline.messages import Request
 from forebay.surfaces.pipeline.config import read
 from forebay.surfaces.pipeline.dag.adapter import Hosted
@@ -53,17 +52,8 @@ async def ask(service, timeout_s=20.0, logid=0, **values):
 
 async def answer_of(service, request, timeout_s=20.0):
     """What a service answers; raises what its ports tell as faults of theirs."""
-    answered = asyncio.get_running_loop().create_future()
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    call_off = service.submit(request, deadline=deadline, peer="test", respond=answered.set_result)
-    try:
-        found = await answered
-    except asyncio.CancelledError:
-        call_off()
-        raise
-    if isinstance(found, ForebayError):
-        raise found
-    return found
+    return await service.answer(request, deadline=deadline, peer="test")
 
 
 def values_of(response):

@@ -20,7 +20,7 @@ from forebay.server.config import GrpcConfig, HttpConfig
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.pipeline.dag.predictions import Predictions
 from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp, with_cors
-from forebay.surfaces.pipeline.fronts.inference import told
+from forebay.surfaces.pipeline.fronts.inference import _told
 from forebay.surfaces.pipeline.fronts.rpc import services
 from forebay.transports.grpc.listener import GrpcListener
 from forebay.transports.http.asgi import Pages
@@ -60,7 +60,7 @@ class Echo(Predictions):
         try:
             found = await self.behave(message)
         except Exception as error:
-            found = told(error)
+            found = _told(error)
         respond(found)
 
     async def echo(self, request):

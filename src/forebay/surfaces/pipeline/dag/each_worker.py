@@ -6,10 +6,8 @@ Here is both what hands requests to the processes and what answers them there; `
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import time
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -28,7 +26,6 @@ from forebay.surfaces.pipeline.figures.profile import CallTimes
 from forebay.surfaces.pipeline.figures.reports import Reports
 from forebay.surfaces.pipeline.ops import packing
 from forebay.types.call import Failure
-from forebay.workers.user_code import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -186,30 +183,13 @@ class _InProcess:
         self._hosted.open()
         await self._hosted.endpoint.start()
 
-    def submit(self, item: Item, done: Callable[[Outcome], None]) -> Callable[[], object]:
+    async def answer(self, item: Item) -> Outcome:
         service, reporter = self._hosted.service, self._hosted.reporter
         assert reporter is not None
-        answering = ExitStack()
-
-        def respond(found: Any) -> None:
-            # In the next turn: in this one the timeline has not told of the last op's batch yet.
-            asyncio.get_running_loop().call_soon(answer, found)
-
-        def answer(found: Any) -> None:
-            with answering:
-                if isinstance(found, ForebayError):
-                    done(Failure(found))
-                else:
-                    done(attempt(lambda: reporter.beside(found.SerializeToString())))
-
-        def call_off() -> None:
-            with answering:
-                cancel()
-
         message = service.request_class.FromString(item.body)
-        answering.enter_context(reporter.answering())
-        cancel = service.submit(message, respond=respond, **item.params)
-        return call_off
+        with reporter.answering():
+            response = await service.answer(message, **item.params)
+            return reporter.beside(response.SerializeToString())
 
     async def stop(self) -> None:
         await self._hosted.endpoint.drain(0.0)

@@ -6,12 +6,13 @@ A prediction is the request that its graph's endpoint gets, so that it needs no 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.errors import Unavailable
+from forebay.errors import ForebayError, Unavailable
 from forebay.surfaces.pipeline import logs
 from forebay.types.call import Request
 
@@ -96,6 +97,23 @@ class Predictions:
             What calls it off.
         """
         raise NotImplementedError
+
+    async def answer(self, message: Any, *, deadline: float, peer: str, came: float | None = None) -> Any:
+        """Answer one request, for a coroutine; see `submit`.
+
+        Raises:
+            ForebayError: If the transport is to tell that there is no answer.
+        """
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        call_off = self.submit(message, deadline=deadline, peer=peer, respond=answered.set_result, came=came)
+        try:
+            found = await answered
+        except asyncio.CancelledError:
+            call_off()
+            raise
+        if isinstance(found, ForebayError):
+            raise found
+        return found
 
     def cut(self) -> None:
         """Let nobody wait any longer: those whose answer is not being written yet are told that there is none."""

@@ -8,7 +8,6 @@ same routes.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -20,7 +19,7 @@ from forebay.protocols.native import Contract, status_of
 from forebay.protocols.pipeline import rest
 from forebay.server.app import Served
 from forebay.serving.endpoint import EndpointConfig
-from forebay.surfaces.pipeline.fronts.inference import begin, read, told
+from forebay.surfaces.pipeline.fronts.inference import begin
 from forebay.transports.http.asgi import Predict
 from forebay.transports.http.exchange import Route, error_headers, key_is_known
 from forebay.transports.http.refusals import Unauthorized
@@ -94,38 +93,27 @@ class _Asked:
     def submit(self, request: Request) -> None:
         """Answer a request."""
         kind = self._inference.request_class
-        if not rest.is_quick(request.body, kind):
-            self._open[request] = asyncio.ensure_future(self._submit_large(request)).cancel
-            return
-        try:
-            asked = rest.request_of(request.body, kind)
-        except ForebayError as error:
-            request.reply(request, Failure(error))
-        else:
-            self._begin(request, asked)
+        body = request.body
 
-    async def _submit_large(self, request: Request) -> None:
-        kind = self._inference.request_class
-        try:
-            asked = await read(lambda: rest.request_of(request.body, kind))
-        except Exception as error:  # noqa: BLE001 - this client is told, and no other hears of it
-            self._reply(request, Failure(told(error)))
-        else:
-            self._begin(request, asked)
-
-    def _begin(self, request: Request, asked: Any) -> None:
-        # The service and method of the path count, and not those in the body.
-        fields = asked.DESCRIPTOR.fields_by_name
-        if "name" in fields:
-            asked.name = self.name
-        if "method" in fields:
-            asked.method = self._method
+        def parse() -> Any:
+            asked = rest.request_of(body, kind)
+            # The service and method of the path count, and not those in the body.
+            fields = asked.DESCRIPTOR.fields_by_name
+            if "name" in fields:
+                asked.name = self.name
+            if "method" in fields:
+                asked.method = self._method
+            return asked
 
         def respond(found: Any) -> None:
-            self._reply(request, Failure(found) if isinstance(found, ForebayError) else rest.response_json(found))
+            if request in self._open:
+                outcome = Failure(found) if isinstance(found, ForebayError) else rest.response_json(found)
+                del self._open[request]
+                request.reply(request, outcome)
 
         self._open[request] = None
-        call_off = begin(self._inference, asked, deadline=request.deadline, peer=_peer(request), respond=respond)
+        is_quick, deadline, peer = rest.is_quick(body, kind), request.deadline, _peer(request)
+        call_off = begin(self._inference, parse, is_quick=is_quick, deadline=deadline, peer=peer, respond=respond)
         if request in self._open:
             self._open[request] = call_off
 
@@ -139,11 +127,6 @@ class _Asked:
         """Count a request that was refused before it came here: those of a full queue are the graph's."""
         if isinstance(error, QueueFull):
             self._inference.endpoint.reject(error)
-
-    def _reply(self, request: Request, outcome: Any) -> None:
-        if request in self._open:
-            del self._open[request]
-            request.reply(request, outcome)
 
 
 class _GatewayRoute(Route):

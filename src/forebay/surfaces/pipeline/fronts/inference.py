@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, InternalError, QueueFull, UserCodeError
 from forebay.surfaces.pipeline.codes import CustomExceptionCode, numbered
@@ -19,26 +19,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.requests")
 
-T = TypeVar("T")
-
-
 _readers: Final = ThreadPoolExecutor(2, thread_name_prefix="forebay-pipeline-read")
 """Where large requests are read; nothing of the project's runs there."""
 
 
-async def read(parse: Callable[[], T]) -> T:
-    """Read a request that takes its time beside the loop."""
-    return await asyncio.get_running_loop().run_in_executor(_readers, parse)
-
-
 def begin(
-    inference: Predictions, request: Any, *, deadline: float, peer: str, respond: Respond
+    inference: Predictions,
+    parse: Callable[[], Any],
+    *,
+    is_quick: bool,
+    deadline: float,
+    peer: str,
+    respond: Respond,
 ) -> Callable[[], object] | None:
-    """Answer a request, or say that it names another service or method than there are, or that there is no room.
+    """Read a request and answer it, or say that it asks for something else than there is, or that there is no room.
 
     Args:
         inference: Who answers.
-        request: What came in.
+        parse: Reads the request; raises a `ForebayError` if it is wrong.
+        is_quick: Whether reading takes a moment only; otherwise it is done beside the loop.
         deadline: Absolute, in seconds of `time.monotonic`; infinity if the client has time.
         peer: Who sent it, for the log.
         respond: Called on the loop, once, unless the request is called off. If it raises, it is called with what the
@@ -47,17 +46,42 @@ def begin(
     Returns:
         What calls the request off; None if it has been answered.
     """
-    refusal = refused(inference, request)
+    safely = partial(_respond, respond)
+    if not is_quick:
+        return asyncio.ensure_future(_answer_large(inference, parse, deadline, peer, safely)).cancel
+    try:
+        request = parse()
+    except ForebayError as error:
+        respond(error)
+        return None
+    refusal = _refusal(inference, request)
     if refusal is not None:
         respond(refusal)
         return None
+    return inference.submit(request, deadline=deadline, peer=peer, respond=safely)
+
+
+async def _answer_large(
+    inference: Predictions, parse: Callable[[], Any], deadline: float, peer: str, respond: Respond
+) -> None:
+    try:
+        request = await asyncio.get_running_loop().run_in_executor(_readers, parse)
+        found = _refusal(inference, request)
+        if found is None:
+            found = await inference.answer(request, deadline=deadline, peer=peer)
+    except Exception as error:  # noqa: BLE001 - this client is told, and no other hears of it
+        found = _told(error)
+    respond(found)
+
+
+def _refusal(inference: Predictions, request: Any) -> Any:
+    """Return what a request is answered that is not let in; None if it is."""
+    refusal = refused(inference, request)
     endpoint = inference.endpoint
-    if endpoint.is_full():  # before anything is read
-        full = QueueFull(f"the queue of '{endpoint.name}' is full; try again later")
-        endpoint.reject(full)
-        respond(full)
-        return None
-    return inference.submit(request, deadline=deadline, peer=peer, respond=partial(_respond, respond))
+    if refusal is None and endpoint.is_full():  # before anything is unpacked
+        refusal = QueueFull(f"the queue of '{endpoint.name}' is full; try again later")
+        endpoint.reject(refusal)
+    return refusal
 
 
 def refused(inference: Predictions, request: Any) -> Any:
@@ -78,7 +102,7 @@ def refused(inference: Predictions, request: Any) -> Any:
     return packing.pack_error(numbered(code.value, inference.error_codes), text, inference.response_class)
 
 
-def told(error: Exception) -> ForebayError:
+def _told(error: Exception) -> ForebayError:
     """Return what a client is told of an error; one that is no error of a request is logged."""
     if isinstance(error, UserCodeError):  # whoever ran that code has logged it
         return InternalError("the model failed; the server's log says why")
@@ -92,4 +116,4 @@ def _respond(respond: Respond, found: Any) -> None:
     try:
         respond(found)
     except Exception as error:  # noqa: BLE001 - a defect must not leave a client without an answer
-        respond(told(error))
+        respond(_told(error))

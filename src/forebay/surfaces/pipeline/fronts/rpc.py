@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
@@ -11,7 +10,7 @@ from google.protobuf.message import DecodeError
 from forebay.errors import ForebayError, InvalidRequest
 from forebay.protocols.pipeline import sniff
 from forebay.protocols.pipeline.messages import METHOD, SERVICE, Request
-from forebay.surfaces.pipeline.fronts.inference import begin, read, told
+from forebay.surfaces.pipeline.fronts.inference import begin
 from forebay.transports.grpc.service import GrpcService
 
 if TYPE_CHECKING:
@@ -27,26 +26,20 @@ def services(inference: Predictions) -> list[GrpcService]:
         return sniff.request_of(data) if request_class is Request else _parsed(request_class, data)
 
     def run(data: bytes, call: Call) -> None:
-        if len(data) <= sniff.LARGE_BYTES:
-            ask(parse(data), call)
-        else:
-            call.on_cancel = asyncio.ensure_future(run_large(data, call)).cancel
-
-    async def run_large(data: bytes, call: Call) -> None:
-        try:
-            request = await read(lambda: parse(data))
-            ask(request, call)
-        except Exception as error:  # noqa: BLE001 - this client is told, and no other hears of it
-            call.fail(told(error))
-
-    def ask(request: Any, call: Call) -> None:
         def respond(found: Any) -> None:
             if isinstance(found, ForebayError):
                 call.fail(found)
             else:
                 call.reply(found.SerializeToString())
 
-        call.on_cancel = begin(inference, request, deadline=call.deadline, peer=_peer(call), respond=respond)
+        call.on_cancel = begin(
+            inference,
+            lambda: parse(data),
+            is_quick=len(data) <= sniff.LARGE_BYTES,
+            deadline=call.deadline,
+            peer=_peer(call),
+            respond=respond,
+        )
 
     methods = {SERVICE: {METHOD: run}}
     wanted = request_class.DESCRIPTOR, response_class.DESCRIPTOR
