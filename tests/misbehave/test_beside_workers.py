@@ -242,7 +242,7 @@ def test_a_reference_that_returns_a_coroutine(monkeypatch):
 
 
 def test_a_library_that_runs_a_model(boom):
-    runtime: Any = types.SimpleNamespace(run=boom)
+    runtime: Any = types.SimpleNamespace(run=boom, is_shared=False)
     refused(ForebayError, ModelFile("m", runtime).run, [], [], 0)
 
 

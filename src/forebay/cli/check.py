@@ -24,7 +24,7 @@ def add_parser(commands: Any) -> None:
         "check",
         help="validate a target and print what would be served",
         description="Validate a model file or a project and print what `forebay serve` would serve. "
-        "The file is imported, no model is loaded and no port is opened.",
+        "The file is imported, no model but one that is a file itself is loaded, and no port is opened.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_options(parser)

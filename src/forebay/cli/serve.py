@@ -19,6 +19,7 @@ Serve a model or a project. TARGET is one of
 
   model.py           a Python file: every forebay.Model class in it is served at /models/NAME
   model.py:Name      one class of it, one forebay.Serving, or one function with @forebay.compose
+  model.onnx         a model file, also OpenVINO's model.xml: served with the types that it declares
   forebay.yaml       several of these with settings of their own, or the folder of this file; a file of another
                      name is given as --config FILE, beside TARGET or instead
   FOLDER or FILE     a project of another server: a folder with a nucleus.yaml, or that file; a file with a Ventu,

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 import msgspec
 
@@ -96,13 +96,15 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Runtime(Protocol):
-    """One model in memory, used by one thread at a time.
+    """One model in memory.
 
     Attributes:
         signature: What it takes and gives, as its file says.
+        is_shared: Whether several threads may run it at the same time.
     """
 
     signature: Signature
+    is_shared: ClassVar[bool]
 
     def run(self, feed: Mapping[str, Value], fetch: Sequence[str]) -> Sequence[Value]:
         """Return the outputs of these names, in this order; whatever the library raises goes through."""

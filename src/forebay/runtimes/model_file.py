@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -56,7 +58,7 @@ class Backend(Protocol):
 
 
 class ModelFile:
-    """A model that runs in this process, for one thread at a time.
+    """A model that runs in this process; threads take turns where its library wants that.
 
     Attributes:
         name: What messages call it.
@@ -66,6 +68,7 @@ class ModelFile:
     def __init__(self, name: str, runtime: Runtime) -> None:
         self.name = name
         self.runtime = runtime
+        self._turn = contextlib.nullcontext() if runtime.is_shared else threading.Lock()
 
     def __call__(self, arrays: Mapping[str, Any], wanted: Sequence[str] = ()) -> dict[str, Any]:
         """Run the model on NumPy arrays.
@@ -93,7 +96,8 @@ class ModelFile:
     def run(self, feed: Feed, fetch: Sequence[Var], id: int = 0) -> Sequence[Value]:
         """Run it, as `Backend.run`."""
         given = {var.name: value for var, value in feed}
-        found, problem = caught(self.runtime.run, given, [var.name for var in fetch])
+        with self._turn:
+            found, problem = caught(self.runtime.run, given, [var.name for var in fetch])
         if problem is None:
             return found
         if isinstance(problem, ForebayError):

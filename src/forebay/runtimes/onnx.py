@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from forebay.runtimes.contract import RunOptions, library, ordinary, runs_on_cpu
 from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample
@@ -24,6 +24,8 @@ _PROVIDERS: Final = {"gpu": ("CUDA",), "tensorrt": ("Tensorrt", "CUDA")}
 
 class OnnxRuntime:
     """A model in ONNX's format."""
+
+    is_shared: ClassVar = True
 
     def __init__(self, model: Path, options: RunOptions) -> None:
         """Load it.

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 from forebay.runtimes.contract import RunOptions, library, ordinary
 from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample
@@ -16,6 +16,8 @@ _PRECISIONS: Final = {"fp16": "f16", "bf16": "bf16"}
 
 class OpenVino:
     """A model in OpenVINO's format."""
+
+    is_shared: ClassVar = False
 
     def __init__(self, model: Path, options: RunOptions) -> None:
         """Load it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from forebay.runtimes.contract import Device, PaddleOptions, RunOptions, library, tell
 from forebay.runtimes.signature import Signature, Value, Var
@@ -19,6 +19,8 @@ class Paddle:
     Attributes:
         has_tensorrt: Whether TensorRT takes parts of it.
     """
+
+    is_shared: ClassVar = False
 
     def __init__(self, files: Sequence[Path], options: RunOptions) -> None:
         """Load it.

@@ -53,6 +53,6 @@ def build(target: str | None, options: Options) -> Project:
         found = "does not exist"
     msg = (
         f"{target} {found}; give a Python file with a forebay.Model or a Ventu, file.py:Name, "
-        "or a folder with a forebay.yaml or a nucleus.yaml"
+        "a model.onnx, or a folder with a forebay.yaml or a nucleus.yaml"
     )
     raise ConfigError(msg)

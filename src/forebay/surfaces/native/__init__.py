@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python files with models or compositions of them: `file.py` serves all that are in it, `file.py:Name` one of them."""
+"""Python files with models or compositions of them: `file.py` serves all that are in it, `file.py:Name` one of them.
+
+Model files as well: `net.onnx`, `net.xml`.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ from forebay.surfaces.native.attached import Lobby
 from forebay.surfaces.native.batching import batching_of, environment_of, isolates, named
 from forebay.surfaces.native.describe import describe_in
 from forebay.surfaces.native.graphs import GraphTarget, compositions_of, drawable, serve_composition, unserved
+from forebay.surfaces.native.model_files import is_model_file, read_model_file
 from forebay.surfaces.native.servings import serve_serving, serving_in
 from forebay.types.failures import text_of
 from forebay.workers.inline import InlinePool
@@ -50,8 +54,8 @@ class NativeSurface:
     name = "native"
 
     def detect(self, target: str) -> bool:
-        """Tell whether the target is a Python file, with or without a class name."""
-        return split_target(target)[0].suffix == ".py"
+        """Tell whether the target is a Python file, with or without a class name, or a model file."""
+        return split_target(target)[0].suffix == ".py" or is_model_file(target)
 
     def build(self, target: str | None, options: Options) -> Project:
         """Build an endpoint for each model of the target, and a door where others may attach.
@@ -118,6 +122,13 @@ def serve_target(target: str, overrides: Overrides, given: Collection[str] = ())
     if overrides.env and overrides.worker_kind != "process":
         msg = f"an environment of its own needs worker kind process, found {overrides.worker_kind}"
         raise ConfigError(msg)
+    if overrides.python is not None and overrides.worker_kind != "process":
+        msg = f"an interpreter of its own needs worker kind process, found {overrides.worker_kind}"
+        raise ConfigError(msg)
+    if is_model_file(target):
+        model = read_model_file(path, overrides)
+        _check_one(overrides, target, [path.name])
+        return Built([serve_model(model.model, overrides, model.spec)], model.warnings)
     if overrides.python is None:
         module = import_file(path)
         compositions = compositions_of(module, name)
@@ -133,22 +144,25 @@ def serve_target(target: str, overrides: Overrides, given: Collection[str] = ())
         models = models_in(module, name)
         _check_one(overrides, target, [model.__name__ for model in models])
         return Built([serve_model(model, overrides) for model in models])
-    if overrides.worker_kind != "process":
-        msg = f"an interpreter of its own needs worker kind process, found {overrides.worker_kind}"
-        raise ConfigError(msg)
     served: list[Served] = []
     found = describe_in(overrides.python, target, overrides.env)
     _check_one(overrides, target, [class_name for class_name, _ in found])
     for class_name, its_own in found:
         told = named(its_own, overrides)
-        pool = _process_pool(file, class_name, told.settings, overrides)
+        is_isolating = isolates(class_name, told.settings, overrides)
+        pool = _process_pool(_spec(file, class_name, isolate_errors=is_isolating), overrides, isolates=is_isolating)
         endpoint = endpoint_of(class_name, told.settings, pool, overrides)
         served.append(Served(endpoint, told.contract, told.described))
     return Built(served)
 
 
-def serve_model(model: type[Model], overrides: Overrides) -> Served:
+def serve_model(model: type[Model], overrides: Overrides, spec: RunnerSpec | None = None) -> Served:
     """Build the endpoint of a model class.
+
+    Args:
+        model: The class.
+        overrides: What the person says.
+        spec: How a worker builds its runner; None finds the class in the file it was imported from.
 
     Raises:
         ConfigError: If the class is not well-formed.
@@ -159,7 +173,7 @@ def serve_model(model: type[Model], overrides: Overrides) -> Served:
     if settings.pad is not None and not hasattr(model, "preprocess"):
         settings.pad.require_fields(f"{where}.pad", given.annotation)
     keys = _keys_of(where, settings, given)
-    endpoint = endpoint_of(where, settings, _pool(model, settings, overrides), overrides, keys)
+    endpoint = endpoint_of(where, settings, _pool(model, settings, overrides, spec), overrides, keys)
     contract = Contract(
         raw_input=given.raw,
         raw_output=answer.raw,
@@ -226,18 +240,19 @@ def _keys_of(where: str, settings: ModelSettings, given: WireType) -> SampleKeys
     return SampleKeys(settings.batch_key, f"{where}.batch_key", given, batchable=settings.batchable)
 
 
-def _pool(model: type[Model], settings: ModelSettings, overrides: Overrides) -> Pool:
-    file = Path(getattr(sys.modules.get(model.__module__), "__file__", None) or "")
-    if overrides.worker_kind == "process":
-        if not file.is_file() or "<locals>" in model.__qualname__:
+def _pool(model: type[Model], settings: ModelSettings, overrides: Overrides, spec: RunnerSpec | None) -> Pool:
+    is_isolating = isolates(model.__qualname__, settings, overrides)
+    if spec is None:
+        file = Path(getattr(sys.modules.get(model.__module__), "__file__", None) or "")
+        if overrides.worker_kind == "process" and (not file.is_file() or "<locals>" in model.__qualname__):
             msg = (
                 f"{model.__qualname__} cannot run in processes, which import it by its name in a file; "
                 "put it there, or use worker_kind='thread'"
             )
             raise ConfigError(msg)
-        return _process_pool(file, model.__name__, settings, overrides)
-    is_isolating = isolates(model.__qualname__, settings, overrides)
-    spec = _spec(file, model.__name__, isolate_errors=is_isolating)
+        spec = _spec(file, model.__name__, isolate_errors=is_isolating)
+    if overrides.worker_kind == "process":
+        return _process_pool(spec, overrides, isolates=is_isolating)
     spec = msgspec.structs.replace(spec, local=lambda: ModelRunner(model, isolate_errors=is_isolating))
     if overrides.worker_kind == "inline":
         if overrides.threads > 1:
@@ -247,15 +262,14 @@ def _pool(model: type[Model], settings: ModelSettings, overrides: Overrides) -> 
     return ThreadPool(spec, workers=overrides.workers, threads=overrides.threads)
 
 
-def _process_pool(file: Path, name: str, settings: ModelSettings, overrides: Overrides) -> ProcessPool:
-    is_isolating = isolates(name, settings, overrides)
+def _process_pool(spec: RunnerSpec, overrides: Overrides, *, isolates: bool) -> ProcessPool:
     return ProcessPool(
-        _spec(file, name, isolate_errors=is_isolating),
+        spec,
         workers=overrides.workers,
         threads=overrides.threads,
         python=overrides.python,
         env=environment_of(overrides),
-        isolates=is_isolating,
+        isolates=isolates,
     )
 
 

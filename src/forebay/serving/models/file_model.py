@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model file as a `Model`: its types are those that the file declares.
+
+Where samples share runs, a sample is what the file takes without its first axis, and what has axes of any length is
+padded, or run beside those of its shape. Where they cannot, a request is given to the model as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, TypedDict, cast
+
+import msgspec
+
+from forebay.errors import BadOutcome, ConfigError, ValidationError
+from forebay.runtimes.contract import RunOptions
+from forebay.runtimes.model_file import ModelFile, load_with
+from forebay.runtimes.sharing import Sharing
+from forebay.runtimes.signature import Signature, Value, Var
+from forebay.serving.models.model import Model
+from forebay.serving.models.model_runner import ModelRunner
+from forebay.serving.models.padding import Pad, Padded
+
+_KINDS: Final[Mapping[str, Any]] = {"b": bool, "f": float, "i": int, "u": int}
+_BOUNDED: Final = 32
+"""Whole numbers of more bits are not bounded in the type: JSON schemas and msgspec end there."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """How a model file is served; plain data, for worker processes.
+
+    Attributes:
+        path: The file.
+        signature: What it takes and gives.
+        sharing: How samples share runs of it.
+        threads: Threads that compute one batch.
+    """
+
+    path: str
+    signature: Signature
+    sharing: Sharing
+    threads: int | None = None
+
+
+class FileModel(Model):
+    """What all model files have in common; `class_of` makes the class of one."""
+
+    isolate_errors = True
+    check_outputs = False
+    plan: ClassVar[Plan]
+
+    def load(self) -> None:
+        """Load the file."""
+        self._file = _opened(self.plan)
+
+    def preprocess(self, sample: Any) -> dict[str, Any]:
+        """Make arrays of what the client sent, with the types of the file."""
+        return {var.alias: _array(var, sample[var.alias]) for var in self.plan.signature.feeds}
+
+    def predict(self, batch: Any) -> list[Any]:
+        """Run the model once for all samples that go together."""
+        if not self.plan.sharing.has_rows:
+            return [self._run(sample) for sample in batch]
+        if isinstance(batch, Padded):
+            return self._rows(batch.arrays, len(cast("list[Any]", batch)))
+        groups: dict[Any, list[int]] = {}
+        for place, sample in enumerate(batch):
+            groups.setdefault(tuple([array.shape for array in sample.values()]), []).append(place)
+        answers: list[Any] = [None] * len(batch)
+        for places in groups.values():
+            for place, answer in zip(places, self._stacked([batch[place] for place in places]), strict=True):
+                answers[place] = answer
+        return answers
+
+    def _stacked(self, samples: Sequence[Mapping[str, Any]]) -> list[Any]:
+        import numpy as np
+
+        return self._rows({name: np.stack([one[name] for one in samples]) for name in samples[0]}, len(samples))
+
+    def _rows(self, arrays: Mapping[str, Any], count: int) -> list[Any]:
+        found = self._run(arrays)
+        for name, array in found.items():
+            if array.shape[:1] != (count,):
+                msg = f"the output '{name}' has the shape {list(array.shape)} for {count} samples"
+                raise BadOutcome(msg)
+        return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+
+    def _run(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        signature = self.plan.signature
+        feed = [(var, Value(arrays[var.alias])) for var in signature.feeds]
+        values = self._file.run(feed, signature.fetches)
+        return {var.alias: value.array for var, value in zip(signature.fetches, values, strict=True)}
+
+
+def class_of(plan: Plan) -> type[FileModel]:
+    """Make the class of a model file.
+
+    Raises:
+        ConfigError: If it takes or gives something that requests cannot carry.
+    """
+    path, sharing = Path(plan.path), plan.sharing
+    for what, side in (("input", plan.signature.feeds), ("output", plan.signature.fetches)):
+        for var in side:
+            if var.dtype is None or var.is_bf16:
+                msg = (
+                    f"the model is '{path}', and its {what} '{var.name}' is of the type {var.type}, which cannot be "
+                    "served; tensors of bool, int8 to uint64, float16 to float64 and string can"
+                )
+                raise ConfigError(msg)
+    title = "".join(word[:1].upper() + word[1:] for word in re.split(r"[^A-Za-z0-9]+", path.stem)) or "Model"
+    given = _record(f"{title}Input", plan.signature.feeds, has_rows=sharing.has_rows)
+    answer = _record(f"{title}Output", plan.signature.fetches, has_rows=sharing.has_rows)
+
+    def preprocess(self: FileModel, sample: Any) -> Any:
+        return FileModel.preprocess(self, sample)
+
+    def predict(self: FileModel, batch: Any) -> Any:
+        return FileModel.predict(self, batch)
+
+    preprocess.__annotations__["sample"] = given
+    predict.__annotations__["return"] = list[answer]
+    for method in (preprocess, predict):
+        method.__module__ = path.name  # annotations of what is ours are not read
+    members: dict[str, Any] = {
+        "__doc__": f"The model in {path.name}.",
+        "plan": plan,
+        "name": re.sub(r"^[^A-Za-z0-9]+", "", re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem))[:128] or "model",
+        "preprocess": preprocess,
+        "predict": predict,
+        "pad": Pad(dict(sharing.feeds), outputs=dict(sharing.fetches)) if sharing.is_padded else None,
+    }
+    if not sharing.has_rows:
+        members["max_batch_size"] = 1
+    made = type(title, (FileModel,), members)
+    made.__module__ = made.__qualname__ = path.name
+    return made
+
+
+def runner_of(plan: Any, *, isolate_errors: bool = True) -> ModelRunner:
+    """Build the runner of a model file; the reference that worker processes are given."""
+    return ModelRunner(class_of(msgspec.convert(plan, Plan)), isolate_errors=isolate_errors)
+
+
+def _opened(plan: Plan) -> ModelFile:
+    return load_with(Path(plan.path), RunOptions(threads=plan.threads))
+
+
+def _record(name: str, side: Sequence[Var], *, has_rows: bool) -> Any:
+    """Return the type of an object with a field for each input or output."""
+    fields = {var.alias: _type(var, has_rows=has_rows) for var in side}
+    return TypedDict(name, fields)  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
+
+
+def _type(var: Var, *, has_rows: bool) -> Any:
+    """Return lists in lists, as deep and as long as the shape says, of elements as the type says."""
+    if var.rows is None:
+        return Any  # a single value, or a shape that the file does not say
+    found = _element(str(var.dtype))
+    for size in reversed(var.shape if has_rows else (var.rows, *var.shape)):
+        found = list[found] if size < 0 else Annotated[list[found], msgspec.Meta(min_length=size, max_length=size)]
+    return found
+
+
+def _element(dtype: str) -> Any:
+    if dtype == "str":
+        return str
+    import numpy as np
+
+    kind = np.dtype(dtype)
+    found = _KINDS[kind.kind]
+    if found is int and kind.itemsize * 8 <= _BOUNDED:
+        limits = np.iinfo(kind)
+        return Annotated[int, msgspec.Meta(ge=int(limits.min), le=int(limits.max))]
+    return found
+
+
+def _array(var: Var, value: Any) -> Any:
+    import numpy as np
+
+    if var.dtype == "str":
+        return _texts(var, value)
+    try:
+        with np.errstate(over="raise"):
+            array = np.array(value, var.dtype)
+    except (ValueError, TypeError, OverflowError, FloatingPointError) as problem:
+        msg = f"'{var.alias}' is no array of {var.dtype}: {problem}"
+        raise ValidationError(msg, detail={"path": f"$.{var.alias}"}) from None
+    return array
+
+
+def _texts(var: Var, value: Any) -> Any:
+    """Return an array of Python's strings: numpy's own are of one length, and no library takes them."""
+    import numpy as np
+
+    try:
+        shape = np.shape(value)
+    except ValueError as problem:
+        msg = f"'{var.alias}' is no array of texts: {problem}"
+        raise ValidationError(msg, detail={"path": f"$.{var.alias}"}) from None
+    return np.array(value, object).reshape(shape)

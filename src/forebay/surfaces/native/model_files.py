@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets that are model files: `forebay serve net.onnx`, `net.xml`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from forebay.errors import ConfigError
+from forebay.runtimes.contract import RunOptions
+from forebay.runtimes.model_file import load_with
+from forebay.runtimes.sharing import Sharing, sharing_of
+from forebay.serving.models.file_model import FileModel, Plan, class_of
+from forebay.workers.runner import RunnerSpec
+
+if TYPE_CHECKING:
+    from forebay.server.config import Overrides
+
+SUFFIXES: Final = (".onnx", ".xml")
+
+
+class ModelTarget(NamedTuple):
+    """The class of a model file, how a worker builds its runner, and what is odd about it."""
+
+    model: type[FileModel]
+    spec: RunnerSpec
+    warnings: list[str]
+
+
+def is_model_file(target: str) -> bool:
+    """Tell whether a target is a model file, by its name; one that is not there is told when it is loaded."""
+    return Path(target).suffix in SUFFIXES
+
+
+def read_model_file(path: Path, overrides: Overrides) -> ModelTarget:
+    """Load a model file and find out what it takes and gives, and how it can be batched.
+
+    Raises:
+        ConfigError: If it is not there or no model, nothing here runs it, or requests cannot carry what it takes.
+    """
+    if not path.is_file():
+        msg = f"the model is '{path}', and no file is there"
+        raise ConfigError(msg)
+    threads = max(1, len(os.sched_getaffinity(0)) // overrides.workers)
+    file = load_with(path, RunOptions(threads=threads))
+    plan = Plan(str(path.absolute()), file.signature(), Sharing(), threads)
+    class_of(plan)  # what cannot be carried is said before it is tried
+    sharing = sharing_of(file)
+    plan = msgspec.structs.replace(plan, sharing=sharing)
+    spec = RunnerSpec(factory="forebay.serving.models.file_model:runner_of", kwargs={"plan": msgspec.to_builtins(plan)})
+    warnings = [f"{path} is run on one request at a time: {sharing.why_not}"] if sharing.why_not else []
+    return ModelTarget(class_of(plan), spec, warnings)

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`forebay serve net.onnx`: model files through a socket."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import httpx
+import msgspec
+import pytest
+from tests.models import model_files
+
+THREE = "idle: wait\n    max_wait_ms: 60000\n    max_batch_size: 3"
+"""Three samples that come together run together, or not before a minute is over."""
+
+MODEL = """
+import numpy as np
+import forebay.runtimes
+from forebay import Model
+
+
+class Inside(Model):
+    def load(self):
+        self.net = forebay.runtimes.load(PATH)
+
+    def predict(self, batch: list[list[float]]) -> list[float]:
+        return self.net({"x": np.array(batch)})["price"][:, 0]
+"""
+
+
+@pytest.fixture(scope="module")
+def server(launch, tmp_path_factory):
+    """Serves all kinds of files, each under its name, in threads but for one."""
+    folder = tmp_path_factory.mktemp("files")
+    linear = model_files.linear(folder / "price of houses.onnx")
+    (folder / "inside.py").write_text(MODEL.replace("PATH", json.dumps(str(linear))))
+    targets = {
+        linear: "worker_kind: process",
+        model_files.linear(folder / "two.onnx", rows=2): "",
+        model_files.elementwise(folder / "labels.onnx"): THREE,
+        model_files.mean(folder / "mean.onnx"): THREE,
+        model_files.table(folder / "table.onnx"): THREE,
+        model_files.texts(folder / "texts.onnx"): "",
+        folder / "inside.py": "",
+    }
+    if importlib.util.find_spec("openvino") is not None:
+        import openvino
+
+        openvino.save_model(openvino.Core().read_model(linear), folder / "ov.xml", compress_to_fp16=False)
+        targets[folder / "ov.xml"] = ""
+    listed = [
+        f"  - target: {path.name}\n    {settings or 'workers: 1'}\n"
+        + ("" if "worker_kind" in settings else "    worker_kind: thread\n")
+        for path, settings in targets.items()
+    ]
+    (folder / "forebay.yaml").write_text("models:\n" + "".join(listed))
+    return launch(folder / "forebay.yaml")
+
+
+def ask(server, name, body, **more):
+    return httpx.post(f"{server.url}/models/{name}", json=body, timeout=60, **more)
+
+
+def ask_together(at_once, server, name, samples):
+    """Sends all samples at once; gives their answers in order, and how many batches the model ran for them."""
+    answers = at_once(*[lambda sample=sample: ask(server, name, sample) for sample in samples])
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    counts = [line for line in lines if line.startswith("forebay_batch_size_count") and f'"{name}"' in line]
+    return answers, sum(float(line.split()[-1]) for line in counts)
+
+
+def test_a_request_is_a_sample_of_the_types_that_the_file_declares(server):
+    name = "price-of-houses"
+    assert ask(server, name, {"x": [1, 2, 3]}).json() == {"price": [321.0]}
+    packed = httpx.post(
+        f"{server.url}/models/{name}",
+        content=msgspec.msgpack.encode({"x": [1, 2, 3]}),
+        headers={"content-type": "application/msgpack"},
+    )
+    assert packed.json() == {"price": [321.0]}
+    for wrong, where in (({"x": [1, 2]}, "$.x"), ({"x": [1, 2, "3"]}, "$.x[2]"), ({"y": 1}, "$")):
+        refused = ask(server, name, wrong)
+        assert refused.status_code == 422
+        assert refused.json()["error"]["detail"]["path"] == where
+    schemas = httpx.get(f"{server.url}/openapi.json").json()["components"]["schemas"]
+    numbers = {"type": "array", "items": {"type": "number"}}
+    assert schemas["PriceOfHousesInput"]["properties"]["x"] == {**numbers, "minItems": 3, "maxItems": 3}
+    assert schemas["PriceOfHousesOutput"]["properties"]["price"] == {**numbers, "minItems": 1, "maxItems": 1}
+
+
+def test_numbers_that_the_type_cannot_hold_are_refused(server):
+    refused = ask(server, "price-of-houses", {"x": [1e300, 0, 0]})
+    assert refused.status_code == 422
+    assert "'x' is no array of float32" in refused.json()["error"]["message"]
+
+
+def test_samples_of_unlike_length_share_a_batch_where_padding_changes_nothing(server, at_once):
+    samples = [[1, 2, 3, 4], [5], [6, 7]]
+    answers, batches = ask_together(at_once, server, "labels", [{"ids": ids} for ids in samples])
+    assert [answer.json()["labels"] for answer in answers] == [[2 * one for one in ids] for ids in samples]
+    assert batches == 1
+
+
+def test_samples_of_unlike_length_are_right_where_padding_would_change_them(server, at_once):
+    samples = [{"values": one} for one in ([1.0, 2.0], [3.0], [5.0, 7.0])]
+    answers, batches = ask_together(at_once, server, "mean", samples)
+    assert [answer.json()["mean"] for answer in answers] == [1.5, 3.0, 6.0]
+    assert batches == 1
+
+
+def test_one_bad_sample_fails_alone(server, at_once):
+    answers, _ = ask_together(at_once, server, "table", [{"at": 0}, {"at": 9}, {"at": 3}])
+    assert [answer.status_code for answer in answers] == [200, 500, 200]
+    assert answers[2].json() == {"row": [6.0, 7.0]}
+
+
+def test_a_fixed_batch_dimension_is_served_as_it_is(server):
+    assert ask(server, "two", {"x": [[1, 2, 3], [4, 5, 6]]}).json() == {"price": [[321.0], [654.0]]}
+    assert ask(server, "two", {"x": [[1, 2, 3]]}).status_code == 422
+    assert httpx.get(f"{server.url}/models/two").json()["batching"]["max_batch_size"] == 1
+
+
+def test_texts_and_names_of_any_kind(server):
+    assert ask(server, "texts", {"in:0": "größer"}).json() == {"out:0": "größer"}
+
+
+def test_a_file_inside_a_model(server):
+    assert ask(server, "inside", [1, 2, 3]).json() == 321.0
+
+
+def test_a_file_of_openvino(server):
+    pytest.importorskip("openvino")
+    assert ask(server, "ov", {"x": [1, 2, 3]}).json() == {"price": [321.0]}
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("none.onnx", "none.onnx', and no file is there"),
+        ("bad.onnx", "bad.onnx cannot be loaded"),
+        ("parts.onnx", "its output 'parts' is of the type seq(tensor(float)), which cannot be served"),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_a_sentence(tmp_path, cli, name, said):
+    (tmp_path / "bad.onnx").write_text("no model")
+    model_files.sequence(tmp_path / "parts.onnx")
+    done = cli("serve", tmp_path / name)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_check_says_what_would_be_served_and_warns_of_what_is_declared_and_not_so(tmp_path, cli):
+    done = cli("check", model_files.one_inside(tmp_path / "one.onnx"))
+    assert done.returncode == 0, done.stderr
+    assert "POST /models/one" in done.stdout
+    assert "is run on one request at a time: it cannot be run on 3 samples" in done.stderr

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small ONNX models, each with one thing to know about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+WEIGHTS = np.array([[1.0], [10.0], [100.0]], np.float32)
+
+
+def save(path, nodes, inputs, outputs, constants=()):
+    """Writes a model; inputs and outputs are `(name, type, shape)`."""
+    import onnx
+    from onnx import helper, numpy_helper
+
+    def infos(side):
+        return [
+            helper.make_tensor_value_info(name, getattr(onnx.TensorProto, kind), shape) for name, kind, shape in side
+        ]
+
+    graph = helper.make_graph(
+        [helper.make_node(*node[:3], **(node[3] if len(node) > 3 else {})) for node in nodes],
+        "small",
+        infos(inputs),
+        [one if not isinstance(one, tuple) else infos([one])[0] for one in outputs],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return Path(path)
+
+
+def linear(path, rows: str | int = "n"):
+    """Three numbers by their weights; the batch dimension is free, or what `rows` says."""
+    return save(
+        path,
+        [("MatMul", ["x", "w"], ["price"])],
+        [("x", "FLOAT", [rows, 3])],
+        [("price", "FLOAT", [rows, 1])],
+        [("w", WEIGHTS)],
+    )
+
+
+def elementwise(path):
+    """One label for each word, whatever stands beside it."""
+    return save(
+        path,
+        [("Mul", ["ids", "two"], ["labels"])],
+        [("ids", "INT64", ["n", "length"])],
+        [("labels", "INT64", ["n", "length"])],
+        [("two", np.int64(2))],
+    )
+
+
+def masked_mean(path, *, names=("length", "length")):
+    """The mean of what the mask shows: zeros behind it change nothing."""
+    return save(
+        path,
+        [
+            ("Mul", ["values", "mask"], ["shown"]),
+            ("ReduceSum", ["shown", "last"], ["sum"], {"keepdims": 0}),
+            ("ReduceSum", ["mask", "last"], ["count"], {"keepdims": 0}),
+            ("Div", ["sum", "count"], ["mean"]),
+        ],
+        [("values", "FLOAT", ["n", names[0]]), ("mask", "FLOAT", ["n", names[1]])],
+        [("mean", "FLOAT", ["n"])],
+        [("last", np.array([1], np.int64))],
+    )
+
+
+def mean(path):
+    """The mean of all: zeros behind a sample would move it."""
+    return save(
+        path,
+        [("ReduceMean", ["values"], ["mean"], {"axes": [1], "keepdims": 0})],
+        [("values", "FLOAT", ["n", "length"])],
+        [("mean", "FLOAT", ["n"])],
+    )
+
+
+def peak(path):
+    """The maximum of all: zeros behind a sample move it where all are below."""
+    return save(
+        path,
+        [("ReduceMax", ["values"], ["peak"], {"axes": [1], "keepdims": 0})],
+        [("values", "FLOAT", ["n", "length"])],
+        [("peak", "FLOAT", ["n"])],
+    )
+
+
+def one_inside(path):
+    """Declares any number of samples, and reshapes to one."""
+    return save(
+        path,
+        [
+            ("Mul", ["x", "none"], ["nothing"]),
+            ("ReduceSum", ["nothing"], ["zero"], {"keepdims": 0}),
+            ("Add", ["zero", "sizes"], ["sums"]),  # else onnxruntime finds it out by itself
+            ("Cast", ["sums"], ["shape"], {"to": 7}),
+            ("Reshape", ["x", "shape"], ["y"]),
+        ],
+        [("x", "FLOAT", ["n", 4])],
+        [("y", "FLOAT", ["m", 4])],
+        [("sizes", np.array([1, 4], np.float32)), ("none", np.float32(0))],
+    )
+
+
+def across(path):
+    """What a sample is answered depends on those beside it."""
+    return save(path, [("Softmax", ["x"], ["y"], {"axis": 0})], [("x", "FLOAT", ["n", 2])], [("y", "FLOAT", ["n", 2])])
+
+
+def table(path):
+    """Reads rows of a table of four; another number fails the run."""
+    return save(
+        path,
+        [("Gather", ["rows", "at"], ["row"], {"axis": 0})],
+        [("at", "INT64", ["n"])],
+        [("row", "FLOAT", ["n", 2])],
+        [("rows", np.arange(8, dtype=np.float32).reshape(4, 2))],
+    )
+
+
+def texts(path):
+    """Gives the texts back."""
+    return save(path, [("Identity", ["in:0"], ["out:0"])], [("in:0", "STRING", ["n"])], [("out:0", "STRING", ["n"])])
+
+
+def sequence(path):
+    """Gives a sequence of tensors, which no request carries."""
+    import onnx
+    from onnx import helper
+
+    out = helper.make_tensor_sequence_value_info("parts", onnx.TensorProto.FLOAT, None)
+    return save(path, [("SequenceConstruct", ["x"], ["parts"])], [("x", "FLOAT", ["n", 2])], [out])

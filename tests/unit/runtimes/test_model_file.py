@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model files that are loaded and asked from Python: `forebay.runtimes.load`."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.models import model_files
+
+import forebay.runtimes
+from forebay.errors import ConfigError, ForebayError, InvalidRequest, RunnerFailed, ValidationError
+from forebay.runtimes import Device
+from forebay.runtimes.model_file import ModelFile
+
+X = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32)
+
+
+@pytest.fixture
+def net(tmp_path):
+    return forebay.runtimes.load(model_files.linear(tmp_path / "net.onnx"))
+
+
+def test_a_file_says_what_it_takes_and_gives(net):
+    signature = net.signature()
+    (feed,), (fetch,) = signature.feeds, signature.fetches
+    assert (feed.name, feed.dtype, feed.rows, feed.shape, feed.axes) == ("x", "float32", -1, (3,), ("n", ""))
+    assert (fetch.name, fetch.dtype, fetch.rows, fetch.shape) == ("price", "float32", -1, (1,))
+
+
+def test_it_is_asked_by_name_and_casts_to_its_types(net):
+    assert net({"x": X.astype(np.float64)})["price"].tolist() == [[321.0], [654.0]]
+    assert list(net({"x": X}, ["price"])) == ["price"]
+
+
+@pytest.mark.parametrize(
+    "arrays, wanted, kind, said",
+    [
+        ({"y": X}, (), InvalidRequest, "is fed y, and has x"),
+        ({"x": X}, ["cost"], InvalidRequest, "is asked for cost, and has price"),
+        ({"x": [[1, 2, 3]]}, (), ValidationError, "numpy.array"),
+        ({"x": np.array([["a"]])}, (), ValidationError, "cannot be made float32"),
+        ({"x": X[:, :2]}, (), RunnerFailed, "the model 'net.onnx' cannot be run on this"),
+    ],
+)
+def test_what_it_cannot_be_asked_is_an_error_of_ours(net, arrays, wanted, kind, said):
+    with pytest.raises(kind, match=said) as caught:
+        net(arrays, wanted)
+    assert caught.value.detail is None  # a pipeline's numbers are a pipeline's
+
+
+def test_a_file_of_openvino_is_asked_the_same_way(tmp_path):
+    openvino = pytest.importorskip("openvino")
+    path = model_files.linear(tmp_path / "net.onnx")
+    openvino.save_model(openvino.Core().read_model(path), tmp_path / "net.xml", compress_to_fp16=False)
+    net = forebay.runtimes.load(tmp_path / "net.xml", threads=1)
+    assert net({"x": X})["price"].tolist() == [[321.0], [654.0]]
+    (feed,) = net.signature().feeds
+    assert (feed.dtype, feed.rows, feed.shape) == ("float32", -1, (3,))
+
+
+@pytest.mark.parametrize(
+    "name, data, said",
+    [
+        ("none.onnx", None, "none.onnx', and nothing is there"),
+        ("bad.onnx", b"no model", "bad.onnx cannot be loaded: .*rotobuf"),
+        ("empty.onnx", b"", "empty.onnx cannot be loaded"),
+        ("text.bin", b"text", "holds no model; an .onnx file"),
+        ("bad.xml", b"<net>", "bad.xml cannot be loaded"),
+    ],
+)
+def test_what_is_no_model_is_said_with_its_name(tmp_path, name, data, said):
+    if name.endswith(".xml"):
+        pytest.importorskip("openvino")
+    if data is not None:
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(ConfigError, match=said):
+        forebay.runtimes.load(tmp_path / name)
+
+
+def test_a_library_that_is_missing_is_said_with_its_extra(tmp_path, monkeypatch):
+    path = model_files.linear(tmp_path / "net.onnx")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ConfigError, match=r"pip install 'forebay\[onnx\]'$"):
+        forebay.runtimes.load(path)
+
+
+@pytest.mark.parametrize(
+    "text, device", [("cpu", None), ("gpu", Device("gpu", 0, "gpu")), ("cuda:1", Device("gpu", 1, "cuda:1"))]
+)
+def test_devices_are_read(text, device):
+    assert Device.parse(text) == device
+
+
+@pytest.mark.parametrize("text", ["", "gpu:", "gpu:x", "0", "cuda 1"])
+def test_what_is_no_device_is_told(text):
+    with pytest.raises(ConfigError, match="cpu, gpu or gpu:1"):
+        Device.parse(text)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_threads_take_turns_where_the_library_wants_that(is_shared, at_once):
+    inside, most = [], []
+    meet = threading.Barrier(2)
+
+    def run(_feed, _fetch):
+        inside.append(1)
+        most.append(len(inside))
+        if is_shared:
+            meet.wait(30)
+        inside.pop()
+        return []
+
+    runtime: Any = types.SimpleNamespace(run=run, is_shared=is_shared)
+    model = ModelFile("net", runtime)
+    for found in at_once(*[lambda: model.run([], [])] * 2):
+        assert not isinstance(found, ForebayError)
+    if not is_shared:
+        assert max(most) == 1
