@@ -40,6 +40,8 @@ class OnnxRuntime:
         told.inter_op_num_threads = 1
         providers = _providers(model, ort.get_available_providers(), options)
         self._session = ort.InferenceSession(str(model), told, providers=providers)
+        self._run_options = ort.RunOptions()
+        self._run_options.log_severity_level = 4  # what goes wrong in a run is raised, and need not be printed as well
         self.file = model
         self.signature = Signature(
             tuple(map(_var, self._session.get_inputs())), tuple(map(_var, self._session.get_outputs()))
@@ -57,7 +59,8 @@ class OnnxRuntime:
 
     def run(self, feed: Mapping[str, Value], fetch: Sequence[str]) -> Sequence[Value]:
         """Run it."""
-        found = self._session.run(list(fetch), {name: ordinary(name, value) for name, value in feed.items()})
+        arrays = {name: ordinary(name, value) for name, value in feed.items()}
+        found = self._session.run(list(fetch), arrays, self._run_options)
         return [Value(array) for array in found]
 
 

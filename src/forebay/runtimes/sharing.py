@@ -10,6 +10,7 @@ was answered without them, samples of unlike length are. A model that cannot be 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,12 +26,16 @@ if TYPE_CHECKING:
 Axes = tuple[str | None, ...]
 
 _ROWS: Final = 3
-_UNNAMED: Final = "unk__"
-"""How the names of axes begin that an exporter made up: equal ones mean nothing, and unlike ones neither."""
+_MADE_UP: Final = re.compile(r"unk__\d+|\?|.*DynamicDimension.*|")
+"""Names of axes that exporters made up: equal ones mean nothing, and unlike ones neither."""
 _SIZES: Final = ((5, 7, 11, 13, 17, 19), (64, 96, 128, 160, 192, 224))
 """What free axes are tried with: unlike sizes tell them apart, and pictures are not to be too small for a network."""
 _ONE_SIZE: Final = 16
-_TOLERANCE: Final = 1e-3
+_SAME: Final = 1e-3
+"""How far numbers may be apart, by the largest of them, that zeros behind a sample are to leave alone."""
+_ALIKE: Final = 0.05
+"""The same for samples with others beside them: libraries sum up in another order then, and a network that is shown
+nonsense may make a per cent of that."""
 
 
 class Sharing(msgspec.Struct, frozen=True):
@@ -99,7 +104,11 @@ class _Try:
             if array.shape[:1] != (_ROWS,):
                 return f"its output '{name}' has the shape {list(array.shape)} for {_ROWS} samples"
             for row, one in enumerate(alone):
-                if one is not None and not self._equal(one[name], array[row : row + 1]) and self._repeats(samples[row]):
+                if (
+                    one is not None
+                    and not self._equal(one[name], array[row : row + 1], _ALIKE)
+                    and self._repeats(samples[row])
+                ):
                     return f"its output '{name}' is another one for a sample that has others beside it"
         return ""
 
@@ -187,14 +196,14 @@ class _Try:
         one, two = self._ask(arrays), self._ask(arrays)
         return one is not None and two is not None and all(self._equal(one[name], two[name]) for name in one)
 
-    def _equal(self, one: Array, two: Array) -> bool:
+    def _equal(self, one: Array, two: Array, tolerance: float = _SAME) -> bool:
         if one.shape != two.shape:
             return False
         if one.dtype.kind != "f":
             return bool((one == two).all())
         finite = one[self._np.isfinite(one)]
         scale = float(abs(finite).max()) if finite.size else 0.0
-        return self._np.allclose(one, two, _TOLERANCE, _TOLERANCE * scale, equal_nan=True)
+        return self._np.allclose(one, two, tolerance, tolerance * scale, equal_nan=True)
 
 
 def _declares_rows(signature: Signature) -> bool:
@@ -203,12 +212,12 @@ def _declares_rows(signature: Signature) -> bool:
         return False
     # Axes of unlike names are of unlike length.
     names = {var.axes[0] for var in signature.feeds if var.axes}
-    return len({name for name in names if name and not name.startswith(_UNNAMED)}) <= 1
+    return len({name for name in names if not _MADE_UP.fullmatch(name)}) <= 1
 
 
 def _names(var: Var, *, are_alike: bool) -> list[str | None]:
     """Name the free axes of one sample of an input; None for those of a fixed length."""
-    known = [name if not name.startswith(_UNNAMED) else "" for name in var.axes[1:]] or [""] * len(var.shape)
+    known = ["" if _MADE_UP.fullmatch(name) else name for name in var.axes[1:]] or [""] * len(var.shape)
     own = "" if are_alike else f"{var.alias}."
     return [
         (name or f"{own}{at + 1}") if size < 0 else None
