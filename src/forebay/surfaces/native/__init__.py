@@ -127,7 +127,6 @@ def serve_target(target: str, overrides: Overrides, given: Collection[str] = ())
         raise ConfigError(msg)
     if is_model_file(target):
         model = read_model_file(path, overrides)
-        _check_one(overrides, target, [path.name])
         return Built([serve_model(model.model, overrides, model.spec)], model.warnings)
     if overrides.python is None:
         module = import_file(path)
