@@ -8,10 +8,13 @@ Readers of other systems' files have checks of their own beside these, and say s
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeGuard, cast
 
 from forebay.errors import nearest
 from forebay.server.yaml import Document, Path
+
+if TYPE_CHECKING:
+    from forebay.types.settings import Setting
 
 Check: TypeAlias = "Callable[[Walker, Path, Any], Any]"
 
@@ -182,6 +185,18 @@ def one_of(*allowed: str) -> Callable[[Walker, Path, Any], str]:
         if value not in allowed:
             walker.wrong(path, value, f"{' or '.join(allowed)} is allowed{meant(value, allowed)}")
         return value
+
+    return check
+
+
+def checked(setting: Setting) -> Check:
+    """Allow what a setting does."""
+
+    def check(walker: Walker, path: Path, value: Any) -> Any:
+        try:
+            return setting.check(value)
+        except ValueError as error:
+            walker.wrong(path, value, str(error))
 
     return check
 

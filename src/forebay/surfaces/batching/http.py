@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, QueueFull, TooLarge, Unavailable
+from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.exchange import error_headers
 from forebay.transports.http.refusals import TooSlow
 from forebay.types.call import Failure, Request
@@ -75,22 +76,15 @@ class BatchingHttp:
             TooLarge: If it is over the limit, before it was read if its length was announced.
             TooSlow: If it does not come in time.
         """
-        pieces: list[bytes] = []
-        received = 0
         try:
             async with asyncio.timeout(self._read_s):
-                while max(received, length) <= self._max_body_bytes:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        return None
-                    piece: bytes = message.get("body", b"")
-                    received += len(piece)
-                    pieces.append(piece)
-                    if not message.get("more_body", False) and received <= self._max_body_bytes:
-                        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                if length <= self._max_body_bytes:
+                    return await read_body(receive, self._max_body_bytes)
         except TimeoutError:
             msg = f"the body did not come within {self._read_s:g} seconds"
             raise TooSlow(msg) from None
+        except BodyTooLong:
+            pass
         found = f"has {length} bytes" if length else "is too long"
         msg = f"the body {found}, at most {self._max_body_bytes} are taken"
         raise TooLarge(msg)
@@ -164,8 +158,7 @@ def _read_headers(scope: Scope) -> tuple[int, bytes]:
 
 
 async def _cancel_when_gone(endpoint: Endpoint, request: Request, receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    await left(receive)
     endpoint.cancel(request)
 
 

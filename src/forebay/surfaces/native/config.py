@@ -27,7 +27,7 @@ import msgspec
 from forebay.errors import ConfigError, nearest
 from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig
 from forebay.server.told import Told
-from forebay.server.walker import Check, Walker, variables
+from forebay.server.walker import Check, Walker, checked, variables
 from forebay.serving.models.model import NAME, NAME_IS
 from forebay.surfaces.contract import Entry
 from forebay.types.settings import Setting, declared
@@ -196,10 +196,7 @@ def _check(setting: Setting, folder: Path) -> Check:
             return variables(walker, path, value)
         if setting.name == "version":  # 1.10 is not 1.1
             value = walker.document.text(path) or value
-        try:
-            found = setting.check(value)
-        except ValueError as error:
-            walker.wrong(path, value, str(error))
+        found = checked(setting)(walker, path, value)
         if setting.name == "name" and not NAME.fullmatch(found):
             walker.wrong(path, found, NAME_IS)
         if setting.name == "address":

@@ -11,15 +11,16 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
 from forebay.server import yaml
+from forebay.server.walker import Walker, boolean, dotted, line, meant, shown, whole
 
 MAX_FILE_BYTES = yaml.MAX_BYTES
 
@@ -150,7 +151,7 @@ def read_config(path: Path, *, serving: bool = True) -> tuple[NucleusConfig, lis
     """
     document = yaml.load(_content(path), str(path))
     if not isinstance(document.data, dict):
-        found = "the file is empty" if document.data is None else f"found {_shown(document.data)} instead"
+        found = "the file is empty" if document.data is None else f"found {shown(document.data)} instead"
         raise document.error((), f"a mapping with at least 'type' and 'path' is needed, {found}")
     return _Reader(document, serving=serving).read(Path(os.path.abspath(path)))  # noqa: PTH100 - links stay as they are
 
@@ -167,14 +168,13 @@ def not_yet(config: NucleusConfig) -> dict[str, str]:
     return missing
 
 
-class _Reader:
-    """Reads one document; collects the warnings."""
+class _Reader(Walker):
+    """Reads one document, in the words of the original."""
 
     def __init__(self, document: yaml.Document, *, serving: bool) -> None:
-        self._document = document
+        super().__init__(document)
         self._top: Section = document.data
         self._serving = serving
-        self._warnings: list[str] = []
 
     def read(self, file: Path) -> tuple[NucleusConfig, list[str]]:
         top = self._top
@@ -209,7 +209,7 @@ class _Reader:
             use_local_cortex_libs=self._flag(("use_local_cortex_libs",)),
         )
         self._check(config)
-        return config, self._warnings
+        return config, self.warnings
 
     # Keys with rules of their own
 
@@ -220,7 +220,7 @@ class _Reader:
         text = "'type' must be set to 'python' or 'tensorflow'"
         if found is None:
             raise self._fail(("type",), text)
-        raise self._fail(("type",), f"{text}, found {_shown(found)}{_meant(found, TYPES)}")
+        raise self._fail(("type",), f"{text}, found {shown(found)}{meant(found, TYPES)}")
 
     def _path(self) -> str:
         found = self._text(("path",))
@@ -230,14 +230,14 @@ class _Reader:
 
     def _version(self, path: yaml.Path) -> str | None:
         """Read a version, which a careless person leaves unquoted: the text counts, since 3.10 is not 3.1."""
-        found = self._get(path)
+        found = self.at(path)
         if found is None:
             return None
         if isinstance(found, bool) or not isinstance(found, str | int | float):
-            raise self._fail(path, f"{_dotted(path)}: a version such as '3.9' is needed, found {_shown(found)}")
-        text = self._document.text(path) or str(found)
+            raise self._fail(path, f"{dotted(path)}: a version such as '3.9' is needed, found {shown(found)}")
+        text = self.document.text(path) or str(found)
         if not self._serving and not re.fullmatch(r"[\w.+-]+", text):
-            raise self._fail(path, f"{_dotted(path)}: a version such as '3.9' is needed, found {_shown(text)}")
+            raise self._fail(path, f"{dotted(path)}: a version such as '3.9' is needed, found {shown(text)}")
         return text
 
     def _tfs(self, key: str, read: Callable[[yaml.Path], str | None], default: str, *, is_python: bool) -> str | None:
@@ -283,13 +283,13 @@ class _Reader:
         for name, value in (self._section(("env",)) or {}).items():
             path = ("env", name)
             if not isinstance(name, str):
-                raise self._fail(path, f"env: the name of a variable is a text, found {_shown(name)}; put it in quotes")
+                raise self._fail(path, f"env: the name of a variable is a text, found {shown(name)}; put it in quotes")
             if not name or "=" in name or "\0" in name:
                 raise self._fail(path, f"env: {name!r} cannot be the name of a variable")
             if value is None:
                 continue
             if not isinstance(value, str | int | float | date):
-                raise self._fail(path, f"env: {name}: a text, number or boolean is needed, found {_shown(value)}")
+                raise self._fail(path, f"env: {name}: a text, number or boolean is needed, found {shown(value)}")
             text = str(value)
             if "\0" in text:
                 raise self._fail(path, f"env: {name}: a variable cannot hold a zero byte")
@@ -324,11 +324,11 @@ class _Reader:
 
     def _model_paths(self, key: str) -> tuple[ModelPath, ...] | None:
         path = (key, "paths")
-        items = self._get(path)
+        items = self.at(path)
         if items is None:
             return None
         if not isinstance(items, list):
-            raise self._fail(path, f"{key}: paths: a list is needed, found {_shown(items)}")
+            raise self._fail(path, f"{key}: paths: a list is needed, found {shown(items)}")
         if not items:
             text = f"{key}: if the 'path' field list is specified, then its length must be at least 1"
             raise self._fail(path, text)
@@ -355,7 +355,7 @@ class _Reader:
 
     def _cache(self, key: str) -> tuple[int | None, int | None]:
         sizes = [
-            None if self._get((key, name)) is None else self._integer((key, name), 1, 1)
+            None if self.at((key, name)) is None else self._integer((key, name), 1, 1)
             for name in ("cache_size", "disk_cache_size")
         ]
         memory, disk = sizes
@@ -381,7 +381,7 @@ class _Reader:
                 raise self._fail(path, f"server_side_batching: missing '{name}' field")
         size, interval = section["max_batch_size"], section["batch_interval_seconds"]
         if isinstance(size, bool) or not isinstance(size, int):
-            text = f"server_side_batching: 'max_batch_size' field isn't of type 'int', found {_shown(size)}"
+            text = f"server_side_batching: 'max_batch_size' field isn't of type 'int', found {shown(size)}"
             raise self._fail((*path, "max_batch_size"), text)
         if size < 1:
             text = f"server_side_batching: 'max_batch_size' must be at least 1, found {size}"
@@ -390,7 +390,7 @@ class _Reader:
         if not isinstance(interval, float) and not (whole and self._serving):
             hint = f"; write {interval}.0" if whole else ""
             text = (
-                f"server_side_batching: 'batch_interval_seconds' field isn't of type 'float', found {_shown(interval)}"
+                f"server_side_batching: 'batch_interval_seconds' field isn't of type 'float', found {shown(interval)}"
             )
             raise self._fail((*path, "batch_interval_seconds"), text + hint)
         if not 0 < interval < math.inf:
@@ -399,12 +399,12 @@ class _Reader:
         return Batching(max_batch_size=size, batch_interval_seconds=float(interval))
 
     def _log_level(self) -> str:
-        found = self._get(("log_level",))
+        found = self.at(("log_level",))
         if found is None:
             return "info"
         if isinstance(found, str) and found.lower() in LOG_LEVELS:
             return found.lower()
-        text = f"log_level: one of {_listed(LOG_LEVELS)} is needed, found {_shown(found)}{_meant(found, LOG_LEVELS)}"
+        text = f"log_level: one of {_listed(LOG_LEVELS)} is needed, found {shown(found)}{meant(found, LOG_LEVELS)}"
         raise self._fail(("log_level",), text)
 
     # What hangs on several keys, and on the machine
@@ -416,7 +416,7 @@ class _Reader:
             if models is not None and models.cache_size is not None:
                 self._check_cache(key, models, config)
         if config.server_side_batching and config.protobuf_path:
-            self._warn(("server_side_batching",), "server_side_batching: ignored, gRPC (protobuf_path) has no batching")
+            self.warn(("server_side_batching",), "server_side_batching: ignored, gRPC (protobuf_path) has no batching")
         if self._serving:
             self._check_here(config)
 
@@ -431,57 +431,39 @@ class _Reader:
     def _check_here(self, config: NucleusConfig) -> None:
         if not config.handler_file.is_file():
             siblings = [str(file.relative_to(config.project_dir)) for file in config.project_dir.glob("*.py")]
-            text = f"path: there is no file {config.path} in {config.project_dir}{_meant(config.path, siblings)}"
+            text = f"path: there is no file {config.path} in {config.project_dir}{meant(config.path, siblings)}"
             raise self._fail(("path",), text)
         for key, text in not_yet(config).items():
             raise self._fail((key,), f"{key}: {text}")
         if not config.python_dir.is_dir():
-            self._warn(("python_path",), f"python_path: there is no folder {config.python_dir}")
+            self.warn(("python_path",), f"python_path: there is no folder {config.python_dir}")
         here = sys.version_info
         wanted = config.py_version.split(".")[:2]
         if "py_version" in config.given and wanted != [str(here.major), str(here.minor)][: len(wanted)]:
             text = f"py_version: {config.py_version} is asked for, this is Python {here.major}.{here.minor}"
-            self._warn(("py_version",), f"{text}; the version counts in the generated image only")
+            self.warn(("py_version",), f"{text}; the version counts in the generated image only")
         if config.gpu and not _has_accelerator():
-            self._warn(("gpu",), "gpu: no accelerator is to be seen on this machine, serving on the CPU")
+            self.warn(("gpu",), "gpu: no accelerator is to be seen on this machine, serving on the CPU")
 
     # Values by kind
 
-    def _get(self, path: yaml.Path) -> Any:
-        value: Any = self._top
-        for step in path:
-            value = _item(value, step)
-        return value
-
-    def _section(self, path: yaml.Path, shown: str | None = None) -> Section | None:
-        found = self._get(path)
+    def _section(self, path: yaml.Path, name: str | None = None) -> Section | None:
+        found = self.at(path)
         if found is None or isinstance(found, dict):
             return found  # pyright: ignore[reportUnknownVariableType]
-        raise self._fail(path, f"{shown or _dotted(path)}: a mapping is needed, found {_shown(found)}")
+        raise self._fail(path, f"{name or dotted(path)}: a mapping is needed, found {shown(found)}")
 
     def _text(self, path: yaml.Path) -> str | None:
-        found = self._get(path)
-        if found is None:
-            return None
-        if not isinstance(found, str) or not found or not found.isprintable():
-            raise self._fail(path, f"{_dotted(path)}: a text of one line is needed, found {_shown(found)}")
-        return found
+        found = self.at(path)
+        return None if found is None else line(self, path, found)
 
     def _flag(self, path: yaml.Path) -> bool:
-        found = self._get(path)
-        if found is None or isinstance(found, bool):
-            return bool(found)
-        raise self._fail(path, f"{_dotted(path)}: true or false is needed, found {_shown(found)}")
+        found = self.at(path)
+        return False if found is None else boolean(self, path, found)
 
     def _integer(self, path: yaml.Path, default: int, lowest: int, highest: int | None = None) -> int:
-        found = self._get(path)
-        if found is None:
-            return default
-        is_whole = isinstance(found, int) and not isinstance(found, bool)
-        if is_whole and found >= lowest and (highest is None or found <= highest):
-            return found
-        allowed = f"of at least {lowest}" if highest is None else f"from {lowest} to {highest}"
-        raise self._fail(path, f"{_dotted(path)}: a whole number {allowed} is needed, found {_shown(found)}")
+        found = self.at(path)
+        return default if found is None else whole(lowest, highest)(self, path, found)
 
     # Messages
 
@@ -489,13 +471,13 @@ class _Reader:
         known = list(keys)
         for key in section:
             if key not in known:
-                self._warn((*path, key), f"{_dotted((*path, key))}: unknown key, ignored{_meant(key, known)}")
+                self.warn((*path, key), f"{dotted((*path, key))}: unknown key, ignored{meant(key, known)}")
 
-    def _warn(self, path: yaml.Path, text: str) -> None:
-        self._warnings.append(f"{self._document.where(path)}: {text}")
+    def wrong(self, path: yaml.Path, value: Any, needed: str) -> NoReturn:
+        self.fail(path, f"{dotted(path)}: {needed}, found {shown(value)}")
 
     def _fail(self, path: yaml.Path, text: str) -> ConfigError:
-        return self._document.error(path, text)
+        return self.document.error(path, text)
 
 
 def _content(path: Path) -> bytes:
@@ -507,7 +489,7 @@ def _content(path: Path) -> bytes:
     except OSError as error:
         siblings = [file.name for pattern in ("*.yaml", "*.yml") for file in path.parent.glob(pattern)]
         reason = (error.strerror or str(error)).lower()
-        raise ConfigError(f"{path}: the configuration cannot be read: {reason}{_meant(path.name, siblings)}") from error
+        raise ConfigError(f"{path}: the configuration cannot be read: {reason}{meant(path.name, siblings)}") from error
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"{path}: the file is too long, at most {MAX_FILE_BYTES} bytes are allowed")
     return content
@@ -518,13 +500,6 @@ def _has_accelerator() -> bool:
     return any(any(device.glob(pattern)) for pattern in ("nvidia[0-9]*", "kfd", "dxg"))
 
 
-def _item(holder: Any, step: Hashable) -> Any:
-    """Return what a mapping or a list holds; what is not there holds nothing."""
-    if holder is None:
-        return None
-    return holder.get(step) if hasattr(holder, "get") else holder[step]
-
-
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}  # pyright: ignore[reportUnknownVariableType]
@@ -533,26 +508,5 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _dotted(path: yaml.Path) -> str:
-    return ".".join(str(step) for step in path)
-
-
 def _listed(words: Iterable[str]) -> str:
     return ", ".join(f"'{word}'" for word in words)
-
-
-def _shown(value: Any) -> str:
-    """Show a value the way it may have been written, shortened."""
-    if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, list):
-        return "a list"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _meant(found: Any, known: Iterable[str]) -> str:
-    word = nearest(str(found), known)
-    return f"; did you mean '{word}'?" if word else ""

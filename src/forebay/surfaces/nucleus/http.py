@@ -18,6 +18,7 @@ from forebay.surfaces.nucleus import answers
 from forebay.surfaces.nucleus.logs import log_access
 from forebay.surfaces.nucleus.payload import BadPayload, check
 from forebay.surfaces.nucleus.runner import INTERNAL_ERROR
+from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.exchange import key_is_known
 from forebay.types.call import ALONE, Failure, Request
 
@@ -156,8 +157,8 @@ class NucleusHttp:
         if verb not in self._verbs:
             return await _write(send, _not_allowed([*(name.upper() for name in self._verbs), "OPTIONS"]), CORS)
         try:
-            body = await self._read(receive)
-        except _TooLong:
+            body = await read_body(receive, self._max_body_bytes)
+        except BodyTooLong:
             return await _write(send, answers.text(413, f"at most {self._max_body_bytes} bytes are taken"), CORS)
         if body is None:
             return CLIENT_GONE
@@ -171,22 +172,6 @@ class NucleusHttp:
                 return await _write(send, answers.refusal(error), CORS)
         params = {"verb": verb, "query": scope["query_string"], "headers": headers}
         return await self._submit(body, params, POST_KEY if batched else ALONE, receive, send)
-
-    async def _read(self, receive: Receive) -> bytes | None:
-        """Read the body; None if the client went away before its end."""
-        pieces: list[bytes] = []
-        length = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            piece: bytes = message.get("body", b"")
-            length += len(piece)
-            if self._max_body_bytes is not None and length > self._max_body_bytes:
-                raise _TooLong
-            pieces.append(piece)
-            if not message.get("more_body", False):
-                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _submit(self, body: bytes, params: Mapping[str, Any], key: Hashable, receive: Receive, send: Send) -> int:
         """Have a worker answer; returns the status that was sent, or 499 if there was nobody left to send it to."""
@@ -227,10 +212,6 @@ class NucleusHttp:
             return True
         given = [value for name, value in scope["headers"] if name in {b"x-api-key", b"authorization"}]
         return any(key_is_known(self._api_keys, value) for value in given)
-
-
-class _TooLong(Exception):
-    """The body is over the limit."""
 
 
 class _Writer:
@@ -274,8 +255,7 @@ def _nothing() -> None:
 
 
 async def _watch(receive: Receive, events: asyncio.Queue[_Event]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    await left(receive)
     events.put_nowait((_GONE, None, _nothing))
 
 

@@ -9,14 +9,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final, Literal, NoReturn, TypeGuard, cast
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path as FilePath
+from typing import Any, Final, Literal, NoReturn, cast
 
 import msgspec
 
-from forebay.errors import ConfigError, nearest
-from forebay.server.yaml import Document, load
+from forebay.errors import ConfigError
+from forebay.server.walker import (
+    Check,
+    Walker,
+    boolean,
+    dotted,
+    meant,
+    number,
+    one_of,
+    positive,
+    text,
+    whole,
+    words,
+)
+from forebay.server.yaml import Document, Path, load
 
 FIRST_PORT: Final = 1024
 LAST_PORT: Final = 65_535
@@ -132,7 +145,7 @@ OP_DEFAULTS: Final[Mapping[str, Any]] = {
 """What an op has where neither its constructor nor the file says anything; None is decided by whoever uses it."""
 
 
-def read(source: str | Path | Mapping[str, Any]) -> tuple[PipelineConfig, list[str]]:
+def read(source: str | FilePath | Mapping[str, Any]) -> tuple[PipelineConfig, list[str]]:
     """Read a configuration.
 
     Args:
@@ -146,17 +159,17 @@ def read(source: str | Path | Mapping[str, Any]) -> tuple[PipelineConfig, list[s
     """
     if isinstance(source, Mapping):
         document = Document("yml_dict", dict(source), {}, {})
-        reader = _Reader(document, lambda _path: "yml_dict")
+        reader = _Reader(document, "yml_dict")
         folder = "."
     else:
-        path = Path(source)
+        path = FilePath(source)
         try:
-            text = path.read_bytes()
+            content = path.read_bytes()
         except OSError as error:
             msg = f"the configuration {path} cannot be read: {error.strerror}"
             raise ConfigError(msg) from error
-        document = load(text, str(path))
-        reader = _Reader(document, document.where)
+        document = load(content, str(path))
+        reader = _Reader(document)
         folder = str(path.parent)
     config = reader.config()
     _check_ports(config, reader)
@@ -188,7 +201,7 @@ def settle(name: str, given: Mapping[str, Any], section: Mapping[str, Any]) -> d
     Raises:
         ConfigError: If the constructor was given what is not allowed.
     """
-    reader = _Reader(Document("", None, {}, {}), lambda _path: f"op '{name}'")
+    reader = _Reader(Document("", None, {}, {}), f"op '{name}'")
     settled = {**OP_DEFAULTS, **section}
     for key, value in given.items():
         if value is None or (key not in _OP_KEYS and key not in OP_DEFAULTS):
@@ -230,23 +243,22 @@ def _without_secrets(value: Any, key: str = "") -> Any:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Checks: each returns the value or says what is wrong with it
-
-_Path = tuple[Any, ...]
-_Check = Callable[["_Reader", _Path, Any], Any]
+# Checks
 
 
-class _Reader:
-    """Walks a configuration."""
+class _Reader(Walker):
+    """Walks a configuration and notes where its keys stand."""
 
-    def __init__(self, document: Document, where: Callable[[_Path], str]) -> None:
-        self.warnings: list[str] = []
+    def __init__(self, document: Document, place: str | None = None) -> None:
+        super().__init__(document)
         self.places: dict[str, str] = {}
-        self._document = document
-        self._where = where
+        self._place = place
+
+    def where(self, path: Path) -> str:
+        return super().where(path) if self._place is None else self._place
 
     def config(self) -> PipelineConfig:
-        data = self.mapping((), self._document.data)
+        data = self.mapping((), self.document.data)
         if data.get("wire") is not None:
             self.wrong(
                 ("wire",),
@@ -271,138 +283,52 @@ class _Reader:
             dag["tracer_interval_s"] = tracer["interval_s"]
         return PipelineConfig(**top, dag=DagConfig(**dag), op=ops)
 
-    def mapping(self, path: _Path, value: Any) -> dict[Any, Any]:
-        """Return a mapping; an empty key counts as one without entries."""
-        if value is None:
-            return {}
-        if not isinstance(value, Mapping):
-            self.wrong(path, value, "a mapping of keys to values is needed")
-        return dict(cast("Mapping[Any, Any]", value))
+    def section(self, path: Path, value: Any, keys: Mapping[str, Check]) -> dict[str, Any]:
+        """Check the keys of a mapping and their values, and note their places."""
+        for key in self.mapping(path, value):
+            self.places[dotted((*path, key))] = self.where((*path, key))
+        return super().section(path, value, keys)
 
-    def section(self, path: _Path, value: Any, keys: Mapping[str, _Check]) -> dict[str, Any]:
-        """Check the keys of a mapping; one that is not known is a warning, one without a value is not given."""
-        found: dict[str, Any] = {}
-        for key, given in self.mapping(path, value).items():
-            here = (*path, key)
-            self.places[dotted(here)] = self._where(here)
-            check = keys.get(key)
-            if check is None:
-                hint = nearest(str(key), keys)
-                did_you_mean = f"; did you mean '{hint}'?" if hint else ""
-                self.warnings.append(f"{self._where(here)}: nothing reads the key '{dotted(here)}'{did_you_mean}")
-            elif given is not None:
-                found[key] = check(self, here, given)
-        return found
+    def unknown(self, path: Path, known: Iterable[str]) -> None:
+        """Warn of a key: files written for other versions of the original load unchanged."""
+        self.warn(path, f"nothing reads the key '{dotted(path)}'{meant(path[-1], known)}")
 
-    def wrong(self, path: _Path, value: Any, needed: str) -> NoReturn:
+    def wrong(self, path: Path, value: Any, needed: str) -> NoReturn:
+        """Refuse a value as it is in Python, for constructors say some as well."""
         shown = repr(value)
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
-        key = f"{dotted(path)} is" if path else "the configuration is"
-        msg = f"{self._where(path)}: {key} {shown}; {needed}"
-        raise ConfigError(msg)
+        self.fail(path, f"{dotted(path) or 'the configuration'} is {shown}; {needed}")
 
-
-def dotted(path: _Path) -> str:
-    """Return a key with those above it, as people write it."""
-    return ".".join(map(str, path))
-
-
-def number(reader: _Reader, path: _Path, value: Any) -> float:
-    """Allow any number, `True` and `False` not being numbers."""
-    if not _is_number(value):
-        reader.wrong(path, value, "a number is needed")
-    return value
-
-
-def boolean(reader: _Reader, path: _Path, value: Any) -> bool:
-    """Allow true and false."""
-    if not isinstance(value, bool):
-        reader.wrong(path, value, "true or false is needed")
-    return value
-
-
-def whole(lowest: int, highest: int | None = None) -> Callable[[_Reader, _Path, Any], int]:
-    """Allow whole numbers of a range, both ends included."""
-    allowed = f"of at least {lowest}" if highest is None else f"from {lowest} to {highest}"
-
-    def check(reader: _Reader, path: _Path, value: Any) -> int:
-        if type(value) is not int or value < lowest or (highest is not None and value > highest):
-            reader.wrong(path, value, f"a whole number {allowed} is needed")
-        return value
-
-    return check
+    def fail(self, path: Path, message: str) -> NoReturn:
+        raise ConfigError(f"{self.where(path)}: {message}")
 
 
 port = whole(FIRST_PORT, LAST_PORT)
 
 
-def text(reader: _Reader, path: _Path, value: Any) -> str:
-    """Allow a text."""
-    if not isinstance(value, str):
-        reader.wrong(path, value, "a text is needed")
-    return value
-
-
-def words(reader: _Reader, path: _Path, value: Any) -> list[str]:
-    """Allow a list of texts."""
-    if not isinstance(value, (list, tuple)):
-        reader.wrong(path, value, "a list of texts is needed")
-    return [text(reader, (*path, index), one) for index, one in enumerate(cast("Sequence[Any]", value))]
-
-
-def one_of(*allowed: str) -> Callable[[_Reader, _Path, Any], str]:
-    """Allow some words."""
-
-    def check(reader: _Reader, path: _Path, value: Any) -> str:
-        if value not in allowed:
-            hint = nearest(str(value), allowed)
-            did_you_mean = f"; did you mean '{hint}'?" if hint else ""
-            reader.wrong(path, value, f"{' or '.join(allowed)} is allowed{did_you_mean}")
-        return value
-
-    return check
-
-
-def positive(reader: _Reader, path: _Path, value: Any) -> float:
-    """Allow numbers above 0."""
-    if not _is_number(value) or value <= 0:
-        reader.wrong(path, value, "a number above 0 is needed")
-    return value
-
-
-def _any_whole(reader: _Reader, path: _Path, value: Any) -> int:
-    if type(value) is not int:
-        reader.wrong(path, value, "a whole number is needed")
-    return value
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _plain(reader: _Reader, path: _Path, value: Any) -> dict[Any, Any]:
+def _plain(reader: Walker, path: Path, value: Any) -> dict[Any, Any]:
     return reader.mapping(path, value)
 
 
 _PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8")
 
 
-def _local_service(reader: _Reader, path: _Path, value: Any) -> dict[str, Any]:
+def _local_service(reader: Walker, path: Path, value: Any) -> dict[str, Any]:
     return reader.section(path, value, _LOCAL_KEYS)
 
 
-def _precision(reader: _Reader, path: _Path, value: Any) -> str:
+def _precision(reader: Walker, path: Path, value: Any) -> str:
     return one_of(*_PRECISIONS)(reader, path, value.lower() if isinstance(value, str) else value)
 
 
-def _devices(reader: _Reader, path: _Path, value: Any) -> str:
+def _devices(reader: Walker, path: Path, value: Any) -> str:
     return str(value) if type(value) is int else text(reader, path, value)
 
 
-_TOP_KEYS: Final[Mapping[str, _Check]] = {
+_TOP_KEYS: Final[Mapping[str, Check]] = {
     "rpc_port": port,
     "port": port,
-    "http_port": _any_whole,
+    "http_port": whole(),
     "host": text,
     "worker_num": whole(1),
     "build_dag_each_worker": boolean,
@@ -416,7 +342,7 @@ _TOP_KEYS: Final[Mapping[str, _Check]] = {
     "log_level": one_of("debug", "info", "warning", "error"),
 }
 
-_DAG_KEYS: Final[Mapping[str, _Check]] = {
+_DAG_KEYS: Final[Mapping[str, Check]] = {
     "is_thread_op": boolean,
     "retry": whole(1),
     "timeout": positive,
@@ -438,7 +364,7 @@ _DAG_NAMES: Final[Mapping[str, str]] = {
     "channel_recv_first_arrive": "first_arrival",
 }
 
-_LOCAL_KEYS: Final[Mapping[str, _Check]] = {
+_LOCAL_KEYS: Final[Mapping[str, Check]] = {
     "model_config": text,
     "client_type": text,
     "fetch_list": words,
@@ -461,7 +387,7 @@ _LOCAL_KEYS: Final[Mapping[str, _Check]] = {
     "port": port,
 }
 
-_OP_KEYS: Final[Mapping[str, _Check]] = {
+_OP_KEYS: Final[Mapping[str, Check]] = {
     "concurrency": whole(1),
     "timeout": number,
     "retry": whole(1),

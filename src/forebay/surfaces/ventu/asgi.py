@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import DeadlineExceeded, ForebayError, QueueFull, Unavailable
 from forebay.surfaces.ventu.pages import Action, Reply, broken, problem, too_large
+from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.exchange import key_is_known
 from forebay.types.call import ALONE, EMPTY
 
@@ -99,17 +100,18 @@ class VentuHttp:
         length: bytes = given.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._max_body_bytes:
             return too_large(self._max_body_bytes)
-        body = await _read(receive, self._max_body_bytes)
+        try:
+            body = await read_body(receive, self._max_body_bytes)
+        except BodyTooLong:
+            return too_large(self._max_body_bytes)
         if body is None:
             return None
-        if len(body) > self._max_body_bytes:
-            return too_large(self._max_body_bytes)
         if body:
             refused = pages.unsupported(given.get(b"content-type", b"").decode("latin-1"))
             if refused is not None:
                 return refused
         asked = asyncio.ensure_future(self._endpoint.call(body, params=EMPTY))
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(left(receive))
         try:
             await asyncio.wait([asked, gone], return_when=asyncio.FIRST_COMPLETED)
             return Reply(*asked.result()) if asked.done() else None
@@ -136,22 +138,3 @@ class VentuHttp:
 def _failure(error: ForebayError) -> Reply:
     known = next((reply for kind, reply in _CAPACITY.items() if isinstance(error, kind)), None)
     return broken() if known is None else Reply(known[0], _TEXT, known[1])
-
-
-async def _read(receive: Receive, limit: int) -> bytes | None:
-    """Read the body, or a little more than the limit if it is longer; None if the client went away."""
-    pieces: list[bytes] = []
-    length = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        pieces.append(message.get("body", b""))
-        length += len(pieces[-1])
-        if length > limit or not message.get("more_body", False):
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -29,6 +29,7 @@ from forebay.observe.serving_metrics import ServingCollector
 from forebay.protocols import native, openapi
 from forebay.serving.endpoint import next_id
 from forebay.serving.servings import registry
+from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.exchange import Route, error_answer, key_is_known, request_id_of
 from forebay.transports.http.refusals import MethodNotAllowed, Unauthorized
 from forebay.transports.http.trace_page import TracePage
@@ -163,20 +164,14 @@ class Predict:
         limit = self._route.max_body_bytes
         if head.length > limit:
             raise self._route.too_large(head.length)
-        pieces: list[bytes] = []
-        received = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                msg = "the client went away"
-                raise Cancelled(msg)
-            piece = message.get("body", b"")
-            received += len(piece)
-            if received > limit:
-                raise self._route.too_large()
-            pieces.append(piece)
-            if not message.get("more_body", False):
-                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        try:
+            body = await read_body(receive, limit)
+        except BodyTooLong:
+            raise self._route.too_large() from None
+        if body is None:
+            msg = "the client went away"
+            raise Cancelled(msg)
+        return body
 
 
 class Answer:
@@ -202,7 +197,7 @@ class Answer:
         request = self.request = route.request(self._head, body, self._reply, origin)
         request.on_part = self._part
         route.endpoint.submit(request)
-        gone = asyncio.ensure_future(self._disconnected(receive))
+        gone = asyncio.ensure_future(left(receive))
         writing = asyncio.ensure_future(self._write_parts()) if route.contract.streams else None
         waiting: set[asyncio.Future[Any]] = {gone, writing or self._outcome}
         try:
@@ -271,11 +266,6 @@ class Answer:
             (b"x-request-id", self.id.encode()),
         ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-
-    @staticmethod
-    async def _disconnected(receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
 
 
 class Pages:

@@ -21,15 +21,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Annotated, Any, Literal, NoReturn, Protocol, cast
 
 import msgspec
+from msgspec import Meta
 
-from forebay.errors import BadOutcome, ConfigError, ForebayError, NotFound, nearest
+from forebay.errors import BadOutcome, ConfigError, ForebayError, NotFound
+from forebay.server.walker import Walker, checked
+from forebay.server.yaml import Document, Path
+from forebay.types.settings import declared
 
 log = logging.getLogger("forebay.pipeline")
 
 Type = Literal["shm", "file", "redis"]
+AtLeastOne = Annotated[float, Meta(ge=1)]
 
 SWEEP_S = 1.0
 """Shortest time between two looks for entries whose time is over."""
@@ -56,12 +61,12 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """
 
     type: Type = "shm"
-    threshold_kb: float = 64
+    threshold_kb: Annotated[float, Meta(ge=0)] = 64
     dir: str | None = None
     url: str = "redis://127.0.0.1:6379/0"
-    timeout_ms: float = 2000
-    ttl_s: float = 600
-    max_mb: float = 1024
+    timeout_ms: AtLeastOne = 2000
+    ttl_s: AtLeastOne = 600
+    max_mb: AtLeastOne = 1024
     place: str = ""
 
 
@@ -71,26 +76,15 @@ def store_config(settings: Mapping[str, Any]) -> StoreConfig:
     Raises:
         ConfigError: With the key, what was found and what is allowed.
     """
-    where = "dag.external_store"
-    known = [name for name in StoreConfig.__struct_fields__ if name != "place"]
-    for key in settings:
-        if key not in known:
-            hint = nearest(str(key), known)
-            did_you_mean = f"; did you mean '{hint}'?" if hint else f"; there is {', '.join(known)}"
-            raise ConfigError(f"{where} has no key '{key}'{did_you_mean}")
-    kind = settings.get("type", "shm")
-    if kind not in get_args(Type):
-        hint = nearest(str(kind), get_args(Type))
-        did_you_mean = f"; did you mean '{hint}'?" if hint else ""
-        raise ConfigError(f"{where}.type is {kind!r}; 'shm', 'file' or 'redis' is needed{did_you_mean}")
-    try:
-        config = msgspec.convert(dict(settings), StoreConfig)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where} is wrong: {error}") from None
-    for name, lowest in (("threshold_kb", 0), ("timeout_ms", 1), ("ttl_s", 1), ("max_mb", 1)):
-        if not lowest <= getattr(config, name) < float("inf"):
-            raise ConfigError(f"{where}.{name} is {getattr(config, name):g}; a number of at least {lowest} is needed")
-    return config
+    keys = {name: checked(setting) for name, setting in declared(StoreConfig).items() if name != "place"}
+    return StoreConfig(**_Walker(Document("", settings, {}, {})).section(("dag", "external_store"), settings, keys))
+
+
+class _Walker(Walker):
+    """Says what is wrong without a place: the settings may have come from a dict."""
+
+    def fail(self, path: Path, message: str) -> NoReturn:
+        raise ConfigError(message)
 
 
 class Backend(Protocol):
