@@ -310,7 +310,7 @@ def _segments(chance, data, messages):
 
 
 def framed(data):
-    """What h11 finds: target, body, and keys of each request, until an error or the end."""
+    """What h11 finds: path, body, and keys of each request, until an error or the end."""
     connection = _reader(data)
     found, request, body = [], None, b""
     try:
@@ -326,7 +326,8 @@ def framed(data):
                 keys = [
                     bytes(value).decode("latin-1").strip() for name, value in request.headers if name == b"x-api-key"
                 ]
-                found.append((bytes(request.target), body, any(key in KEYS for key in keys)))
+                path = bytes(request.target).partition(b"?")[0]  # whoever is reached is told apart by it
+                found.append((path, body, any(key in KEYS for key in keys)))
                 connection.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
                 connection.send(h11.EndOfMessage())
                 stays_open = request.http_version == b"1.0" and (b"connection", b"keep-alive") in request.headers
@@ -351,7 +352,7 @@ def unaccounted(seen, data):
     """The first thing that reached somebody and that h11 does not find in the bytes, at its place, with a key."""
     found = iter(framed(data))
     for each in seen:
-        if not any((target, body) == each and has_key for target, body, has_key in found):
+        if not any((path, body) == each and has_key for path, body, has_key in found):
             return each
     return None
 
