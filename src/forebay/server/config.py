@@ -50,7 +50,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_buffered_bytes: Annotated[Count, Written("--max-buffered-bytes", "N")] = 1024 * 1024 * 1024
     max_head_bytes: Annotated[int, Meta(ge=256), Written("--max-head-bytes", "N")] = 64 * 1024
     max_connections: Annotated[Count, Written("--max-connections", "N")] = 16_384
-    backlog: Annotated[Count, Written("--backlog", "N")] = 4096
+    backlog: Annotated[Count, Written("--backlog", "N")] = 2048
     keep_alive_s: Annotated[SomeSeconds, Written("--keep-alive-s", "S")] = 75.0
     read_timeout_s: Annotated[SomeSeconds, Written("--read-timeout-s", "S")] = 30.0
     write_timeout_s: Annotated[SomeSeconds, Written("--write-timeout-s", "S")] = 30.0
@@ -95,7 +95,7 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_watches: Annotated[Count, Written("--grpc-max-watches", "N")] = 1024
     max_streams: Annotated[Count, Written("--grpc-max-streams", "N")] = 1024
     max_connections: Count = 4096
-    backlog: Count = 4096
+    backlog: Count = 2048
     read_timeout_s: SomeSeconds = 30.0
     write_timeout_s: SomeSeconds = 30.0
     certfile: str | None = None
