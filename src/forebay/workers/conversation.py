@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's side of a conversation with one worker, in the worker protocol (docs/reference/worker-protocol.md). Sans-I/O.
+"""The server's side of a conversation with one worker, as docs/reference/worker-protocol.md has it. Sans-I/O.
 
 Theory of operation. Bytes go in and events come out; calls return the bytes to send. There is no loop here, no socket
 and no clock, so the two drivers, `slot.py` on a loop and `blocking.py` in a thread, hold the same conversation. In
