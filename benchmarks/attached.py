@@ -66,7 +66,7 @@ async def measure(options, folder):
     from forebay.workers.door import Door
     from forebay.workers.processes import ProcessPool
     from forebay.workers.runner import RunnerSpec
-    from forebay.workers.slot import Slot
+    from forebay.workers.worker_slot import Slot
 
     address = UnixAddress(f"{folder}/socket")
     door = Door(address, native=lambda _about: Slot(attached))

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from forebay.graph.values import SKIP
     from forebay.serving.models.model import Model
     from forebay.serving.models.padding import Pad, Padded
+    from forebay.serving.servings.definition import Serving
     from forebay.serving.servings.module import ServingModule
     from forebay.serving.servings.registry import batched_run, batched_run_async
-    from forebay.serving.servings.serving import Serving
     from forebay.surfaces.embedding.mounted import asgi
     from forebay.surfaces.embedding.started import start
     from forebay.types.call import Failure, Media
@@ -64,7 +64,7 @@ _HOMES = {
     "Padded": "forebay.serving.models.padding",
     "QueueFull": "forebay.errors",
     "RequestError": "forebay.errors",
-    "Serving": "forebay.serving.servings.serving",
+    "Serving": "forebay.serving.servings.definition",
     "ServingCrashed": "forebay.errors",
     "ServingModule": "forebay.serving.servings.module",
     "ServingNotFound": "forebay.errors",

@@ -4,7 +4,7 @@
 import pytest
 from tests.fuzz import run
 
-from forebay.transports.http.conversation import Conversation
+from forebay.transports.http.connection_state import Conversation
 
 SECONDS = 8.0
 

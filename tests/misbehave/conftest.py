@@ -13,7 +13,7 @@ from tests.misbehave.who import cells, who
 from forebay.errors import ModelError
 from forebay.server.config import Overrides
 from forebay.surfaces.native import serve_model
-from forebay.surfaces.pipeline.dag import adapter
+from forebay.surfaces.pipeline.dag import served_graph
 from forebay.workers import inline, supervisor
 
 IS_FULL = os.environ.get("MISBEHAVE") == "all"
@@ -27,9 +27,9 @@ def surroundings(tmp_path, monkeypatch):
     monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(supervisor, "MAX_PAUSE_S", 0.02)
     monkeypatch.setattr(inline, "CANCEL_S", 0.05)
-    monkeypatch.setattr(adapter, "STUCK_S", rigs.STUCK_S)
+    monkeypatch.setattr(served_graph, "STUCK_S", rigs.STUCK_S)
     # Otherwise it depends on how soon there is another process whether the neighbours of what ends one are hurt.
-    monkeypatch.setattr(adapter, "HANDOVER_S", 0.0)
+    monkeypatch.setattr(served_graph, "HANDOVER_S", 0.0)
     return tmp_path
 
 

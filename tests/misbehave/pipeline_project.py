@@ -12,7 +12,7 @@ from tests.misbehave import catalogue
 
 from forebay.protocols.pipeline.messages import Request
 from forebay.surfaces.pipeline.config import read
-from forebay.surfaces.pipeline.dag.adapter import Hosted
+from forebay.surfaces.pipeline.dag.served_graph import Hosted
 from forebay.surfaces.pipeline.dag.wiring import wire
 from forebay.surfaces.pipeline.ops.op import Op, RequestOp, ResponseOp
 from forebay.surfaces.pipeline.script import Script

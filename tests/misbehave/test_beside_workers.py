@@ -41,7 +41,7 @@ from forebay.surfaces.pipeline.fronts import schema as pipeline_schema
 from forebay.surfaces.pipeline.ops import merge
 from forebay.surfaces.pipeline.predictors import LocalConf
 from forebay.surfaces.pipeline.predictors.function import FunctionClient
-from forebay.surfaces.pipeline.predictors.hosting import ModelProcess
+from forebay.surfaces.pipeline.predictors.model_processes import ModelProcess
 from forebay.surfaces.pipeline.predictors.watching import ModelWatch
 from forebay.surfaces.pipeline.script import Script, capture
 from forebay.surfaces.ventu import openapi

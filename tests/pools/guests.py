@@ -15,7 +15,7 @@ from forebay.workers.attached import AttachedPool
 from forebay.workers.child import Connection, serve, wire_error
 from forebay.workers.door import Door
 from forebay.workers.runner import WorkerContext
-from forebay.workers.slot import Slot
+from forebay.workers.worker_slot import Slot
 
 PATIENCE_S = 60.0
 

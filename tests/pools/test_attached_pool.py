@@ -25,7 +25,7 @@ from forebay.workers.attached import AttachedPool
 from forebay.workers.child import Connection, Refused
 from forebay.workers.door import Door, Limits, Visitor
 from forebay.workers.runner import RunnerSpec
-from forebay.workers.slot import Slot
+from forebay.workers.worker_slot import Slot
 
 ECHO = RunnerSpec(f"{HERE}:Told")
 TOKEN = {"worker": "somebody", "shares": True}

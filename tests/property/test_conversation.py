@@ -28,7 +28,7 @@ from forebay.workers.conversation import (
     Result,
     Violation,
 )
-from forebay.workers.slot import Slot
+from forebay.workers.worker_slot import Slot
 
 RUNS = 400
 EVENTS = {Hello, Ready, Failed, Part, Result, Leaving, Violation}

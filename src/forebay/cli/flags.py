@@ -12,7 +12,7 @@ from forebay.types.settings import declared
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forebay.server.told import Told
+    from forebay.server.setting_sources import Told
     from forebay.types.settings import Setting
 
 _TITLES: Final[dict[type, str]] = {

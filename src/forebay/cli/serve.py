@@ -58,7 +58,7 @@ def options_of(parsed: argparse.Namespace) -> Options:
     Raises:
         ConfigError: If something of it is not possible.
     """
-    from forebay.server.told import told_by
+    from forebay.server.setting_sources import told_by
     from forebay.surfaces import options
 
     environment, warnings = told_by(os.environ)

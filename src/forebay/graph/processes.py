@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from forebay.types.batch import Batch, Done
     from forebay.types.call import Item, Outcome
     from forebay.workers.runner import WorkerContext
-    from forebay.workers.slot import Slot
+    from forebay.workers.worker_slot import Slot
 
 log = logging.getLogger("forebay.graph")
 

@@ -11,7 +11,7 @@ import msgspec
 from forebay.graph.drawing.draw import Drawable
 from forebay.server.app import App
 from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig
-from forebay.transports.http.exchange import Route
+from forebay.transports.http.route import Route
 from forebay.transports.server import Listener
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from forebay.errors import ConfigError
 from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig
-from forebay.server.told import Told, keys_of, merged
+from forebay.server.setting_sources import Told, keys_of, merged
 from forebay.surfaces.contract import Entry, Options
 from forebay.surfaces.native.config import entries_of, find_config, read_config
 from forebay.types.settings import Setting, declared

@@ -2,9 +2,9 @@
 """Run batches in workers that somebody else started and that come and go as they like.
 
 Theory of operation. The pool has no processes; `door.py` brings it connections. What becomes of the batch of a worker
-that leaves stands in `slots.py`. Two clocks belong to the pool. A worker that owes an answer for too long is dropped:
-one timer looks at all that are busy. And when the last worker has left, requests wait for another one for a grace
-period; then the pool takes every batch itself and answers that there is no worker, until one joins again.
+that leaves stands in `slot_pool.py`. Two clocks belong to the pool. A worker that owes an answer for too long is
+dropped: one timer looks at all that are busy. And when the last worker has left, requests wait for another one for a
+grace period; then the pool takes every batch itself and answers that there is no worker, until one joins again.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from forebay.errors import Unavailable
 from forebay.workers.pool import PoolStatistics
-from forebay.workers.slots import Slot, SlotPool
+from forebay.workers.slot_pool import Slot, SlotPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
     from forebay.types.batch import Batch, Done
-    from forebay.workers import slot
+    from forebay.workers import worker_slot
     from forebay.workers.conversation import Shared
 
 log = logging.getLogger("forebay.workers")
@@ -69,7 +69,7 @@ class AttachedPool(SlotPool[S]):
         self._on_first = on_first
         self.shared = shared
         self._slots: dict[S, Hashable] = {}
-        self._greeted: set[slot.Slot] = set()
+        self._greeted: set[worker_slot.Slot] = set()
         self._vacancy: asyncio.TimerHandle | None = None
         self._watchdog: asyncio.TimerHandle | None = None
         self._left_all: asyncio.Event | None = None
@@ -137,17 +137,17 @@ class AttachedPool(SlotPool[S]):
                     self.gone(slot)
         self._fail_orphans()
 
-    def greeted(self, slot: slot.Slot, about: Mapping[str, Any]) -> None:
+    def greeted(self, slot: worker_slot.Slot, about: Mapping[str, Any]) -> None:
         """A worker that speaks the worker protocol said hello; it knows by itself what to run."""
         slot.worker = str(about["worker"])
         self._greeted.add(slot)
         slot.open({})
 
-    def failed(self, slot: slot.Slot, kind: str, message: str, detail: Any, trace: str) -> None:
+    def failed(self, slot: worker_slot.Slot, kind: str, message: str, detail: Any, trace: str) -> None:
         """A worker could not open its runner; it says so itself to whoever started it."""
         log.warning("a worker of '%s' could not load its model: %s", self.name, message)
 
-    def called_off(self, slot: slot.Slot, batch_id: int) -> None:
+    def called_off(self, slot: worker_slot.Slot, batch_id: int) -> None:
         """Nobody waits for what a slot is running; if it hangs, it is dropped like any other."""
 
     def statistics(self) -> PoolStatistics:

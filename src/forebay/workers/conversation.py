@@ -2,8 +2,8 @@
 """The server's side of a conversation with one worker, as docs/reference/worker-protocol.md has it. Sans-I/O.
 
 Theory of operation. Bytes go in and events come out; calls return the bytes to send. There is no loop here, no socket
-and no clock, so the two drivers, `slot.py` on a loop and `blocking.py` in a thread, hold the same conversation. In
-which state a worker may say what, and where that leads, stands in `MAY_SAY` and nowhere else.
+and no clock, so the two drivers, `worker_slot.py` on a loop and `blocking_slot.py` in a thread, hold the same
+conversation. In which state a worker may say what, and where that leads, stands in `MAY_SAY` and nowhere else.
 
 A worker is only half trusted, for somebody else may have started it. What does not fit the state or the types of the
 protocol becomes a `Violation`, before anything of it is acted on, and nothing is read after it. Whatever arrives,

@@ -16,7 +16,7 @@ import yaml
 
 from forebay.protocols.pipeline.messages import Request
 from forebay.surfaces.pipeline.config import read
-from forebay.surfaces.pipeline.dag.adapter import Hosted
+from forebay.surfaces.pipeline.dag.served_graph import Hosted
 from forebay.surfaces.pipeline.dag.wiring import wire
 from forebay.surfaces.pipeline.ops.op import ResponseOp
 

@@ -22,7 +22,7 @@ from tests.compat.pipeline.conftest import ask, post, values_of
 from tests.compat.pipeline.predictor_models import onnx_model
 from tests.compat.pipeline.test_lifecycle import PROCESSES, UNGUARDED, is_gone, q_of
 
-from forebay.surfaces.pipeline.dag import adapter
+from forebay.surfaces.pipeline.dag import served_graph
 from forebay.surfaces.pipeline.ops.op import Op, RequestOp
 
 WAIT_S = 60.0
@@ -278,7 +278,7 @@ class Hangs(Op):
 @pytest.mark.parametrize("concurrency", [1, 2])
 def test_requests_after_ones_that_hang_in_a_thread_are_answered(hosted, monkeypatch, concurrency):
     # P88, P90
-    monkeypatch.setattr(adapter, "STUCK_S", 0.1)
+    monkeypatch.setattr(served_graph, "STUCK_S", 0.1)
     op = Hangs(name="A", input_ops=[RequestOp()], concurrency=concurrency)
 
     async def use(service):

@@ -15,7 +15,7 @@ from forebay.server.config import HttpConfig
 from forebay.surfaces import build
 from forebay.surfaces.contract import Options
 from forebay.surfaces.pipeline.config import read
-from forebay.surfaces.pipeline.dag.adapter import Hosted
+from forebay.surfaces.pipeline.dag.served_graph import Hosted
 from forebay.surfaces.pipeline.dag.wiring import wire
 from forebay.surfaces.pipeline.ops.op import Op, RequestOp, ResponseOp
 from forebay.surfaces.pipeline.project import project_of

@@ -594,7 +594,7 @@ def is_running(pid):
 
 
 def pids_of(client):
-    from forebay.surfaces.pipeline.predictors.hosting import _shared
+    from forebay.surfaces.pipeline.predictors.model_processes import _shared
 
     return [process.pid for host, _ in _shared.values() for process in host.processes]
 
@@ -634,7 +634,7 @@ def test_a_model_service_that_cannot_start_stops_the_start(tmp_path):  # P113
 
 HOSTING = """
 import os, sys, time
-from forebay.surfaces.pipeline.predictors.hosting import take_host
+from forebay.surfaces.pipeline.predictors.model_processes import take_host
 from forebay.surfaces.pipeline.predictors.settings import LocalConf
 host = take_host(LocalConf(model_config=sys.argv[1], client_type="brpc"), None)
 print(host.processes[0].pid, flush=True)

@@ -31,8 +31,8 @@ from forebay.workers.inline import InlinePool
 from forebay.workers.phases import lap
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
-from forebay.workers.slot import Slot
 from forebay.workers.threads import ThreadPool
+from forebay.workers.worker_slot import Slot
 
 
 class Laps:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from forebay.types.batch import Batch, Done
 from forebay.types.call import Failure, Request
-from forebay.workers.slots import SlotPool
+from forebay.workers.slot_pool import SlotPool
 
 
 class Slot:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from forebay.server.app import App
-from forebay.transports.http.lane import Lane
+from forebay.transports.http.port import Lane
 from forebay.transports.server import Server
 
 DRAIN_S = 60.0

@@ -2,8 +2,8 @@
 """Partitions in operating system processes of their own, each driven by blocking calls of one thread here.
 
 Theory of operation. The process is an ordinary worker (`workers/child.py`). The thread of the partition is the only one
-that talks to it (`workers/blocking.py`), so there is no loop in between: a batch costs one frame in each direction,
-with the rows in shared memory if they are large. A process that dies fails the batch it was running. Its
+that talks to it (`workers/blocking_slot.py`), so there is no loop in between: a batch costs one frame in each
+direction, with the rows in shared memory if they are large. A process that dies fails the batch it was running. Its
 supervisor (`workers/supervisor.py`) replaces it at once, whether or not there is work, and initialises its module
 again; meanwhile other partitions take the calls.
 """
@@ -24,8 +24,8 @@ import msgspec
 from forebay.errors import ConfigError, RunnerFailed
 from forebay.serving.servings.execution import Executed
 from forebay.serving.servings.packing import pack, unpack
-from forebay.serving.servings.serving_runner import place_of
-from forebay.workers.blocking import BlockingSlot
+from forebay.serving.servings.partition_worker import place_of
+from forebay.workers.blocking_slot import BlockingSlot
 from forebay.workers.entrance import Entrance
 from forebay.workers.supervisor import END_S, Supervisor, start_worker
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from forebay.arrays.batch import Batch
     from forebay.errors import ForebayError
+    from forebay.serving.servings.definition import Serving
     from forebay.serving.servings.execution import Sink
-    from forebay.serving.servings.serving import Serving
     from forebay.serving.servings.settings import ProcessOptions
     from forebay.workers.supervisor import End
 

@@ -33,9 +33,9 @@ log = logging.getLogger("forebay.requests")
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from forebay.serving.servings.definition import Serving
     from forebay.serving.servings.dispatch import Work
     from forebay.serving.servings.execution import Execution
-    from forebay.serving.servings.serving import Serving
     from forebay.types.call import Item, Outcome
     from forebay.workers.runner import WorkerContext
 

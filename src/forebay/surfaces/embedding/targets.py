@@ -21,7 +21,7 @@ from forebay.types.settings import declared
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from forebay.server.told import Told
+    from forebay.server.setting_sources import Told
     from forebay.surfaces.contract import Options, Project
 
 Target: TypeAlias = "type[Model] | Composition | str | Path"

@@ -22,7 +22,7 @@ from forebay.workers.address import parse_address
 from forebay.workers.attached import AttachedPool
 from forebay.workers.door import Door, Limits
 from forebay.workers.job_slot import JobSlot
-from forebay.workers.slot import Slot
+from forebay.workers.worker_slot import Slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence

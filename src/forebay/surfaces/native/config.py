@@ -26,7 +26,7 @@ import msgspec
 
 from forebay.errors import ConfigError, nearest
 from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig
-from forebay.server.told import Told
+from forebay.server.setting_sources import Told
 from forebay.server.walker import Check, Walker, checked, variables
 from forebay.serving.models.model import NAME, NAME_IS
 from forebay.surfaces.contract import Entry

@@ -17,8 +17,8 @@ from forebay.server.app import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.model import defined_models, kebab
 from forebay.serving.models.schema import WireType
+from forebay.serving.servings.definition import Serving
 from forebay.serving.servings.request_runner import RequestRunner, query_key
-from forebay.serving.servings.serving import Serving
 from forebay.serving.servings.settings import options_of, partitions_of
 from forebay.surfaces.native.batching import environment_of
 from forebay.workers.inline import InlinePool

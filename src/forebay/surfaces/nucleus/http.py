@@ -19,7 +19,7 @@ from forebay.surfaces.nucleus.logs import log_access
 from forebay.surfaces.nucleus.payload import BadPayload, check
 from forebay.surfaces.nucleus.runner import INTERNAL_ERROR
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
-from forebay.transports.http.exchange import key_is_known
+from forebay.transports.http.route import key_is_known
 from forebay.types.call import ALONE, Failure, Request
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from forebay.surfaces.contract import Options, Project
 from forebay.surfaces.pipeline import logs, running
 from forebay.surfaces.pipeline import script as scripts
 from forebay.surfaces.pipeline.config import LAST_PORT, masked
-from forebay.surfaces.pipeline.dag import adapter
+from forebay.surfaces.pipeline.dag import served_graph
 from forebay.surfaces.pipeline.dag.each_worker import EachWorker
 from forebay.surfaces.pipeline.dag.op_workers import built
 from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp, with_cors
@@ -59,9 +59,9 @@ def project_of(server: PipelineServer, script: Callable[[], Script], options: Op
     dag, config = built(server)
     http, has_http = _http(config, options)
     if config.build_dag_each_worker:
-        hosted: adapter.Hosted | EachWorker = EachWorker(server.name, dag, config, script())
+        hosted: served_graph.Hosted | EachWorker = EachWorker(server.name, dag, config, script())
     else:
-        hosted = adapter.Hosted(server.name, dag, config, script, itertools.count())
+        hosted = served_graph.Hosted(server.name, dag, config, script, itertools.count())
     app = _App(hosted, dag, config)
     gateway = Gateway(hosted.service, http)
     face = PipelineHttp(gateway, http, Pages(app, http) if options.extra_routes else None)
@@ -119,7 +119,7 @@ def serve_here(server: PipelineServer) -> int:
 class _App(App):
     """An app of one graph: its store lives and its logs are written as long as it runs."""
 
-    def __init__(self, hosted: adapter.Hosted | EachWorker, dag: Dag, config: PipelineConfig) -> None:
+    def __init__(self, hosted: served_graph.Hosted | EachWorker, dag: Dag, config: PipelineConfig) -> None:
         super().__init__([Served(hosted.endpoint, OPAQUE, nodes=hosted.nodes)])
         self._hosted = hosted
         self._dag = dag

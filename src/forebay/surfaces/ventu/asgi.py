@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.errors import DeadlineExceeded, ForebayError, QueueFull, Unavailable
 from forebay.surfaces.ventu.pages import Action, Reply, broken, problem, too_large
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
-from forebay.transports.http.exchange import key_is_known
+from forebay.transports.http.route import key_is_known
 from forebay.types.call import ALONE, EMPTY
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.transports.grpc.messages import ENCODINGS
 from forebay.transports.grpc.statuses import ACCEPTED_ENCODINGS, HEADERS, Status, http_refusal, trailers
-from forebay.transports.http.exchange import key_is_known
+from forebay.transports.http.route import key_is_known
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

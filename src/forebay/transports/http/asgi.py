@@ -30,8 +30,8 @@ from forebay.protocols import native, openapi
 from forebay.serving.endpoint import next_id
 from forebay.serving.servings import registry
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
-from forebay.transports.http.exchange import Route, error_answer, key_is_known, request_id_of
 from forebay.transports.http.refusals import MethodNotAllowed, Unauthorized
+from forebay.transports.http.route import Route, error_answer, key_is_known, request_id_of
 from forebay.transports.http.trace_page import TracePage
 from forebay.types.call import Failure
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from forebay.server.app import App
     from forebay.server.config import HttpConfig
     from forebay.serving.endpoint import Endpoint
-    from forebay.transports.http.exchange import Head
+    from forebay.transports.http.route import Head
     from forebay.types.call import Origin, Request
 
 _ASSETS: Final = {

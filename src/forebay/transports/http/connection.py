@@ -29,7 +29,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from forebay.errors import ForebayError, InternalError, QueueFull, Unavailable
 from forebay.protocols import native
 from forebay.serving.endpoint import next_id
-from forebay.transports.http.conversation import (
+from forebay.transports.http.connection_state import (
     ASKED,
     DUE,
     END,
@@ -47,9 +47,9 @@ from forebay.transports.http.conversation import (
     Conversation,
     check_framing,
 )
-from forebay.transports.http.exchange import Head, error_answer
-from forebay.transports.http.lane import SWEEP_S
+from forebay.transports.http.port import SWEEP_S
 from forebay.transports.http.refusals import NotHttp, TooSlow
+from forebay.transports.http.route import Head, error_answer
 from forebay.types.call import Failure, Request
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
-    from forebay.transports.http.lane import Lane
+    from forebay.transports.http.port import Lane
     from forebay.types.call import Outcome
 
 log = logging.getLogger("forebay.access")

@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 from forebay.errors import ConfigError
 from forebay.transports.binding import why_not
 from forebay.transports.http.connection import Connection
-from forebay.transports.http.lane import Lane
+from forebay.transports.http.port import Lane
 from forebay.transports.http.tls import TlsDoor
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from forebay.server.config import HttpConfig
-    from forebay.transports.http.exchange import Route
+    from forebay.transports.http.route import Route
 
 IDLE_GRACE_S = 1.0
 """While draining, idle connections stay open this long: a request that is on its way to one of them is answered."""

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Final
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from forebay.errors import Unavailable
-from forebay.transports.http.exchange import error_answer
 from forebay.transports.http.refusals import NotHttp, NotTls, TooSlow
+from forebay.transports.http.route import error_answer
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
-    from forebay.transports.http.lane import Lane
+    from forebay.transports.http.port import Lane
 
 log = logging.getLogger("forebay")
 

@@ -13,8 +13,8 @@ from forebay.protocols.native import Contract
 from forebay.server.app import Served
 from forebay.server.config import HttpConfig
 from forebay.transports.http.connection import Connection
-from forebay.transports.http.exchange import Route
-from forebay.transports.http.lane import Lane
+from forebay.transports.http.port import Lane
+from forebay.transports.http.route import Route
 
 
 class Batching:

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.transports.http.driven import Door, request
 
 from forebay.errors import InternalError
-from forebay.transports.http.conversation import BODY, GONE, IDLE, LINGER
+from forebay.transports.http.connection_state import BODY, GONE, IDLE, LINGER
 from forebay.types.call import Failure
 
 KEY = "x-api-key: k1"

@@ -9,7 +9,7 @@ from tests.unit.transports.http.driven import Door, request
 
 from forebay.errors import QueueFull
 from forebay.protocols.native import Contract
-from forebay.transports.http.conversation import (
+from forebay.transports.http.connection_state import (
     BODY,
     BODY_DUE,
     DUE,

@@ -18,9 +18,9 @@ from forebay.graph.processes import GraphProcesses, GraphRunner
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.pipeline import codes
 from forebay.surfaces.pipeline import script as scripts
-from forebay.surfaces.pipeline.dag.adapter import HANDOVER_S, NEVER_S, Hosted, inside_of, slots_of
 from forebay.surfaces.pipeline.dag.op_workers import built, captured
 from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions, log_call, stopped
+from forebay.surfaces.pipeline.dag.served_graph import HANDOVER_S, NEVER_S, Hosted, inside_of, slots_of
 from forebay.surfaces.pipeline.figures.observers import Outlets
 from forebay.surfaces.pipeline.figures.profile import CallTimes
 from forebay.surfaces.pipeline.figures.reports import Reports

@@ -21,8 +21,8 @@ from forebay.server.app import Served
 from forebay.serving.endpoint import EndpointConfig
 from forebay.surfaces.pipeline.fronts.inference import begin
 from forebay.transports.http.asgi import Predict
-from forebay.transports.http.exchange import Route, error_headers, key_is_known
 from forebay.transports.http.refusals import Unauthorized
+from forebay.transports.http.route import Route, error_headers, key_is_known
 from forebay.types.call import Failure
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.pipeline.dag.predictions import Predictions
     from forebay.transports.http.asgi import Pages
-    from forebay.transports.http.exchange import Head
+    from forebay.transports.http.route import Head
     from forebay.types.call import Request
 
 MAX_ROUTES: Final = 1024

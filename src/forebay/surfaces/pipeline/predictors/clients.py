@@ -13,9 +13,9 @@ from forebay.remotes.servers import Endpoint
 from forebay.surfaces.pipeline.predictors.chained import ChainedClient
 from forebay.surfaces.pipeline.predictors.descriptions import describe
 from forebay.surfaces.pipeline.predictors.general_servers import GeneralModelBackend
-from forebay.surfaces.pipeline.predictors.hosting import leave_host, take_host
 from forebay.surfaces.pipeline.predictors.local import is_reference
 from forebay.surfaces.pipeline.predictors.model_client import ModelClient
+from forebay.surfaces.pipeline.predictors.model_processes import leave_host, take_host
 from forebay.surfaces.pipeline.predictors.watching import watched_client
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.surfaces.pipeline.predictors.clients import client_for
 from forebay.surfaces.pipeline.predictors.descriptions import DESCRIPTIONS, describe
-from forebay.surfaces.pipeline.predictors.hosting import ModelHost, leave_host, take_host
 from forebay.surfaces.pipeline.predictors.local import is_reference
+from forebay.surfaces.pipeline.predictors.model_processes import ModelHost, leave_host, take_host
 from forebay.surfaces.pipeline.predictors.settings import LocalConf, PredictorSettings
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from forebay.errors import ForebayError
     from forebay.server.config import HttpConfig
     from forebay.transports.http.connection import Connection
-    from forebay.transports.http.exchange import Head, Route
+    from forebay.transports.http.route import Head, Route
 
 log = logging.getLogger("forebay.refusals")
 

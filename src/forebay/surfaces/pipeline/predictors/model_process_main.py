@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that answers for a model; `hosting` starts it and says on its standard input what to load.
 
-Run as `python -P -m forebay.surfaces.pipeline.predictors.hosted`.
+Run as `python -P -m forebay.surfaces.pipeline.predictors.model_process_main`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from forebay.runtimes.signature import LOD
 from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline.codes import err_of
 from forebay.surfaces.pipeline.predictors import general_model
-from forebay.surfaces.pipeline.predictors.hosting import WRONG
 from forebay.surfaces.pipeline.predictors.model_client import Client, numbered
+from forebay.surfaces.pipeline.predictors.model_processes import WRONG
 from forebay.surfaces.pipeline.predictors.settings import LocalConf
 from forebay.surfaces.pipeline.predictors.watching import watch_of, watched_client
 from forebay.types.failures import failure_of, text_of

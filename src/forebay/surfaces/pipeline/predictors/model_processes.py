@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("forebay.pipeline")
 
 HOST: Final = "127.0.0.1"
-PROGRAM: Final = "forebay.surfaces.pipeline.predictors.hosted"
+PROGRAM: Final = "forebay.surfaces.pipeline.predictors.model_process_main"
 """What the process runs."""
 START_S: Final = 300.0
 """How long a model may take to load."""

@@ -8,9 +8,9 @@ import pytest
 
 from forebay.errors import ForebayError
 from forebay.protocols.native import status_of
-from forebay.transports.http import conversation
+from forebay.transports.http import connection_state
 from forebay.transports.http.connection import Connection
-from forebay.transports.http.conversation import (
+from forebay.transports.http.connection_state import (
     ASKED,
     BODY,
     DUE,
@@ -32,8 +32,8 @@ from forebay.transports.http.conversation import (
     check_framing,
 )
 
-EVENTS = {each for each in vars(conversation).values() if isinstance(each, Event)}
-STATES = {each for each in vars(conversation).values() if isinstance(each, State)}
+EVENTS = {each for each in vars(connection_state).values() if isinstance(each, Event)}
+STATES = {each for each in vars(connection_state).values() if isinstance(each, State)}
 
 
 def test_the_shortcut_is_one_transition_out_of_one_state():
@@ -126,7 +126,7 @@ def test_a_head_that_begins_late_in_a_segment_is_not_charged_for_what_was_before
     read(talk, body=5000)
     talk.begin()
     talk.end_segment(5200, 1.0)  # F66
-    assert talk.state is conversation.HEAD_DUE
+    assert talk.state is connection_state.HEAD_DUE
 
 
 def test_what_frames_a_body_may_not_be_longer_than_the_body_for_long():
