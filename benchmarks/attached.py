@@ -63,9 +63,9 @@ async def run_batches(pool, bodies, count):
 async def measure(options, folder):
     from forebay.workers.address import UnixAddress
     from forebay.workers.attached import AttachedPool
-    from forebay.workers.door import Door
     from forebay.workers.processes import ProcessPool
     from forebay.workers.runner import RunnerSpec
+    from forebay.workers.worker_listener import Door
     from forebay.workers.worker_slot import Slot
 
     address = UnixAddress(f"{folder}/socket")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from forebay.cli import load, plots
+from forebay.cli import load_generator, plots
 from forebay.cli.main import main
 
 QUICK = ("--seconds", "0.3", "--warmup-s", "0")
@@ -122,9 +122,9 @@ class Scripted:
                 connection.sendall(answer)
 
 
-def measure(answer, loop: Any = load.closed_loop, how: float = 2, timeout_s=5.0):
+def measure(answer, loop: Any = load_generator.closed_loop, how: float = 2, timeout_s=5.0):
     server = Scripted(answer)
-    target = load.target_of(server.url, None, {})
+    target = load_generator.target_of(server.url, None, {})
     result = asyncio.run(loop(target, how, 0.3, 0.0, timeout_s))
     server.listening.close()
     return result
@@ -155,7 +155,7 @@ def test_what_is_never_answered_is_lost():
         threading.Event().wait(0.5)
         return b""
 
-    result = measure(silent, load.open_loop, 20.0, timeout_s=0.1)
+    result = measure(silent, load_generator.open_loop, 20.0, timeout_s=0.1)
     assert (len(result.took), result.failed) == (0, sum(result.lost.values()))
     assert result.failed >= 5
 

@@ -68,9 +68,9 @@ if "forebay.workers.child" in sys.orig_argv and (FOLDER / "starting").exists():
     if number == "0":
         hold("starting")
     elif number == "1":
-        from forebay.workers import leash
-        end_with = leash.end_with
-        leash.end_with = lambda server: (end_with(server), hold("greeting"))
+        from forebay.workers import parent_death
+        end_with = parent_death.end_with
+        parent_death.end_with = lambda server: (end_with(server), hold("greeting"))
 """
 """Runs in each process as Python starts: the first worker is held at once, the second before it says hello."""
 

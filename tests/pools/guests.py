@@ -13,8 +13,8 @@ from forebay.types.failures import failure_of
 from forebay.workers.address import UnixAddress
 from forebay.workers.attached import AttachedPool
 from forebay.workers.child import Connection, serve, wire_error
-from forebay.workers.door import Door
 from forebay.workers.runner import WorkerContext
+from forebay.workers.worker_listener import Door
 from forebay.workers.worker_slot import Slot
 
 PATIENCE_S = 60.0

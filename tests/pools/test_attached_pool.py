@@ -19,12 +19,12 @@ from tests.pools.test_pool_contract import HERE, PATIENCE_S, Rig, Sink, call_off
 from forebay.errors import Code, ConfigError, InvalidRequest
 from forebay.types.batch import Batch
 from forebay.types.call import Request
-from forebay.workers import frames, proof
+from forebay.workers import frames, shared_secret
 from forebay.workers.address import TcpAddress, UnixAddress, bind_unix, parse_address
 from forebay.workers.attached import AttachedPool
 from forebay.workers.child import Connection, Refused
-from forebay.workers.door import Door, Limits, Visitor
 from forebay.workers.runner import RunnerSpec
+from forebay.workers.worker_listener import Door, Limits, Visitor
 from forebay.workers.worker_slot import Slot
 
 ECHO = RunnerSpec(f"{HERE}:Told")
@@ -459,7 +459,7 @@ def test_who_knows_the_secret_is_let_in_and_who_does_not_is_told_why(tmp_path, s
             with pytest.raises(Refused, match="this server asks for a secret"):
                 await greet(scene.pool.door, None)
             peer = await scene.dial()
-            peer.say(["hello", frames.VERSION, {**TOKEN, "nonce": proof.nonce()}])
+            peer.say(["hello", frames.VERSION, {**TOKEN, "nonce": shared_secret.nonce()}])
             assert (await peer.hear())[0] == "challenge"
             peer.say(["ready"])  # goes on as if it had been let in
             assert (await peer.hear())[0] == "refused"
@@ -473,18 +473,18 @@ def test_no_byte_of_the_secret_travels_and_no_proof_is_good_twice(tmp_path):
     async def main():
         heard, answer = b"", []
         async with Scene(tmp_path, secret=SECRET) as scene:
-            mine = proof.nonce()
+            mine = shared_secret.nonce()
             given = None
             for _ in range(2):
                 peer = await scene.dial()
                 peer.say(["hello", frames.VERSION, {**TOKEN, "nonce": mine}])
                 _, theirs = await peer.hear()
-                given = given or proof.proof(SECRET, "worker", theirs, mine)
+                given = given or shared_secret.proof(SECRET, "worker", theirs, mine)
                 peer.say(["proof", given])
                 answer = await peer.hear()
                 heard += frames.encode(answer) + given
                 if answer[0] == "welcome":
-                    assert proof.is_proof(answer[1], SECRET, "server", theirs, mine)
+                    assert shared_secret.is_proof(answer[1], SECRET, "server", theirs, mine)
                     assert answer[1] != given
             assert answer[0] == "refused"
         assert SECRET not in heard
@@ -528,16 +528,16 @@ def test_a_port_that_others_can_reach_needs_a_secret():
 
 
 def test_secrets_are_read_from_values_files_and_the_environment(tmp_path, monkeypatch):
-    monkeypatch.delenv(proof.VARIABLE, raising=False)
-    assert proof.read_secret(None, "--secret") is None
-    assert proof.read_secret(SECRET.decode(), "--secret") == SECRET
+    monkeypatch.delenv(shared_secret.VARIABLE, raising=False)
+    assert shared_secret.read_secret(None, "--secret") is None
+    assert shared_secret.read_secret(SECRET.decode(), "--secret") == SECRET
     (tmp_path / "secret").write_bytes(SECRET + b"\n")
-    assert proof.read_secret(f"@{tmp_path}/secret", "--secret") == SECRET
-    monkeypatch.setenv(proof.VARIABLE, f"@{tmp_path}/secret")
-    assert proof.read_secret(None, "--secret") == SECRET
+    assert shared_secret.read_secret(f"@{tmp_path}/secret", "--secret") == SECRET
+    monkeypatch.setenv(shared_secret.VARIABLE, f"@{tmp_path}/secret")
+    assert shared_secret.read_secret(None, "--secret") == SECRET
     for wrong, message in [("short", "has 5 bytes, at least 16"), ("@/nowhere/secret", "cannot be read")]:
         with pytest.raises(ConfigError, match=message):
-            proof.read_secret(wrong, "--secret")
+            shared_secret.read_secret(wrong, "--secret")
 
 
 # Memory that is shared, or not
@@ -673,7 +673,7 @@ def test_a_door_removes_its_own_socket_only(tmp_path):
 
 
 def test_visitors_that_are_refused_are_logged_once_a_second(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("forebay.workers.door.time", SimpleNamespace(monotonic=lambda: 7.5))
+    monkeypatch.setattr("forebay.workers.worker_listener.time", SimpleNamespace(monotonic=lambda: 7.5))
 
     async def main():
         door = Door(UnixAddress(str(tmp_path / "s")), native=lambda about: Slot(AttachedPool("x")))

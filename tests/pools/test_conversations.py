@@ -13,9 +13,9 @@ from tests.pools.test_pool_contract import ROOT, Rig, codes, pool_of, run
 
 from forebay.errors import Code
 from forebay.workers import frames
-from forebay.workers.door import Limits
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
+from forebay.workers.worker_listener import Limits
 
 LARGE = 600 * 1024
 

@@ -570,9 +570,9 @@ def test_large_bodies_arrive_both_ways(kind):
 SERVER = """
 import asyncio, os, signal, sys
 sys.path.insert(0, {root!r})
-from forebay.workers import folders
+from forebay.workers import private_folder
 from tests.pools.test_pool_contract import Rig, pool_of
-folders.PREFIX = {prefix!r}
+private_folder.PREFIX = {prefix!r}
 
 async def main():
     async with Rig(pool_of("processes", workers=2)) as rig:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from forebay.arrays.kinds import Piece, kind_of
 from forebay.arrays.lazy import Lazy
+from forebay.arrays.libraries import Piece, kind_of
 from forebay.arrays.structure import flatten, map_leaves
 from forebay.arrays.template import Template
 from forebay.errors import BatchMismatch, InvalidRequest
 
 if TYPE_CHECKING:
-    from forebay.arrays.kinds import Allocator
+    from forebay.arrays.libraries import Allocator
 
 DEFAULT_KEY = "default"
 """Key of a batch that was not given one."""

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from forebay.arrays.kinds import Spec, find_kind, kind_of
+from forebay.arrays.libraries import Spec, find_kind, kind_of
 from forebay.errors import BatchMismatch
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Final, cast
 
-from forebay.arrays.kinds import kind_of
+from forebay.arrays.libraries import kind_of
 from forebay.arrays.structure import map_leaves
 
 

@@ -15,8 +15,8 @@ from typing import Any, cast
 
 import msgspec
 
-from forebay.arrays.kinds import find_kind
 from forebay.arrays.lazy import Lazy
+from forebay.arrays.libraries import find_kind
 from forebay.errors import InvalidRequest
 
 MAX_DEPTH = 64

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from forebay.arrays.kinds import Spec, kind_of
 from forebay.arrays.lazy import Lazy
+from forebay.arrays.libraries import Spec, kind_of
 from forebay.arrays.structure import Structure
 from forebay.errors import BatchMismatch
 

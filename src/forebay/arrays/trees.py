@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from forebay.arrays.kinds import Spec, find_kind, kind_of
+from forebay.arrays.libraries import Spec, find_kind, kind_of
 from forebay.arrays.structure import Structure, flatten, map_leaves
 from forebay.arrays.template import Template, common_rows
 from forebay.errors import BatchMismatch

@@ -15,7 +15,7 @@ from forebay.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forebay.cli.load import Result
+    from forebay.cli.load_generator import Result
 
 DESCRIPTION = """\
 Send one request again and again for some seconds, and show what came of it. DATA is that of `forebay call`: JSON,
@@ -84,27 +84,27 @@ def run(parsed: argparse.Namespace) -> int:
     """Measure and show; the exit status is 0 if every answer was good, and 1 if not."""
     import uvloop
 
-    from forebay.cli import load
+    from forebay.cli import load_generator
 
     body, content_type = body_of(parsed.data) if parsed.data is not None else (None, None)
     headers = headers_of(parsed)
     if content_type:
         headers.setdefault("content-type", parsed.content_type or content_type)
-    target = load.target_of(parsed.url, body, headers)
+    target = load_generator.target_of(parsed.url, body, headers)
     if parsed.svg is not None and not parsed.svg.absolute().parent.is_dir():
         msg = f"--svg {parsed.svg}: there is no folder {parsed.svg.absolute().parent}"
         raise ConfigError(msg)
 
     async def measure() -> Result:
-        status, answer = await load.ask_once(target, parsed.timeout_s)
+        status, answer = await load_generator.ask_once(target, parsed.timeout_s)
         if status >= 400:
             hint = "; DATA is what to send" if parsed.data is None else ""
             msg = f"{parsed.url} answers {status}: {answer[:300].decode(errors='replace')}{hint}; nothing was measured"
             raise ConfigError(msg)
         times = parsed.seconds, parsed.warmup_s, parsed.timeout_s
         if parsed.rate is not None:
-            return await load.open_loop(target, parsed.rate, *times)
-        return await load.closed_loop(target, parsed.clients or 16, *times)
+            return await load_generator.open_loop(target, parsed.rate, *times)
+        return await load_generator.closed_loop(target, parsed.clients or 16, *times)
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

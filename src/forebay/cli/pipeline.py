@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _stop(parsed: argparse.Namespace) -> int:
-    from forebay.surfaces.pipeline.running import servers, stop
+    from forebay.surfaces.pipeline.running_servers import servers, stop
 
     running = [one for one in servers() if parsed.port is None or parsed.port in one.ports]
     if not running:

@@ -75,7 +75,7 @@ def run(parsed: argparse.Namespace) -> int:
     """Serve until stopped."""
     from forebay.observe.log import configure, tell
     from forebay.surfaces import build
-    from forebay.surfaces.serving import server_of
+    from forebay.surfaces.project_server import server_of
 
     options = options_of(parsed)
     log_format = options.log_format or ("text" if sys.stderr.isatty() else "json")

@@ -65,8 +65,8 @@ def run(parsed: argparse.Namespace) -> int:
     from forebay.surfaces.native.describe import describe
     from forebay.workers.address import parse_address
     from forebay.workers.joining import JoiningWorker
-    from forebay.workers.proof import read_secret
     from forebay.workers.runner import RunnerSpec
+    from forebay.workers.shared_secret import read_secret
 
     address = parse_address(parsed.connect)
     secret = read_secret(parsed.secret, "--secret")

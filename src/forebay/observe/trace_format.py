@@ -22,8 +22,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from forebay.observe.capacity import Cost
-from forebay.observe.lanes import lanes
 from forebay.observe.trace_arrows import Visit, arrows
+from forebay.observe.trace_lanes import lanes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

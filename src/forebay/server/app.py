@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from forebay.batching.auto import AutoState
     from forebay.protocols.openapi import Described
     from forebay.serving.endpoint import Endpoint
-    from forebay.workers.door import Door
+    from forebay.workers.worker_listener import Door
 
 log = logging.getLogger("forebay")
 

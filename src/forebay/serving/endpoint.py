@@ -32,7 +32,7 @@ from forebay.errors import (
 from forebay.observe import timeline
 from forebay.observe.ids import next_id
 from forebay.observe.metrics import EndpointMetrics
-from forebay.serving.windows import PATIENCE_S, Windows
+from forebay.serving.stream_windows import PATIENCE_S, Windows
 from forebay.types.call import EMPTY, Failure, Request, Slice
 
 if TYPE_CHECKING:

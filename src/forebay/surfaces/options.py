@@ -12,7 +12,7 @@ from forebay.server.setting_sources import Told, keys_of, merged
 from forebay.surfaces.contract import Entry, Options
 from forebay.surfaces.native.config import entries_of, find_config, read_config
 from forebay.types.settings import Setting, declared
-from forebay.workers.proof import read_secret
+from forebay.workers.shared_secret import read_secret
 
 
 class Side(NamedTuple):

@@ -18,7 +18,7 @@ import msgspec
 from forebay.errors import InvalidRequest
 from forebay.surfaces.embedding.mounted import asgi
 from forebay.testing.answers import Answer
-from forebay.transports.loop_thread import LoopThread
+from forebay.workers.loop_thread import LoopThread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping

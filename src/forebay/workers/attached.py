@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run batches in workers that somebody else started and that come and go as they like.
 
-Theory of operation. The pool has no processes; `door.py` brings it connections. What becomes of the batch of a worker
-that leaves stands in `slot_pool.py`. Two clocks belong to the pool. A worker that owes an answer for too long is
+Theory of operation. The pool has no processes; `worker_listener.py` brings it connections. What becomes of the batch of
+a worker that leaves stands in `slot_pool.py`. Two clocks belong to the pool. A worker that owes an answer for too long
+is
 dropped: one timer looks at all that are busy. And when the last worker has left, requests wait for another one for a
 grace period; then the pool takes every batch itself and answers that there is no worker, until one joins again.
 """

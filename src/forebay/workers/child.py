@@ -25,11 +25,11 @@ import msgspec
 
 from forebay.errors import BadOutcome, ConfigError, ForebayError, InvalidRequest
 from forebay.types.call import Failure, Media
-from forebay.workers import frames, proof
+from forebay.workers import frames, shared_secret
 from forebay.workers.address import dial, parse_address
 from forebay.workers.cancel import probe
-from forebay.workers.leash import end_with
 from forebay.workers.memory import keep_freed_memory
+from forebay.workers.parent_death import end_with
 from forebay.workers.phases import Laps, lap, phases_of
 from forebay.workers.pool import CREDIT
 from forebay.workers.runner import RunnerSpec, WorkerContext
@@ -197,7 +197,7 @@ class Connection:
         self._incoming = self._outgoing = None
 
     def _say_hello(self, about: Mapping[str, Any], secret: bytes | None) -> Mapping[str, Any]:
-        mine = proof.nonce()
+        mine = shared_secret.nonce()
         about = {**about, "shares": True}
         self.send(["hello", frames.VERSION, about if secret is None else {**about, "nonce": mine}])
         try:
@@ -205,9 +205,9 @@ class Connection:
             if secret is not None:
                 theirs: Any = rest[0] if kind == "challenge" else b""
                 if theirs:
-                    self.send(["proof", proof.proof(secret, "worker", theirs, mine)])
+                    self.send(["proof", shared_secret.proof(secret, "worker", theirs, mine)])
                     kind, *rest = self._answer()
-                if kind != "welcome" or not proof.is_proof(rest[0], secret, "server", theirs, mine):
+                if kind != "welcome" or not shared_secret.is_proof(rest[0], secret, "server", theirs, mine):
                     msg = (
                         f"the server at {self._address} does not prove that it knows the secret; start it with the "
                         "same one (--attach-secret), or give this worker none"

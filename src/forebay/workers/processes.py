@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run batches in worker processes that may die at any time.
 
-Theory of operation. The pool listens on a unix socket that is in no folder (`entrance.py`); its workers are started and
-replaced by a supervisor each (`supervisor.py`), and dial in and speak first (`frames.py`, `worker_slot.py`,
+Theory of operation. The pool listens on a unix socket that is in no folder (`private_socket.py`); its workers are
+started and replaced by a supervisor each (`supervisor.py`), and dial in and speak first (`frames.py`, `worker_slot.py`,
 `child.py`). What happens to the batch of a worker that dies stands in `slot_pool.py`. When no worker is left and none
 can be had, the pool refuses with the reason until one is back.
 """
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ForebayError, InvalidRequest, ModelError, Unavailable, revive
 from forebay.workers import shm
-from forebay.workers.entrance import Entrance
 from forebay.workers.pool import STUCK_S, PoolStatistics, not_opened
+from forebay.workers.private_socket import Entrance
 from forebay.workers.slot_pool import SlotPool
 from forebay.workers.supervisor import END_S, LAST_S, LIVED_S, Supervisor, start_worker
 from forebay.workers.worker_slot import Slot

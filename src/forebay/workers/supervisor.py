@@ -4,7 +4,7 @@
 Theory of operation. Each process has a thread here that starts it, waits for its end and starts the next one. It waits
 for the *process*: a socket says less, for a child that a model forked may hold it open. And since it is the same thread
 that starts a process and sees its end, the kernel may tie the one to the other: where the thread is gone, the server
-is (`leash.py`). An attempt ends in one of three ways:
+is (`parent_death.py`). An attempt ends in one of three ways:
 
     started --ready--> of use --ends--> the next one, at once if it was of use for a second, else after a pause
     started --says why it cannot, or ends--> failed, a pause

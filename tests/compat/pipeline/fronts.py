@@ -19,8 +19,8 @@ from forebay.server.app import App
 from forebay.server.config import GrpcConfig, HttpConfig
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.pipeline.dag.predictions import Predictions
+from forebay.surfaces.pipeline.fronts.admission import _told
 from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp, with_cors
-from forebay.surfaces.pipeline.fronts.inference import _told
 from forebay.surfaces.pipeline.fronts.rpc import services
 from forebay.transports.grpc.listener import GrpcListener
 from forebay.transports.http.asgi import Pages

@@ -20,7 +20,7 @@ from forebay.surfaces.pipeline.dag.wiring import wire
 from forebay.surfaces.pipeline.ops.op import Op, RequestOp, ResponseOp
 from forebay.surfaces.pipeline.project import project_of
 from forebay.surfaces.pipeline.server import PipelineServer
-from forebay.surfaces.serving import server_of
+from forebay.surfaces.project_server import server_of
 
 SCRIPT = """
 import sys

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from forebay import Batch, BatchMismatch, Lazy
-from forebay.arrays.kinds import Spec
+from forebay.arrays.libraries import Spec
 from forebay.errors import InvalidRequest
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.arrays.kinds import kind_of
+from forebay.arrays.libraries import kind_of
 from forebay.arrays.ownership import taken_over
 
 

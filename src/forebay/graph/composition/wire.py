@@ -18,8 +18,8 @@ import msgspec
 from forebay.errors import BadOutcome, Cancelled, ConfigError, Unavailable, ValidationError
 from forebay.graph.values import loaded
 from forebay.serving.models.outputs import Held
-from forebay.serving.models.reading import refusal
 from forebay.serving.models.schema import WireType
+from forebay.serving.models.unreadable import refusal
 from forebay.types.call import Failure, Media
 from forebay.types.failures import words_of
 from forebay.workers.objects import Packed

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ForebayError, RunnerFailed
-from forebay.serving.models.reading import refusal
+from forebay.serving.models.unreadable import refusal
 from forebay.types.call import Failure
 from forebay.workers.user_code import attempt, caught, user_code
 

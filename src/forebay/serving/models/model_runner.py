@@ -14,8 +14,8 @@ from forebay.errors import BadOutcome
 from forebay.serving.models.batch_runner import BatchRunner, Samples
 from forebay.serving.models.model import load_module, models_in, settings_of
 from forebay.serving.models.outputs import declared_of
-from forebay.serving.models.reading import refusal
 from forebay.serving.models.schema import io_types, media_in_parts
+from forebay.serving.models.unreadable import refusal
 from forebay.types.call import Failure, Media
 from forebay.types.failures import failure_of, text_of, trace_of
 from forebay.workers.user_code import caught

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from forebay.arrays.kinds import kind_of
+from forebay.arrays.libraries import kind_of
 from forebay.arrays.structure import Structure, flatten
 from forebay.arrays.trees import to_host
 from forebay.errors import BadOutcome

@@ -26,7 +26,7 @@ from forebay.serving.servings.execution import Executed
 from forebay.serving.servings.packing import pack, unpack
 from forebay.serving.servings.partition_worker import place_of
 from forebay.workers.blocking_slot import BlockingSlot
-from forebay.workers.entrance import Entrance
+from forebay.workers.private_socket import Entrance
 from forebay.workers.supervisor import END_S, Supervisor, start_worker
 
 if TYPE_CHECKING:

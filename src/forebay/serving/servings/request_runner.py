@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from forebay.arrays.batch import Batch
-from forebay.arrays.kinds import find_kind
+from forebay.arrays.libraries import find_kind
 from forebay.arrays.structure import map_leaves
 from forebay.arrays.trees import concatenate, to_host
 from forebay.batching.queue import BatchConfig

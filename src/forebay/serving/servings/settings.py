@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, cast
 
 import msgspec
 
-from forebay.arrays.kinds import find_kind
+from forebay.arrays.libraries import find_kind
 from forebay.errors import ConfigError, nearest
 
 

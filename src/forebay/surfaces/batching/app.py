@@ -15,8 +15,8 @@ from forebay.transports.http.asgi import asgi_app
 from forebay.transports.http.listener import HttpListener
 from forebay.workers.address import parse_address
 from forebay.workers.attached import AttachedPool
-from forebay.workers.door import Door, Limits
 from forebay.workers.job_slot import JobSlot
+from forebay.workers.worker_listener import Door, Limits
 
 if TYPE_CHECKING:
     from forebay.surfaces.batching import Settings

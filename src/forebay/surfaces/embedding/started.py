@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError
 from forebay.surfaces.embedding.targets import read_targets
-from forebay.surfaces.serving import server_of
-from forebay.transports.loop_thread import LoopThread
+from forebay.surfaces.project_server import server_of
+from forebay.workers.loop_thread import LoopThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,10 +24,10 @@ from forebay.serving.models.model_runner import ModelRunner
 from forebay.serving.models.schema import io_types
 from forebay.surfaces.contract import Entry, Project
 from forebay.surfaces.native.attached import Lobby
-from forebay.surfaces.native.batching import batching_of, environment_of, isolates, named
 from forebay.surfaces.native.describe import describe_in
 from forebay.surfaces.native.graphs import GraphTarget, compositions_of, drawable, serve_composition, unserved
 from forebay.surfaces.native.model_files import is_model_file, read_model_file
+from forebay.surfaces.native.model_options import batching_of, environment_of, isolates, named
 from forebay.surfaces.native.servings import serve_serving, serving_in
 from forebay.types.failures import text_of
 from forebay.workers.inline import InlinePool

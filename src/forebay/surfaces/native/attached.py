@@ -20,8 +20,8 @@ from forebay.surfaces.native.describe import Description, WireSchema, check
 from forebay.types.call import Failure, Media
 from forebay.workers.address import parse_address
 from forebay.workers.attached import AttachedPool
-from forebay.workers.door import Door, Limits
 from forebay.workers.job_slot import JobSlot
+from forebay.workers.worker_listener import Door, Limits
 from forebay.workers.worker_slot import Slot
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from forebay.protocols.openapi import Described
 from forebay.protocols.openapi import document as openapi_document
 from forebay.serving.models.model import ModelSettings, models_in, settings_of
 from forebay.serving.models.schema import io_types
-from forebay.workers.leash import end_with
+from forebay.workers.parent_death import end_with
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

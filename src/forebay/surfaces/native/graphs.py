@@ -19,7 +19,7 @@ from forebay.protocols.openapi import Described
 from forebay.server.app import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.model import defined_models
-from forebay.surfaces.native.batching import batching_of, environment_of, isolates
+from forebay.surfaces.native.model_options import batching_of, environment_of, isolates
 from forebay.workers.inline import InlinePool
 from forebay.workers.objects import packed
 from forebay.workers.processes import ProcessPool

@@ -20,7 +20,7 @@ from forebay.serving.models.schema import WireType
 from forebay.serving.servings.definition import Serving
 from forebay.serving.servings.request_runner import RequestRunner, query_key
 from forebay.serving.servings.settings import options_of, partitions_of
-from forebay.surfaces.native.batching import environment_of
+from forebay.surfaces.native.model_options import environment_of
 from forebay.workers.inline import InlinePool
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec

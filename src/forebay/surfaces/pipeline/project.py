@@ -18,7 +18,7 @@ from forebay.protocols.native import Contract
 from forebay.server.app import App, Served
 from forebay.server.config import GrpcConfig, HttpConfig
 from forebay.surfaces.contract import Options, Project
-from forebay.surfaces.pipeline import logs, running
+from forebay.surfaces.pipeline import logs, running_servers
 from forebay.surfaces.pipeline import script as scripts
 from forebay.surfaces.pipeline.config import LAST_PORT, masked
 from forebay.surfaces.pipeline.dag import served_graph
@@ -100,7 +100,7 @@ def serve_here(server: PipelineServer) -> int:
         ConfigError, ModelError: If it cannot start.
     """
     from forebay.observe.log import configure
-    from forebay.surfaces.serving import server_of
+    from forebay.surfaces.project_server import server_of
 
     options = Options(http=HttpConfig(allowed_hosts=("*",)))  # there is no command line to name any
     project = project_of(server, scripts.running, options)
@@ -168,7 +168,7 @@ class _Presence:
         log.info("gRPC at %s:%d", host, rpc_port)
         ports = tuple(port for port in (rpc_port, self._http_port) if port)
         try:
-            self._file = running.announce(ports, sys.argv[0])
+            self._file = running_servers.announce(ports, sys.argv[0])
         except (OSError, RuntimeError) as error:  # a user without a home
             log.warning("`forebay pipeline stop` will not find this server: %s", error)
 

@@ -36,7 +36,7 @@ class Metrics:
         if folder:
             os.environ[FOLDER] = folder  # read by prometheus_client when it is imported
             Path(folder).mkdir(parents=True, exist_ok=True)
-            from forebay.surfaces.ventu.room import reserve_room
+            from forebay.surfaces.ventu.metric_files import reserve_room
 
             reserve_room()
         from prometheus_client import CollectorRegistry, Counter, Gauge, Summary

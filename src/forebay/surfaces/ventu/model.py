@@ -6,10 +6,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from forebay.surfaces.ventu.batch_protocol import BatchProtocol
 from forebay.surfaces.ventu.config import Config
-from forebay.surfaces.ventu.handing import hand_over
+from forebay.surfaces.ventu.handover import hand_over
 from forebay.surfaces.ventu.inference import Failed
-from forebay.surfaces.ventu.protocol import BatchProtocol
 from forebay.surfaces.ventu.schema import Invalid, NotPossible, Schema
 from forebay.surfaces.ventu.service import Service
 from forebay.surfaces.ventu.wsgi import WsgiApp

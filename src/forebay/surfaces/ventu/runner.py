@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from forebay.errors import ConfigError, ForebayError, ModelError, nearest
 from forebay.serving.models.model import load_module
-from forebay.surfaces.ventu import handing, shim
+from forebay.surfaces.ventu import handover, shim
 from forebay.surfaces.ventu.inference import Failed
 from forebay.surfaces.ventu.pages import reply_to
 from forebay.types.failures import failure_of, text_of, trace_of
@@ -39,7 +39,7 @@ def build(*, path: str, name: str | None) -> BatchRunner:
         ForebayError: If the file cannot be imported or there is no such object.
     """
     shim.install()
-    with handing.loading():
+    with handover.loading():
         runner, error = caught(_loaded, Path(path), name)
     if error is None:
         return runner
@@ -57,7 +57,7 @@ def build(*, path: str, name: str | None) -> BatchRunner:
 def _loaded(path: Path, name: str | None) -> BatchRunner:
     try:
         return BatchRunner(find(load_module(path), name), path)
-    except handing.Handed as handed:
+    except handover.Handed as handed:
         module = handed.module
         if module is None:
             raise

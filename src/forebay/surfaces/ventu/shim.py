@@ -27,7 +27,7 @@ _NAMES: Mapping[str, tuple[str, str]] = {
     "ventu": ("forebay.surfaces.ventu", "Ventu"),
     "ventu.ventu": ("forebay.surfaces.ventu", "Ventu"),
     "ventu.config": ("forebay.surfaces.ventu.config", "Config"),
-    "ventu.protocol": ("forebay.surfaces.ventu.protocol", "BatchProtocol"),
+    "ventu.protocol": ("forebay.surfaces.ventu.batch_protocol", "BatchProtocol"),
 }
 
 

@@ -21,7 +21,7 @@ from forebay.surfaces.ventu.metrics import FOLDER, merged, shared_folder, write
 from forebay.surfaces.ventu.pages import Pages, Reply
 from forebay.surfaces.ventu.server import OPAQUE
 from forebay.types.call import ALONE
-from forebay.workers.folders import PrivateFolder
+from forebay.workers.private_folder import PrivateFolder
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
 

@@ -30,7 +30,7 @@ from forebay.protocols import native, openapi
 from forebay.serving.endpoint import next_id
 from forebay.serving.servings import registry
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
-from forebay.transports.http.refusals import MethodNotAllowed, Unauthorized
+from forebay.transports.http.errors import MethodNotAllowed, Unauthorized
 from forebay.transports.http.route import Route, error_answer, key_is_known, request_id_of
 from forebay.transports.http.trace_page import TracePage
 from forebay.types.call import Failure

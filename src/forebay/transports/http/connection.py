@@ -47,8 +47,8 @@ from forebay.transports.http.connection_state import (
     Conversation,
     check_framing,
 )
+from forebay.transports.http.errors import NotHttp, TooSlow
 from forebay.transports.http.port import SWEEP_S
-from forebay.transports.http.refusals import NotHttp, TooSlow
 from forebay.transports.http.route import Head, error_answer
 from forebay.types.call import Failure, Request
 

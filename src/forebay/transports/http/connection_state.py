@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.transports.http.refusals import HeadTooLarge, MethodNotAllowed, NotHttp, NotImplementedHere
+from forebay.transports.http.errors import HeadTooLarge, MethodNotAllowed, NotHttp, NotImplementedHere
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

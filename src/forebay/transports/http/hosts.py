@@ -13,7 +13,7 @@ import re
 import socket
 from typing import TYPE_CHECKING, Final
 
-from forebay.transports.http.refusals import NotHttp, WrongHost
+from forebay.transports.http.errors import NotHttp, WrongHost
 
 if TYPE_CHECKING:
     from forebay.server.config import HttpConfig

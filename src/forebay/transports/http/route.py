@@ -18,7 +18,7 @@ import msgspec
 from forebay.errors import ForebayError, InternalError, InvalidRequest, QueueFull, TooLarge, Unavailable
 from forebay.protocols import native
 from forebay.serving.endpoint import next_id
-from forebay.transports.http.refusals import ForeignPage, Unauthorized, UnsupportedEncoding
+from forebay.transports.http.errors import ForeignPage, Unauthorized, UnsupportedEncoding
 from forebay.types.call import Media, Request
 
 if TYPE_CHECKING:

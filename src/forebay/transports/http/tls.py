@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from forebay.errors import Unavailable
-from forebay.transports.http.refusals import NotHttp, NotTls, TooSlow
+from forebay.transports.http.errors import NotHttp, NotTls, TooSlow
 from forebay.transports.http.route import error_answer
 
 if TYPE_CHECKING:

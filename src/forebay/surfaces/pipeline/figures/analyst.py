@@ -14,7 +14,7 @@ import msgspec
 
 from forebay.errors import ConfigError, nearest
 from forebay.observe import capacity
-from forebay.observe.lanes import lanes
+from forebay.observe.trace_lanes import lanes
 from forebay.surfaces.pipeline.figures.profile import STEPS, events_in
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from forebay.protocols.native import Contract, status_of
 from forebay.protocols.pipeline import rest
 from forebay.server.app import Served
 from forebay.serving.endpoint import EndpointConfig
-from forebay.surfaces.pipeline.fronts.inference import begin
+from forebay.surfaces.pipeline.fronts.admission import begin
 from forebay.transports.http.asgi import Predict
-from forebay.transports.http.refusals import Unauthorized
+from forebay.transports.http.errors import Unauthorized
 from forebay.transports.http.route import Route, error_headers, key_is_known
 from forebay.types.call import Failure
 

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from forebay.errors import ForebayError, InvalidRequest
 from forebay.protocols.pipeline import sniff
 from forebay.protocols.pipeline.messages import METHOD, SERVICE, Request
-from forebay.surfaces.pipeline.fronts.inference import begin
+from forebay.surfaces.pipeline.fronts.admission import begin
 from forebay.transports.grpc.service import GrpcService
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from forebay.surfaces.pipeline.predictors.model_processes import WRONG
 from forebay.surfaces.pipeline.predictors.settings import LocalConf
 from forebay.surfaces.pipeline.predictors.watching import watch_of, watched_client
 from forebay.types.failures import failure_of, text_of
-from forebay.workers.leash import end_with
+from forebay.workers.parent_death import end_with
 from forebay.workers.user_code import caught
 
 

@@ -24,7 +24,7 @@ import msgspec
 
 from forebay.errors import BadOutcome, ConfigError, Unavailable
 from forebay.workers import objects, shm
-from forebay.workers.folders import PrivateFolder
+from forebay.workers.private_folder import PrivateFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

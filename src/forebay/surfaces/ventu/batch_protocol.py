@@ -17,7 +17,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from forebay.errors import InvalidRequest
-from forebay.surfaces.ventu.handing import hand_over
+from forebay.surfaces.ventu.handover import hand_over
 from forebay.surfaces.ventu.inference import Answered, Failed, Garbled, Refused
 from forebay.workers.job_frames import READY, FrameReader, decode_jobs, encode_answer
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from forebay.surfaces.pipeline import running
+from forebay.surfaces.pipeline import running_servers
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    return running.state_folder()
+    return running_servers.state_folder()
 
 
 @pytest.fixture
@@ -31,9 +31,9 @@ def test_the_next_server_removes_the_file_of_one_that_was_killed(folder, gone, c
     folder.mkdir(parents=True)
     (folder / f"{gone}.json").write_text(content % gone if "%" in content else content)
     (folder / "notes.json").write_text("not a server's")
-    mine = running.announce((9999,), "server.py")
+    mine = running_servers.announce((9999,), "server.py")
     assert set(folder.iterdir()) == {mine, folder / "notes.json"}
-    assert [server.ports for server in running.servers()] == [(9999,)]
+    assert [server.ports for server in running_servers.servers()] == [(9999,)]
 
 
 def test_a_disk_without_room_for_the_file_is_told_and_keeps_no_piece_of_it(folder, monkeypatch):
@@ -43,5 +43,5 @@ def test_a_disk_without_room_for_the_file_is_told_and_keeps_no_piece_of_it(folde
 
     monkeypatch.setattr(Path, "write_bytes", write)
     with pytest.raises(OSError, match="No space left"):
-        running.announce((9999,), "server.py")
+        running_servers.announce((9999,), "server.py")
     assert list(folder.iterdir()) == []

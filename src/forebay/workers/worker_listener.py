@@ -22,9 +22,9 @@ import msgspec
 
 from forebay.errors import ConfigError, ForebayError, InvalidRequest, Unavailable
 from forebay.observe.refusals import RefusalLog
-from forebay.workers import frames, proof, shm
+from forebay.workers import frames, shared_secret, shm
 from forebay.workers.address import TcpAddress, UnixAddress, bind_unix, tune
-from forebay.workers.plain import require_plain
+from forebay.workers.plain_data import require_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -281,7 +281,7 @@ class Visitor(asyncio.Protocol):
             if not isinstance(self._hello.get("nonce"), bytes):
                 msg = "this server asks for a secret; give the worker the same one: --secret @FILE"
                 raise InvalidRequest(msg)
-            self._nonce = proof.nonce()
+            self._nonce = shared_secret.nonce()
             self._send(["challenge", self._nonce])
 
     def _check(self, given: Any) -> None:
@@ -289,10 +289,10 @@ class Visitor(asyncio.Protocol):
         assert secret is not None
         assert self._hello is not None
         theirs = self._hello["nonce"]
-        if not proof.is_proof(given, secret, "worker", self._nonce, theirs):
+        if not shared_secret.is_proof(given, secret, "worker", self._nonce, theirs):
             msg = "its secret is not this server's"
             raise InvalidRequest(msg)
-        self._send(["welcome", proof.proof(secret, "server", self._nonce, theirs)])
+        self._send(["welcome", shared_secret.proof(secret, "server", self._nonce, theirs)])
         self._nonce = b""
 
     def _hand_over(self, dialect_of: Callable[[], asyncio.Protocol], data: bytes) -> None:

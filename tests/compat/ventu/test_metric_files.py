@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from forebay.surfaces.ventu import room
-from forebay.surfaces.ventu.room import FIRST_BYTES, RoomyDict
+from forebay.surfaces.ventu import metric_files
+from forebay.surfaces.ventu.metric_files import FIRST_BYTES, RoomyDict
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ def full_from(monkeypatch):
                 raise OSError(errno.ENOSPC, "No space left on device")
             real(descriptor, start, size)
 
-        monkeypatch.setattr(room.os, "posix_fallocate", allocate)
-        room._tell_full.cache_clear()
+        monkeypatch.setattr(metric_files.os, "posix_fallocate", allocate)
+        metric_files._tell_full.cache_clear()
 
     return limit
 
@@ -81,7 +81,7 @@ def test_a_file_system_that_promises_no_room_is_used_all_the_same(tmp_path, fill
     def refuse(*_arguments):
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
-    monkeypatch.setattr(room.os, "posix_fallocate", refuse)
+    monkeypatch.setattr(metric_files.os, "posix_fallocate", refuse)
     assert len(values_of(filled(tmp_path / "counter_1.db"))) == 1500
 
 

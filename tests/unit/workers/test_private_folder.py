@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from forebay.workers import folders
-from forebay.workers.folders import PrivateFolder
+from forebay.workers import private_folder
+from forebay.workers.private_folder import PrivateFolder
 
 DIES = """
 import os, signal, sys
 from pathlib import Path
-from forebay.workers import folders
+from forebay.workers import private_folder
 
 def die(*_arguments):
     os.kill(os.getpid(), signal.SIGKILL)
 
 if sys.argv[2] == "before":
-    folders._lock = die
-made = folders.PrivateFolder(Path(sys.argv[1]))
+    private_folder._lock = die
+made = private_folder.PrivateFolder(Path(sys.argv[1]))
 (made.path / "kept").touch()
 if sys.argv[2] == "guarded":
     made.guard()
@@ -67,7 +67,7 @@ def test_a_folder_is_made_where_no_guard_can_be_started(tmp_path, monkeypatch):
     def refuse(*_arguments, **_more):
         raise OSError("no shell")
 
-    monkeypatch.setattr(folders.subprocess, "Popen", refuse)
+    monkeypatch.setattr(private_folder.subprocess, "Popen", refuse)
     made = PrivateFolder(tmp_path)
     made.guard()
     made.remove()
@@ -87,7 +87,7 @@ def test_folders_that_are_not_a_dead_servers_stay(tmp_path):
 
 
 def test_who_gets_the_lock_of_a_folder_that_was_removed_meanwhile_makes_another(tmp_path, monkeypatch):
-    flock, removed = folders.fcntl.flock, []
+    flock, removed = private_folder.fcntl.flock, []
 
     def late(descriptor, how):
         if not removed:
@@ -97,7 +97,7 @@ def test_who_gets_the_lock_of_a_folder_that_was_removed_meanwhile_makes_another(
             removed.append(folder)
         flock(descriptor, how)
 
-    monkeypatch.setattr(folders.fcntl, "flock", late)
+    monkeypatch.setattr(private_folder.fcntl, "flock", late)
     made = PrivateFolder(tmp_path)
     assert list(tmp_path.iterdir()) == [made.path] != removed
     made.remove()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 
-from forebay.workers.folders import PrivateFolder
+from forebay.workers.private_folder import PrivateFolder
 
 BACKLOG = 128
 

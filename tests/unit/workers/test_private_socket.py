@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from forebay.workers import entrance, folders
-from forebay.workers.entrance import Entrance
+from forebay.workers import private_folder, private_socket
+from forebay.workers.private_socket import Entrance
 
 
 @pytest.fixture
 def prefix(monkeypatch, tmp_path):
     found = f"forebay-test-{os.getpid()}-{tmp_path.name}-"
-    monkeypatch.setattr(folders, "PREFIX", found)
+    monkeypatch.setattr(private_folder, "PREFIX", found)
     return found
 
 
@@ -45,7 +45,7 @@ def test_it_is_reached_and_is_in_no_folder(prefix):
 
 
 def test_after_a_change_of_the_user_the_folder_stays_until_it_closes(prefix, monkeypatch):
-    monkeypatch.setattr(entrance, "_is_open_to_its_user", lambda: False)
+    monkeypatch.setattr(private_socket, "_is_open_to_its_user", lambda: False)
     made = Entrance()
     assert [str(folder / "socket") for folder in folders_of(prefix)] == [made.path]
     with made.take_listener() as listener:
@@ -55,7 +55,7 @@ def test_after_a_change_of_the_user_the_folder_stays_until_it_closes(prefix, mon
 
 
 def test_a_folder_that_another_server_took_for_a_dead_ones_is_made_again(prefix, monkeypatch):
-    lock, troubles = folders._lock, [BlockingIOError(), FileNotFoundError()]
+    lock, troubles = private_folder._lock, [BlockingIOError(), FileNotFoundError()]
 
     def disturbed(folder, flags):
         if flags and troubles:
@@ -63,7 +63,7 @@ def test_a_folder_that_another_server_took_for_a_dead_ones_is_made_again(prefix,
             raise troubles.pop()
         return lock(folder, flags)
 
-    monkeypatch.setattr(folders, "_lock", disturbed)
+    monkeypatch.setattr(private_folder, "_lock", disturbed)
     Entrance().close()
     assert troubles == []
     assert folders_of(prefix) == []
