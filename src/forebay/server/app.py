@@ -1,20 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything one server answers with, and its one lifecycle: start, ready, drain."""
+"""Everything one server answers with, and its one lifecycle: start, ready, drain.
+
+Theory of operation. Under a name answer one or more versions, each an endpoint. While the app runs they come and go:
+a version is built in a thread, its workers load, and only then, in one step between two turns of the loop, does it
+take its place; those who listen (`watch`) look everything up anew in the same step. The one it replaces accepts
+nothing from then on and ends with its last request. Whatever goes wrong before that step leaves all as it was.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.errors import ConfigError, NotFound, nearest
+from forebay.errors import ConfigError, ModelError, NotFound, Unavailable, nearest
 from forebay.protocols.native import Contract
+from forebay.server.versions import Version, Versions
+from forebay.types.failures import failure_of
+from forebay.workers.hanging_calls import Late, LoopThreads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 
     from forebay.batching.auto import AutoState
     from forebay.protocols.openapi import Described
@@ -22,6 +31,9 @@ if TYPE_CHECKING:
     from forebay.workers.worker_listener import Door
 
 log = logging.getLogger("forebay")
+
+LOAD_S: Final = 300.0
+"""Time that a version which is loaded while the server runs has to become ready, if nobody says."""
 
 
 class Served(msgspec.Struct, eq=False):
@@ -32,12 +44,14 @@ class Served(msgspec.Struct, eq=False):
         contract: How its bytes are moved.
         described: How it is documented; None where its requests are opaque.
         nodes: The endpoints of its nodes by name, if it is a graph. They start and stop with it.
+        weight: Its part of what is asked for without a version; None leaves it to the first version of its name.
     """
 
     endpoint: Endpoint
     contract: Contract
     described: Described | None = None
     nodes: Mapping[str, Endpoint] = {}
+    weight: int | None = None
 
 
 class App:
@@ -47,45 +61,69 @@ class App:
         """Register endpoints.
 
         Raises:
-            ConfigError: If two have the same name.
+            ConfigError: If two have the same name and version.
         """
+        self._models: dict[str, Versions] = {}
         self._served: dict[str, Served] = {}
         self._on_change: list[Callable[[], None]] = []
+        self._changes: set[asyncio.Task[None]] = set()
+        self._locks: dict[str, asyncio.Lock] = {}
         self.door: Door | None = None
         """Where workers attach, and with them endpoints; opened and closed with the app."""
+        self.on_left: Callable[[], None] = lambda: None
+        """Called when a version has left, and its memory can be free."""
+        self.problem = ""
+        """Why the project could not be read anew, though it should have been."""
         for one in served:
-            if one.endpoint.name in self._served:
-                msg = f"two models are named '{one.endpoint.name}'; give one of them another `name`"
-                raise ConfigError(msg)
-            self._served[one.endpoint.name] = one
+            self._models.setdefault(one.endpoint.name, Versions(one.endpoint.name)).add(one)
+        for versions in self._models.values():
+            versions.settle()
+        self._settle()
         self.is_live = True
         self.is_draining = False
         self.started_s = 0.0
 
     @property
     def served(self) -> Mapping[str, Served]:
-        """All endpoints by name."""
+        """The default version of every model, by name."""
         return self._served
 
     @property
+    def every(self) -> Iterator[Served]:
+        """All versions of all models that answer."""
+        for versions in self._models.values():
+            yield from versions.ready.values()
+
+    @property
     def only(self) -> Served | None:
-        """The endpoint, if there is just one: it also answers without its name."""
+        """The endpoint, if there is just one model: it also answers without its name."""
         return next(iter(self._served.values())) if len(self._served) == 1 else None
 
+    def versions(self, name: str) -> Versions:
+        """Return the versions of a model that is served.
+
+        Raises:
+            NotFound: Naming the nearest name there is.
+        """
+        self.find(name)
+        return self._models[name]
+
     def watch(self, on_change: Callable[[], None]) -> None:
-        """Call this whenever an endpoint joins or is replaced while the app runs."""
+        """Call this whenever an endpoint joins, leaves or is replaced while the app runs."""
         self._on_change.append(on_change)
 
     def put(self, served: Served) -> Served | None:
         """Let an endpoint join while the app runs; returns the one whose place it takes, if there was one."""
-        replaced = self._served.get(served.endpoint.name)
-        self._served[served.endpoint.name] = served
-        for on_change in self._on_change:
-            on_change()
+        name = served.endpoint.name
+        replaced = self._served.get(name)
+        versions = self._models[name] = Versions(name)
+        versions.add(served)
+        versions.settle()
+        self._changed()
         return replaced
 
     def find(self, name: str) -> Served:
-        """Return an endpoint.
+        """Return an endpoint: the default version of a model.
 
         Raises:
             NotFound: Naming the nearest name there is.
@@ -99,6 +137,67 @@ class App:
         msg = f"there is no model '{name[:100]}'{did_you_mean}"
         raise NotFound(msg)
 
+    async def load(self, name: str, version: str, make: Callable[[], Served], *, timeout_s: float = LOAD_S) -> None:
+        """Load a version beside those that answer, and let it answer once it is ready.
+
+        One of the same name and version is replaced, and its weight taken over. The first version of a name answers
+        what names none; a further one has no weight until `share` gives it some. Who stops waiting does not stop it.
+
+        Args:
+            name: The model.
+            version: What the version is called.
+            make: Builds its endpoint, in a thread; what it raises goes through.
+            timeout_s: How long all of it may take.
+
+        Raises:
+            ForebayError: Why it could not be loaded; all is as it was, and `/models` tells the reason.
+        """
+        await self._change(name, self._load(name, version, make, time.monotonic() + timeout_s))
+
+    async def unload(self, name: str, version: str) -> None:
+        """Let a version answer what it has accepted and leave; returns when it accepts nothing more.
+
+        Raises:
+            NotFound: If there is no such version.
+            InvalidRequest: If it is the one that answers what names no version, and others are left.
+        """
+        await self._change(name, self._unload(name, version))
+
+    async def swap(self, name: str, version: str, make: Callable[[], Served], *, timeout_s: float = LOAD_S) -> None:
+        """Load a version; once it is ready it takes the place of those that answer what names no version.
+
+        Raises:
+            ForebayError: As `load`.
+        """
+
+        async def work() -> None:
+            before = list(self._models[name].weights) if name in self._models else []
+            await self._load(name, version, make, time.monotonic() + timeout_s)
+            self.share(name, {version: 1})
+            for other in before:
+                if other != version:
+                    await self._unload(name, other)
+
+        await self._change(name, work())
+
+    def share(self, name: str, weights: Mapping[str, int]) -> None:
+        """Say which versions answer what names none, and in which parts; one alone is the default.
+
+        Raises:
+            NotFound: If the model or a version is not there.
+            InvalidRequest: If nobody would answer.
+        """
+        versions = self.versions(name)
+        if weights != versions.weights:
+            versions.share(weights)
+            self._changed()
+
+    def failed(self, name: str, version: str, reason: str) -> None:
+        """Note why a version could not even be built, for `/models`."""
+        if name in self._models:
+            attempt = self._models[name].begin(version)
+            attempt.state, attempt.error = "failed", reason
+
     async def start(self) -> None:
         """Bring up every endpoint.
 
@@ -109,7 +208,7 @@ class App:
         started = time.monotonic()
         if self.door is not None:
             await self.door.start()
-        endpoints = [one.endpoint for one in self._served.values()]
+        endpoints = [one.endpoint for one in self.every]
         try:
             async with asyncio.TaskGroup() as group:
                 for endpoint in endpoints:
@@ -122,7 +221,7 @@ class App:
     def begin_drain(self) -> None:
         """Say that no more is to come: the server is not ready any more, and no batch waits for company."""
         self.is_draining = True
-        for one in self._served.values():
+        for one in self._all():
             for endpoint in (one.endpoint, *one.nodes.values()):
                 endpoint.hasten()
 
@@ -131,12 +230,16 @@ class App:
         self.begin_drain()
         if self.door is not None:
             self.door.close()
-        drains = [one.endpoint.drain(grace_s) for one in self._served.values()]
-        for name, problem in zip(
-            list(self._served), await asyncio.gather(*drains, return_exceptions=True), strict=True
-        ):
+        changes = list(self._changes)
+        for change in changes:  # what is being loaded is not wanted any more, and what is leaving is drained below
+            change.cancel()
+        if changes:
+            await asyncio.wait(changes)
+        ending = list(self._all())
+        drains = [one.endpoint.drain(grace_s) for one in ending]
+        for one, problem in zip(ending, await asyncio.gather(*drains, return_exceptions=True), strict=True):
             if isinstance(problem, Exception):  # the others are to end all the same
-                log.error("model '%s' did not stop as it should", name, exc_info=problem)
+                log.error("model '%s' did not stop as it should", one.endpoint.name, exc_info=problem)
         if self.door is not None:
             self.door.stop()
 
@@ -145,18 +248,27 @@ class App:
         if self.is_draining:
             return ["the server is draining"]
         found: list[str] = [] if self._served else ["no model is served yet: none of its workers has attached"]
-        for name, one in self._served.items():
-            if not one.endpoint.accepting:
-                found.append(f"model '{name}' is loading")
-            elif dead := [node for node, endpoint in one.nodes.items() if endpoint.pool.statistics().alive == 0]:
-                found += [f"model '{name}': its node '{node}' has no worker{_why(one.nodes[node])}" for node in dead]
-            elif one.endpoint.pool.statistics().alive == 0:
-                found.append(f"model '{name}' has no worker{_why(one.endpoint)}")
+        for name, versions in self._models.items():
+            for version, one in versions.ready.items():
+                called = f"model '{name}'" if len(versions.ready) == 1 else f"version '{version}' of model '{name}'"
+                if not one.endpoint.accepting:
+                    found.append(f"{called} is loading")
+                elif dead := [node for node, endpoint in one.nodes.items() if endpoint.pool.statistics().alive == 0]:
+                    found += [f"{called}: its node '{node}' has no worker{_why(one.nodes[node])}" for node in dead]
+                elif one.endpoint.pool.statistics().alive == 0:
+                    found.append(f"{called} has no worker{_why(one.endpoint)}")
         return found
 
-    def describe(self, name: str) -> dict[str, Any]:
-        """Return what `/models/{name}` tells: settings and the batch sizes that happen."""
-        one = self.find(name)
+    def describe(self, name: str, version: str | None = None) -> dict[str, Any]:
+        """Return what `/models/{name}` tells: settings, the batch sizes that happen, and its versions.
+
+        Raises:
+            NotFound: If there is no such model, or no such version of it.
+        """
+        versions = self.versions(name)
+        one = self.find(name) if version is None else versions.ready.get(version)
+        if one is None:
+            raise versions.unknown(version or "")
         endpoint = one.endpoint
         facts = {
             "name": name,
@@ -170,7 +282,150 @@ class App:
         }
         if one.nodes:
             facts["nodes"] = {node: _facts(endpoint) for node, endpoint in one.nodes.items()}
+        if version is None:
+            facts["versions"] = [one.describe() for one in versions.all]
         return facts
+
+    def describe_all(self) -> list[dict[str, Any]]:
+        """Return what `/models` tells of every model, also of those of which no version could be loaded."""
+        found = [self.describe(name) for name in self._served]
+        for name in self._models.keys() - self._served.keys():
+            versions = [one.describe() for one in self._models[name].all]
+            found.append({"name": name, "ready": False, "versions": versions})
+        return found
+
+    def _all(self) -> Iterator[Served]:
+        """Return all that has an endpoint, also what comes or goes."""
+        for versions in self._models.values():
+            for one in versions.all:
+                if one.served is not None:
+                    yield one.served
+
+    def _settle(self) -> None:
+        defaults = {name: versions.default for name, versions in self._models.items()}
+        self._served = {name: default for name, default in defaults.items() if default is not None}
+
+    def _changed(self) -> None:
+        self._settle()
+        for on_change in self._on_change:
+            on_change()
+
+    async def _change(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Do one thing after the other with the versions of a name."""
+
+        async def alone() -> None:
+            try:
+                async with self._locks.setdefault(name, asyncio.Lock()):
+                    await work
+            finally:
+                work.close()
+
+        if self.is_draining:
+            work.close()
+            msg = "the server is draining"
+            raise Unavailable(msg)
+        await asyncio.shield(self._run(alone()))
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        def ended(task: asyncio.Task[None]) -> None:
+            self._changes.discard(task)
+            if not task.cancelled():
+                task.exception()  # whoever waited has it
+
+        task = asyncio.get_running_loop().create_task(work)
+        self._changes.add(task)
+        task.add_done_callback(ended)
+        return task
+
+    async def _load(self, name: str, version: str, make: Callable[[], Served], until: float) -> None:
+        versions = self._models.setdefault(name, Versions(name))
+        attempt = versions.begin(version)
+        try:
+            await self._bring_up(versions, attempt, make, until)
+        except BaseException as error:
+            if attempt.served is not None:
+                await attempt.served.endpoint.drain(0.0)
+                attempt.served = None
+            attempt.state = "failed"
+            attempt.error = failure_of(error).error.message
+            if not isinstance(error, Exception):  # the server ends
+                versions.all.remove(attempt)
+            raise
+        before = versions.take(attempt)
+        self._changed()
+        log.info("model '%s': version '%s' is ready", name, version)
+        if before is not None:
+            self._run(self._leave(versions, before))
+
+    async def _bring_up(self, versions: Versions, attempt: Version, make: Callable[[], Served], until: float) -> None:
+        """Build and start a version.
+
+        Raises:
+            ForebayError: Why it cannot be.
+        """
+        try:
+            served = await _beside(make, until)
+            name, version = served.endpoint.name, served.endpoint.config.version
+            if (name, version) != (versions.model, attempt.name):
+                msg = f"'{versions.model}' version '{attempt.name}' was wanted, and it is '{name}' version '{version}'"
+                raise ConfigError(msg)
+            before = versions.ready.get(attempt.name)
+            if before is not None:
+                _go_on_counting(served, before)
+            attempt.served = served
+            async with asyncio.timeout(max(until - time.monotonic(), 0.0)):
+                await served.endpoint.start()
+        except (Late, TimeoutError):
+            msg = f"version '{attempt.name}' of '{versions.model}' was not ready in time"
+            raise ModelError(msg) from None
+
+    async def _unload(self, name: str, version: str) -> None:
+        versions = self.versions(name)
+        leaving = versions.dismiss(version)
+        self._changed()
+        self._run(self._leave(versions, leaving))
+
+    async def _leave(self, versions: Versions, leaving: Version) -> None:
+        """Answer what was accepted; each request has a deadline."""
+        assert leaving.served is not None
+        try:
+            await leaving.served.endpoint.drain(None)
+        except Exception:
+            log.exception("version '%s' of '%s' did not stop as it should", leaving.name, versions.model)
+        versions.all.remove(leaving)
+        if not versions.all and self._models.get(versions.model) is versions:
+            del self._models[versions.model]
+        self.on_left()
+
+
+async def _beside(make: Callable[[], Served], until: float) -> Served:
+    """Call a function in a thread; one that hangs is left behind there.
+
+    Raises:
+        Late: If it is not over in time.
+    """
+    made: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
+
+    def done(result: Any, error: BaseException | None) -> None:
+        if error is None:
+            made.set_result(result)
+        else:
+            made.set_exception(failure_of(error).error if not isinstance(error, Late) else error)
+
+    threads = LoopThreads(1)
+    call = threads.call(make, until, done)
+    try:
+        return await made
+    finally:
+        call.drop()
+        threads.close()
+
+
+def _go_on_counting(served: Served, before: Served) -> None:
+    """Let a version count on where the one stopped whose place it takes."""
+    served.endpoint.metrics = before.endpoint.metrics
+    for name in served.nodes.keys() & before.nodes.keys():
+        served.nodes[name].metrics = before.nodes[name].metrics
 
 
 def _why(endpoint: Endpoint) -> str:

@@ -51,6 +51,9 @@ _NEVER = float("inf")
 SWEEP_S = 0.005
 """Shortest time between two looks at the deadlines."""
 
+LAST_WORK_S = 60.0
+"""What follows the last answer has so long, where nobody names a time."""
+
 
 class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What belongs to an endpoint beside its batching.
@@ -160,8 +163,11 @@ class Endpoint:
         if self._batcher is not None:
             self._batcher.wake()
 
-    async def drain(self, grace_s: float) -> None:
-        """Refuse new requests, wait up to `grace_s` for the open ones, then stop the workers and fail what is left."""
+    async def drain(self, grace_s: float | None) -> None:
+        """Refuse new requests, wait up to `grace_s` for the open ones, then stop the workers and fail what is left.
+
+        None waits until they have ended, as each does at its deadline.
+        """
         self.accepting = False
         self.hasten()
         started = time.monotonic()
@@ -171,7 +177,8 @@ class Endpoint:
                 await asyncio.wait_for(self._drained.wait(), grace_s)
             except TimeoutError:
                 log.warning("%d requests did not end within the drain time", len(self._open))
-        await self.pool.stop(max(grace_s - (time.monotonic() - started), 0.0))
+        left_s = LAST_WORK_S if grace_s is None else max(grace_s - (time.monotonic() - started), 0.0)
+        await self.pool.stop(left_s)
         for request in list(self._open):
             self._settle(request, Failure(Unavailable("the server stopped")))
         if self._batcher is not None:

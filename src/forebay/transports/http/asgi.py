@@ -31,7 +31,7 @@ from forebay.serving.endpoint import next_id
 from forebay.serving.servings import registry
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.errors import MethodNotAllowed, Unauthorized
-from forebay.transports.http.route import Route, error_answer, key_is_known, request_id_of
+from forebay.transports.http.route import Route, SharedRoute, error_answer, key_is_known, request_id_of
 from forebay.transports.http.trace_page import TracePage
 from forebay.types.call import Failure
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from forebay.server.app import App
+    from forebay.server.app import App, Served
     from forebay.server.config import HttpConfig
     from forebay.serving.endpoint import Endpoint
     from forebay.transports.http.route import Head
@@ -58,13 +58,27 @@ def routes_of(app: App, config: HttpConfig) -> dict[bytes, Route]:
     """Return the models by the target of their POST requests, as both lanes know them; kept as the app changes."""
     routes: dict[bytes, Route] = {}
 
+    def route_of(served: Served, *, is_one_of_several: bool = False) -> Route:
+        limit, keys, origins = config.max_body_bytes, config.api_keys, config.cors_origins
+        return Route(served, limit, keys, origins, is_one_of_several=is_one_of_several)
+
     def fill() -> None:
+        before = dict(routes)
         routes.clear()
-        for name, served in app.served.items():
-            route = Route(served, config.max_body_bytes, config.api_keys, config.cors_origins)
-            routes[f"/models/{quote(name, safe='')}".encode()] = route
-            if app.only is served:
+        for name, default in app.served.items():
+            versions = app.versions(name)
+            target = f"/models/{quote(name, safe='')}"
+            for version, served in versions.ready.items():
+                routes[f"{target}/versions/{quote(version, safe='')}".encode()] = route_of(served)
+            sharing = [versions.ready[version] for version in versions.weights]
+            route = route_of(default)
+            if len(sharing) > 1:
+                route = SharedRoute({one: route_of(one, is_one_of_several=True) for one in sharing}, versions.turn)
+            routes[target.encode()] = route
+            if app.only is default:
                 routes[b"/"] = route
+        for target, route in before.items():
+            route.retire(routes.get(target))
 
     fill()
     app.watch(fill)
@@ -124,6 +138,7 @@ def _paths(app: App, pages: Pages, by_target: Mapping[bytes, Route]) -> list[Pat
     return [
         *routes,
         PathRoute("/models", _Methods(get=pages.models)),
+        PathRoute("/models/{name}/versions/{version}", _Methods(get=pages.model)),
         PathRoute("/models/{name:path}", _Methods(get=pages.model, post=pages.model)),
         PathRoute("/healthz", _Methods(get=pages.healthz)),
         PathRoute("/readyz", _Methods(get=pages.readyz)),
@@ -145,29 +160,36 @@ class Predict:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, submit, and write the answer or the parts of it as they come."""
-        head = self._route.read_head(scope["headers"], scope["query_string"])
-        answer = Answer(self._route, head, send)
+        route = self._route.turn()
+        head = route.read_head(scope["headers"], scope["query_string"])
+        answer: Answer | None = None
         try:
             if head.problem is not None:
                 raise head.problem
-            body = await self._read_body(head, receive)
+            body = await self._read_body(route, head, receive)
+            if route.is_retired:
+                head = route.now(head)
+                route = head.route or route
+                if head.problem is not None:
+                    raise head.problem
+            answer = Answer(route, head, send)
             outcome = await answer.wait(body, receive, self._origin)
             await answer.end(outcome)
         except Cancelled:
             return
         except ForebayError as error:
-            if answer.request is None:
-                self._route.endpoint.reject(error)
-            await _send(send, *self._route.fault(error, answer.id or next_id()))
+            if answer is None or answer.request is None:
+                route.endpoint.reject(error)
+            await _send(send, *route.fault(error, (head.id if answer is None else answer.id) or next_id()))
 
-    async def _read_body(self, head: Head, receive: Receive) -> bytes:
-        limit = self._route.max_body_bytes
+    async def _read_body(self, route: Route, head: Head, receive: Receive) -> bytes:
+        limit = route.max_body_bytes
         if head.length > limit:
-            raise self._route.too_large(head.length)
+            raise route.too_large(head.length)
         try:
             body = await read_body(receive, limit)
         except BodyTooLong:
-            raise self._route.too_large() from None
+            raise route.too_large() from None
         if body is None:
             msg = "the client went away"
             raise Cancelled(msg)
@@ -288,8 +310,9 @@ class Pages:
 
     async def models(self, _request: HttpRequest) -> Response:
         """List the models."""
-        models = [self._app.describe(name) for name in self._app.served]
-        return _json({"models": models + [process.describe() for process in registry.running()]})
+        models = self._app.describe_all() + [process.describe() for process in registry.running()]
+        problem = {"problem": self._app.problem} if self._app.problem else {}
+        return _json({"models": models, **problem})
 
     async def model(self, request: HttpRequest) -> Response:
         """Describe one model."""
@@ -298,7 +321,8 @@ class Pages:
         if path == "/" and only is not None:
             name = only.endpoint.name
         started = None if name in self._app.served else registry.find(name)
-        return _json(self._app.describe(name) if started is None else started.describe())
+        version = request.path_params.get("version")
+        return _json(self._app.describe(name, version) if started is None else started.describe())
 
     async def healthz(self, _request: HttpRequest) -> Response:
         """Tell that the process answers."""
@@ -373,7 +397,7 @@ class Pages:
         self._changes += 1
 
     def _endpoints(self) -> Iterator[Endpoint]:
-        for served in self._app.served.values():
+        for served in self._app.every:
             yield served.endpoint
             yield from served.nodes.values()
 

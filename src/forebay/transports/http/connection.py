@@ -305,12 +305,14 @@ class Connection(HttpToolsProtocol):
                 raise problem
             self._take_slow_lane(upgrades=upgrades)
             return
-        head = self._reading = route.read_head(headers, query)
+        head = self._reading = route.turn().read_head(headers, query)
         if problem is not None:
             raise problem
         head.keep_alive = parser.should_keep_alive() and not upgrades
         head.is_simple = head.is_simple and head.keep_alive
         head.chunked = version == "1.1"
+        route = head.route
+        assert route is not None
         if head.length > route.max_body_bytes:
             raise route.too_large(head.length)
         if head.problem is not None:
@@ -465,8 +467,11 @@ class Connection(HttpToolsProtocol):
     # The fast lane
 
     def _answer(self, head: Head, body: bytes) -> None:
-        self._active = head
         route = head.route
+        if route is not None and route.is_retired:
+            head = route.now(head)
+            route = head.route
+        self._active = head
         is_refused = head.is_full() if head.problem is None else isinstance(head.problem, QueueFull)
         if is_refused:
             self._lane.refusals.refuse(self)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.errors import ForebayError, InternalError, InvalidRequest, QueueFull, TooLarge, Unavailable
+from forebay.errors import ForebayError, InternalError, InvalidRequest, NotFound, QueueFull, TooLarge, Unavailable
 from forebay.protocols import native
 from forebay.serving.endpoint import next_id
 from forebay.transports.http.errors import ForeignPage, Unauthorized, UnsupportedEncoding
@@ -79,6 +79,8 @@ class Head(msgspec.Struct, eq=False):
         stamp: The sweep in which `prefix` was written.
         refusal: The answer of a full queue, without the places where the number of the request stands.
         refusal_stamp: The sweep in which `refusal` was written.
+        headers: As they came.
+        query: As it came.
     """
 
     route: Route | None = None
@@ -98,15 +100,32 @@ class Head(msgspec.Struct, eq=False):
     stamp: int = -1
     refusal: Sequence[bytes] = ()
     refusal_stamp: int = -1
+    headers: Iterable[tuple[bytes, bytes]] = ()
+    query: bytes = b""
 
 
 class Route:
-    """An endpoint as HTTP sees it."""
+    """An endpoint as HTTP sees it.
+
+    Attributes:
+        is_retired: Whether its target has another route by now, or none. It then takes no further request.
+        successor: The route of its target after it was retired.
+        is_one_of_several: Whether the next request to the same target may have another route.
+    """
 
     def __init__(
-        self, served: Served, max_body_bytes: int, api_keys: Iterable[str], origins: Iterable[str] = ()
+        self,
+        served: Served,
+        max_body_bytes: int,
+        api_keys: Iterable[str],
+        origins: Iterable[str] = (),
+        *,
+        is_one_of_several: bool = False,
     ) -> None:
         self.endpoint = served.endpoint
+        self.is_retired = False
+        self.is_one_of_several = is_one_of_several
+        self.successor: Route | None = None
         self.is_simple = not served.contract.batchable and not served.contract.streams
         self.contract = served.contract
         self.max_body_bytes = max_body_bytes
@@ -114,9 +133,32 @@ class Route:
         self._origins = frozenset(origin.encode() for origin in origins)
         self._max_samples = self.endpoint.batching.capacity if served.contract.batchable else 1
 
+    def turn(self) -> Route:
+        """Return the route of the next request."""
+        return self
+
+    def retire(self, successor: Route | None) -> None:
+        """Take no further request: what names this target goes to another route, or nowhere."""
+        self.is_retired = True
+        self.successor = successor
+
+    def now(self, head: Head) -> Head:
+        """Return a head as the route of its target reads it by now: while a body came, a version may have left."""
+        route: Route | None = self
+        while route is not None and route.is_retired:
+            route = route.successor
+        if route is None:
+            head.problem = head.problem or NotFound(f"the model '{self.endpoint.name}' is not served any more")
+            return head
+        found = route.turn().read_head(head.headers, head.query)
+        found.keep_alive, found.chunked, found.is_simple = head.keep_alive, head.chunked, False
+        return found
+
     def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"") -> Head:
         """Read the headers of a request; names are in lower case. What is wrong with them becomes its `problem`."""
-        head = Head(self, submit=self.endpoint.submit, is_full=self.endpoint.is_full)
+        endpoint = self.endpoint
+        head = Head(self, submit=endpoint.submit, is_full=endpoint.is_full, headers=headers, query=query)
+        head.is_usual = not self.is_one_of_several
         content_type = accept = host = origin = b""
         keys: list[bytes] = []
         for name, value in headers:
@@ -214,6 +256,29 @@ class Route:
             head.problem = InvalidRequest(msg)
         else:
             head.timeout_s = min(milliseconds / 1000, self.endpoint.config.max_timeout_s)
+
+
+class SharedRoute(Route):
+    """A target whose requests are shared by several versions, each with a route of its own."""
+
+    def __init__(self, routes: Mapping[Served, Route], next_one: Callable[[], Served]) -> None:
+        """Ask `next_one` for each request whose turn it is."""
+        self.is_retired = False
+        self.is_one_of_several = True
+        self.endpoint = next(iter(routes)).endpoint
+        self.successor = None
+        self._routes = routes
+        self._next = next_one
+
+    def turn(self) -> Route:
+        """Return the route of the next request."""
+        return self._routes[self._next()]
+
+    def retire(self, successor: Route | None) -> None:
+        """Take no further request, nor do those who share."""
+        super().retire(successor)
+        for route in self._routes.values():
+            route.retire(successor)
 
 
 (_CONTENT_TYPE, _CONTENT_LENGTH, _ACCEPT, _REQUEST_ID_HEADER, _TIMEOUT, _EXPECT, _KEY, _CONNECTION, _UNUSUAL) = range(9)
