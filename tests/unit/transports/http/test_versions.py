@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Versions behind HTTP: whatever was remembered, put off or half read, nobody is sent to a version that left."""
+
+import random
+from typing import Any, cast
+
+import pytest
+from tests.unit.transports.http.driven import Door, request
+
+from forebay.errors import NotFound
+from forebay.protocols.native import Contract
+from forebay.server.app import App, Served
+from forebay.transports.http.asgi import routes_of
+
+FRESH = iter(range(1_000_000))
+
+
+class Config:
+    max_timeout_s = 60.0
+
+    def __init__(self, version):
+        self.version = version
+
+
+class Endpoint:
+    """Answers with its version and the body, at once or when it is told to; refuses nobody and notes who it should."""
+
+    class batching:
+        capacity = 100
+
+    def __init__(self, version, number):
+        self.name = "iris"
+        self.number = number
+        self.config = Config(version)
+        self.metrics = None
+        self.accepting = False
+        self.has_left = False
+        self.waits = False
+        self.open = []
+
+    async def start(self):
+        self.accepting = True
+
+    async def drain(self, grace_s):
+        self.accepting = False
+        self.has_left = True
+
+    def hasten(self):
+        pass
+
+    def submit(self, asked):
+        assert self.accepting, "a version that has left was asked"
+        self.open.append(asked)
+        if not self.waits:
+            self.answer()
+
+    def answer(self):
+        while self.open:
+            asked = self.open.pop(0)
+            asked.reply(asked, b"%s.%d " % (self.config.version.encode(), self.number) + bytes(asked.body))
+
+    def is_full(self):
+        return False
+
+    def cancel(self, asked):
+        self.open.remove(asked)
+
+    def reject(self, error):
+        pass
+
+
+class House:
+    """A door with the versions of one model behind it."""
+
+    def __init__(self, *versions):
+        self.door = Door()
+        self.numbers = 0
+        self.app = App([self.make(version) for version in versions])
+        self.door.loop.run_until_complete(self.app.start())
+        self.door.routes = routes_of(self.app, self.door.lane.config)
+        self.door.lane.routes = self.door.routes
+        self.app.watch(self.door.lane.forget)
+
+    def make(self, version, contract=None):
+        self.numbers += 1
+        endpoint = cast("Any", Endpoint(version, self.numbers))
+        return Served(endpoint, contract or Contract(raw_input=True, raw_output=True))
+
+    def load(self, version, contract=None):
+        self.door.loop.run_until_complete(self.app.load("iris", version, lambda: self.make(version, contract)))
+
+    def unload(self, version):
+        self.door.loop.run_until_complete(self.app.unload("iris", version))
+
+    def asked_now(self, target="/models/iris", body=b"x"):
+        """What somebody gets whose head was never seen before."""
+        client = self.door.connect()
+        client.send(request("iris", body, f"x-fresh: {next(FRESH)}", target=target))
+        return client.answers[-1]
+
+
+@pytest.fixture
+def houses():
+    opened = []
+
+    def make(*versions):
+        opened.append(House(*versions))
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.door.close()
+
+
+def test_a_version_has_a_path_of_its_own(houses):  # F51
+    house = houses("1", "2")
+    client = house.door.connect()
+    for target, expected in [("/models/iris", b"1.1 x"), ("/models/iris/versions/2", b"2.2 x")] * 3:
+        client.send(request("iris", b"x", target=target))
+        assert client.answers[-1] == (200, expected)
+
+
+def test_a_remembered_head_goes_to_the_version_that_took_over(houses):
+    house = houses("1")
+    client = house.door.connect()
+    for _ in range(3):
+        client.send(request("iris", b"x"))
+    assert house.door.lane.heads
+    house.load("1")
+    client.send(request("iris", b"x"))
+    assert [body for _, body in client.answers] == [b"1.1 x"] * 3 + [b"1.2 x"]
+
+
+def test_a_body_that_came_while_versions_changed_goes_to_the_one_that_is_there(houses):
+    house = houses("1")
+    client, pipelining = house.door.connect(), house.door.connect()
+    data = request("iris", b"abc")
+    client.send(data[:-2])
+    endpoint = house.app.find("iris").endpoint
+    endpoint.waits = True
+    pipelining.send(request("iris", b"1") + request("iris", b"2"))
+    house.load("1")
+    house.load("1")
+    client.send(data[-2:])
+    assert client.answers == [(200, b"1.3 abc")]
+    endpoint.answer()
+    assert pipelining.answers == [(200, b"1.1 1"), (200, b"1.3 2")]
+
+
+def test_a_head_is_read_anew_for_a_version_that_takes_something_else(houses):
+    house = houses("1")
+    client = house.door.connect()
+    data = request("iris", b"[1]", "content-type: application/json")
+    client.send(data[:-1])
+    house.load("1", Contract())
+    client.send(data[-1:])
+    assert client.answers == [(200, b"1.2 [1]")]
+    assert b"application/json" in client.transport.written
+    assert b"octet-stream" not in client.transport.written
+
+
+def test_a_body_for_a_model_that_is_gone_is_answered(houses):
+    house = houses("1")
+    client = house.door.connect()
+    client.send(request("iris", b"abc")[:-1])
+    house.unload("1")
+    client.send(b"c")
+    assert client.statuses == [404]
+    with pytest.raises(NotFound):
+        house.app.find("iris")
+
+
+def test_weights_hold_for_heads_that_are_the_same_again_and_again(houses):
+    house = houses("1", "2")
+    house.app.share("iris", {"1": 3, "2": 1})
+    client = house.door.connect()
+    for _ in range(40):
+        client.send(request("iris", b"x"))
+    answers = [body for _, body in client.answers]
+    assert answers.count(b"2.2 x") == 10
+    assert all(answers[start : start + 4].count(b"2.2 x") == 1 for start in range(0, 40, 4))
+    house.app.share("iris", {"2": 1})
+    client.send(request("iris", b"x"))
+    assert client.answers[-1][1] == b"2.2 x"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_short_cut_answers_as_the_long_way_whatever_changes(houses, seed):
+    """Clients with heads that are remembered get what clients with heads never seen before get at that moment."""
+    chance = random.Random(seed)
+    house = houses("1", "2")
+    clients = [house.door.connect() for _ in range(4)]
+    half: dict[int, tuple[bytes, str]] = {}
+    for _ in range(150):
+        which = chance.randrange(4)
+        client = clients[which]
+        version = chance.choice(["1", "2", ""])
+        target = f"/models/iris/versions/{version}" if version else "/models/iris"
+        kind = chance.random()
+        if kind < 0.12:
+            house.load(chance.choice(["1", "2"]))
+        elif kind < 0.2:
+            house.app.share("iris", {chance.choice(["1", "2"]): 1})
+        elif which in half:
+            rest, target = half.pop(which)
+            client.send(rest)
+            assert client.answers[-1] == house.asked_now(target, b"body")
+        elif kind < 0.4:
+            data = request("iris", b"body", target=target)
+            cut = chance.randrange(1, len(data))
+            client.send(data[:cut])
+            half[which] = data[cut:], target
+        elif kind < 0.5:
+            client.send(request("iris", b"body", target=target) * 3)
+            assert client.answers[-3:] == [house.asked_now(target, b"body")] * 3
+        else:
+            client.send(request("iris", b"body", target=target))
+            assert client.answers[-1] == house.asked_now(target, b"body")
