@@ -58,10 +58,12 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Programs that tests start are Debian's; where they cannot be installed, the tests that need them say so.
 $(ENVIRONMENTS_STAMP): $(STAMP) $(ENVIRONMENTS) $(ENVIRONMENTS_NO_DEPS)
-	@command -v redis-server >/dev/null \
-		|| { test "$$(id -u)" = 0 && { apt-get install -qq -y redis-server || { apt-get update -qq \
-			&& apt-get install -qq -y redis-server; }; } >/dev/null 2>&1; } \
-		|| echo "no redis-server (Debian: apt-get install redis-server): what needs it is not tested" >&2
+	@for program in redis-server:redis-server nginx:nginx-light; do \
+		PATH="$$PATH:/usr/sbin" command -v "$${program%:*}" >/dev/null || { \
+			package="$${program#*:}"; test "$$(id -u)" = 0 && { apt-get install -qq -y "$$package" || { apt-get update -qq \
+				&& apt-get install -qq -y "$$package"; }; } >/dev/null 2>&1; \
+		} || echo "no $${program%:*} (Debian: apt-get install $${program#*:}): what needs it is not tested" >&2; \
+	done
 	@for file in $(ENVIRONMENTS); do $(MAKE) --no-print-directory environment NAME=$$(basename $$file .txt) || exit 1; done
 	@touch $@
 
