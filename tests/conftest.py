@@ -12,6 +12,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -317,6 +318,28 @@ def small_disk(tmp_path):
         pytest.skip("this user may not mount a small disk")
     yield Disk(folder)
     subprocess.run(["umount", "-l", folder], check=True)
+
+
+class Clock:
+    """The clock of this process, which goes on as ever and which a test may put forward."""
+
+    def __init__(self):
+        self._now = time.monotonic
+        self._ahead_s = 0.0
+
+    def __call__(self):
+        return self._now() + self._ahead_s
+
+    def forward(self, seconds):
+        self._ahead_s += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock to put forward where something is to be late: timers of asyncio go by it, too."""
+    found = Clock()
+    monkeypatch.setattr(time, "monotonic", found)
+    return found
 
 
 @pytest.fixture(name="eventually", scope="session")
