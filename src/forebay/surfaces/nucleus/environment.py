@@ -39,6 +39,8 @@ LOG_LEVEL = "FOREBAY_NUCLEUS_LOG_LEVEL"
 # The outputs of `.env` go to stderr, so that stdout holds the variables only; a failing command in it is not fatal,
 # as it was not in the original; `command -p` finds `env` whatever `.env` made of PATH.
 _SOURCE = 'set -a; . "./$1" >&2; set +a; command -p env -0'
+# A second process waits for the end of the pipe that the server holds, and ends the session where the server was killed.
+_LEASHED = 'exec 3<&0 </dev/null; { read -r _; kill -9 0; } <&3 >/dev/null 2>&1 & exec 3<&-; exec "$@"'
 # Bash writes these for itself.
 _OF_BASH = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
 
@@ -147,10 +149,10 @@ def _source(project_dir: Path, env: Mapping[str, str]) -> dict[str, str]:
         raise ConfigError(f"{file}: bash is needed to read it and is not to be found in PATH")
     # BASH_ENV would be read first, as if it were part of the file.
     clean = {name: value for name, value in env.items() if name != "BASH_ENV"}
-    syntax = _run([bash, "-n", DOT_ENV], project_dir, clean)
+    syntax = _run(bash, ["-n", DOT_ENV], project_dir, clean)
     if syntax.status != 0:
         raise ConfigError(f"{file}: {_last_line(syntax.errors)}")
-    found = _run([bash, "--noprofile", "--norc", "-c", _SOURCE, "bash", DOT_ENV], project_dir, clean)
+    found = _run(bash, ["--noprofile", "--norc", "-c", _SOURCE, "bash", DOT_ENV], project_dir, clean)
     if not found.output.endswith(b"\0"):
         raise ConfigError(
             f"{file}: it ends the shell that reads it (exit status {found.status}) {found.errors}".rstrip()
@@ -171,17 +173,17 @@ class _Ran:
         self.errors = errors
 
 
-def _run(command: list[str], folder: Path, env: Mapping[str, str]) -> _Ran:
-    """Run a command in a session of its own and leave nothing of it behind.
+def _run(bash: str, arguments: list[str], folder: Path, env: Mapping[str, str]) -> _Ran:
+    """Run bash in a session of its own and leave nothing of it behind, nor when this process is killed meanwhile.
 
     Its output goes to files: a process it left in the background would keep a pipe open for ever.
     """
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            command,
+            [bash, "--noprofile", "--norc", "-c", _LEASHED, "bash", bash, *arguments],
             cwd=folder,
             env=env,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=errors,
             start_new_session=True,
@@ -204,6 +206,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except (ProcessLookupError, PermissionError):
         pass
     process.wait()
+    assert process.stdin is not None
+    process.stdin.close()
 
 
 def _last_line(text: str) -> str:
