@@ -96,10 +96,14 @@ class Wire:
         return found
 
     def _exactly(self, count):
-        while len(self.buffer) < count:
-            self._more()
-        found, self.buffer = self.buffer[:count], self.buffer[count:]
-        return found
+        found = bytearray(self.buffer)
+        while len(found) < count:
+            data = self.socket.recv(1 << 20)
+            if not data:
+                raise EOFError(bytes(found[:200]))
+            found += data
+        self.buffer = bytes(found[count:])
+        return bytes(found[:count])
 
     def read_head(self):
         first, *rest = self._until(b"\r\n\r\n").decode("latin-1").split("\r\n")
@@ -132,14 +136,14 @@ class Wire:
 
     def read_rest(self):
         """Everything until the server closes; fails if it does not."""
-        found = b""
+        found = bytearray()
         while True:
             try:
-                data = self.socket.recv(65536)
+                data = self.socket.recv(1 << 20)
             except ConnectionResetError:
-                return found
+                return bytes(found)
             if not data:
-                return found
+                return bytes(found)
             found += data
 
     def is_closed_by_server(self):

@@ -7,6 +7,13 @@ import time
 PATIENCE_S = 60.0
 
 
+def timeouts(first_s=0.05):
+    """Time-outs to try one after the other: what is to be late may not even have begun within the first."""
+    while first_s < PATIENCE_S:
+        yield first_s
+        first_s *= 4
+
+
 def eventually(check, what="it", within_s=PATIENCE_S):
     """Waits until `check()` is true and returns what it returned."""
     deadline = time.monotonic() + within_s

@@ -443,7 +443,8 @@ async def test_every_request_gets_one_answer_whatever_happens():  # P153
 
 
 async def serve_one(serve: Serving, value: Any) -> Any:
-    for _ in range(20):  # a worker may just be on its way up again
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:  # a worker may just be on its way up again
         try:
             return await serve(value)
         except (Cancelled, DeadlineExceeded, ForebayError):

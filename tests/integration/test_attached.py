@@ -301,8 +301,8 @@ def test_when_all_have_left_requests_wait_for_the_grace_period(opened, attach, e
     assert answer.status_code == 503
     assert "no worker of 'it' is attached" in answer.json()["error"]["message"]
     started = time.monotonic()
-    assert server.call("it", 0).status_code == 503  # at once
-    assert time.monotonic() - started < 1.9
+    assert {server.call("it", 0).status_code for _ in range(10)} == {503}  # at once: each alone would wait for 2 s
+    assert time.monotonic() - started < 18
     attach(server, "it").ready()
     joined(server, "it", 1, eventually)
     assert server.call("it", 0).status_code == 200

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients that leave, that do not read and that do not write: none of them costs the others anything."""
 
+import contextlib
 import json
+import signal
 import socket
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ def zoo(request, launch):
 
 @pytest.fixture(scope="session")
 def impatient(launch):
-    """A server whose limits on time are a second each."""
+    """A server whose limits on time are two seconds each, of which each passes when it is told so."""
     command = (sys.executable, str(Path(__file__).parent / "impatient.py"))
     return launch("zoo.py", "--worker-kind", "thread", command=command)
 
@@ -148,45 +149,12 @@ def test_connections_beyond_the_limit_are_told_so(serve, eventually):
     eventually(served_again)
 
 
-@pytest.mark.slow
-def test_clients_that_stall_are_ended_and_others_are_not(impatient):
-    def stalled(data):
-        with impatient.connect() as wire:
-            wire.send(data)
-            answer = wire.read()
-            wire.read_rest()
-            return answer.status, answer.error["code"]
-
-    def idle():
-        with impatient.connect() as wire:
-            assert wire.ask("POST", "/models/echo", b"1").status == 200
-            return wire.is_closed_by_server()
-
-    def silent():
-        with impatient.connect() as wire:
-            return wire.is_closed_by_server()
-
-    def deaf():
-        with impatient.connect() as wire:
-            wire.send(wire.request("POST", "/models/large", b"50000000"))
-            time.sleep(3.5)
-            with pytest.raises((EOFError, ConnectionError)):
-                wire.read()
-            return True
-
-    def at_work():
-        with impatient.connect() as wire:
-            return wire.ask("POST", "/models/later", b"3.2").status
-
-    def slow_but_steady():
-        with impatient.connect() as wire:
-            body = b'"' + b"x" * 2000 + b'"'
-            data = wire.request("POST", "/models/echo", body)
-            wire.send(data[:-1600])
-            for start in range(len(data) - 1600, len(data), 100):
-                time.sleep(0.2)
-                wire.send(data[start : start + 100])
-            return wire.read().body == body
+def test_clients_that_stall_are_ended_and_others_are_not(impatient, tmp_path, eventually):
+    def pass_a_second():
+        impatient.call("echo", 1)  # what was sent before is read by now
+        before = impatient.log.count("a second has passed")
+        impatient.signal(signal.SIGUSR1)
+        eventually(lambda: impatient.log.count("a second has passed") > before)
 
     heads = [
         b"POST /mod",
@@ -194,8 +162,30 @@ def test_clients_that_stall_are_ended_and_others_are_not(impatient):
         b"POST /models/echo HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n[",
         b"POST /models/echo HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n5\r\n[",
     ]
-    with ThreadPoolExecutor(16) as executor:
-        others = [executor.submit(run) for run in (idle, silent, deaf, at_work, slow_but_steady)]
-        assert list(executor.map(stalled, heads)) == [(408, "request_timeout")] * 4
-        assert [other.result() for other in others] == [True, True, True, 200, True]
+    with contextlib.ExitStack() as stack:
+        stalled = [stack.enter_context(impatient.connect()).send(head) for head in heads]
+        idle, silent, deaf, at_work, steady = (stack.enter_context(impatient.connect()) for _ in range(5))
+        assert idle.ask("POST", "/models/echo", b"1").status == 200
+        deaf.send(deaf.request("POST", "/models/large", b"50000000"))
+        deaf.read_head()
+        errand = json.dumps({"until": str(tmp_path / "until")}).encode()
+        at_work.send(at_work.request("POST", "/models/diary", errand))
+        eventually(lambda: in_flight(impatient, "diary") == 1)
+        body = b'"' + b"x" * 5000 + b'"'
+        data = steady.request("POST", "/models/echo", body)
+        steady.send(data[:-4000])
+        for start in range(len(data) - 4000, len(data), 500):
+            steady.send(data[start : start + 500])
+            pass_a_second()
+        for wire in stalled:
+            answer = wire.read()
+            wire.read_rest()
+            assert (answer.status, answer.error["code"]) == (408, "request_timeout")
+        assert idle.is_closed_by_server()
+        assert silent.is_closed_by_server()
+        with pytest.raises((EOFError, ConnectionError)):
+            deaf._exactly(50_000_000)
+        (tmp_path / "until").touch()
+        assert at_work.read().status == 200
+        assert steady.read().body == body
     assert in_flight(impatient, "echo") == 0

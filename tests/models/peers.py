@@ -11,7 +11,7 @@ from forebay import Model, is_cancelled
 class Picky(Model):
     """Refuses one sample; tells the others how many shared their batch."""
 
-    max_wait_ms = 300
+    max_wait_ms = 60_000
     max_batch_size = 4
 
     def predict(self, batch: list[int]):
@@ -44,6 +44,7 @@ class Long(Model):
 
     def predict(self, batch: list[tuple[float, str]]):
         seconds, path = batch[0]
+        Path(path).touch()
         end = time.monotonic() + seconds
         while time.monotonic() < end and not is_cancelled():
             time.sleep(0.005)
