@@ -35,7 +35,7 @@ def start(lane, loop, state, begin=Lane.start):
     loop.add_signal_handler(signal.SIGUSR1, sweep)
 
 
-Lane.start = start
+Lane.start = start  # pyright: ignore[reportAttributeAccessIssue]
 parser = argparse.ArgumentParser()
 add_options(parser)
 parsed = parser.parse_args()

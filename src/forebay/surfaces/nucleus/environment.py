@@ -39,7 +39,7 @@ LOG_LEVEL = "FOREBAY_NUCLEUS_LOG_LEVEL"
 # The outputs of `.env` go to stderr, so that stdout holds the variables only; a failing command in it is not fatal,
 # as it was not in the original; `command -p` finds `env` whatever `.env` made of PATH.
 _SOURCE = 'set -a; . "./$1" >&2; set +a; command -p env -0'
-# A second process waits for the end of the pipe that the server holds, and ends the session where the server was killed.
+# A second process waits for the end of the pipe that the server holds, and ends the session if the server was killed.
 _LEASHED = 'exec 3<&0 </dev/null; { read -r _; kill -9 0; } <&3 >/dev/null 2>&1 & exec 3<&-; exec "$@"'
 # Bash writes these for itself.
 _OF_BASH = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
