@@ -257,8 +257,10 @@ class Port:
 
         async def sweep():
             port = self.listener._port
+            assert port is not None
             for ahead in (0, seconds):
                 port.epoch += ahead
+                assert port._timer is not None
                 port._timer.cancel()
                 port.sweep()
 
