@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError
+from forebay.transports.acceptor import Acceptor, adopting
 from forebay.transports.binding import why_not
 from forebay.transports.grpc.connection import Connection
 from forebay.transports.grpc.heads import HeadReader
@@ -55,7 +56,7 @@ class GrpcListener:
         self._source = source
         self._health: Any = None
         self._port: Port | None = None
-        self._server: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
 
     async def start(self) -> tuple[str, int]:
         """Bind and accept; returns the address.
@@ -79,33 +80,30 @@ class GrpcListener:
         heads = HeadReader(by_path(services, SERVICE), config.api_keys, config.max_metadata_bytes)
         loop = asyncio.get_running_loop()
         port = Port(config, heads, loop)
-        tls = _tls(config)
-        try:
-            self._server = await loop.create_server(
-                lambda: Connection(port),
-                config.host,
-                config.port,
-                ssl=tls,
-                ssl_handshake_timeout=config.read_timeout_s if tls else None,
-                ssl_shutdown_timeout=TLS_GOODBYE_S if tls else None,
-                backlog=config.backlog,
+        connect = lambda: Connection(port)  # noqa: E731
+        if (tls := _tls(config)) is None:
+            adopt = adopting(connect)
+        else:
+            adopt = adopting(
+                connect, ssl=tls, ssl_handshake_timeout=config.read_timeout_s, ssl_shutdown_timeout=TLS_GOODBYE_S
             )
+        acceptor = Acceptor(adopt)
+        try:
+            self.address = await acceptor.open(config.host, config.port, config.backlog)
         except (OSError, UnicodeError) as error:
             raise ConfigError(why_not(config.host, config.port, error, self._source)) from error
-        self._port = port
+        self._port, self._acceptor = port, acceptor
         port.sweep()
-        self.address = config.host, self._server.sockets[0].getsockname()[1]
         return self.address
 
     async def stop(self, grace_s: float) -> None:
         """Accept nothing more, answer what was sent, end every call within `grace_s` seconds."""
-        port, server = self._port, self._server
-        if port is None or server is None:
+        port, acceptor = self._port, self._acceptor
+        if port is None or acceptor is None:
             return
         self._health.stop()
         port.refusals.stop()
-        await asyncio.sleep(0)  # accepts what the kernel had queued
-        server.close()
+        acceptor.close()
         started = time.monotonic()
         try:
             for connection in list(port.connections):

@@ -12,6 +12,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from forebay.errors import ConfigError
+from forebay.transports.acceptor import Acceptor, adopting
 from forebay.transports.binding import why_not
 from forebay.transports.http.connection import Connection
 from forebay.transports.http.port import Lane
@@ -77,8 +78,7 @@ class HttpListener:
         except OSError as error:
             msg = f"the TLS files {config.certfile} and {config.keyfile} cannot be used: {error.strerror or error}"
             raise ConfigError(msg) from error
-        self._server: asyncio.Server | None = None
-        self._door: TlsDoor | None = None
+        self._door: TlsDoor | Acceptor | None = None
 
     async def start(self) -> tuple[str, int]:
         """Bind and accept; returns the address.
@@ -98,10 +98,9 @@ class HttpListener:
         try:
             if self._uvicorn.ssl is not None:
                 self._door = TlsDoor(self._lane, self._uvicorn.ssl, connect)
-                host, port = await self._door.open(config.host, config.port, config.backlog)
             else:
-                self._server = await loop.create_server(connect, config.host, config.port, backlog=config.backlog)
-                host, port = self._server.sockets[0].getsockname()[:2]
+                self._door = Acceptor(adopting(connect))
+            host, port = await self._door.open(config.host, config.port, config.backlog)
         except (OSError, UnicodeError) as error:
             raise ConfigError(why_not(config.host, config.port, error, self._source)) from error
         self._lane.start(loop, self._state)
@@ -115,14 +114,11 @@ class HttpListener:
         """Accept nothing more, answer what was sent, close every connection within `grace_s` seconds."""
         lane = self._lane
         lane.drain()
-        if self._server is not None:
-            await asyncio.sleep(0)  # accepts what the kernel had queued
-            self._server.close()
         if self._door is not None:
             self._door.close()
         started = time.monotonic()
         await self._wait_closed(min(IDLE_GRACE_S, grace_s))
-        if self._door is not None:
+        if isinstance(self._door, TlsDoor):
             self._door.abandon()
         for connection in list(lane.connections):
             connection.shutdown()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from forebay.errors import Unavailable
+from forebay.transports.acceptor import Acceptor
 from forebay.transports.http.errors import NotHttp, NotTls, TooSlow
 from forebay.transports.http.route import error_answer
 
@@ -30,8 +31,6 @@ log = logging.getLogger("forebay")
 
 TLS_GOODBYE_S: Final = 1.0
 """How long a closing TLS connection waits for the client's goodbye."""
-PAUSE_S: Final = 0.1
-"""How long nothing is accepted after the system could not give a connection."""
 _HANDSHAKE: Final = 0x16
 _LINGER_S: Final = 1.0
 _LINGER_BYTES: Final = 256 * 1024
@@ -51,8 +50,7 @@ class TlsDoor:
         self._lane = lane
         self._context = context
         self._connect = connect
-        self._sockets: list[socket.socket] = []
-        self._accepting: list[asyncio.Task[None]] = []
+        self._acceptor = Acceptor(self._take)
         self._greeting: set[asyncio.Task[None]] = set()
 
     async def open(self, host: str, port: int, backlog: int) -> tuple[str, int]:
@@ -61,60 +59,33 @@ class TlsDoor:
         Raises:
             OSError: If the address cannot be bound.
         """
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        try:
-            for family, kind, protocol, _, address in dict.fromkeys(found):
-                listening = socket.socket(family, kind, protocol)
-                self._sockets.append(listening)
-                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                listening.bind(address)
-                listening.listen(backlog)
-                listening.setblocking(False)
-        except OSError:
-            self.close()
-            raise
-        self._accepting = [loop.create_task(self._accept(listening)) for listening in self._sockets]
-        return self._sockets[0].getsockname()[:2]
+        return await self._acceptor.open(host, port, backlog)
 
     def close(self) -> None:
         """Accept nothing more."""
-        for task in self._accepting:
-            task.cancel()
-        for listening in self._sockets:
-            listening.close()
+        self._acceptor.close()
 
     def abandon(self) -> None:
         """Wait for no handshake any more."""
         for task in list(self._greeting):
             task.cancel()
 
-    async def _accept(self, listening: socket.socket) -> None:
-        loop, lane = asyncio.get_running_loop(), self._lane
-        while True:
-            try:
-                accepted, peer = await loop.sock_accept(listening)
-            except OSError as error:
-                log.warning("a connection could not be accepted: %s", error.strerror or error)
-                await asyncio.sleep(PAUSE_S)
-                continue
-            if len(lane.connections) + lane.greeted >= lane.config.max_connections:
-                accepted.close()
-                lane.tell(Unavailable(f"all {lane.config.max_connections} connections are taken"), peer[:2])
-                continue
-            lane.greeted += 1
-            task = loop.create_task(self._greet(accepted, peer[:2]))
-            self._greeting.add(task)
-            task.add_done_callback(self._greeting.discard)
+    def _take(self, accepted: socket.socket, peer: tuple[str, int]) -> None:
+        lane = self._lane
+        if len(lane.connections) + lane.greeted >= lane.config.max_connections:
+            accepted.close()
+            lane.tell(Unavailable(f"all {lane.config.max_connections} connections are taken"), peer)
+            return
+        lane.greeted += 1
+        task = asyncio.get_running_loop().create_task(self._greet(accepted, peer))
+        self._greeting.add(task)
+        task.add_done_callback(self._greeting.discard)
 
     async def _greet(self, accepted: socket.socket, peer: tuple[str, int]) -> None:
         """Make a connection of a socket, or tell the client why not."""
         loop, patience_s = asyncio.get_running_loop(), self._lane.config.read_timeout_s
         is_taken = False
         try:
-            accepted.setblocking(False)
             async with asyncio.timeout(patience_s):
                 first = await _peek(accepted)
                 if first[:1] == bytes([_HANDSHAKE]):

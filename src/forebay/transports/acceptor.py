@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Listens on an address and takes the connections that wait there, many in one turn of the loop.
+
+The event loop's own server takes one in a turn (libuv 1.45 and later). While turns are long, for many clients are being
+answered, those that have just come would wait for thousands of turns before they are so much as seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Take = Callable[[socket.socket, tuple[str, int]], object]
+
+log = logging.getLogger("forebay")
+
+TAKEN_AT_ONCE: Final = 512
+"""How many connections are taken in one turn: about 10 ms of work."""
+PAUSE_S: Final = 0.1
+"""How long none is taken after the system could not give one."""
+TOLD_EVERY_S: Final = 1.0
+"""How often the log says that."""
+
+
+class Acceptor:
+    """Takes the connections of one address."""
+
+    def __init__(self, take: Take) -> None:
+        """Describe it; `open` binds.
+
+        Args:
+            take: Is called with each connection and the address of its client. The socket does not block and is the
+                callee's to close.
+        """
+        self._take = take
+        self._sockets: list[socket.socket] = []
+        self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._told_s = -TOLD_EVERY_S
+
+    async def open(self, host: str, port: int, backlog: int) -> tuple[str, int]:
+        """Bind and accept; returns the address.
+
+        Raises:
+            OSError: If the address cannot be bound.
+            UnicodeError: If the host cannot be the name of one.
+        """
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            for family, kind, protocol, _, address in dict.fromkeys(found):
+                listening = socket.socket(family, kind, protocol)
+                self._sockets.append(listening)
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                listening.bind(address)
+                listening.listen(backlog)
+                listening.setblocking(False)
+        except OSError:
+            for listening in self._sockets:
+                listening.close()
+            self._sockets.clear()
+            raise
+        for listening in self._sockets:
+            loop.add_reader(listening, self._accept, listening)
+        return self._sockets[0].getsockname()[:2]
+
+    def close(self) -> None:
+        """Take what the kernel has queued, then accept nothing more."""
+        sockets, self._sockets = self._sockets, []
+        for listening in sockets:
+            if (pause := self._pauses.pop(listening, None)) is None:
+                asyncio.get_running_loop().remove_reader(listening)
+                while self._accept(listening):
+                    pass
+            else:
+                pause.cancel()
+            listening.close()
+
+    def _accept(self, listening: socket.socket) -> bool:
+        """Take what waits; returns whether more may."""
+        for _ in range(TAKEN_AT_ONCE):
+            try:
+                accepted, peer = listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return False
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                self._pause(listening, error)
+                return False
+            accepted.setblocking(False)
+            self._take(accepted, peer[:2])
+        return True
+
+    def _pause(self, listening: socket.socket, error: OSError) -> None:
+        """Ask the system again a moment later: asking at once would cost all of the loop's time."""
+        loop = asyncio.get_running_loop()
+        if (now := time.monotonic()) - self._told_s >= TOLD_EVERY_S:
+            self._told_s = now
+            log.warning("a connection could not be accepted: %s", error.strerror or error)
+
+        def again() -> None:
+            del self._pauses[listening]
+            loop.add_reader(listening, self._accept, listening)
+
+        if listening in self._sockets:
+            loop.remove_reader(listening)
+            self._pauses[listening] = loop.call_later(PAUSE_S, again)
+
+
+def adopting(connect: Callable[[], asyncio.Protocol], **tls: Any) -> Take:
+    """Return what makes connections of sockets.
+
+    Args:
+        connect: Makes the protocol of one.
+        tls: What the event loop's `connect_accepted_socket` is told of TLS.
+    """
+    loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[Any]] = set()
+
+    def adopt(accepted: socket.socket, peer: tuple[str, int]) -> None:
+        del peer
+        task = loop.create_task(begin(accepted))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    async def begin(accepted: socket.socket) -> None:
+        has_begun = False
+        try:
+            await loop.connect_accepted_socket(connect, accepted, **tls)
+            has_begun = True
+        except OSError as error:
+            log.debug("a connection ended before it began: %s", error)
+        finally:
+            if not has_begun:
+                accepted.close()
+
+    return adopt
