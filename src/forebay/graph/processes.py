@@ -139,7 +139,7 @@ class GraphProcesses(ProcessPool):
         """
         self._arguments = {**arguments, "given": 0}  # read by the pool whenever a process says hello
         spec = RunnerSpec(factory=factory, kwargs=self._arguments)
-        super().__init__(spec, workers=workers, threads=threads, stuck_s=None, handover_s=handover_s)
+        super().__init__(spec, workers=workers, threads=threads, stuck_s=None, handover_s=handover_s, captures=False)
         self._reported = reported
         self._submitted = 0
 

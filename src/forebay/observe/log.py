@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from forebay.observe import model_log
 from forebay.types.failures import trace_of
 
 LogFormat = Literal["json", "text"]
@@ -41,7 +42,7 @@ class JsonFormatter(_Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line.update({name: value for name, value in vars(record).items() if name not in _STANDARD})
+        line.update({name: value for name, value in vars(record).items() if name not in _STANDARD and name not in line})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line, enc_hook=str).decode()
@@ -64,9 +65,11 @@ class TextFormatter(_Formatter):
 
 
 def configure(level: str, format: LogFormat) -> None:
-    """Send forebay's and uvicorn's records to stderr."""
-    handler = logging.StreamHandler(sys.stderr)
+    """Send forebay's and uvicorn's records to stderr, and what models log and print."""
+    stream: Any = sys.stderr
+    handler = logging.StreamHandler(stream.stream if isinstance(stream, model_log.Printed) else stream)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
+    model_log.capture(logging.getLevelNamesMapping()[level.upper()], handler)
     for name in ("forebay", "uvicorn"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]

@@ -29,7 +29,7 @@ from forebay.errors import (
     Unavailable,
     UserCodeError,
 )
-from forebay.observe import timeline
+from forebay.observe import model_log, timeline
 from forebay.observe.ids import next_id
 from forebay.observe.metrics import EndpointMetrics
 from forebay.serving.stream_windows import PATIENCE_S, Windows
@@ -154,7 +154,8 @@ class Endpoint:
             parts = self._parts
             self._windows = Windows(self._loop, self._others_wait, self._cut_off)
         self._batcher = Batcher(self._queue, self.pool, self._answer, self._loop, parts, self.config.name)
-        await self.pool.start()
+        with model_log.named(self.config.name):
+            await self.pool.start()
         self.accepting = True
 
     def hasten(self) -> None:

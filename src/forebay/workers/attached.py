@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forebay.errors import Unavailable
+from forebay.observe import model_log
 from forebay.workers.pool import PoolStatistics
 from forebay.workers.slot_pool import Slot, SlotPool
 
@@ -62,7 +63,8 @@ class AttachedPool(SlotPool[S]):
             isolates: Hand on the entries of a batch that lost its worker each alone.
         """
         super().__init__(isolates=isolates)
-        self.name = name
+        self.name = self.model = name
+        self.log_level = model_log.level
         self.joined = 0
         self.left = 0
         self._grace_s = grace_s

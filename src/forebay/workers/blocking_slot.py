@@ -11,13 +11,15 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError, ModelError, revive
+from forebay.observe import model_log
 from forebay.types.call import Failure
 from forebay.workers import shm
-from forebay.workers.conversation import Conversation, Failed, Hello, Part, Ready, Result, Violation
+from forebay.workers.conversation import Conversation, Failed, Hello, Logged, Part, Ready, Result, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from forebay.observe.model_log import Voice
     from forebay.workers.conversation import Event
 
 log = logging.getLogger("forebay.workers")
@@ -32,10 +34,12 @@ class BlockingSlot:
 
     Args:
         accepted: The connection; belongs to the slot from then on.
+        voice: Writes what the worker logs and prints; None leaves that to the worker.
     """
 
-    def __init__(self, accepted: socket.socket) -> None:
+    def __init__(self, accepted: socket.socket, voice: Voice | None = None) -> None:
         self._socket = accepted
+        self._voice = voice
         self._conversation = Conversation()
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
         self._inbox: deque[Event] = deque()
@@ -47,6 +51,8 @@ class BlockingSlot:
             ConfigError, ModelError: It could not open that.
             EOFError, OSError: It is gone.
         """
+        if self._voice is not None:
+            options = {**options, "log": model_log.level}
         while True:
             match self._next():
                 case Hello():
@@ -125,17 +131,22 @@ class BlockingSlot:
         self._conversation.close()
 
     def _next(self) -> Event:
-        """Wait for the next event.
+        """Wait for the next event, and write lines of the log that come before it.
 
         Raises:
             EOFError: The worker is gone.
         """
-        while not self._inbox:
-            size = self._socket.recv_into(self._buffer)
-            if not size:
-                raise EOFError
-            self._inbox.extend(self._conversation.feed(self._buffer[:size], time.monotonic()))
-        event = self._inbox.popleft()
+        while True:
+            while not self._inbox:
+                size = self._socket.recv_into(self._buffer)
+                if not size:
+                    raise EOFError
+                self._inbox.extend(self._conversation.feed(self._buffer[:size], time.monotonic()))
+            event = self._inbox.popleft()
+            if not isinstance(event, Logged):
+                break
+            if self._voice is not None:
+                self._voice.say(event.line)
         if isinstance(event, Violation):
             log.warning("a worker is hung up on: %s", event.reason)
             raise EOFError(event.reason)  # noqa: TRY004 - it is as good as gone

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import logging
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from forebay.errors import BadOutcome, ConfigError, ForebayError, InvalidRequest
+from forebay.observe.model_log import Budget, capture, line_of, origin, told_dropped
 from forebay.types.call import Failure, Media
 from forebay.workers import frames, shared_secret
 from forebay.workers.address import dial, parse_address
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from forebay.workers.runner import Runner
     from forebay.workers.shm import ArenaReader, ArenaWriter
 
+log = logging.getLogger("forebay.models")
+
 HANDSHAKE_S = 60.0
 """Time in which a server must have answered a hello."""
 _RECEIVE_BYTES = 1 << 18
@@ -62,7 +66,7 @@ class Refused(ConfigError):
 
 
 class Connection:
-    """One slot's connection to the server, used by one thread; only `leave` and `is_cancelled` may be called by others.
+    """One slot's connection to the server, used by one thread; others may only `leave`, ask `is_cancelled`, and `say`.
 
     Attributes:
         options: What the server answered to the hello.
@@ -84,6 +88,7 @@ class Connection:
         self._address = address
         self._socket = dial(address, HANDSHAKE_S)
         self._sending = threading.Lock()
+        self._aside: deque[bytes] = deque()
         self._reader = frames.FrameReader(self._view)
         self._inbox: deque[Any] = deque()
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
@@ -112,6 +117,31 @@ class Connection:
         """Write a frame that is encoded already."""
         with self._sending:
             self._socket.sendall(frame)
+        if self._aside:
+            self._send_aside()
+
+    def say(self, record: logging.LogRecord) -> None:
+        """Send a line of the log, from any thread; where the connection is gone, nobody is left to read it."""
+        if _lines.take():
+            self.send_aside(["log", self._running or 0, line_of(record)])
+
+    def send_aside(self, message: Sequence[Any]) -> None:
+        """Send what may come between other messages.
+
+        Whoever sends just now takes it along: that may be this thread, for what frees memory can be user code, too.
+        """
+        self._aside.append(frames.encode(message))
+        self._send_aside()
+
+    def _send_aside(self) -> None:
+        while self._aside and self._sending.acquire(blocking=False):
+            try:
+                while self._aside:
+                    self._socket.sendall(self._aside.popleft())
+            except OSError:
+                self._aside.clear()
+            finally:
+                self._sending.release()
 
     def framed(self, message: Sequence[Any]) -> bytes:
         """Return the frame of a message that holds results.
@@ -248,6 +278,8 @@ class Connection:
 
 def serve(connection: Connection, runner: Runner) -> None:
     """Ask for batches and run them until the server says stop or is gone."""
+    if "log" in connection.options:
+        origin.set(connection)
     connection.lends = getattr(runner, "borrows_input", False)
     connection.ask()
     while True:
@@ -330,6 +362,17 @@ def _stream(connection: Connection, batch_id: int, count: int, steps: Iterator[S
             break
 
 
+class _BesideBatches(logging.Handler):
+    """Sends what is logged by threads of the model's own."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self.emit = connection.say
+
+
+_lines = Budget(lambda dropped: log.warning("%s", told_dropped(dropped).text))
+
+
 def wire_error(error: ForebayError) -> list[Any]:
     """Return an error as it stands in frames."""
     return [error.kind, error.message, error.detail, getattr(error, "trace", "")]
@@ -337,6 +380,9 @@ def wire_error(error: ForebayError) -> list[Any]:
 
 def _open(connection: Connection) -> Runner | None:
     options = connection.options
+    if "log" in options:
+        origin.set(connection)
+        capture(options["log"], _BesideBatches(connection))
     for path in options.get("path", ()):
         if path not in sys.path:
             sys.path.append(path)

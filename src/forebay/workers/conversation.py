@@ -20,6 +20,7 @@ import msgspec
 
 from forebay.errors import InternalError, InvalidRequest, TooLarge, revive
 from forebay.types.call import Failure, Media
+from forebay.types.log_line import Line
 from forebay.workers import frames
 from forebay.workers.pool import CREDIT
 
@@ -34,15 +35,21 @@ MAY_SAY: Final[Mapping[State, Mapping[str, State]]] = {
     # the worker has connected
     "greeting": {"hello": "opening"},
     # it was told what to run, or is about to be told, and loads it
-    "opening": {"ready": "idle", "failed": "gone", "leaving": "opening"},
+    "opening": {"ready": "idle", "failed": "gone", "leaving": "opening", "log": "opening"},
     # it waits; the server's `begin` leads to busy
-    "idle": {"leaving": "idle"},
+    "idle": {"leaving": "idle", "log": "idle"},
     # it runs a batch
-    "busy": {"part": "streaming", "result": "idle", "unready result": "finishing", "leaving": "busy"},
+    "busy": {"part": "streaming", "result": "idle", "unready result": "finishing", "leaving": "busy", "log": "busy"},
     # it runs a batch, and parts of the answers have left
-    "streaming": {"part": "streaming", "result": "idle", "unready result": "finishing", "leaving": "streaming"},
+    "streaming": {
+        "part": "streaming",
+        "result": "idle",
+        "unready result": "finishing",
+        "leaving": "streaming",
+        "log": "streaming",
+    },
     # the batch is answered, and it does what follows the answers
-    "finishing": {"ready": "idle", "leaving": "finishing"},
+    "finishing": {"ready": "idle", "leaving": "finishing", "log": "finishing"},
     # the connection is closed, or will be: nothing is read any more
     "gone": {},
 }
@@ -120,13 +127,20 @@ class Leaving(msgspec.Struct, frozen=True, gc=False):
     """The worker wants no more than what it has."""
 
 
+class Logged(msgspec.Struct, frozen=True, gc=False):
+    """The worker's model has logged or printed a line, if it is not 0 while this batch ran."""
+
+    batch_id: int
+    line: Line
+
+
 class Violation(msgspec.Struct, frozen=True, gc=False):
     """The worker does not keep to the protocol: hang up on it."""
 
     reason: str
 
 
-Event: TypeAlias = Hello | Ready | Failed | Part | Result | Leaving | Violation
+Event: TypeAlias = Hello | Ready | Failed | Part | Result | Leaving | Logged | Violation
 
 
 class Conversation:
@@ -167,6 +181,7 @@ class Conversation:
         self._can_share = False
         self._has_agreed = False
         self._tells_phases = False
+        self._is_asked_for_lines = False
         self._count = 0
         self._streams = False
         self._credit = 0
@@ -200,6 +215,7 @@ class Conversation:
             shared.close()
             shared = None
         self._shared = shared
+        self._is_asked_for_lines = "log" in options
         handle = None if shared is None else shared.handle
         return frames.encode(["open", {**options, "arena": handle, "max_frame": self._max_frame_bytes}])
 
@@ -338,6 +354,13 @@ class Conversation:
         self.is_leaving = True
         return Leaving()
 
+    def _log(self, message: list[Any]) -> Logged:
+        _, batch_id, line = message
+        if not self._is_asked_for_lines:
+            msg = "it sends lines of a log that it was not asked for"
+            raise InvalidRequest(msg)
+        return Logged(msgspec.convert(batch_id, int), msgspec.convert(line, Line))
+
     def _hand_part(self, message: list[Any], now: float) -> Part:
         _, batch_id, parts, failures = message
         state = self._require_running("part", batch_id)
@@ -421,6 +444,7 @@ _EVENTS: Final[Mapping[str, Callable[[Conversation, list[Any]], Event]]] = {
     "ready": Conversation._ask,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
     "failed": Conversation._fail,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
     "leaving": Conversation._leave,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
+    "log": Conversation._log,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
 }
 
 

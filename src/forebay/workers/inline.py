@@ -10,6 +10,8 @@ import time
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from forebay.errors import ForebayError, Unavailable
+from forebay.observe import model_log
+from forebay.observe.model_log import LocalOrigin, Voice, origin
 from forebay.types.call import Failure
 from forebay.types.failures import failure_of
 from forebay.workers.cancel import probe
@@ -52,6 +54,7 @@ class InlinePool:
         self._tasks: dict[Batch, tuple[asyncio.Task[None], Done]] = {}
         self._left: set[asyncio.Task[None]] = set()
         self._is_stopping = False
+        self._voice: Voice | None = None
 
     async def start(self) -> None:
         """Open the runner on the loop.
@@ -60,8 +63,11 @@ class InlinePool:
             ModelError: If that fails.
         """
         keep_freed_memory()
+        if model_log.level is not None:
+            self._voice = Voice(model_log.model.get(), "0")
+        speaker = None if self._voice is None else LocalOrigin(self._voice)
         try:
-            with user_code():
+            with model_log.speaking(speaker), user_code():
                 runner = self._spec.build()
                 open_async = getattr(runner, "open_async", None)
                 if open_async is None:
@@ -86,8 +92,7 @@ class InlinePool:
         context = contextvars.copy_context()
         laps = None if batch.noted is None else Laps()
         started = time.monotonic()
-        context.run(probe.set, lambda: batch.cancelled)
-        context.run(lap.set, laps)
+        context.run(self._enter, batch, laps)
         result = attempt(context.run, run, batch.entries)
         if hasattr(result, "__await__") or hasattr(result, "__next__") or hasattr(result, "__anext__"):
             work = self._finish(batch, done, result, started, laps)
@@ -95,6 +100,13 @@ class InlinePool:
             batch.on_cancel = lambda: self._called_off(batch)
             return
         self._answer(batch, done, _settled(result, len(batch.entries)), started, laps)
+
+    def _enter(self, batch: Batch, laps: Laps | None) -> None:
+        """Let what runs in this context know of its batch."""
+        probe.set(lambda: batch.cancelled)
+        lap.set(laps)
+        if self._voice is not None:
+            origin.set(LocalOrigin(self._voice, batch))
 
     async def stop(self, grace_s: float) -> None:
         """Wait for tasks, answer what is late as unavailable, close the runner."""

@@ -17,6 +17,8 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from forebay.errors import ForebayError, InvalidRequest, ModelError
+from forebay.observe.log import TextFormatter
+from forebay.observe.model_log import capture, origin
 from forebay.workers.child import Connection, Refused, serve, wire_error
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.runner import WorkerContext
@@ -104,6 +106,11 @@ class JoiningWorker:
         return 0
 
     def _open(self, spec: RunnerSpec, connection: Connection) -> Runner:
+        if "log" in connection.options:
+            here = logging.StreamHandler()
+            here.setFormatter(TextFormatter())
+            capture(connection.options["log"], here, also=True)
+            origin.set(connection)
         try:
             with user_code(ToldToEnd):
                 runner = spec.build()

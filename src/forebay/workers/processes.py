@@ -19,6 +19,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ForebayError, InvalidRequest, ModelError, Unavailable, revive
+from forebay.observe import model_log
+from forebay.observe.model_log import Voice
 from forebay.workers import shm
 from forebay.workers.pool import STUCK_S, PoolStatistics, not_opened
 from forebay.workers.private_socket import Entrance
@@ -98,6 +100,7 @@ class ProcessPool(SlotPool[Slot]):
         handover_s: float | None = None,
         hands_on: bool = True,
         on_death: Callable[[int], None] | None = None,
+        captures: bool = True,
     ) -> None:
         """Describe the workers; `start` brings them up.
 
@@ -115,6 +118,7 @@ class ProcessPool(SlotPool[Slot]):
             handover_s: How long what lost its worker waits for another; None lets its own deadline decide.
             hands_on: Whether what lost its worker may be run a second time; else it fails at once.
             on_death: Called with the exit status when a worker dies; None replaces it.
+            captures: Whether what the workers log and print becomes lines of the log; else they write it themselves.
         """
         super().__init__(isolates=isolates, handover_s=handover_s, hands_on=hands_on)
         spec.require_portable()
@@ -125,6 +129,7 @@ class ProcessPool(SlotPool[Slot]):
         self._path = list(path)
         self._stuck_s = stuck_s
         self._on_death = on_death
+        self._captures = captures
         self._workers = [Worker(index) for index in range(workers)]
         self._stagger = stagger
         self._is_starting = False
@@ -140,6 +145,8 @@ class ProcessPool(SlotPool[Slot]):
             ModelError: If a runner could not be opened, or a process not be started.
         """
         self._loop = asyncio.get_running_loop()
+        self.model = model_log.model.get()
+        self.log_level = model_log.level if self._captures else None
         self._is_starting = True
         try:
             self._entrance = Entrance()
@@ -289,9 +296,10 @@ class ProcessPool(SlotPool[Slot]):
 
         assert self._entrance is not None
         address = f"unix:{self._entrance.path}"
+        voice = None if self.log_level is None else Voice(self.model, str(worker.index))
         supervisor = Supervisor(
             f"worker {worker.index}",
-            lambda: self._start_worker(address, worker.index),
+            lambda: self._start_worker(address, worker.index, voice=voice),
             on_end=functools.partial(told, self._ended),
             on_left=functools.partial(told, self._left),
         )

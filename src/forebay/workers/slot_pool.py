@@ -72,6 +72,10 @@ class SlotPool(Generic[S]):
 
     idle: int
     """Slots that could take a batch now."""
+    model: str
+    """What the lines of its workers call what they run."""
+    log_level: int | None
+    """Lowest level of the lines that its workers send; None if they keep them."""
 
     def __init__(self, *, isolates: bool = False, handover_s: float | None = None, hands_on: bool = True) -> None:
         """Begin without slots.
@@ -82,6 +86,8 @@ class SlotPool(Generic[S]):
             hands_on: Whether what lost its worker may be run a second time; else it fails at once.
         """
         self.idle = 0
+        self.model = ""
+        self.log_level = None
         self._hands_on = hands_on
         self._isolates = isolates
         self._handover_s = handover_s

@@ -28,9 +28,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay.errors import ForebayError, ModelError
+from forebay.workers import output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from forebay.observe.model_log import Voice
 
 log = logging.getLogger("forebay.workers")
 
@@ -320,6 +323,7 @@ def start_worker(
     python: str | None = None,
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
+    voice: Voice | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a process that speaks the worker protocol.
 
@@ -329,14 +333,21 @@ def start_worker(
         python: Its interpreter; None takes this process's own.
         env: Its environment, all of it; None hands on this process's own.
         cwd: Its working folder; None hands on this process's own.
+        voice: Writes what it prints; None leaves that where this process's own goes.
 
     Raises:
         OSError: It cannot be started.
     """
     arguments = ["--connect", address, "--worker", str(index), "--server", str(os.getpid())]
-    return subprocess.Popen(
-        [python or sys.executable, "-P", "-m", "forebay.workers.child", *arguments],
-        env=env,
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-    )
+
+    def start(streams: Mapping[str, int]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [python or sys.executable, "-P", "-m", "forebay.workers.child", *arguments],
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=streams.get("stdout"),
+            stderr=streams.get("stderr"),
+        )
+
+    return start({}) if voice is None else output.started(start, voice)

@@ -12,6 +12,8 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, Unavailable
+from forebay.observe import model_log
+from forebay.observe.model_log import LocalOrigin, Voice, origin
 from forebay.types.call import Failure
 from forebay.workers.cancel import probe
 from forebay.workers.memory import keep_freed_memory
@@ -37,13 +39,14 @@ MAX_PAUSE_S: Final = 10.0
 class _Worker:
     """One runner and the threads that call it; the first one opens it, the last one closes it."""
 
-    def __init__(self, spec: RunnerSpec, ctx: WorkerContext) -> None:
+    def __init__(self, spec: RunnerSpec, ctx: WorkerContext, voice: Voice | None = None) -> None:
         self.spec = spec
         self.ctx = ctx
         self.runner: Runner | None = None
         self.opened = threading.Event()
         self.has_opened = asyncio.Event()
         self.error: ForebayError | None = None
+        self.voice = voice
         self._inside = ctx.threads
         self._lock = threading.Lock()
 
@@ -116,6 +119,8 @@ class ThreadPool:
         self._loop = asyncio.get_running_loop()
         keep_freed_memory()
         for worker in self._workers:
+            if model_log.level is not None:
+                worker.voice = Voice(model_log.model.get(), str(worker.ctx.index))
             self._threads += [self._begin(worker, number) for number in range(self._threads_per_worker)]
             await (
                 worker.has_opened.wait()
@@ -241,7 +246,7 @@ class ThreadPool:
         """Start a thread that goes on in place of one of a worker, however often that takes."""
         pause_s = 0.1
         while True:
-            worker = stuck if stuck.is_shared else _Worker(stuck.spec, WorkerContext(stuck.ctx.index, 1))
+            worker = stuck if stuck.is_shared else _Worker(stuck.spec, WorkerContext(stuck.ctx.index, 1), stuck.voice)
             try:
                 thread = self._begin(worker, self._restarts + 1 if stuck.is_shared else 0)
             except RuntimeError as error:  # there can be no further thread
@@ -279,6 +284,8 @@ class ThreadPool:
 
     def _serve(self, worker: _Worker, *, first: bool) -> None:
         assert self._loop is not None
+        speaker = None if worker.voice is None else LocalOrigin(worker.voice)
+        origin.set(speaker)
         if first:
             try:
                 with user_code():
@@ -299,7 +306,11 @@ class ThreadPool:
         while (work := self._inbox.get()) is not None:
             batch, done = work
             self._held[batch] = me
+            if speaker is not None:
+                speaker.batch = batch
             outcomes, work = self._run(runner, batch, worker.ctx.index)
+            if speaker is not None:
+                speaker.batch = None
             if self._held.pop(batch, None) is None:
                 with contextlib.suppress(RuntimeError):  # as above
                     self._loop.call_soon_threadsafe(self._left.release)

@@ -14,9 +14,10 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from forebay.errors import ForebayError, InvalidRequest
+from forebay.observe.model_log import Voice
 from forebay.types.call import Failure
 from forebay.workers import frames
-from forebay.workers.conversation import Conversation, Failed, Hello, Leaving, Part, Ready, Result, Violation
+from forebay.workers.conversation import Conversation, Failed, Hello, Leaving, Logged, Part, Ready, Result, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,16 @@ log = logging.getLogger("forebay.workers")
 
 class Dialled(Protocol):
     """The pool a slot belongs to."""
+
+    @property
+    def model(self) -> str:
+        """What lines of the log call what its workers run."""
+        ...
+
+    @property
+    def log_level(self) -> int | None:
+        """Lowest level of the lines that a worker is to send; None if it is to keep them."""
+        ...
 
     def greeted(self, slot: Slot, about: Mapping[str, Any]) -> None:
         """A worker said hello: answer with `slot.open`, or raise `InvalidRequest` to refuse it."""
@@ -83,6 +94,7 @@ class Slot(asyncio.Protocol):
         self.worker: Any = None
         self.batch: Batch | None = None
         self.done: Done | None = None
+        self._voice: Voice | None = None
 
     @property
     def batch_id(self) -> int:
@@ -119,6 +131,8 @@ class Slot(asyncio.Protocol):
 
     def open(self, options: Mapping[str, Any]) -> None:
         """Answer a hello."""
+        if self._pool.log_level is not None:
+            options = {**options, "log": self._pool.log_level}
         self._write(self._conversation.open(options, self._pool.shared()))
 
     def run(self, batch: Batch, done: Done) -> None:
@@ -185,6 +199,10 @@ class Slot(asyncio.Protocol):
                     self._pool.greeted(self, about)
                 except (InvalidRequest, LookupError, TypeError, ValueError) as error:
                     self.drop(f"it does not speak the protocol: {error}")
+            case Logged(batch_id, line):
+                is_running = self.batch is not None and batch_id == self.batch_id
+                self._voice = self._voice or Voice(self._pool.model, self._conversation.worker)
+                self._voice.say(line, self.batch.entries if is_running and self.batch is not None else None)
             case Leaving():
                 if self.batch is None:
                     self._pool.retire(self)

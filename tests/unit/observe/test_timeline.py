@@ -403,6 +403,8 @@ def test_the_formulas():
 class Pool:
     """What a slot belongs to."""
 
+    model, log_level = "m", None
+
     def __init__(self):
         self.answers = []
 

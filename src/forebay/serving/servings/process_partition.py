@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from forebay.errors import ConfigError, RunnerFailed
+from forebay.observe import model_log
+from forebay.observe.model_log import Voice
 from forebay.serving.servings.execution import Executed
 from forebay.serving.servings.packing import pack, unpack
 from forebay.serving.servings.partition_worker import place_of
@@ -55,6 +57,7 @@ class ProcessPartition:
             open_with: What the worker is told to run.
         """
         self._index = index
+        self._voice = None if model_log.level is None else Voice(model_log.model.get(), str(index))
         self._keys = {key: number for number, key in enumerate(batch_keys)}
         self._open_with = open_with
         self._on_change: Callable[[], None] = lambda: None
@@ -166,7 +169,7 @@ class ProcessPartition:
     def _start(self) -> subprocess.Popen[bytes]:
         entrance = Entrance()
         try:
-            process = start_worker(f"unix:{entrance.path}", self._index)
+            process = start_worker(f"unix:{entrance.path}", self._index, voice=self._voice)
         except BaseException:
             entrance.close()
             raise
@@ -188,7 +191,7 @@ class ProcessPartition:
                 os.close(ended)
         accepted.setblocking(True)
         self._life = self._supervisor.lives
-        connection = self._connection = BlockingSlot(accepted)
+        connection = self._connection = BlockingSlot(accepted, self._voice)
         connection.open(self._open_with)
 
     def _ended(self, _end: End) -> None:

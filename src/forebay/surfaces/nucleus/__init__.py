@@ -171,6 +171,7 @@ def _pool(config: NucleusConfig, options: Options, port: int, on_death: Callable
         stuck_s=None,
         hands_on=False,  # a handler may have had effects
         on_death=on_death,
+        captures=False,  # its logger writes the lines of the original
     )
 
 

@@ -498,7 +498,8 @@ class Connection(HttpToolsProtocol):
         if request is not self._request or head is None:
             return
         lane = self._lane
-        if type(outcome) is not bytes or not lane.is_plain:
+        # A request has an id if its client named one, or if a line of the log had to name it.
+        if type(outcome) is not bytes or not lane.is_plain or request.id != head.id:
             self._reply_in_full(head, request, outcome)  # if it raises, the request can still be told of that
             return
         self._request = None
@@ -564,7 +565,7 @@ class Connection(HttpToolsProtocol):
             except Exception:
                 self._request = request  # the endpoint replies with an error in its place
                 raise
-            self._request_id = head.id or next_id()
+            self._request_id = request.id or next_id()
             self._write(200, [(b"content-type", media), (b"x-request-id", self._request_id.encode())], body, head)
             self._answered(head, 200, request)
 

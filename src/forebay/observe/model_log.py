@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What models log and print, as lines of the server's log: with their worker, model and requests.
+
+Theory of operation. A worker sets `origin` around what it runs; a handler of the root logger, and writers in place of
+`sys.stdout` and `sys.stderr`, ask it who speaks. Where the worker is a thread of the server, or its loop, the line is
+written at once. A worker process sends it over its connection (workers/child.py), and the server, who knows which
+requests are in the batch, adds their ids and writes it. What such a process writes past Python comes through its
+descriptors 1 and 2 (workers/output.py), and is nobody's batch.
+
+All of them are bounded alike: of more than `LINES` lines in a second the rest is counted and the count told.
+
+Nothing here happens before `forebay.observe.log.configure` was called: in a program of somebody else's, the log and the
+standard streams are that program's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+import time
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
+
+from forebay.observe.ids import next_id
+from forebay.types.caught import caught
+from forebay.types.failures import text_of, trace_of
+from forebay.types.log_line import Line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
+
+    from forebay.types.batch import Batch
+
+LINES: Final = 1000
+"""Lines of one worker that are written in a second; a line costs the server about 30 us."""
+MAX_TEXT: Final = 8192
+"""Characters of a line; what is longer is cut."""
+MAX_TRACE: Final = 65_536
+MAX_EXTRA: Final = 32
+"""Fields that a record may bring along."""
+SHOWN_IDS: Final = 16
+"""Requests of a batch that a line names."""
+
+STREAM_LEVELS: Final = {"stdout": logging.INFO, "stderr": logging.WARNING}
+"""What is printed has no level of its own."""
+
+_USUAL: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
+_OURS: Final = frozenset({"model", "worker", "request_ids", "requests", "trace"})
+
+level: int | None = None
+"""Lowest level of what is written; None while the lines of models are nobody's business here."""
+
+
+class Origin(Protocol):
+    """Who speaks."""
+
+    def say(self, record: logging.LogRecord) -> None:
+        """Write a record of the model's, or send it to who does."""
+        ...
+
+
+origin: ContextVar[Origin | None] = ContextVar("forebay_origin", default=None)
+"""Set by a worker around what it runs."""
+
+model: ContextVar[str] = ContextVar("forebay_model", default="")
+"""Name of the endpoint whose workers are being started."""
+
+
+@contextlib.contextmanager
+def named(name: str) -> Generator[None]:
+    """Say whose workers are started in the block."""
+    token = model.set(name)
+    try:
+        yield
+    finally:
+        model.reset(token)
+
+
+@contextlib.contextmanager
+def speaking(who: Origin | None) -> Generator[None]:
+    """Say who speaks in the block."""
+    token = origin.set(who)
+    try:
+        yield
+    finally:
+        origin.reset(token)
+
+
+class Budget:
+    """Lets so many lines pass in a second, and tells how many it did not."""
+
+    def __init__(self, tell: Callable[[int], object]) -> None:
+        """Make one; `tell` is called from a thread of its own, at most once a second."""
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._until = 0.0
+        self._left = 0
+        self._dropped = 0
+
+    def take(self, lines: int = 1) -> int:
+        """Return how many of these lines may pass."""
+        now = time.monotonic()
+        timer = None
+        with self._lock:
+            if now >= self._until:
+                self._until = now + 1.0
+                self._left = LINES
+            passed = min(lines, self._left)
+            self._left -= passed
+            if passed < lines and not self._dropped:
+                timer = threading.Timer(self._until - now, self._say)
+            self._dropped += lines - passed
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        return passed
+
+    def _say(self) -> None:
+        with self._lock:
+            dropped, self._dropped = self._dropped, 0
+        self._tell(dropped)
+
+
+def told_dropped(dropped: int) -> Line:
+    """Return the line that says how many are missing."""
+    text = f"{dropped} lines of a worker were dropped: it wrote more than {LINES} in a second"
+    return Line("forebay.models", logging.WARNING, time.time(), text)
+
+
+class Voice:
+    """Writes what one worker says, within its budget; from any thread."""
+
+    def __init__(self, model: str, worker: str) -> None:
+        """Say whose lines they are."""
+        self._fields: dict[str, Any] = {"model": model, "worker": worker} if model else {"worker": worker}
+        self._budget = Budget(lambda dropped: write(told_dropped(dropped), self._fields))
+
+    def say(self, line: Line | logging.LogRecord, entries: list[Any] | None = None) -> None:
+        """Write a line.
+
+        Args:
+            line: What was said.
+            entries: The requests that ran meanwhile.
+        """
+        if not self._budget.take():
+            return
+        fields: dict[str, Any] = self._fields
+        if entries:
+            fields = {**fields, "request_ids": _ids_of(entries)}
+            if len(entries) > SHOWN_IDS:
+                fields["requests"] = len(entries)
+        write(line if isinstance(line, Line) else line_of(line), fields)
+
+    def say_raw(self, stream: str, data: bytes) -> None:
+        """Write whole lines that came through a descriptor."""
+        passed = self._budget.take(data.count(b"\n"))
+        for text in data.split(b"\n", passed)[:passed]:
+            if text:
+                write(printed(stream, text.decode(errors="replace")), self._fields)
+
+
+class LocalOrigin:
+    """A worker of this process: its loop, or one thread of a pool.
+
+    Attributes:
+        batch: What it runs.
+    """
+
+    __slots__ = ("_voice", "batch")
+
+    def __init__(self, voice: Voice, batch: Batch | None = None) -> None:
+        self._voice = voice
+        self.batch = batch
+
+    def say(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        batch = self.batch
+        self._voice.say(record, None if batch is None else batch.entries)
+
+
+def _ids_of(entries: list[Any]) -> list[str]:
+    """Return the ids of requests, which get one if they have none: their answers will name it."""
+    for entry in entries[:SHOWN_IDS]:
+        entry.id = entry.id or next_id()
+    return [entry.id for entry in entries[:SHOWN_IDS]]
+
+
+def line_of(record: logging.LogRecord) -> Line:
+    """Return a record as it travels: its arguments are in its text, and what is not plain has become text."""
+    trace = trace_of(record.exc_info[1]) if record.exc_info and record.exc_info[1] else ""
+    extra: dict[str, Any] = {}
+    for name, value in vars(record).items():
+        if name not in _USUAL and len(extra) < MAX_EXTRA:
+            is_plain = type(value) in _PLAIN and (type(value) is not int or value.bit_length() < 64)
+            extra[_cut(name, 200)] = value if is_plain else _cut(str(value), MAX_TEXT)
+    text = record.getMessage()
+    return Line(record.name, record.levelno, record.created, _cut(text, MAX_TEXT), _cut(trace, MAX_TRACE), extra)
+
+
+_PLAIN: Final = frozenset({int, float, bool, type(None)})
+
+
+def _cut(text: str, most: int) -> str:
+    text = text.encode(errors="replace").decode()  # what is half of a pair cannot travel
+    return text if len(text) <= most else f"{text[:most]}... and {len(text) - most} characters more"
+
+
+def printed(stream: str, text: str) -> Line:
+    """Return a line that was printed to `stdout` or `stderr`; of a line that was written over, what stayed."""
+    shown = text.rstrip("\r").rpartition("\r")[2]
+    return Line(stream, STREAM_LEVELS[stream], time.time(), _cut(shown, MAX_TEXT))
+
+
+def write(line: Line, fields: Mapping[str, Any]) -> None:
+    """Write what a worker said, with what the server knows of it."""
+    if level is None or line.level < level:
+        return
+    name = line.logger[:200]
+    # Handlers that the model gave to loggers of its own have had the record where it was made.
+    logger = logging.getLogger(name if name.partition(".")[0] == "forebay" else None)
+    record = logger.makeRecord(name, line.level, "", 0, line.text, (), None)
+    record.created = line.created
+    vars(record).update({name: value for name, value in line.extra.items() if name not in _USUAL | _OURS})
+    if line.trace:
+        record.trace = line.trace
+    vars(record).update(fields)
+    token = origin.set(None)  # whoever writes it does not speak for the model
+    try:
+        logger.handle(record)
+    finally:
+        origin.reset(token)
+
+
+class ModelHandler(logging.Handler):
+    """Hands records of whoever speaks to it, and others on."""
+
+    def __init__(self, others: logging.Handler, *, also: bool = False) -> None:
+        """Make one; `others` gets what is logged outside of workers, with `also` everything."""
+        super().__init__()
+        self._others = others
+        self._also = also
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Hand a record over; no lock is held meanwhile, for the text of a record is the user's code."""
+        who = origin.get()
+        if who is not None:
+            _, failed = caught(who.say, record)
+            if failed is not None:
+                record.msg, record.args = f"a line of the log could not be written: {text_of(failed)}", None
+                who.say(record)
+        if who is None or self._also:
+            self._others.handle(record)
+        return True
+
+
+class Printed:
+    """Stands in for `sys.stdout` or `sys.stderr`: what a worker prints becomes lines, anything else is written.
+
+    Attributes:
+        stream: What it stands in for.
+    """
+
+    def __init__(self, name: str, stream: TextIO, *, also: bool = False) -> None:
+        """Stand in for a stream; with `also`, what becomes lines is written there as well."""
+        self._name = name
+        self.stream = stream
+        self._also = also
+        self._here = threading.local()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text, or make the lines of it that are whole."""
+        who = origin.get()
+        if who is None:
+            return self.stream.write(text)
+        if self._also:
+            self.stream.write(text)
+        pending: str = getattr(self._here, "pending", "") + text
+        *lines, rest = pending.split("\n")
+        if len(rest) > MAX_TEXT:
+            lines.append(rest)
+            rest = ""
+        self._here.pending = rest
+        for line in lines:
+            if line:
+                self._say(who, line)
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def _say(self, who: Origin, text: str) -> None:
+        line = printed(self._name, text)
+        record = logging.makeLogRecord(
+            {"name": line.logger, "levelno": line.level, "levelname": logging.getLevelName(line.level)}
+        )
+        record.msg = line.text
+        if level is None or line.level >= level:
+            who.say(record)
+
+
+def capture(lowest: int, others: logging.Handler, *, also: bool = False) -> None:
+    """Have whoever sets `origin` asked about what is logged and printed in this process from now on.
+
+    Args:
+        lowest: Level of what is written.
+        others: Takes what is logged outside of workers.
+        also: Whether what workers log and print is written here, too.
+    """
+    global level  # noqa: PLW0603 - a process has one log
+    level = lowest
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if isinstance(handler, ModelHandler)]:
+        root.removeHandler(handler)
+    root.addHandler(ModelHandler(others, also=also))
+    root.setLevel(lowest)
+    logging.captureWarnings(capture=True)
+    for name in STREAM_LEVELS:
+        stream: Any = getattr(sys, name)
+        if not isinstance(stream, Printed):
+            setattr(sys, name, Printed(name, stream, also=also))

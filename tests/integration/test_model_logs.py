@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What models log and print, in the server's log, from workers of every kind.  # F55"""
+
+import os
+import re
+
+import pytest
+from tests.waiting import eventually
+
+MODEL = """
+import logging, os, subprocess, sys, threading, warnings
+import forebay
+
+log = logging.getLogger("mine")
+
+class Talks(forebay.Model):
+    name = "talks"
+
+    def load(self):
+        print("loading")
+
+    def predict(self, batch: list[str]) -> list[str]:
+        for said in batch:
+            getattr(self, said)()
+        return batch
+
+    def logs(self):
+        log.debug("a detail")
+        log.info("seen %d", 1, extra={"shelf": 3, "model": "forged", "odd": self, "huge": 1 << 80})
+        try:
+            raise ValueError("spoilt")
+        except ValueError:
+            log.exception("half of a pair: \\udc80")
+        print("two", "words")
+        print("to stderr", file=sys.stderr)
+        warnings.warn("mind the gap", stacklevel=1)
+
+    def fails_to(self):
+        class Broken:
+            def __str__(self):
+                raise SystemExit("no text")
+        log.info("broken: %s", Broken())
+
+    def floods(self):
+        for number in range(20_000):
+            log.info("flood %d", number)
+
+    def past_python(self):
+        os.write(1, b"written\\n")
+        subprocess.run(["sh", "-c", "echo from a child; printf 'cut off' >&2"])
+
+    def floods_past_python(self):
+        for _ in range(2000):
+            os.write(1, b"raw flood\\n" * 100)
+
+    def beside(self):
+        thread = threading.Thread(target=log.info, args=("from a thread",))
+        thread.start()
+        thread.join()
+
+    def dies(self):
+        os.write(2, b"last words")
+        os._exit(3)
+"""
+
+
+@pytest.fixture(scope="module")
+def talking(launch, tmp_path_factory):
+    """Servers of the model, one for each kind of worker; both formats of the log are used."""
+    path = tmp_path_factory.mktemp("talks") / "model.py"
+    path.write_text(MODEL)
+    return lambda kind, *more: launch(path, "--worker-kind", kind, *(more or ("--log-format", "json")))
+
+
+def said(server, message, start=0):
+    """The record with a message, once it is there."""
+
+    def find():
+        return [one for one in server.records[start:] if one["message"] == message]
+
+    eventually(find)
+    return find()[0]
+
+
+@pytest.mark.parametrize("kind", ["process", "thread", "inline"])
+def test_what_a_model_logs_and_prints_has_its_worker_and_requests(talking, kind):
+    server = talking(kind)
+    assert said(server, "loading").items() >= {"logger": "stdout", "level": "info", "worker": "0"}.items()
+    start = len(server.records)
+    answer = server.call("talks", "logs")
+    whose = {"model": "talks", "worker": "0", "request_ids": [answer.headers["x-request-id"]]}
+    seen = said(server, "seen 1", start)
+    assert seen.items() >= {"logger": "mine", "level": "info", "shelf": 3, **whose}.items()
+    assert "Talks object" in seen["odd"]
+    assert seen["huge"] == str(1 << 80)
+    assert said(server, "two words", start).items() >= {"logger": "stdout", "level": "info", **whose}.items()
+    assert said(server, "to stderr", start).items() >= {"logger": "stderr", "level": "warning", **whose}.items()
+    assert said(server, "half of a pair: ?", start).items() >= {"level": "error", **whose}.items()
+    assert "ValueError: spoilt" in said(server, "half of a pair: ?", start)["trace"]
+    eventually(lambda: any("mind the gap" in one["message"] for one in server.records[start:]))
+    assert "a detail" not in server.log
+    assert server.call("talks", "fails_to", x_request_id="mine").status_code == 200
+    eventually(lambda: any("no text" in one["message"] and one["request_ids"] == ["mine"] for one in server.records))
+
+
+@pytest.mark.parametrize("kind", ["process", "thread", "inline"])
+def test_a_flood_is_cut_and_counted(talking, kind):
+    server = talking(kind)
+    start = len(server.records)
+    assert server.call("talks", "floods").status_code == 200
+    eventually(lambda: "were dropped" in server.log)
+    found = server.records[start:]
+    dropped = sum(int(one["message"].split()[0]) for one in found if "were dropped" in one["message"])
+    passed = sum(one["message"].startswith("flood ") for one in found)
+    assert passed + dropped == 20_000
+    assert passed <= 3000, "more than in the seconds it may have taken"
+
+
+def test_what_a_process_writes_past_python_becomes_lines(talking):
+    server = talking("process")
+    start = len(server.records)
+    server.call("talks", "past_python")
+    assert said(server, "written", start).items() >= {"logger": "stdout", "model": "talks", "worker": "0"}.items()
+    said(server, "from a child", start)
+    server.call("talks", "beside")
+    assert said(server, "from a thread", start).items() >= {"logger": "mine", "worker": "0"}.items()
+    server.call("talks", "dies")
+    assert "last words" in said(server, "cut offlast words", start)["message"]
+    assert server.call("talks", "floods_past_python").status_code == 200
+    eventually(lambda: re.search(r"\d+ lines of a worker were dropped", "".join(server.lines[start:])))
+    assert server.log.count("raw flood") <= 20_000
+
+
+def test_the_text_format_and_the_level_hold_for_models(talking):
+    server = talking("process", "--log-format", "text", "--log-level", "warning")
+    answer = server.call("talks", "logs")
+    eventually(lambda: "to stderr" in server.log)
+    whose = rf"model=talks worker=0 request_ids=\['{answer.headers['x-request-id']}'\]"
+    assert re.search(rf"\d\d:\d\d:\d\d warning to stderr {whose}\n", server.log)
+    assert "seen 1" not in server.log
+    assert "two words" not in server.log
+
+
+def test_lines_of_a_worker_that_attached_come_to_the_server_too(serve, tmp_path):
+    import subprocess
+    import sys
+
+    model = tmp_path / "model.py"
+    model.write_text(MODEL)
+    server = serve(None, "--attach", f"unix:{tmp_path}/door", "--log-format", "json")
+    run = "import sys; from forebay.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", run, "worker", str(model), "--connect", f"unix:{tmp_path}/door"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ) as worker:
+        try:
+            eventually(lambda: server.client.get("/models/talks").status_code == 200)
+            answer = server.call("talks", "logs")
+            for message in ("two words", "seen 1", "to stderr"):
+                found = said(server, message)
+                assert (found["model"], found["request_ids"]) == ("talks", [answer.headers["x-request-id"]])
+                assert len(found["worker"]) == 8
+        finally:
+            worker.terminate()
+            shown, _ = worker.communicate()
+    assert b"two words\n" in shown, "who started it sees it as well"
+    assert b"seen 1" in shown
