@@ -73,6 +73,9 @@ class Reading(msgspec.Struct, frozen=True):
     workers_alive: int
     worker_restarts: int
     objective_held: bool | None = None
+    idle: int = 0
+    slots: int = 0
+    problem: str = ""
 
 
 class Source(Protocol):

@@ -8,11 +8,18 @@ on its loop; workers report what they measured in their answers. `exposition.py`
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
+from forebay.errors import UserCodeError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from forebay.errors import ForebayError
 
 SECONDS: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -63,11 +70,32 @@ class Histogram:
         return sum(self.counts)
 
 
+class Reason(msgspec.Struct, frozen=True, gc=False):
+    """Why a request failed; texts only, for an error holds all that was alive where it was raised.
+
+    Attributes:
+        at: When, in seconds since 1970.
+        kind: The class of the error.
+        message: What happened.
+        trace: Where in the user's code, if it was there.
+        is_users: Whether the user's code raised it, so that clients are not told.
+        request_id: Of the request, if it had one.
+    """
+
+    at: float
+    kind: str
+    message: str
+    trace: str
+    is_users: bool
+    request_id: str
+
+
 class EndpointMetrics:
     """Everything counted for one endpoint.
 
     Attributes:
         codes: Requests by outcome: `ok` or the code of their error.
+        reasons: The last error of each code.
         request_s: From submission to outcome.
         queue_s: From submission to leaving the queue.
         model_s: Time of each batch in the worker.
@@ -75,16 +103,21 @@ class EndpointMetrics:
         parts: Parts of streamed answers that were handed to clients.
     """
 
-    __slots__ = ("batch_size", "codes", "model_s", "parts", "queue_s", "request_s")
+    __slots__ = ("batch_size", "codes", "model_s", "parts", "queue_s", "reasons", "request_s")
 
     def __init__(self) -> None:
         self.codes: dict[str, int] = {"ok": 0}
+        self.reasons: dict[str, Reason] = {}
         self.request_s = Histogram(SECONDS)
         self.queue_s = Histogram(SECONDS)
         self.model_s = Histogram(SECONDS)
         self.batch_size = Histogram(ROWS)
         self.parts = 0
 
-    def failed(self, code: str) -> None:
+    def failed(self, error: ForebayError, request_id: str = "") -> None:
         """Count one request that got an error."""
+        code = error.code
         self.codes[code] = self.codes.get(code, 0) + 1
+        is_users = isinstance(error, UserCodeError)
+        trace = error.trace if isinstance(error, UserCodeError) else ""
+        self.reasons[code] = Reason(time.time(), type(error).__name__, error.message, trace, is_users, request_id)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 
     from forebay.batching.auto import AutoState
+    from forebay.graph.drawing.draw import Drawable
     from forebay.protocols.openapi import Described
     from forebay.serving.endpoint import Endpoint
     from forebay.workers.worker_listener import Door
@@ -45,6 +46,7 @@ class Served(msgspec.Struct, eq=False):
         described: How it is documented; None where its requests are opaque.
         nodes: The endpoints of its nodes by name, if it is a graph. They start and stop with it.
         weight: Its part of what is asked for without a version; None leaves it to the first version of its name.
+        drawing: How it is drawn, if it is a graph that can be.
     """
 
     endpoint: Endpoint
@@ -52,6 +54,7 @@ class Served(msgspec.Struct, eq=False):
     described: Described | None = None
     nodes: Mapping[str, Endpoint] = {}
     weight: int | None = None
+    drawing: Drawable | None = None
 
 
 class App:

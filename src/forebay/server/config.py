@@ -42,6 +42,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
             server takes all.
         cors_origins: Origins whose pages may call, `*` allows all.
         access_log: Log a line for each request.
+        dashboard: Whether `/ui` shows what the server does.
     """
 
     host: Annotated[str, Written("--host", "ADDRESS")] = "127.0.0.1"
@@ -60,6 +61,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     allowed_hosts: Annotated[tuple[str, ...], Written("--allowed-host", "NAME")] = ()
     cors_origins: Annotated[tuple[str, ...], Written("--cors-origin", "ORIGIN")] = ()
     access_log: Annotated[bool, Written("--access-log")] = False
+    dashboard: Annotated[bool, Written("--dashboard")] = True
 
 
 class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -279,7 +279,7 @@ class Endpoint:
 
     def reject(self, error: ForebayError) -> None:
         """Count a request that a protocol refused before it could be submitted."""
-        self.metrics.failed(error.code)
+        self.metrics.failed(error)
 
     def _submit_by_key(self, request: Request, keys: Sequence[Hashable], batcher: Batcher, now: float) -> None:
         """Queue a request under the keys of its samples, in slices if they differ or are too many."""
@@ -482,7 +482,7 @@ class Endpoint:
             self._feed()
         metrics = self.metrics
         if type(outcome) is Failure:
-            metrics.failed(outcome.error.code)
+            metrics.failed(outcome.error, request.id)
         else:
             metrics.codes["ok"] += 1
         metrics.request_s.observe(now - request.arrived)
@@ -494,7 +494,7 @@ class Endpoint:
 
     def _refuse(self, request: Request, error: ForebayError) -> None:
         request.done = True
-        self.metrics.failed(error.code)
+        self.metrics.failed(error, request.id)
         self._hand_over(request, Failure(error))
 
     def _hand_over(self, request: Request, outcome: Outcome) -> None:

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.batching.queue import BatchConfig
+from forebay.errors import QueueFull
 from forebay.observe import exposition
 from forebay.observe.exposition import LEFT_OUT, LOOKED_AT, MAX_ENDPOINTS, SLICE, Exposition, Reading, finish, pieces
 from forebay.observe.metrics import EndpointMetrics
@@ -133,7 +134,7 @@ def test_the_text_of_what_did_not_change_is_kept(monkeypatch):  # F71
 def test_the_page_can_be_read_whatever_an_endpoint_is_called(accept):
     one = One(0, calls=3)
     one.name = 'a "b" \\ c\nd'
-    one.metrics.failed("queue_full")
+    one.metrics.failed(QueueFull("full"))
     page, media_type = Exposition(
         lambda: [one], lambda one: Reading(one.name, "1", one.metrics, 1, 2, 3, 4, True)
     ).page(accept)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.errors import InternalError, RunnerFailed, Unavailable
 from forebay.observe.exposition import Exposition, Reading
 from forebay.observe.metrics import ROWS, SECONDS, EndpointMetrics, Histogram
 
@@ -50,15 +51,23 @@ def test_many_moments_at_once_count_as_one_by_one(moments):
 
 def test_failures_are_counted_by_code():
     metrics = EndpointMetrics()
-    for code in ("internal", "unavailable", "internal"):
-        metrics.failed(code)
+    for error in (InternalError("a"), Unavailable("b"), RunnerFailed("c", trace="line 1")):
+        metrics.failed(error, "r-1")
     assert metrics.codes == {"ok": 0, "internal": 2, "unavailable": 1}
+    last = metrics.reasons["internal"]
+    assert (last.kind, last.message, last.trace, last.is_users, last.request_id) == (
+        "RunnerFailed",
+        "c",
+        "line 1",
+        True,
+        "r-1",
+    )
 
 
 def page(accept="text/plain"):
     metrics = EndpointMetrics()
     metrics.codes["ok"] = 3
-    metrics.failed("internal")
+    metrics.failed(InternalError("a defect"))
     for rows in (1, 2, 64, 5000):
         metrics.batch_size.observe(rows)
     reading = Reading(

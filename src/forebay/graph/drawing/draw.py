@@ -22,10 +22,12 @@ class Drawable(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         spec: The graph.
         labels: Lines about each node, by its name, under the name.
+        runs_in: Where each node runs, by its name: several calls may be of one endpoint.
     """
 
     spec: GraphSpec
     labels: Mapping[str, Sequence[str]] = {}
+    runs_in: Mapping[str, str] = {}
 
 
 def draw(graph: Drawable, form: Form) -> str:
@@ -35,7 +37,7 @@ def draw(graph: Drawable, form: Form) -> str:
     """
     if form == "mermaid":
         return mermaid(graph.spec, graph.labels)
-    return svg(graph.spec, graph.labels) if form == "svg" else text(graph.spec, graph.labels)
+    return svg(graph.spec, graph.labels, graph.runs_in) if form == "svg" else text(graph.spec, graph.labels)
 
 
 def mermaid(spec: GraphSpec, labels: Mapping[str, Sequence[str]]) -> str:

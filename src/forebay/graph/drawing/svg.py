@@ -43,21 +43,23 @@ _HEAD: Final = """\
 <path d="M0,0 L8,4 L0,8 z"/></marker></defs>"""
 
 
-def svg(spec: GraphSpec, labels: Mapping[str, Sequence[str]]) -> str:
+def svg(spec: GraphSpec, labels: Mapping[str, Sequence[str]], runs_in: Mapping[str, str] | None = None) -> str:
     """Draw a graph.
 
     Args:
         spec: The graph.
         labels: Lines about each node, by its name.
+        runs_in: The endpoint of each node, by its name; what has one is a group with it as `data-endpoint`.
     """
-    return _Picture(layout_of(spec), labels).draw(spec.name)
+    return _Picture(layout_of(spec), labels, runs_in or {}).draw(spec.name)
 
 
 class _Picture:
     """Places in pixels: layers are columns, and a vertex stands along its column."""
 
-    def __init__(self, layout: Layout, labels: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, layout: Layout, labels: Mapping[str, Sequence[str]], runs_in: Mapping[str, str]) -> None:
         self._layout = layout
+        self._runs_in = runs_in
         self._lines = {
             vertex: tuple(labels.get(vertex.name, ())) if vertex.kind == "node" else ()
             for layer in layout.layers
@@ -115,7 +117,8 @@ class _Picture:
         y = self._y[vertex] + (0.75 - len(rows) / 2) * _ROW_PX
         for row, (kind, text) in enumerate(rows):
             parts.append(f'<text class="{kind}" x="{x:.1f}" y="{y + row * _ROW_PX:.1f}">{escape(text)}</text>')
-        return parts
+        endpoint = self._runs_in.get(vertex.name) if is_node else None
+        return parts if endpoint is None else [f"<g data-endpoint={quoteattr(endpoint)}>", *parts, "</g>"]
 
     def _arrow(self, arrow: Arrow) -> list[str]:
         source, *places, target = arrow.path

@@ -128,13 +128,19 @@ def serve_composition(target: GraphTarget) -> Served:
         ),
         described,
         nodes=endpoints,
+        drawing=drawable(target),
     )
 
 
 def drawable(target: GraphTarget) -> Drawable:
     """Return the graph of a composition with the settings of its nodes."""
     graph = target.composition.graph
-    return Drawable(graph.spec, {name: _label(call, target) for name, call in graph.calls.items()})
+    name = target.overrides.name or target.composition.name
+    return Drawable(
+        graph.spec,
+        {called: _label(call, target) for called, call in graph.calls.items()},
+        {called: f"{name}/{call.node.name}" for called, call in graph.calls.items()},
+    )
 
 
 def _label(call: Call, target: GraphTarget) -> list[str]:

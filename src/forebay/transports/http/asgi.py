@@ -30,6 +30,7 @@ from forebay.protocols import native, openapi
 from forebay.serving.endpoint import next_id
 from forebay.serving.servings import registry
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
+from forebay.transports.http.dashboard.page import PREFIX, Dashboard, is_public, to_page, wants_page
 from forebay.transports.http.errors import MethodNotAllowed, Unauthorized
 from forebay.transports.http.route import Route, SharedRoute, error_answer, key_is_known, request_id_of
 from forebay.transports.http.trace_page import TracePage
@@ -123,7 +124,8 @@ def asgi_app(app: App, config: HttpConfig) -> ASGIApp:
             )
         )
     if config.api_keys:
-        middleware.append(Middleware(_KeyCheck, keys=[key.encode() for key in config.api_keys]))
+        keys = [key.encode() for key in config.api_keys]
+        middleware.append(Middleware(_KeyCheck, keys=keys, has_dashboard=config.dashboard))
     handlers: Any = {ForebayError: failed, HTTPException: unknown}
     answering = Starlette(middleware=middleware, exception_handlers=handlers)
     answering.router.routes = cast("list[BaseRoute]", routes)  # the same list, so that it changes with the app
@@ -135,6 +137,13 @@ def _paths(app: App, pages: Pages, by_target: Mapping[bytes, Route]) -> list[Pat
     routes = [PathRoute(path, _Methods(post=predict, get=pages.model)) for path, predict in predictions.items()]
     if app.only is None:
         routes.append(PathRoute("/", _Methods(get=pages.index)))
+    if pages.dashboard is not None:
+        routes += [
+            PathRoute(PREFIX, _Methods(get=pages.dashboard.file)),
+            PathRoute(f"{PREFIX}/events", _Methods(get=pages.dashboard.events)),
+            PathRoute(f"{PREFIX}/graph/{{name:path}}", _Methods(get=pages.dashboard.graph)),
+            PathRoute(f"{PREFIX}/{{file:path}}", _Methods(get=pages.dashboard.file)),
+        ]
     return [
         *routes,
         PathRoute("/models", _Methods(get=pages.models)),
@@ -303,9 +312,12 @@ class Pages:
         self._describing = asyncio.Lock()
         app.watch(self._changed)
         self.trace = TracePage(lambda: app.is_draining)
+        self.dashboard = Dashboard(app, config, self._endpoints, reading) if config.dashboard else None
 
-    async def index(self, _request: HttpRequest) -> Response:
-        """Say where to go when several models are served."""
+    async def index(self, request: HttpRequest) -> Response:
+        """Say where to go when several models are served; a browser is sent to the dashboard."""
+        if self.dashboard is not None and wants_page(request):
+            return to_page()
         return _json({"models": list(self._app.served), "docs": "/docs", "call": "POST /models/{name}"})
 
     async def models(self, _request: HttpRequest) -> Response:
@@ -319,6 +331,8 @@ class Pages:
         only, path = self._app.only, _path(request.scope)
         name = request.path_params.get("name") or path.removeprefix("/models/")
         if path == "/" and only is not None:
+            if self.dashboard is not None and wants_page(request):
+                return to_page()
             name = only.endpoint.name
         started = None if name in self._app.served else registry.find(name)
         version = request.path_params.get("version")
@@ -414,6 +428,9 @@ def reading(endpoint: Endpoint) -> Reading:
         pool.alive,
         pool.restarts,
         None if endpoint.auto is None else endpoint.auto.objective_held,
+        pool.idle,
+        pool.slots,
+        pool.problem,
     )
 
 
@@ -460,19 +477,27 @@ class _Methods:
 class _KeyCheck:
     """Asks for an API key wherever one is needed."""
 
-    def __init__(self, app: ASGIApp, keys: list[bytes]) -> None:
+    def __init__(self, app: ASGIApp, keys: list[bytes], *, has_dashboard: bool) -> None:
         self._app = app
         self._keys = keys
+        self._has_dashboard = has_dashboard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = _path(scope)
-        if scope["type"] == "http" and path not in openapi.PUBLIC_PATHS and not path.startswith("/docs/"):
+        if scope["type"] == "http" and not self._is_public(scope):
             given = [value for name, value in scope["headers"] if name in {b"x-api-key", b"authorization"}]
             if not any(key_is_known(self._keys, value) for value in given):
                 error = Unauthorized("an API key is needed, as X-API-Key or as Authorization: Bearer")
                 await _send(send, *error_answer(error, ""))
                 return
         await self._app(scope, receive, send)
+
+    def _is_public(self, scope: Scope) -> bool:
+        path = _path(scope)
+        if path in openapi.PUBLIC_PATHS or path.startswith("/docs/"):
+            return True
+        if not self._has_dashboard:
+            return False
+        return is_public(path) or (path == "/" and scope["method"] == "GET" and wants_page(HttpRequest(scope)))
 
 
 def _path(scope: Scope) -> str:

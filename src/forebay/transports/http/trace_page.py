@@ -12,6 +12,7 @@ from starlette.responses import Response
 from forebay.errors import Cancelled, InvalidRequest, QueueFull
 from forebay.observe.timeline import Recording
 from forebay.observe.trace_format import chrome_trace
+from forebay.transports.http.own_page import refuse_foreign_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +42,9 @@ class TracePage:
         Raises:
             InvalidRequest: If that is no time to record for.
             QueueFull: If as many recordings run as may.
+            ForeignPage: If a page of somebody else asks.
         """
+        refuse_foreign_page(request.headers)
         seconds = _seconds(request.query_params.get("seconds", DEFAULT_S))
         if self._running >= RECORDINGS:
             msg = f"{RECORDINGS} recordings are running, which is as many as may; try again when one has ended"

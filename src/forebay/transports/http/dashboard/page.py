@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dashboard's own paths: its files, its event stream and drawings of graphs; for the rest it asks others' paths.
+
+The files are the same on every server and need no API key. All that says something about this one does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from functools import cache
+from hashlib import sha256
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from starlette.responses import Response
+
+import forebay
+from forebay.errors import NotFound
+from forebay.graph.drawing.draw import draw
+from forebay.observe.pulse import Beat, Bounds, Pulse, for_strangers
+from forebay.transports.http.dashboard.audience import Audience, Event
+from forebay.transports.http.own_page import refuse_foreign_page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from starlette.requests import Request
+
+    from forebay.observe.exposition import Reading
+    from forebay.server.app import App
+    from forebay.server.config import HttpConfig
+    from forebay.serving.endpoint import Endpoint
+
+PREFIX: Final = "/ui"
+_GUARDED: Final = (f"{PREFIX}/events", f"{PREFIX}/graph/")
+
+_ROOM: Final = "\N{NO-BREAK SPACE}" * 25
+"""A line in the box of each node, which the page fills."""
+
+_TYPES: Final = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; media-src blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+_HEADERS: Final = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+
+
+def is_public(path: str) -> bool:
+    """Tell whether this is a path of the page that needs no API key."""
+    return path == PREFIX or (path.startswith(f"{PREFIX}/") and not path.startswith(_GUARDED))
+
+
+def wants_page(request: Request) -> bool:
+    """Tell whether it is a person who asks."""
+    return "text/html" in request.headers.get("accept", "")
+
+
+def to_page() -> Response:
+    """Send a browser to the page; the address is relative, so that it holds below the prefix of a proxy."""
+    return Response(status_code=307, headers={"location": PREFIX[1:], "vary": "accept", "cache-control": "no-store"})
+
+
+class Dashboard:
+    """What is answered below `/ui`."""
+
+    def __init__(
+        self,
+        app: App,
+        config: HttpConfig,
+        sources: Callable[[], Iterable[Endpoint]],
+        read: Callable[[Endpoint], Reading],
+    ) -> None:
+        """Make the page.
+
+        Args:
+            app: What it is about.
+            config: The port.
+            sources: All endpoints, also those of nodes.
+            read: Reads the numbers of one.
+        """
+        self._app = app
+        self._has_keys = bool(config.api_keys)
+        self._pulse = Pulse(sources, read)
+        self._audience = Audience(self._make, self._pulse.stop, lambda: app.is_draining)
+        self._changes = 0
+        app.watch(self._changed)
+
+    async def file(self, request: Request) -> Response:
+        """Return a file of the page.
+
+        Raises:
+            NotFound: If there is none of this name.
+        """
+        name = request.path_params.get("file", "index.html")
+        if name not in _files():
+            msg = f"the dashboard has no file '{name[:100]}'"
+            raise NotFound(msg)
+        body, tag = _file(name)
+        headers = {**_HEADERS, "etag": tag}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(body, media_type=_TYPES[name.rpartition(".")[2]], headers=headers)
+
+    async def events(self, request: Request) -> Response:
+        """Return the stream of events.
+
+        Raises:
+            ForeignPage: If a page of somebody else asks.
+            QueueFull: If as many look as may.
+        """
+        refuse_foreign_page(request.headers)
+        is_trusted = self._has_keys or _is_from_here(request)
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
+        faults = self._pulse.faults()
+        hello = {
+            "forebay": forebay.__version__,
+            "bounds": Bounds(),
+            "now": time.time(),
+            "started_s": self._app.started_s,
+            "tells_all": is_trusted,
+            "faults": faults if is_trusted else for_strangers(faults),
+        }
+        return self._audience.join(_event("hello", hello), is_trusted=is_trusted)
+
+    async def graph(self, request: Request) -> Response:
+        """Return the drawing of a graph.
+
+        Raises:
+            NotFound: If the model is none that is drawn.
+        """
+        drawing = self._app.find(request.path_params["name"]).drawing
+        if drawing is None:
+            msg = f"the model '{request.path_params['name'][:100]}' is no graph"
+            raise NotFound(msg)
+        rows = {name: (*drawing.labels.get(name, ()), _ROOM) for name in drawing.runs_in}
+        svg = await asyncio.to_thread(draw, msgspec.structs.replace(drawing, labels=rows), "svg")
+        headers = _HEADERS | {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}
+        return Response(svg, media_type=_TYPES["svg"], headers=headers)
+
+    async def _make(self) -> Event:
+        turns = self._pulse.beat()
+        while True:
+            try:
+                next(turns)
+            except StopIteration as end:
+                beats: list[Beat] = end.value
+                break
+            await asyncio.sleep(0)
+        told = {"at": time.time(), "monotonic": time.monotonic(), "changes": self._changes}
+
+        def write(is_trusted: bool) -> bytes:  # noqa: FBT001 - of `Event`
+            return _event("beat", told | {"beats": beats if is_trusted else [*map(_public, beats)]})
+
+        return Event(write)
+
+    def _changed(self) -> None:
+        self._changes += 1
+
+
+def _public(beat: Beat) -> Beat:
+    return msgspec.structs.replace(beat, faults=for_strangers(beat.faults)) if beat.faults else beat
+
+
+def _event(kind: str, data: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(data))
+
+
+def _is_from_here(request: Request) -> bool:
+    """Tell whether a program of this machine asks on its own account, and not for somebody elsewhere."""
+    if any(name in request.headers for name in ("forwarded", "x-forwarded-for", "x-real-ip", "via")):
+        return False
+    named = request.url.hostname or ""
+    asking = request.client.host if request.client is not None else ""
+    return _is_loopback(asking) and (named == "localhost" or _is_loopback(named))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@cache
+def _files() -> frozenset[str]:
+    return frozenset(file.name for file in _folder().iterdir())
+
+
+@cache
+def _file(name: str) -> tuple[bytes, str]:
+    body = _folder().joinpath(name).read_bytes()
+    return body, f'"{sha256(body).hexdigest()[:32]}"'
+
+
+def _folder() -> Any:
+    return resources.files("forebay.transports.http.dashboard").joinpath("static")

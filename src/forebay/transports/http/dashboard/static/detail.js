@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// One model, or all of them: how fast, how long, how many at a time, and who works.
+
+import { Bars, TimeChart } from "./charts.js";
+import { h, say } from "./dom.js";
+import { Graph } from "./graph.js";
+import { ALL, quantile } from "./history.js";
+import { problemOf } from "./models.js";
+import { count, percent, span } from "./numbers.js";
+import { Workers } from "./workers.js";
+
+const COLUMNS = 100;
+
+export class Detail {
+  constructor(host, history, onAll) {
+    this.host = host;
+    this.history = history;
+    this.name = ALL;
+    const seconds = () => history.bounds.seconds;
+    this.rate = new TimeChart([
+      { name: "ok", label: "answered", kind: "stack", of: (column) => column.ok / column.dt },
+      { name: "failed", label: "errors", kind: "stack", of: (column) => column.failed / column.dt },
+    ], { title: "Requests", format: (value) => `${count(value)}/s`, empty: "No request in this time. Send one with the form below, or with forebay bench." });
+    this.latency = new TimeChart([
+      { name: "p50", label: "p50", of: (column) => quantile(column.request, seconds(), 0.5), end: (value) => span(value) },
+      { name: "p95", label: "p95", of: (column) => quantile(column.request, seconds(), 0.95), end: (value) => span(value) },
+      { name: "p99", label: "p99", of: (column) => quantile(column.request, seconds(), 0.99), end: (value) => span(value) },
+    ], {
+      title: "Latency", format: span, log: true, heat: (column) => column.request, bounds: seconds,
+      empty: "Every answer is counted here, from its arrival to its last byte but one.",
+      note: "Shaded: how many answers took how long. Quantiles are read from these steps.",
+    });
+    this.sizes = new Bars({ title: "Batch sizes", empty: "Requests that meet in the queue run together; how many do is shown here." });
+    this.queue = new TimeChart([
+      { name: "waiting", label: "waiting", kind: "area", of: (column) => column.waiting },
+      { name: "flight", label: "in flight", of: (column) => column.inFlight },
+    ], { title: "Queue", format: count, empty: "Nothing waited in this time." });
+    this.title = h("h2", { id: "detail-title" });
+    this.facts = h("p", { class: "facts" });
+    this.problem = h("p", { class: "notice wrong", hidden: true });
+    this.about = h("p", { class: "about" });
+    this.back = h("button", { type: "button", class: "quiet", onclick: onAll }, "Show all models");
+    this.versions = h("ul", { class: "versions", hidden: true });
+    this.graph = new Graph(history);
+    this.workers = new Workers(history);
+    host.replaceChildren(
+      h("header", {}, this.title, this.back), this.about, this.facts, this.problem, this.versions, this.graph.element,
+      h("div", { class: "charts" }, this.rate.element, this.latency.element, this.sizes.element, this.queue.element),
+      this.workers.element);
+    host.hidden = false;
+  }
+
+  choose(name, models) {
+    this.name = name;
+    this.learn(models);
+  }
+
+  learn(models) {
+    const model = models.find((one) => one.name === this.name);
+    this.model = model;
+    this.back.hidden = !model || models.length === 1;
+    say(this.title, model ? model.name : "All models");
+    say(this.about, model?.description ?? "");
+    this.about.hidden = !this.about.textContent;
+    this.facts.replaceChildren(...(model ? factsOf(model) : []));
+    this.facts.hidden = !model;
+    const problem = model ? problemOf(model) : "";
+    this.problem.hidden = !problem;
+    say(this.problem, problem);
+    this.#learnVersions(model);
+    this.graph.learn(model?.nodes ? model : null);
+    this.workers.learn(model ? [model] : models);
+  }
+
+  #learnVersions(model) {
+    const versions = Array.isArray(model?.versions) ? model.versions : [];
+    this.versions.hidden = versions.length === 0;
+    this.versions.replaceChildren(...versions.map((one) => h("li", {},
+      h("b", {}, `v${one.version}`), " ",
+      h("span", { class: "tag", "data-state": one.error ? "wrong" : null }, String(one.state ?? "")), " ",
+      one.weight === undefined || one.weight === null ? null : h("span", { class: "quiet-text" }, `weight ${one.weight}`), " ",
+      one.error ? h("span", { class: "wrong" }, typeof one.error === "string" ? one.error : (one.error.message ?? "failed")) : null)));
+  }
+
+  show(seconds) {
+    const { history } = this;
+    const view = history.columns(this.name, seconds, COLUMNS);
+    this.rate.show(view, seconds);
+    this.latency.show(view, seconds);
+    this.queue.show(view, seconds);
+    const now = history.recent(this.name, 10);
+    const window = history.recent(this.name, seconds);
+    say(this.rate.value, `${count((now.ok + now.failed) / now.dt)}/s`);
+    const middle = quantile(now.request, history.bounds.seconds, 0.5);
+    say(this.latency.value, middle === null ? "" : `p50 ${span(middle)}`);
+    this.sizes.show(window.sizes, history.bounds.rows, this.model?.batching?.max_batch_size);
+    say(this.sizes.value, window.batches ? `mean ${count(window.rows / window.batches)}` : "");
+    const queued = quantile(now.queue, history.bounds.seconds, 0.5);
+    say(this.queue.value, queued === null ? "" : `${span(queued)} wait`);
+    this.graph.show();
+    this.workers.show();
+  }
+}
+
+function factsOf(model) {
+  const { batching } = model;
+  const facts = [h("code", {}, `POST /models/${encodeURIComponent(model.name)}`)];
+  if (!model.nodes && batching) {
+    const waits = batching.auto ? `learns what holds ${count(batching.auto.latency_objective_ms)} ms`
+      : { gather: "gathers returning clients", go: "goes at once", wait: `waits ${batching.max_wait_ms} ms` }[batching.idle] ?? batching.idle;
+    facts.push(`batches of up to ${batching.max_batch_size}, ${waits}`, `${count(batching.max_queue)} may wait`);
+    if (batching.auto) facts.push(batching.auto.objective_held === false ? "objective not held" : `${percent(batching.auto.late)} late`);
+  }
+  if (model.timeout_ms) facts.push(`timeout ${span(model.timeout_ms / 1000)}`);
+  if (model.batchable) facts.push("arrays of samples");
+  return facts.flatMap((fact, number) => (number ? [h("span", { class: "sep", "aria-hidden": "true" }, " · "), fact] : [fact]));
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// The last errors, with their reasons; equal ones are one line with their number.
+
+import { h, mark, say } from "./dom.js";
+import { ago, count } from "./numbers.js";
+
+const KEPT = 60;
+
+export class Faults {
+  constructor(host, onChoose) {
+    this.onChoose = onChoose;
+    this.faults = new Map();
+    this.skew = 0; // the server's clock minus ours
+    this.list = h("ol", { class: "faults" });
+    this.empty = h("p", { class: "teach" }, "No error since the server started. A request that fails appears here with its reason; the model's own exceptions with their traceback.");
+    this.count = h("span", { class: "figure" });
+    this.clear = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => { this.faults.clear(); this.show(); } }, "Clear");
+    host.replaceChildren(h("header", {}, h("h2", { id: "errors-title" }, "Errors"), this.count, this.clear), this.list, this.empty);
+  }
+
+  hear(now) {
+    this.skew = now - Date.now() / 1000;
+  }
+
+  /** Takes errors; `number` of them are new. */
+  take(fault, number) {
+    const name = [fault.endpoint, fault.code, fault.kind, fault.message ?? ""].join("\n");
+    const known = this.faults.get(name);
+    if (known && known.at === fault.at && number === null) return;
+    this.faults.delete(name); // so that the newest is the last
+    this.faults.set(name, { ...known, ...fault, number: (known?.number ?? 0) + (number ?? 1) });
+    while (this.faults.size > KEPT) this.faults.delete(this.faults.keys().next().value);
+  }
+
+  show() {
+    const newest = [...this.faults.entries()].sort(([, one], [, other]) => other.at - one.at);
+    const rows = new Map([...this.list.children].map((row) => [row.dataset.name, row]));
+    const wanted = newest.map(([name, fault]) => this.#fill(rows.get(name) ?? this.#row(name), fault));
+    const isSame = wanted.length === this.list.children.length && wanted.every((row, at) => this.list.children[at] === row);
+    // A list under a pointer or with the focus keeps its order, or one would click beside it.
+    const isHeld = this.list.matches(":hover, :focus-within") && wanted.every((row) => row.parentElement === this.list);
+    if (!isSame && !isHeld) this.list.replaceChildren(...wanted);
+    this.empty.hidden = wanted.length > 0;
+    this.clear.hidden = wanted.length === 0;
+    say(this.count, wanted.length ? String(wanted.length) : "");
+  }
+
+  #row(name) {
+    const row = h("li", { "data-name": name });
+    row.when = h("time", {});
+    row.where = h("button", { type: "button", class: "name" });
+    row.code = h("span", { class: "tag code" });
+    row.number = h("span", { class: "number" });
+    row.message = h("p", { class: "message" });
+    row.id = h("p", { class: "quiet-text" });
+    row.trace = h("details", { hidden: true }, h("summary", {}, "Traceback"), h("pre", {}));
+    row.where.addEventListener("click", () => this.onChoose(row.where.textContent));
+    row.append(h("div", { class: "line" }, row.when, row.where, row.code, row.number), row.message, row.trace, row.id);
+    return row;
+  }
+
+  #fill(row, fault) {
+    say(row.when, ago(Math.max(Date.now() / 1000 + this.skew - fault.at, 0)));
+    mark(row.when, "datetime", new Date(fault.at * 1000).toISOString());
+    mark(row.when, "title", new Date(fault.at * 1000).toLocaleString());
+    say(row.where, fault.endpoint);
+    say(row.code, fault.code);
+    say(row.number, fault.number > 1 ? `× ${count(fault.number)}` : "");
+    say(row.message, fault.message || `${fault.kind}: what the model raised is told to this machine, and to who shows an API key; it is in the log.`);
+    say(row.id, fault.request_id ? `request ${fault.request_id}` : "");
+    row.trace.hidden = !fault.trace;
+    if (fault.trace) say(row.trace.lastChild, fault.trace);
+    return row;
+  }
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Puts the page together: /models says who is there, /metrics what was counted before, a stream what happens.
+
+import { Detail } from "./detail.js";
+import { $, choice, kept, mark, say } from "./dom.js";
+import { Faults } from "./faults.js";
+import { ALL, History } from "./history.js";
+import { Models } from "./models.js";
+import { countersOf, hasKey, listen, read, setKey, whenKeyIsNeeded } from "./server.js";
+import { Tiles } from "./tiles.js";
+import { Trace } from "./trace.js";
+import { TryIt } from "./tryit.js";
+
+const MODELS_EVERY_MS = 10_000;
+
+const history = new History();
+let models = [];
+let chosen = ALL;
+let seconds = Number(kept.get("localStorage", "seconds")) || 300;
+let changes = null;
+let asked = 0;
+
+const tiles = new Tiles($("tiles"));
+const table = new Models($("models"), (name) => choose(name === chosen && models.length > 1 ? ALL : name));
+const detail = new Detail($("detail"), history, () => choose(ALL));
+const faults = new Faults($("errors"), (endpoint) => choose(models.find((one) => endpoint === one.name || endpoint.startsWith(`${one.name}/`))?.name ?? ALL));
+const tryIt = new TryIt($("try"));
+new Trace($("trace"));
+
+function choose(name) {
+  chosen = name;
+  table.choose(name);
+  detail.choose(name, models);
+  if (name !== ALL) tryIt.choose(name);
+  show();
+}
+
+function show() {
+  tiles.show(history, seconds);
+  table.show(history, seconds);
+  detail.show(seconds);
+  faults.show();
+}
+
+async function learn() {
+  asked = Date.now();
+  try {
+    models = (await (await read("models")).json()).models;
+  } catch (problem) {
+    say($("notices"), `the models cannot be listed: ${problem.message}`);
+    return;
+  }
+  say($("notices"), "");
+  history.learn(models);
+  table.learn(models);
+  if (chosen !== ALL && !models.some((one) => one.name === chosen)) chosen = ALL;
+  if (models.length === 1) chosen = models[0].name;
+  table.choose(chosen);
+  detail.choose(chosen, models);
+  show();
+  await tryIt.learn(models);
+}
+
+async function learnTotals() {
+  try {
+    const counters = countersOf(await (await read("metrics")).text());
+    for (const [endpoint, codes] of Object.entries(counters)) history.line(endpoint).totals = codes;
+  } catch {
+    // the columns of totals begin with the first event, then
+  }
+}
+
+function take(kind, data) {
+  if (kind === "hello") {
+    history.began(data.bounds);
+    faults.hear(data.now);
+    for (const fault of data.faults) faults.take(fault, null);
+    say($("footer"), `forebay ${data.forebay} · percentiles and sizes are of what was answered since this page was opened · nothing is counted for it while nobody looks`);
+    learn().then(learnTotals);
+    return;
+  }
+  if (changes !== null && changes !== data.changes) asked = 0;
+  changes = data.changes;
+  history.take(data);
+  faults.hear(data.at);
+  for (const beat of data.beats) for (const fault of beat.faults ?? []) faults.take(fault, beat.codes[fault.code]);
+  show();
+  if (Date.now() - asked > MODELS_EVERY_MS) learn();
+}
+
+function tellState(state, why = "") {
+  const words = { live: "live", lost: "reconnecting", paused: "paused", connecting: "connecting" };
+  mark($("link"), "data-state", state);
+  say($("link").lastElementChild, words[state]);
+  mark($("link"), "title", why || null);
+  mark(document.body, "data-link", state);
+}
+
+function askForKey(wrong) {
+  const dialog = $("login");
+  if (!dialog.open) {
+    say($("login-wrong"), wrong ? "This key is not known here." : "");
+    $("login-key").value = "";
+    dialog.showModal();
+  }
+  return new Promise((resolve) => dialog.addEventListener("close", resolve, { once: true }));
+}
+
+$("login").addEventListener("cancel", (event) => event.preventDefault());
+$("login").querySelector("form").addEventListener("submit", () => {
+  setKey($("login-key").value.trim());
+  $("key").hidden = false;
+});
+whenKeyIsNeeded((used) => askForKey(used !== ""));
+$("key").hidden = !hasKey();
+say($("key"), "Forget key");
+$("key").addEventListener("click", () => {
+  setKey("");
+  location.reload();
+});
+
+choice($("windows"), [[60, "1 min"], [300, "5 min"], [900, "15 min"]], seconds, (wanted) => {
+  seconds = wanted;
+  kept.set("localStorage", "seconds", String(wanted));
+  show();
+});
+const theme = kept.get("localStorage", "theme") ?? "auto";
+mark(document.documentElement, "data-theme", theme);
+choice($("themes"), [["auto", "Auto"], ["light", "Light"], ["dark", "Dark"]], theme, (wanted) => {
+  mark(document.documentElement, "data-theme", wanted);
+  kept.set("localStorage", "theme", wanted);
+});
+say($("where"), location.host);
+document.title = `forebay · ${location.host}`;
+listen(take, tellState);
