@@ -56,7 +56,7 @@ def until(events, endpoint):
         for beat in data["beats"] if kind == "beat" else ():
             if beat["endpoint"] == endpoint and beat.get("codes"):
                 return beat
-    return None
+    raise EOFError(endpoint)
 
 
 def test_a_browser_at_the_root_is_sent_to_the_page(zoo):

@@ -5,7 +5,7 @@ import { h, mark, s, say } from "./dom.js";
 import { ago, ticks } from "./numbers.js";
 
 const LEFT = 48;
-const RIGHT = 64;
+const RIGHT = 78;
 const TOP = 10;
 const BOTTOM = 22;
 
@@ -131,7 +131,7 @@ export class TimeChart {
     for (let step = 0; step <= steps; step += 1) {
       const back = this.seconds * (1 - step / steps);
       const x = LEFT + (step / steps) * this.wide;
-      const text = back < 1 ? "now" : back < 60 ? `−${Math.round(back)} s` : `−${Number((back / 60).toFixed(1))} min`;
+      const text = back < 1 ? "now" : Math.round(back) < 60 ? `−${Math.round(back)} s` : `−${Number((back / 60).toFixed(1))} min`;
       times.push(s("line", { x1: x, x2: x, y1: TOP + this.tall, y2: TOP + this.tall + 4 }));
       times.push(s("text", { x, y: TOP + this.tall + 17, class: "x" }, text));
     }
@@ -275,7 +275,6 @@ export class Spark {
   constructor(kind) {
     this.area = s("path", { class: `spark-area c-${kind}` });
     this.line = s("path", { class: `spark-line c-${kind}` });
-    this.dot = s("circle", { class: `spark-dot c-${kind}`, r: 2, hidden: true });
     this.element = s("svg", { class: "spark", viewBox: "0 0 120 32", preserveAspectRatio: "none", "aria-hidden": "true" }, this.area, this.line);
   }
 

@@ -18,22 +18,22 @@ export class Detail {
     this.name = ALL;
     const seconds = () => history.bounds.seconds;
     this.rate = new TimeChart([
-      { name: "ok", label: "answered", kind: "stack", of: (column) => column.ok / column.dt },
       { name: "failed", label: "errors", kind: "stack", of: (column) => column.failed / column.dt },
+      { name: "ok", label: "answered", kind: "stack", of: (column) => column.ok / column.dt },
     ], { title: "Requests", format: (value) => `${count(value)}/s`, empty: "No request in this time. Send one with the form below, or with forebay bench." });
     this.latency = new TimeChart([
-      { name: "p50", label: "p50", of: (column) => quantile(column.request, seconds(), 0.5), end: (value) => span(value) },
-      { name: "p95", label: "p95", of: (column) => quantile(column.request, seconds(), 0.95), end: (value) => span(value) },
-      { name: "p99", label: "p99", of: (column) => quantile(column.request, seconds(), 0.99), end: (value) => span(value) },
+      { name: "p50", label: "p50", of: (column) => quantile(column.request, seconds(), 0.5), end: (value) => `p50 ${span(value)}` },
+      { name: "p95", label: "p95", of: (column) => quantile(column.request, seconds(), 0.95), end: (value) => `p95 ${span(value)}` },
+      { name: "p99", label: "p99", of: (column) => quantile(column.request, seconds(), 0.99), end: (value) => `p99 ${span(value)}` },
     ], {
       title: "Latency", format: span, log: true, heat: (column) => column.request, bounds: seconds,
-      empty: "Every answer is counted here, from its arrival to its last byte but one.",
+      empty: "No answer in this time. From the arrival of a request to its answer, queue and model together.",
       note: "Shaded: how many answers took how long. Quantiles are read from these steps.",
     });
     this.sizes = new Bars({ title: "Batch sizes", empty: "Requests that meet in the queue run together; how many do is shown here." });
     this.queue = new TimeChart([
-      { name: "waiting", label: "waiting", kind: "area", of: (column) => column.waiting },
-      { name: "flight", label: "in flight", of: (column) => column.inFlight },
+      { name: "waiting", label: "waiting", kind: "area", of: (column) => column.waiting, end: (value) => `${count(value)} wait` },
+      { name: "flight", label: "in flight", of: (column) => column.inFlight, end: (value) => `${count(value)} in flight` },
     ], { title: "Queue", format: count, empty: "Nothing waited in this time." });
     this.title = h("h2", { id: "detail-title" });
     this.facts = h("p", { class: "facts" });
@@ -73,13 +73,15 @@ export class Detail {
   }
 
   #learnVersions(model) {
-    const versions = Array.isArray(model?.versions) ? model.versions : [];
-    this.versions.hidden = versions.length === 0;
-    this.versions.replaceChildren(...versions.map((one) => h("li", {},
-      h("b", {}, `v${one.version}`), " ",
-      h("span", { class: "tag", "data-state": one.error ? "wrong" : null }, String(one.state ?? "")), " ",
-      one.weight === undefined || one.weight === null ? null : h("span", { class: "quiet-text" }, `weight ${one.weight}`), " ",
-      one.error ? h("span", { class: "wrong" }, typeof one.error === "string" ? one.error : (one.error.message ?? "failed")) : null)));
+    const versions = model?.versions ?? [];
+    const all = versions.reduce((sum, one) => sum + (one.weight ?? 0), 0);
+    this.versions.hidden = versions.length < 2;
+    this.rates = versions.map((one) => ({ version: one.version, element: h("span", { class: "figure" }) }));
+    this.versions.replaceChildren(...versions.map((one, number) => h("li", { "data-state": one.state },
+      h("b", {}, `v${one.version}`),
+      h("span", { class: "tag", "data-state": one.state === "failed" ? "wrong" : one.state }, one.state),
+      one.state === "ready" ? h("span", { class: "weight" }, `${all ? percent(one.weight / all) : "–"} of what names no version`) : null,
+      this.rates[number].element)));
   }
 
   show(seconds) {
@@ -97,6 +99,10 @@ export class Detail {
     say(this.sizes.value, window.batches ? `mean ${count(window.rows / window.batches)}` : "");
     const queued = quantile(now.queue, history.bounds.seconds, 0.5);
     say(this.queue.value, queued === null ? "" : `${span(queued)} wait`);
+    for (const { version, element } of this.rates ?? []) {
+      const sum = history.recentOf(this.name, version, 10);
+      say(element, `${count((sum.ok + sum.failed) / sum.dt)}/s`);
+    }
     this.graph.show();
     this.workers.show();
   }

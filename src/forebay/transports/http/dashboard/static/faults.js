@@ -52,10 +52,10 @@ export class Faults {
     row.code = h("span", { class: "tag code" });
     row.number = h("span", { class: "number" });
     row.message = h("p", { class: "message" });
-    row.id = h("p", { class: "quiet-text" });
+    row.request = h("p", { class: "quiet-text" });
     row.trace = h("details", { hidden: true }, h("summary", {}, "Traceback"), h("pre", {}));
     row.where.addEventListener("click", () => this.onChoose(row.where.textContent));
-    row.append(h("div", { class: "line" }, row.when, row.where, row.code, row.number), row.message, row.trace, row.id);
+    row.append(h("div", { class: "line" }, row.when, row.where, row.code, row.number), row.message, row.trace, row.request);
     return row;
   }
 
@@ -67,7 +67,7 @@ export class Faults {
     say(row.code, fault.code);
     say(row.number, fault.number > 1 ? `× ${count(fault.number)}` : "");
     say(row.message, fault.message || `${fault.kind}: what the model raised is told to this machine, and to who shows an API key; it is in the log.`);
-    say(row.id, fault.request_id ? `request ${fault.request_id}` : "");
+    say(row.request, fault.request_id ? `request ${fault.request_id}` : "");
     row.trace.hidden = !fault.trace;
     if (fault.trace) say(row.trace.lastChild, fault.trace);
     return row;

@@ -50,8 +50,7 @@ export class Graph {
   }
 
   #take(drawing) {
-    const svg = document.importNode(drawing, true);
-    for (const foreign of svg.querySelectorAll("style, script, foreignObject")) foreign.remove();
+    const svg = copied(drawing);
     mark(svg, "class", "drawing");
     for (const group of svg.querySelectorAll("g[data-endpoint]")) {
       const box = group.querySelector("rect");
@@ -97,4 +96,13 @@ export class Graph {
     }
     say(this.value, busiest ? `busiest: ${busiest.node.name.slice(this.name.length + 1)}, ${percent(busiest.busy)}` : "idle");
   }
+}
+
+const SHAPES = new Set(["svg", "g", "rect", "text", "path", "defs", "marker"]);
+
+/** The shapes of a drawing, and nothing else that may be in it. */
+function copied(element) {
+  const attributes = Object.fromEntries([...element.attributes].filter(({ name }) => !name.startsWith("on") && !name.startsWith("xmlns") && name !== "style").map(({ name, value }) => [name, value]));
+  const children = element.localName === "text" ? [element.textContent] : [...element.children].filter((child) => SHAPES.has(child.localName)).map(copied);
+  return s(element.localName, attributes, ...children);
 }

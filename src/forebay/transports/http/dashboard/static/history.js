@@ -3,9 +3,11 @@
 
 export const KEPT_S = 900;
 export const ALL = "";
+const VERSION = "\n"; // stands in no name
 
 const COUNTED = ["ok", "failed", "batches", "rows", "busyS", "parts"];
 const BUCKETS = ["request", "queue", "sizes"];
+const NOTHING = { inFlight: 0, waiting: 0, alive: 0, idle: 0, slots: 0, restarts: 0 };
 
 function emptyBeat(at, dt) {
   return { at, dt, ok: 0, failed: 0, batches: 0, rows: 0, busyS: 0, parts: 0, request: [], queue: [], sizes: [] };
@@ -18,8 +20,30 @@ function merge(into, from) {
 class Line {
   constructor() {
     this.beats = [];
-    this.state = { inFlight: 0, waiting: 0, alive: 0, idle: 0, slots: 0, restarts: 0, problem: "" };
+    this.state = { ...NOTHING, problem: "" };
     this.totals = {};
+    this.versions = new Map(); // how each version stands; the line is their sum
+  }
+
+  /** Notes how a version stands and what it has counted. */
+  stand(version, state, totals) {
+    const known = this.versions.get(version);
+    this.versions.set(version, { state, totals: totals ?? known?.totals ?? {} });
+    this.#sum();
+  }
+
+  keep(versions) {
+    for (const version of [...this.versions.keys()]) if (!versions.has(version)) this.versions.delete(version);
+    this.#sum();
+  }
+
+  #sum() {
+    Object.assign(this.state, NOTHING);
+    this.totals = {};
+    for (const { state, totals } of this.versions.values()) {
+      for (const field of Object.keys(NOTHING)) this.state[field] += state[field];
+      for (const [code, number] of Object.entries(totals)) this.totals[code] = (this.totals[code] ?? 0) + number;
+    }
   }
 
   push(beat) {
@@ -46,23 +70,28 @@ export class History {
   /** Notes who is there and how they stand, as /models tells it. */
   learn(models) {
     this.graphs = new Map(models.filter((one) => one.nodes).map((one) => [one.name, Object.keys(one.nodes)]));
-    this.names = new Set(models.map((one) => one.name));
+    const known = new Set([ALL]);
     for (const model of models) {
-      this.#stand(model.name, model);
-      for (const [node, facts] of Object.entries(model.nodes ?? {})) this.#stand(`${model.name}/${node}`, facts);
+      const versions = new Set((model.versions ?? [model]).map((one) => one.version));
+      const places = [[model.name, model], ...Object.entries(model.nodes ?? {}).map(([node, facts]) => [`${model.name}/${node}`, facts])];
+      for (const [name, facts] of places) {
+        known.add(name);
+        this.line(name).keep(versions);
+        if (facts.workers) this.line(name).stand(model.version, stateOf(facts));
+      }
     }
+    for (const name of [...this.lines.keys()]) if (!known.has(name.split(VERSION)[0])) this.lines.delete(name);
   }
 
-  #stand(name, facts) {
-    const workers = facts.workers ?? {};
-    Object.assign(this.line(name).state, {
-      inFlight: facts.in_flight ?? 0,
-      waiting: facts.waiting ?? 0,
-      alive: workers.alive ?? 0,
-      idle: workers.idle ?? 0,
-      slots: workers.slots ?? 0,
-      restarts: workers.restarts ?? 0,
-    });
+  /** Takes what was counted before anybody looked: {endpoint: {version: {code: count}}}. */
+  learnTotals(counters) {
+    for (const [name, versions] of Object.entries(counters)) {
+      for (const [version, totals] of Object.entries(versions)) {
+        const line = this.lines.get(name);
+        const state = line?.versions.get(version)?.state ?? NOTHING;
+        line?.stand(version, state, totals);
+      }
+    }
   }
 
   began(bounds) {
@@ -85,22 +114,17 @@ export class History {
       if (!merged.has(name)) merged.set(name, emptyBeat(this.now, dt));
       return merged.get(name);
     };
-    const own = new Map();
     for (const told of event.beats) {
       const line = this.line(told.endpoint);
       const owner = owners.get(told.endpoint);
       const beat = this.#beat(told, dt);
-      // Two versions of a model have one line.
-      const first = own.get(told.endpoint);
       const state = { inFlight: told.in_flight, waiting: told.waiting, alive: told.alive, idle: told.idle, slots: told.slots, restarts: told.restarts };
-      if (first) for (const name of Object.keys(state)) line.state[name] += state[name];
-      else Object.assign(line.state, state);
+      line.stand(told.version, state, told.totals);
       line.state.problem = told.problem ?? "";
-      line.totals = first ? addUp(line.totals, told.totals) : told.totals;
-      own.set(told.endpoint, beat);
+      this.line(`${told.endpoint}${VERSION}${told.version}`).push(beat);
       const target = of(owner ?? told.endpoint);
       if (owner) {
-        line.push(Object.assign(beat, gauges(line)));
+        addTo(of(told.endpoint), beat); // two versions of a node have one line
         this.#addWork(target, beat);
       } else {
         target.ok += beat.ok;
@@ -115,13 +139,14 @@ export class History {
     for (const [name, beat] of merged) {
       const line = this.line(name);
       line.push(Object.assign(beat, gauges(line)));
+      if (owners.has(name)) continue;
       for (const field of COUNTED) all[field] += beat[field];
       for (const field of BUCKETS) merge(all[field], entries(beat[field]));
     }
     const line = this.lines.get(ALL);
     const sum = { inFlight: 0, waiting: 0, alive: 0, idle: 0, slots: 0, restarts: 0 };
     for (const [name, other] of this.lines) {
-      if (name === ALL) continue;
+      if (name === ALL || name.includes(VERSION)) continue;
       const isNode = owners.has(name);
       if (!isNode) sum.inFlight += other.state.inFlight;
       sum.waiting += other.state.waiting;
@@ -151,13 +176,23 @@ export class History {
     merge(target.sizes, entries(beat.sizes));
   }
 
+  /** Sums of the last seconds of one version. */
+  recentOf(name, version, seconds) {
+    return this.recent(`${name}${VERSION}${version}`, seconds);
+  }
+
   /** Sums of the last seconds of a line. */
   recent(name, seconds) {
     const from = Math.max(this.now - seconds, this.#heardSince());
     const sum = emptyBeat(this.now, Math.max(this.now - from, 1e-9));
-    const { beats } = this.line(name);
+    const beats = this.lines.get(name)?.beats ?? [];
     for (let at = beats.length - 1; at >= 0 && beats[at].at > from; at -= 1) addTo(sum, beats[at]);
     return sum;
+  }
+
+  /** For how long something is known. */
+  heard() {
+    return this.now - (this.times.find((period) => period)?.[0] ?? this.now);
   }
 
   #heardSince() {
@@ -205,10 +240,9 @@ function gauges({ state }) {
   return { inFlight: state.inFlight, waiting: state.waiting, idle: state.idle, slots: state.slots, alive: state.alive };
 }
 
-function addUp(one, other) {
-  const sum = { ...one };
-  for (const [code, number] of Object.entries(other)) sum[code] = (sum[code] ?? 0) + number;
-  return sum;
+function stateOf(facts) {
+  const { alive = 0, idle = 0, slots = 0, restarts = 0 } = facts.workers;
+  return { inFlight: facts.in_flight ?? 0, waiting: facts.waiting ?? 0, alive, idle, slots, restarts };
 }
 
 function addTo(sum, beat) {

@@ -36,21 +36,24 @@ function choose(name) {
 }
 
 function show() {
-  tiles.show(history, seconds);
-  table.show(history, seconds);
-  detail.show(seconds);
+  // As long as less was heard than is to be shown, the charts show what there is: a minute, then two.
+  const shown = Math.min(seconds, Math.max(Math.ceil(history.heard() / 60), 1) * 60);
+  tiles.show(history, shown);
+  table.show(history, shown);
+  detail.show(shown);
   faults.show();
 }
 
 async function learn() {
   asked = Date.now();
   try {
-    models = (await (await read("models")).json()).models;
+    const told = await (await read("models")).json();
+    models = told.models;
+    say($("notices"), told.problem ? `The project could not be read anew; what was there before serves on.\n${told.problem}` : "");
   } catch (problem) {
     say($("notices"), `the models cannot be listed: ${problem.message}`);
     return;
   }
-  say($("notices"), "");
   history.learn(models);
   table.learn(models);
   if (chosen !== ALL && !models.some((one) => one.name === chosen)) chosen = ALL;
@@ -63,8 +66,7 @@ async function learn() {
 
 async function learnTotals() {
   try {
-    const counters = countersOf(await (await read("metrics")).text());
-    for (const [endpoint, codes] of Object.entries(counters)) history.line(endpoint).totals = codes;
+    history.learnTotals(countersOf(await (await read("metrics")).text()));
   } catch {
     // the columns of totals begin with the first event, then
   }

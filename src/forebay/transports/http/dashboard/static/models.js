@@ -4,7 +4,7 @@
 import { Spark } from "./charts.js";
 import { h, mark, say } from "./dom.js";
 import { quantile } from "./history.js";
-import { count, span } from "./numbers.js";
+import { count, percent, span } from "./numbers.js";
 
 const NOW_S = 10;
 const SHOWN = 40;
@@ -91,14 +91,15 @@ export class Models {
   }
 
   #state(row, model) {
-    const tags = [h("span", { class: "tag" }, `v${model.version}`)];
+    const versions = (model.versions ?? [model]).filter((one) => one.version !== undefined && one.state !== "failed");
+    const tags = versions.map((one) => h("span", { class: "tag" }, versions.length > 1 ? `v${one.version} ${share(one, versions)}` : `v${one.version}`));
     if (model.nodes) tags.push(h("span", { class: "tag" }, `graph of ${Object.keys(model.nodes).length}`));
     if (model.streams) tags.push(h("span", { class: "tag" }, "streams"));
     row.tags.replaceChildren(...tags);
     const failed = problemOf(model);
     const state = failed ? "wrong" : model.ready === false ? "waiting" : "ready";
     mark(row.dot, "data-state", state);
-    say(row.status, state === "ready" ? "" : failed ? "reload failed" : "not ready");
+    say(row.status, failed ? "a version failed to load" : state === "ready" ? "" : "not ready");
     mark(row.element, "data-chosen", row.name === this.chosen);
   }
 
@@ -128,8 +129,13 @@ export class Models {
   }
 }
 
-/** What is wrong with a model, as /models tells it: a reload that failed, a version that could not be loaded. */
+function share(version, versions) {
+  const all = versions.reduce((sum, one) => sum + (one.weight ?? 0), 0);
+  return all ? percent((version.weight ?? 0) / all) : "";
+}
+
+/** What is wrong with a model, as /models tells it: a version that could not be loaded. */
 export function problemOf(model) {
-  const told = model.error ?? model.reload?.error ?? model.versions?.find?.((one) => one.error)?.error;
-  return !told ? "" : typeof told === "string" ? told : (told.message ?? JSON.stringify(told));
+  const failed = model.versions?.find((one) => one.error);
+  return failed ? `Version ${failed.version} could not be loaded; ${model.ready ? "what was there before serves on" : "there is no other"}.\n${failed.error}` : "";
 }
