@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -39,12 +40,24 @@ steps = st.lists(
 )
 
 
+class RestingPool(ManualPool):
+    """Lets the loop rest for as long as it likes: no worker says anything."""
+
+    def __init__(self, slots, clock):
+        super().__init__(slots)
+        self.clock = clock
+
+    def rest(self, seconds):
+        self.clock.advance(seconds)
+
+
 class Story:
     """Plays the steps and keeps what each request may be told."""
 
-    def __init__(self, clock, slots, batching):
+    def __init__(self, clock, slots, batching, *, rests=False):
         self.clock = clock
-        self.pool = ManualPool(slots)
+        self.blocked_s = 0.0
+        self.pool = RestingPool(slots, clock) if rests else ManualPool(slots)
         self.endpoint = Endpoint(EndpointConfig(name="x", timeout_s=60.0, max_timeout_s=60.0), batching, self.pool)
         self.requests = []
         self.replies = {}
@@ -116,6 +129,7 @@ class Story:
 
     def block(self, seconds):
         """The loop does not turn for a while."""
+        self.blocked_s += seconds
         self.clock.advance(seconds)
 
     async def play(self, steps):
@@ -152,7 +166,7 @@ class Story:
             if code == Code.CANCELLED:
                 assert request in self.cancelled
             elif code == Code.DEADLINE_EXCEEDED:
-                assert when >= request.deadline - 0.0011
+                assert request.deadline - 0.0011 <= when <= request.deadline + self.blocked_s + 0.02
             elif code == Code.RESOURCE_EXHAUSTED:
                 assert self.endpoint.batching.capacity == 10
             else:
@@ -167,3 +181,11 @@ def test_each_request_gets_exactly_one_reply(idle, story, slots, capacity):
     clock = FakeClock()
     batching = BatchConfig(max_size=4, capacity=capacity, idle=idle, max_wait_s=0.05)
     clock.run(Story(clock, slots, batching).play(story))
+
+
+@given(story=steps, slots=st.integers(1, 3), capacity=st.sampled_from([10, 1000]))
+def test_a_loop_that_rests_keeps_all_of_that(story, slots, capacity):
+    clock = FakeClock()
+    batching = BatchConfig(max_size=4, capacity=capacity)
+    with mock.patch("os.sched_getaffinity", return_value={0}):
+        clock.run(Story(clock, slots, batching, rests=True).play(story))
