@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, Final
 
+from forebay.errors import ConfigError
 from forebay.server.config import SECTIONS, AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig
 from forebay.types.settings import declared
 
@@ -34,13 +35,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def told_in(parsed: argparse.Namespace) -> Told:
-    """Return what the flags tell."""
+    """Return what the flags tell.
+
+    Raises:
+        ConfigError: If one that may be repeated is not possible.
+    """
     told: Told = {}
     for struct in SECTIONS:
         for setting in declared(struct).values():
             value = getattr(parsed, _destination(setting), None)
             if value is not None:
-                told.setdefault(struct, {})[setting.name] = tuple(value) if setting.is_list else value
+                told.setdefault(struct, {})[setting.name] = _listed(setting, value) if setting.is_list else value
     return told
 
 
@@ -60,6 +65,14 @@ def _add(group: argparse._ArgumentGroup, setting: Setting) -> None:  # pyright: 
     else:
         more |= {"type": reading(setting), "metavar": setting.written.metavar}
     group.add_argument(flag, **more)
+
+
+def _listed(setting: Setting, given: list[str]) -> Any:
+    try:
+        return setting.check(given)
+    except ValueError as error:
+        msg = f"argument {setting.written.flag}: {error}"
+        raise ConfigError(msg) from error
 
 
 def _destination(setting: Setting) -> str:

@@ -12,8 +12,9 @@ watching    files that change while their model is in use
 Nothing here knows requests, and nothing here is imported by a worker that has no model file.
 """
 
-from forebay.runtimes.contract import Device, PaddleOptions, RunOptions
+from forebay.runtimes.contract import PaddleOptions, RunOptions
 from forebay.runtimes.model_file import ModelFile, load
 from forebay.runtimes.signature import Signature, Var
+from forebay.types.devices import Device
 
 __all__ = ["Device", "ModelFile", "PaddleOptions", "RunOptions", "Signature", "Var", "load"]

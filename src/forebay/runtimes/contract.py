@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 import msgspec
 
 from forebay.errors import ConfigError, InvalidRequest
+from forebay.types.devices import Device, read_device
 
 if TYPE_CHECKING:
     from forebay.runtimes.signature import Array, Signature, Value
@@ -21,38 +22,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("forebay.runtimes")
 
 _ONE_SEQUENCE: Final = 2
-_NAMES: Final = {"cuda": "gpu"}
 
 
-class Device(msgspec.Struct, frozen=True):
-    """Where a model runs, if not on the CPU.
+def accelerator(text: str) -> Device | None:
+    """Read where a model runs; None is the CPU.
 
-    Attributes:
-        kind: `gpu`, `tensorrt`, `xpu`, or what else a library may know.
-        index: Its number.
-        said: How the person calls it, for messages.
+    Raises:
+        ConfigError: If that is no device.
     """
-
-    kind: str
-    index: int = 0
-    said: str = ""
-
-    def __str__(self) -> str:
-        """Return what messages call it."""
-        return self.said or f"{self.kind}:{self.index}"
-
-    @classmethod
-    def parse(cls, text: str) -> Device | None:
-        """Read `cpu`, `gpu`, `cuda:1`; None is the CPU.
-
-        Raises:
-            ConfigError: If it is none of these.
-        """
-        kind, colon, number = text.strip().lower().partition(":")
-        if not kind.isalpha() or (colon and not number.isdecimal()):
-            msg = f"the device is '{text}'; cpu, gpu or gpu:1 are allowed"
-            raise ConfigError(msg)
-        return None if kind == "cpu" else cls(_NAMES.get(kind, kind), int(number or 0), text)
+    try:
+        device = read_device(text)
+    except ValueError as error:
+        msg = f"the device is {text!r}; {error}"
+        raise ConfigError(msg) from error
+    return None if device.kind == "cpu" else device
 
 
 class PaddleOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +88,10 @@ class Runtime(Protocol):
 
     signature: Signature
     is_shared: ClassVar[bool]
+
+    def can_run_on(self, device: Device) -> bool:
+        """Tell whether the library installed here knows such a device."""
+        ...
 
     def run(self, feed: Mapping[str, Value], fetch: Sequence[str]) -> Sequence[Value]:
         """Return the outputs of these names, in this order; whatever the library raises goes through."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from forebay.errors import ConfigError, ForebayError, RunnerFailed
-from forebay.runtimes.contract import Device, RunOptions
+from forebay.runtimes.contract import RunOptions, accelerator
 from forebay.runtimes.onnx import OnnxRuntime
 from forebay.runtimes.openvino import OpenVino
 from forebay.runtimes.paddle import Paddle
@@ -121,7 +121,7 @@ def load(path: str | Path, *, threads: int | None = None, device: str = "cpu", p
     Raises:
         ConfigError: If there is no model, or nothing that runs it, with what to do.
     """
-    return load_with(Path(path), RunOptions(threads=threads, device=Device.parse(device), precision=precision))
+    return load_with(Path(path), RunOptions(threads=threads, device=accelerator(device), precision=precision))
 
 
 def load_with(path: Path, options: RunOptions, named: str = "the model is") -> ModelFile:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final
 
 from forebay.runtimes.contract import RunOptions, library, ordinary, runs_on_cpu
 from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample
+from forebay.types.devices import Device
 
 _TYPES: Final = {
     "tensor(bool)": "bool",
@@ -19,7 +20,7 @@ _TYPES: Final = {
     "tensor(string)": "str",
     **{f"tensor({kind})": kind for kind in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
 }
-_PROVIDERS: Final = {"gpu": ("CUDA",), "tensorrt": ("Tensorrt", "CUDA")}
+_PROVIDERS: Final = {"cuda": ("CUDA",), "gpu": ("CUDA",), "tensorrt": ("Tensorrt", "CUDA")}
 
 
 class OnnxRuntime:
@@ -35,10 +36,11 @@ class OnnxRuntime:
             options: How it runs.
         """
         ort = library("onnxruntime", f"{model.name} is run by onnxruntime", "forebay[onnx]")
+        self._available: Sequence[str] = ort.get_available_providers()
         told = ort.SessionOptions()
         told.intra_op_num_threads = options.threads or 0
         told.inter_op_num_threads = 1
-        providers = _providers(model, ort.get_available_providers(), options)
+        providers = _providers(model, self._available, options)
         self._session = ort.InferenceSession(str(model), told, providers=providers)
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = 4  # what goes wrong in a run is raised, and need not be printed as well
@@ -57,6 +59,10 @@ class OnnxRuntime:
         """The devices it runs on, as onnxruntime calls them."""
         return self._session.get_providers()
 
+    def can_run_on(self, device: Device) -> bool:
+        """Tell whether the library has a provider for such a device."""
+        return bool(_names(self._available, device))
+
     def run(self, feed: Mapping[str, Value], fetch: Sequence[str]) -> Sequence[Value]:
         """Run it."""
         arrays = {name: ordinary(name, value) for name, value in feed.items()}
@@ -68,11 +74,15 @@ def _providers(model: Path, available: Sequence[str], options: RunOptions) -> li
     providers: list[Any] = []
     if options.device is not None:
         given = {"device_id": str(options.device.index)}
-        names = [f"{name}ExecutionProvider" for name in _PROVIDERS.get(options.device.kind, ())]
-        providers = [(name, given) for name in names if name in available]
+        providers = [(name, given) for name in _names(available, options.device)]
         if not providers:
             runs_on_cpu(model, "onnxruntime", options.device)
     return [*providers, "CPUExecutionProvider"]
+
+
+def _names(available: Sequence[str], device: Device) -> list[str]:
+    names = [f"{name}ExecutionProvider" for name in _PROVIDERS.get(device.kind, ())]
+    return [name for name in names if name in available]
 
 
 def _var(port: Any) -> Var:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, cast
 
 from forebay.runtimes.contract import RunOptions, library, ordinary
 from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample
+from forebay.types.devices import Device
 
 _PRECISIONS: Final = {"fp16": "f16", "bf16": "bf16"}
 
@@ -37,9 +38,9 @@ class OpenVino:
         precision = _PRECISIONS.get(options.precision.lower())
         if precision is not None:
             config["INFERENCE_PRECISION_HINT"] = precision
-        self._model: Any = openvino.Core().compile_model(
-            str(model), "CPU" if device is None else f"GPU.{device.index}", config
-        )
+        core = openvino.Core()
+        self._available: Sequence[str] = core.available_devices
+        self._model: Any = core.compile_model(str(model), "CPU" if device is None else _name(device), config)
         self._request = self._model.create_infer_request()
         self._shape = openvino.PartialShape
         self.file = model
@@ -49,6 +50,12 @@ class OpenVino:
     def threads(self) -> int:
         """Threads that compute one prediction."""
         return self._model.get_property("INFERENCE_NUM_THREADS")
+
+    def can_run_on(self, device: Device) -> bool:
+        """Tell whether OpenVINO finds such a device here."""
+        # A single one of a kind goes without its number.
+        kind, _, index = (name := _name(device)).partition(".")
+        return name in self._available or (index in {"", "0"} and kind in self._available)
 
     def run(self, feed: Mapping[str, Value], fetch: Sequence[str]) -> Sequence[Value]:
         """Run it."""
@@ -62,6 +69,13 @@ class OpenVino:
         self._request.infer(arrays)
         # The tensors belong to the request and are written over by the next one.
         return [Value(self._request.get_tensor(name).data.copy()) for name in fetch]
+
+
+def _name(device: Device) -> str:
+    """Return what OpenVINO calls a device; there is one NPU."""
+    return (
+        device.kind.upper() if device.kind == "npu" else f"{'CUDA' if device.kind == 'cuda' else 'GPU'}.{device.index}"
+    )
 
 
 def _ports(ports: Sequence[Any]) -> tuple[Var, ...]:

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from forebay.runtimes.contract import Device, PaddleOptions, RunOptions, library, tell
+from forebay.runtimes.contract import PaddleOptions, RunOptions, library, tell
 from forebay.runtimes.signature import Signature, Value, Var
+from forebay.types.devices import Device
 
-_KNOWN: Final = ("gpu", "tensorrt", "xpu")
+_KNOWN: Final = ("cuda", "gpu", "tensorrt", "xpu")
 
 
 class Paddle:
@@ -73,6 +74,10 @@ class Paddle:
     def threads(self) -> int:
         """Threads that compute one prediction."""
         return self._config.cpu_math_library_num_threads()
+
+    def can_run_on(self, device: Device) -> bool:
+        """Tell whether it is of a kind that Paddle knows."""
+        return device.kind in _KNOWN
 
     def run(self, feed: Mapping[str, Value], fetch: Sequence[str]) -> Sequence[Value]:
         """Run it."""

@@ -458,6 +458,7 @@ def _facts(endpoint: Endpoint) -> dict[str, Any]:
             "restarts": pool.restarts,
             "joined": pool.joined,
             "left": pool.left,
+            "devices": pool.devices,
         },
         "in_flight": endpoint.in_flight,
         "waiting": endpoint.waiting,

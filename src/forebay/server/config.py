@@ -10,7 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from forebay.serving.models.model import Model
-from forebay.types.settings import Count, Milliseconds, Seconds, SomeMilliseconds, SomeSeconds, Written
+from forebay.types.settings import Checked, Count, Milliseconds, Seconds, SomeMilliseconds, SomeSeconds, Written
+from forebay.workers.devices import existing
 
 WorkerKind = Literal["inline", "thread", "process"]
 
@@ -114,6 +115,8 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
         env: Variables of the environment of its worker processes, beside those of the server.
         worker_kind: Where models run.
         workers: Workers of each model.
+        devices: What they run on, one after the other, and again from the first where there are more workers:
+            `cuda:0,cuda:1`, or sets of processors, `cpu:0-3,cpu:4-7`.
         threads: Threads of each worker that call its model.
         python: Interpreter of the worker processes, which must have forebay.
         max_batch_size: Samples in a batch.
@@ -131,7 +134,8 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     version: str | None = None
     env: dict[str, str] = {}
     worker_kind: Annotated[WorkerKind, Written("--worker-kind")] = "process"
-    workers: Annotated[Count, Written("--workers", "N")] = 1
+    workers: Annotated[Count | None, Written("--workers", "N", "1, or one for each device")] = None
+    devices: Annotated[tuple[str, ...], Written("--devices", "DEVICE,..."), Checked(existing)] = ()
     threads: Annotated[Count, Written("--threads", "N")] = 1
     python: Annotated[str | None, Written("--python", "PATH", "this one", is_path=True)] = None
     max_batch_size: Annotated[

@@ -25,7 +25,7 @@ from msgspec import inspect as types
 from forebay.errors import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 PREFIX: Final = "FOREBAY_"
 """How variables of the environment begin that are settings."""
@@ -61,6 +61,16 @@ class Written(msgspec.Struct, frozen=True):
     key: str = ""
 
 
+class Checked(msgspec.Struct, frozen=True):
+    """What a value must be beside what its type says, stands in the `Annotated` of a setting.
+
+    Attributes:
+        check: Returns the value as it is used; raises `ValueError` with what is allowed.
+    """
+
+    check: Callable[[Any], Any]
+
+
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """One setting, as it was declared.
 
@@ -76,6 +86,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         highest: The greatest value.
         default: What holds where nobody says anything.
         written: How it is written.
+        also: What it must be beside that.
     """
 
     name: str
@@ -89,6 +100,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     highest: float | None
     default: Any
     written: Written
+    also: Callable[[Any], Any] | None = None
 
     @property
     def key(self) -> str:
@@ -158,7 +170,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         if self.is_list:
             values: Any = [value] if isinstance(value, str) else value
             if isinstance(values, list | tuple) and all(isinstance(one, str) for one in values):  # pyright: ignore[reportUnknownVariableType]
-                return tuple(values)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+                found: Any = tuple(values)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+                return found if self.also is None else self.also(found)
         elif self._is_allowed(value):
             made: Any = self.kind
             return value if in_python or self.kind not in {float, Path} else made(value)
@@ -219,13 +232,13 @@ def _setting(name: str, hint: Any, docs: Mapping[str, str], default: Any) -> Set
     inner = list(told.types) if isinstance(told, types.UnionType) else [told]
     is_optional = any(isinstance(one, types.NoneType) for one in inner)
     (kind, *others) = [one for one in inner if not isinstance(one, types.NoneType)]
-    is_list = isinstance(kind, types.VarTupleType)
+    is_list = isinstance(kind, types.VarTupleType | types.ListType)
     choices: tuple[str, ...] = ()
     if isinstance(kind, types.LiteralType):
         choices = tuple(map(str, kind.values))
     is_number = isinstance(kind, types.IntType | types.FloatType)
     kinds: dict[type, type] = {types.IntType: int, types.FloatType: float, types.BoolType: bool, types.StrType: str}
-    kinds |= {types.LiteralType: str, types.VarTupleType: str, types.BytesType: str}
+    kinds |= {types.LiteralType: str, types.VarTupleType: str, types.ListType: str, types.BytesType: str}
     found: type = object if others else kinds.get(type(kind), object)
     if isinstance(kind, types.CustomType) and kind.cls is Path:
         found = Path
@@ -241,6 +254,7 @@ def _setting(name: str, hint: Any, docs: Mapping[str, str], default: Any) -> Set
         highest=kind.le if is_number else None,
         default=None if default is msgspec.NODEFAULT else default,
         written=next((extra for extra in extras if isinstance(extra, Written)), Written()),
+        also=next((extra.check for extra in extras if isinstance(extra, Checked)), None),
     )
 
 

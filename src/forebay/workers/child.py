@@ -30,6 +30,7 @@ from forebay.types.call import Failure, Media
 from forebay.workers import frames, shared_secret
 from forebay.workers.address import dial, parse_address
 from forebay.workers.cancel import probe
+from forebay.workers.devices import device_in, run_on
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.parent_death import end_with
 from forebay.workers.phases import Laps, lap, phases_of
@@ -389,7 +390,7 @@ def _open(connection: Connection) -> Runner | None:
     try:
         with user_code():
             runner = RunnerSpec(factory=options["factory"], kwargs=options["kwargs"]).build()
-            runner.open(WorkerContext(index=options["index"], threads=options["threads"]))
+            runner.open(WorkerContext(options["index"], options["threads"], device_in(os.environ)))
     except ForebayError as error:
         connection.send(["failed", *wire_error(error)])
         return None
@@ -404,7 +405,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--connect", required=True, help="where the server listens, unix:PATH")
     parser.add_argument("--worker", type=int, help="number of this worker in its pool")
     parser.add_argument("--server", type=int, help="the process to end with")
+    parser.add_argument("--cores", default="", help="the processors it may use")
     options = parser.parse_args(arguments)
+    run_on([int(core) for core in options.cores.split(",") if core])
     if options.server is not None:
         end_with(options.server)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
     from forebay.types.batch import Batch, Done
+    from forebay.types.devices import Device
     from forebay.workers.runner import Runner, RunnerSpec
 
 
@@ -44,11 +45,19 @@ class InlinePool:
     A coroutine is cancelled once nobody waits for its batch.
     """
 
-    def __init__(self, spec: RunnerSpec, *, slots: int = 1) -> None:
+    def __init__(self, spec: RunnerSpec, *, slots: int = 1, devices: Sequence[Device] = ()) -> None:
+        """Describe the worker; `start` opens its runner.
+
+        Args:
+            spec: What it runs.
+            slots: Coroutines at a time.
+            devices: What it runs on: the first of them.
+        """
         self.idle = 0
         self._on_idle: Callable[[], None] = lambda: None
         self._spec = spec
         self._slots = slots
+        self._devices = devices[:1]
         self._runner: Runner | None = None
         self._run: Callable[[Sequence[Any]], Any] | None = None
         self._tasks: dict[Batch, tuple[asyncio.Task[None], Done]] = {}
@@ -66,14 +75,15 @@ class InlinePool:
         if model_log.level is not None:
             self._voice = Voice(model_log.model.get(), "0")
         speaker = None if self._voice is None else LocalOrigin(self._voice)
+        ctx = WorkerContext(device=self._devices[0].name) if self._devices else WorkerContext()
         try:
             with model_log.speaking(speaker), user_code():
                 runner = self._spec.build()
                 open_async = getattr(runner, "open_async", None)
                 if open_async is None:
-                    runner.open(WorkerContext())
+                    runner.open(ctx)
                 else:
-                    await open_async(WorkerContext())
+                    await open_async(ctx)
         except ForebayError as error:
             raise not_opened(error) from error
         self._runner = runner
@@ -129,7 +139,8 @@ class InlinePool:
 
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""
-        return PoolStatistics(slots=self._slots, idle=self.idle, alive=int(self._run is not None))
+        devices = tuple(map(str, self._devices))
+        return PoolStatistics(slots=self._slots, idle=self.idle, alive=int(self._run is not None), devices=devices)
 
     def _answer(self, batch: Batch, done: Done, settled: Settled, started: float, laps: Laps | None) -> None:
         batch.model_s = time.monotonic() - started

@@ -20,6 +20,7 @@ from forebay.errors import ForebayError, InvalidRequest, ModelError
 from forebay.observe.log import TextFormatter
 from forebay.observe.model_log import capture, origin
 from forebay.workers.child import Connection, Refused, serve, wire_error
+from forebay.workers.devices import device_in
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.runner import WorkerContext
 from forebay.workers.user_code import close_runner, user_code
@@ -114,7 +115,7 @@ class JoiningWorker:
         try:
             with user_code(ToldToEnd):
                 runner = spec.build()
-                runner.open(WorkerContext(threads=self._threads))
+                runner.open(WorkerContext(threads=self._threads, device=device_in(os.environ)))
         except ForebayError as failed:
             try:
                 connection.send(["failed", *wire_error(failed)])

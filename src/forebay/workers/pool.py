@@ -34,6 +34,7 @@ class PoolStatistics(msgspec.Struct, frozen=True):
         joined: Workers that ever came, where they come by themselves.
         left: Those of them that are gone.
         problem: Why a worker cannot be replaced; empty if all can.
+        devices: What each worker runs on, as a person wrote it; none if nobody did.
     """
 
     slots: int
@@ -43,6 +44,7 @@ class PoolStatistics(msgspec.Struct, frozen=True):
     joined: int = 0
     left: int = 0
     problem: str = ""
+    devices: tuple[str, ...] = ()
 
 
 class Pool(Protocol):

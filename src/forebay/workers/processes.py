@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import select
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ from forebay.errors import ForebayError, InvalidRequest, ModelError, Unavailable
 from forebay.observe import model_log
 from forebay.observe.model_log import Voice
 from forebay.workers import shm
+from forebay.workers.devices import environment_on
 from forebay.workers.pool import STUCK_S, PoolStatistics, not_opened
 from forebay.workers.private_socket import Entrance
 from forebay.workers.slot_pool import SlotPool
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from forebay.types.batch import Batch, Done
+    from forebay.types.devices import Device
     from forebay.workers.conversation import Shared
     from forebay.workers.runner import RunnerSpec
     from forebay.workers.supervisor import End
@@ -101,6 +104,7 @@ class ProcessPool(SlotPool[Slot]):
         hands_on: bool = True,
         on_death: Callable[[int], None] | None = None,
         captures: bool = True,
+        devices: Sequence[Device] = (),
     ) -> None:
         """Describe the workers; `start` brings them up.
 
@@ -119,13 +123,24 @@ class ProcessPool(SlotPool[Slot]):
             hands_on: Whether what lost its worker may be run a second time; else it fails at once.
             on_death: Called with the exit status when a worker dies; None replaces it.
             captures: Whether what the workers log and print becomes lines of the log; else they write it themselves.
+            devices: What they run on, one after the other and again from the first; none says nothing of it.
+
+        Raises:
+            ConfigError: If the spec cannot travel, or the environment hides a device.
         """
         super().__init__(isolates=isolates, handover_s=handover_s, hands_on=hands_on)
         spec.require_portable()
         self.restarts = 0
         self._spec = spec
         self._threads = threads
-        self._start_worker = functools.partial(start_worker, python=python, env=env, cwd=cwd)
+        self._devices = [devices[index % len(devices)] for index in range(workers)] if devices else []
+        base = os.environ if env is None else env
+        environments = [environment_on(device, base) for device in self._devices] or [env] * workers
+        cores = [device.cores for device in self._devices] or [()] * workers
+        self._starts = [
+            functools.partial(start_worker, index=index, python=python, env=environment, cwd=cwd, cores=cores[index])
+            for index, environment in enumerate(environments)
+        ]
         self._path = list(path)
         self._stuck_s = stuck_s
         self._on_death = on_death
@@ -216,7 +231,10 @@ class ProcessPool(SlotPool[Slot]):
         slots = len(self._workers) * self._threads
         idle = 0 if self._refusal is not None else self.idle
         problem = next((worker.problem.message for worker in self._workers if worker.problem is not None), "")
-        return PoolStatistics(slots=slots, idle=idle, restarts=self.restarts, alive=alive, problem=problem)
+        devices = tuple(map(str, self._devices))
+        return PoolStatistics(
+            slots=slots, idle=idle, restarts=self.restarts, alive=alive, problem=problem, devices=devices
+        )
 
     def pids(self) -> list[int]:
         """Return the process ids of the workers that are up."""
@@ -299,7 +317,7 @@ class ProcessPool(SlotPool[Slot]):
         voice = None if self.log_level is None else Voice(self.model, str(worker.index))
         supervisor = Supervisor(
             f"worker {worker.index}",
-            lambda: self._start_worker(address, worker.index, voice=voice),
+            functools.partial(self._starts[worker.index], address, voice=voice),
             on_end=functools.partial(told, self._ended),
             on_left=functools.partial(told, self._left),
         )

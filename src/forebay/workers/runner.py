@@ -19,10 +19,12 @@ class WorkerContext(msgspec.Struct, frozen=True):
     Attributes:
         index: Number of the worker in its pool, from 0; the same after a restart.
         threads: How many threads of the worker call the same runner.
+        device: What libraries call the device of the worker.
     """
 
     index: int = 0
     threads: int = 1
+    device: str = "cpu"
 
 
 class Runner(Protocol):

@@ -31,7 +31,7 @@ from forebay.errors import ForebayError, ModelError
 from forebay.workers import output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from forebay.observe.model_log import Voice
 
@@ -324,6 +324,7 @@ def start_worker(
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
     voice: Voice | None = None,
+    cores: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a process that speaks the worker protocol.
 
@@ -334,11 +335,14 @@ def start_worker(
         env: Its environment, all of it; None hands on this process's own.
         cwd: Its working folder; None hands on this process's own.
         voice: Writes what it prints; None leaves that where this process's own goes.
+        cores: The processors it may use; none hands on this process's own.
 
     Raises:
         OSError: It cannot be started.
     """
     arguments = ["--connect", address, "--worker", str(index), "--server", str(os.getpid())]
+    if cores:
+        arguments += ["--cores", ",".join(map(str, cores))]
 
     def start(streams: Mapping[str, int]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(

@@ -15,7 +15,9 @@ from forebay.errors import ForebayError, Unavailable
 from forebay.observe import model_log
 from forebay.observe.model_log import LocalOrigin, Voice, origin
 from forebay.types.call import Failure
+from forebay.types.devices import Device
 from forebay.workers.cancel import probe
+from forebay.workers.devices import run_on
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.phases import Laps, lap, note
 from forebay.workers.pool import CREDIT, MAX_LEFT, STUCK_S, PoolStatistics, not_opened
@@ -39,9 +41,10 @@ MAX_PAUSE_S: Final = 10.0
 class _Worker:
     """One runner and the threads that call it; the first one opens it, the last one closes it."""
 
-    def __init__(self, spec: RunnerSpec, ctx: WorkerContext, voice: Voice | None = None) -> None:
+    def __init__(self, spec: RunnerSpec, ctx: WorkerContext, cores: Sequence[int], voice: Voice | None = None) -> None:
         self.spec = spec
         self.ctx = ctx
+        self.cores = cores
         self.runner: Runner | None = None
         self.opened = threading.Event()
         self.has_opened = asyncio.Event()
@@ -78,7 +81,13 @@ class ThreadPool:
     """
 
     def __init__(
-        self, spec: RunnerSpec, *, workers: int = 1, threads: int = 1, stuck_s: float | None = STUCK_S
+        self,
+        spec: RunnerSpec,
+        *,
+        workers: int = 1,
+        threads: int = 1,
+        stuck_s: float | None = STUCK_S,
+        devices: Sequence[Device] = (),
     ) -> None:
         """Describe the threads; `start` brings them up.
 
@@ -88,10 +97,15 @@ class ThreadPool:
             threads: Slots of each.
             stuck_s: A thread that goes on with a batch nobody waits for is left behind after this time, and another
                 one takes its place; None leaves it in place.
+            devices: What they run on, one after the other and again from the first; none says nothing of it.
         """
         self.idle = 0
         self._on_idle: Callable[[], None] = lambda: None
-        self._workers = [_Worker(spec, WorkerContext(index, threads)) for index in range(workers)]
+        self._devices = [devices[index % len(devices)] for index in range(workers)] if devices else []
+        on = self._devices or [Device("cpu")] * workers
+        self._workers = [
+            _Worker(spec, WorkerContext(index, threads, one.name), one.cores) for index, one in enumerate(on)
+        ]
         self._threads_per_worker = threads
         self._stuck_s = stuck_s
         self._inbox: SimpleQueue[tuple[Batch, Done] | None] = SimpleQueue()
@@ -179,7 +193,10 @@ class ThreadPool:
         slots = len(self._workers) * self._threads_per_worker
         idle = 0 if self._refuses else self.idle
         problem = "" if self._problem is None else self._problem.message
-        return PoolStatistics(slots=slots, idle=idle, restarts=self._restarts, alive=alive, problem=problem)
+        devices = tuple(map(str, self._devices))
+        return PoolStatistics(
+            slots=slots, idle=idle, restarts=self._restarts, alive=alive, problem=problem, devices=devices
+        )
 
     def _begin(self, worker: _Worker, number: int) -> threading.Thread:
         thread = threading.Thread(
@@ -246,7 +263,7 @@ class ThreadPool:
         """Start a thread that goes on in place of one of a worker, however often that takes."""
         pause_s = 0.1
         while True:
-            worker = stuck if stuck.is_shared else _Worker(stuck.spec, WorkerContext(stuck.ctx.index, 1), stuck.voice)
+            worker = stuck if stuck.is_shared else _Worker(stuck.spec, stuck.ctx, stuck.cores, stuck.voice)
             try:
                 thread = self._begin(worker, self._restarts + 1 if stuck.is_shared else 0)
             except RuntimeError as error:  # there can be no further thread
@@ -284,6 +301,7 @@ class ThreadPool:
 
     def _serve(self, worker: _Worker, *, first: bool) -> None:
         assert self._loop is not None
+        run_on(worker.cores)
         speaker = None if worker.voice is None else LocalOrigin(worker.voice)
         origin.set(speaker)
         if first:

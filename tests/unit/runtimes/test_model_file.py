@@ -15,6 +15,7 @@ from tests.models import model_files
 import forebay.runtimes
 from forebay.errors import ConfigError, ForebayError, InvalidRequest, RunnerFailed, ValidationError
 from forebay.runtimes import Device
+from forebay.runtimes.contract import accelerator
 from forebay.runtimes.model_file import ModelFile
 
 X = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32)
@@ -90,16 +91,16 @@ def test_a_library_that_is_missing_is_said_with_its_extra(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    "text, device", [("cpu", None), ("gpu", Device("gpu", 0, "gpu")), ("cuda:1", Device("gpu", 1, "cuda:1"))]
+    "text, device", [("cpu", None), ("gpu", Device("gpu", 0, "gpu")), ("cuda:1", Device("cuda", 1, "cuda:1"))]
 )
 def test_devices_are_read(text, device):
-    assert Device.parse(text) == device
+    assert accelerator(text) == device
 
 
 @pytest.mark.parametrize("text", ["", "gpu:", "gpu:x", "0", "cuda 1"])
 def test_what_is_no_device_is_told(text):
-    with pytest.raises(ConfigError, match="cpu, gpu or gpu:1"):
-        Device.parse(text)
+    with pytest.raises(ConfigError, match=r"is no device; cpu, .* is allowed"):
+        accelerator(text)
 
 
 @pytest.mark.parametrize("is_shared", [True, False])

@@ -47,6 +47,7 @@ class NodeOptions(TypedDict, total=False):
     timeout_ms: float | None
     attempts: int
     batch_key: Callable[..., Hashable] | None
+    devices: Sequence[str]
     outputs: Sequence[str]
     batched: bool
     check_outputs: bool | None
@@ -65,6 +66,7 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     timeout_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None
     attempts: Count = 1
     batch_key: Any = None
+    devices: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     batched: bool = False
     check_outputs: bool | None = None
@@ -347,6 +349,7 @@ def node(
         max_wait_ms: Wait this long for a batch to fill while a worker is free.
         max_queue: Samples that may wait; one more is refused with 429.
         timeout_ms: Time of one attempt, from the moment that its inputs are there.
+        devices: What its workers run on, one after the other, as `devices` of a model says.
         attempts: How often it is tried when it is not done in that time or its worker is lost.
         batch_key: A function of its inputs; only samples with equal keys share a batch. It runs in the server.
         outputs: Names of its results if they are several: the call returns as many values, and the function a mapping

@@ -72,7 +72,7 @@ class BatchRunner(ABC):
 
     def open(self, ctx: WorkerContext) -> None:
         """Make the model and load it."""
-        loaded = self._load()
+        loaded = self._load(ctx)
         if inspect.isawaitable(loaded):
             self._coroutines.run(loaded)
         self._loaded()
@@ -89,7 +89,7 @@ class BatchRunner(ABC):
 
     async def _open_async(self, ctx: WorkerContext) -> None:
         """Do the same on a loop that runs already."""
-        loaded = self._load()
+        loaded = self._load(ctx)
         if inspect.isawaitable(loaded):
             await loaded
         self._loaded()
@@ -100,10 +100,12 @@ class BatchRunner(ABC):
             await unloaded
         self._model = None
 
-    def _load(self) -> Any:
+    def _load(self, ctx: WorkerContext) -> Any:
         if self._pad is not None:
             require_numpy(f"{self._class.__qualname__}.pad")
         self._model = self._class()
+        if ctx.device != "cpu" and self._class.device == "cpu":  # or the class has a `device` of its own
+            self._model.device = ctx.device
         return self._model.load()
 
     def _loaded(self) -> None:

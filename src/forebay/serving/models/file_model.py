@@ -7,6 +7,7 @@ padded, or run beside those of its shape. Where they cannot, a request is given 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,8 +16,8 @@ from typing import Annotated, Any, ClassVar, Final, TypedDict, cast
 import msgspec
 
 from forebay.errors import BadOutcome, ConfigError, ValidationError
-from forebay.runtimes.contract import RunOptions
-from forebay.runtimes.model_file import ModelFile, load_with
+from forebay.runtimes.contract import RunOptions, accelerator
+from forebay.runtimes.model_file import load_with
 from forebay.runtimes.sharing import Sharing
 from forebay.runtimes.signature import Signature, Value, Var
 from forebay.serving.models.model import Model
@@ -35,7 +36,7 @@ class Plan(msgspec.Struct, frozen=True):
         path: The file.
         signature: What it takes and gives.
         sharing: How samples share runs of it.
-        threads: Threads that compute one batch.
+        threads: Threads that compute one batch; None takes one for each processor that the worker has.
     """
 
     path: str
@@ -53,7 +54,8 @@ class FileModel(Model):
 
     def load(self) -> None:
         """Load the file."""
-        self._file = _opened(self.plan)
+        threads = self.plan.threads or len(os.sched_getaffinity(0))
+        self._file = load_with(Path(self.plan.path), RunOptions(threads=threads, device=accelerator(self.device)))
 
     def preprocess(self, sample: Any) -> dict[str, Any]:
         """Make arrays of what the client sent, with the types of the file."""
@@ -141,10 +143,6 @@ def class_of(plan: Plan) -> type[FileModel]:
 def runner_of(plan: Any, *, isolate_errors: bool = True) -> ModelRunner:
     """Build the runner of a model file; the reference that worker processes are given."""
     return ModelRunner(class_of(msgspec.convert(plan, Plan)), isolate_errors=isolate_errors)
-
-
-def _opened(plan: Plan) -> ModelFile:
-    return load_with(Path(plan.path), RunOptions(threads=plan.threads))
 
 
 def _record(name: str, side: Sequence[Var], *, has_rows: bool) -> Any:

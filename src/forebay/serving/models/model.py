@@ -9,16 +9,17 @@ import inspect
 import re
 import sys
 import zlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, cast
 
 import msgspec
 
 from forebay.errors import ConfigError, nearest
 from forebay.serving.models.padding import Pad
 from forebay.serving.models.spelling import check_constructor, check_spelling, like_predict
-from forebay.types.settings import Count, Milliseconds, SomeMilliseconds, declared
+from forebay.types.devices import written
+from forebay.types.settings import Checked, Count, Milliseconds, SomeMilliseconds, declared
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -70,6 +71,9 @@ class Model:
             of large samples in worker processes, for types that can refer to the body they came in: `memoryview` and
             `msgspec.Raw`. Without it, what the model keeps of a sample is its own.
         check_outputs: Whether a result that is not of the declared type fails its sample; False sends it as it is.
+        devices: What its workers run on, one after the other: `["cuda:0", "cuda:1"]`, or sets of processors,
+            `["cpu:0-3", "cpu:4-7"]`. There is a worker for each of them unless the number is told.
+        device: What libraries call the device of this worker: `net.to(self.device)`. "cpu" if nobody said any.
     """
 
     name: ClassVar[str | None] = None
@@ -86,6 +90,8 @@ class Model:
     isolate_errors: ClassVar[bool] = False
     borrows_input: ClassVar[bool] = False
     check_outputs: ClassVar[bool] = True
+    devices: ClassVar[Annotated[Sequence[str], Checked(written)]] = ()
+    device: str = "cpu"
 
     def load(self) -> Any:
         """Load what `predict` needs; called once in each worker, before any request."""
@@ -111,6 +117,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     split: bool
     policy: Literal["auto"] | None
     latency_objective_ms: float | None
+    devices: Sequence[str] = ()
     batch_key: Callable[[Any], Hashable] | None
     pad: Pad | None
     isolate_errors: bool
@@ -147,11 +154,14 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
     if not NAME.fullmatch(name):
         msg = f"{where}.name is {name!r}; {NAME_IS}"
         raise ConfigError(msg)
+    devices: Sequence[str] = ()
     for setting in declared(Model).values():
         value = getattr(model, setting.name)
         try:
             if setting.name != "version":  # a number is one, too
-                setting.check(value, in_python=True)
+                value = setting.check(value, in_python=True)
+            if setting.name == "devices":
+                devices = value
         except ValueError as error:
             msg = f"{where}.{setting.name} is {value!r}; {error}"
             raise ConfigError(msg) from error
@@ -174,6 +184,7 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
         split=model.split,
         policy=model.policy,
         latency_objective_ms=model.latency_objective_ms,
+        devices=devices,
         batch_key=model.batch_key if model.batch_key is not None or model.pad is None else _bucket_key(model.pad),
         pad=model.pad,
         isolate_errors=model.isolate_errors,

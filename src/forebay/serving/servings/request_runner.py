@@ -43,19 +43,21 @@ if TYPE_CHECKING:
 class RequestRunner:
     """Runs requests on one partition of a serving."""
 
-    def __init__(self, serving: Serving[Any, Any], workers: int, batch_size: int) -> None:
+    def __init__(self, serving: Serving[Any, Any], workers: int, batch_size: int, *, has_device: bool = False) -> None:
         """Prepare to serve; `open` initialises the module.
 
         Args:
             serving: What to run.
             workers: How many of these runners there are, each a partition.
             batch_size: Rows of a batch at most.
+            has_device: Whether the worker was given a device, which then stands above that of the partition.
         """
         self._serving = serving
         self._settings = serving.settings
         self._options = options_of(serving.settings, {})
         self._workers = workers
         self._batch_size = batch_size
+        self._has_device = has_device
         self._partition = 0
         self._silent_until = 0.0
         self._execution: Execution | None = None
@@ -71,6 +73,8 @@ class RequestRunner:
         if len(partitions) < self._workers:
             partitions = [partitions[0]] * self._workers
         self._partition = ctx.index
+        if self._has_device:
+            partitions = [{**one, "device": ctx.device} for one in partitions]
         pad_to = self._batch_size if options.pad_to_batch_size else None
         self._execution = self._serving.initialise("process", partitions, pad_to)
 
@@ -182,9 +186,9 @@ class RequestRunner:
             yield [_encode(event, "json")]
 
 
-def from_file(path: str, name: str, workers: int, batch_size: int) -> RequestRunner:
+def from_file(path: str, name: str, workers: int, batch_size: int, *, has_device: bool = False) -> RequestRunner:
     """Build the runner of a serving in a file."""
-    return RequestRunner(getattr(load_module(Path(path)), name), workers, batch_size)
+    return RequestRunner(getattr(load_module(Path(path)), name), workers, batch_size, has_device=has_device)
 
 
 def _decode(body: Any, format: str) -> Any:

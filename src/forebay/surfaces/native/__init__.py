@@ -27,9 +27,11 @@ from forebay.surfaces.native.attached import Lobby
 from forebay.surfaces.native.describe import describe_in
 from forebay.surfaces.native.graphs import GraphTarget, compositions_of, drawable, serve_composition, unserved
 from forebay.surfaces.native.model_files import is_model_file, read_model_file
-from forebay.surfaces.native.model_options import batching_of, environment_of, isolates, named
+from forebay.surfaces.native.model_options import batching_of, devices_of, environment_of, isolates, named, workers_of
 from forebay.surfaces.native.servings import serve_serving, serving_in
+from forebay.types.devices import read_devices
 from forebay.types.failures import text_of
+from forebay.workers.devices import doubtful
 from forebay.workers.inline import InlinePool
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from forebay.serving.models.model import Model, ModelSettings
     from forebay.serving.models.schema import WireType
     from forebay.surfaces.contract import Options
+    from forebay.types.devices import Device
     from forebay.workers.pool import Pool
 
 
@@ -101,9 +104,17 @@ def project_of(built: Sequence[Built], http: HttpConfig) -> Project:
         asgi=asgi_app(app, http),
         routes=routes_of(app, http),
         summary=[_summary(app, served) for served in app.served],
-        warnings=[warning for one in built for warning in one.warnings],
+        warnings=[warning for one in built for warning in one.warnings] + _doubts(app),
         graphs=[graph for one in built for graph in one.graphs],
     )
+
+
+def _doubts(app: App) -> list[str]:
+    """Return warnings of devices that may not be there."""
+    endpoints = [endpoint for one in app.served.values() for endpoint in (one.endpoint, *one.nodes.values())]
+    said = dict.fromkeys(device for one in endpoints for device in one.pool.statistics().devices)
+    doubt = doubtful(read_devices(said))
+    return [doubt] if doubt else []
 
 
 def serve_target(target: str, overrides: Overrides, given: Collection[str] = ()) -> Built:
@@ -149,7 +160,9 @@ def serve_target(target: str, overrides: Overrides, given: Collection[str] = ())
     for class_name, its_own in found:
         told = named(its_own, overrides)
         is_isolating = isolates(class_name, told.settings, overrides)
-        pool = _process_pool(_spec(file, class_name, isolate_errors=is_isolating), overrides, isolates=is_isolating)
+        spec = _spec(file, class_name, isolate_errors=is_isolating)
+        devices = devices_of(class_name, overrides.devices or told.devices, "process")
+        pool = _process_pool(spec, overrides, devices, isolates=is_isolating)
         endpoint = endpoint_of(class_name, told.settings, pool, overrides)
         served.append(Served(endpoint, told.contract, told.described))
     return Built(served)
@@ -241,6 +254,8 @@ def _keys_of(where: str, settings: ModelSettings, given: WireType) -> SampleKeys
 
 def _pool(model: type[Model], settings: ModelSettings, overrides: Overrides, spec: RunnerSpec | None) -> Pool:
     is_isolating = isolates(model.__qualname__, settings, overrides)
+    devices = devices_of(model.__qualname__, overrides.devices or settings.devices, overrides.worker_kind)
+    workers = workers_of(overrides.workers, devices)
     if spec is None:
         file = Path(getattr(sys.modules.get(model.__module__), "__file__", None) or "")
         if overrides.worker_kind == "process" and (not file.is_file() or "<locals>" in model.__qualname__):
@@ -251,24 +266,25 @@ def _pool(model: type[Model], settings: ModelSettings, overrides: Overrides, spe
             raise ConfigError(msg)
         spec = _spec(file, model.__name__, isolate_errors=is_isolating)
     if overrides.worker_kind == "process":
-        return _process_pool(spec, overrides, isolates=is_isolating)
+        return _process_pool(spec, overrides, devices, isolates=is_isolating)
     spec = msgspec.structs.replace(spec, local=lambda: ModelRunner(model, isolate_errors=is_isolating))
     if overrides.worker_kind == "inline":
         if overrides.threads > 1:
             msg = f"worker kind inline has no threads, found {overrides.threads}; use thread or process"
             raise ConfigError(msg)
-        return InlinePool(spec, slots=overrides.workers if settings.is_async else 1)
-    return ThreadPool(spec, workers=overrides.workers, threads=overrides.threads)
+        return InlinePool(spec, slots=workers if settings.is_async else 1, devices=devices)
+    return ThreadPool(spec, workers=workers, threads=overrides.threads, devices=devices)
 
 
-def _process_pool(spec: RunnerSpec, overrides: Overrides, *, isolates: bool) -> ProcessPool:
+def _process_pool(spec: RunnerSpec, overrides: Overrides, devices: Sequence[Device], *, isolates: bool) -> ProcessPool:
     return ProcessPool(
         spec,
-        workers=overrides.workers,
+        workers=workers_of(overrides.workers, devices),
         threads=overrides.threads,
         python=overrides.python,
         env=environment_of(overrides),
         isolates=isolates,
+        devices=devices,
     )
 
 
@@ -316,9 +332,11 @@ def _summary(app: App, name: str) -> str:
     waits = f"waits {batching['max_wait_ms']:g} ms" if batching["idle"] == "wait" else batching["idle"]
     if batching["auto"] is not None:
         waits = f"learns what holds {batching['auto']['latency_objective_ms']:g} ms"
+    devices = list(dict.fromkeys(about["workers"]["devices"]))
     return (
         f"POST /models/{name}  version {about['version']}, batches of up to {batching['max_batch_size']} ({waits}), "
-        f"{about['workers']['slots']} worker slots, timeout {about['timeout_ms']} ms"
+        f"{about['workers']['slots']} worker slots{' on ' if devices else ''}{' and '.join(devices)}, "
+        f"timeout {about['timeout_ms']} ms"
         + (", streams" if about["streams"] else "")
         + (", arrays of samples" if about["batchable"] else "")
     )

@@ -72,6 +72,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     isolate_errors: bool
     streams: bool
     is_async: bool
+    devices: Annotated[tuple[Words, ...], msgspec.Meta(max_length=1024)] = ()
     input: WireSchema
     output: WireSchema
 

@@ -19,7 +19,7 @@ from forebay.protocols.openapi import Described
 from forebay.server.app import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.model import defined_models
-from forebay.surfaces.native.model_options import batching_of, environment_of, isolates
+from forebay.surfaces.native.model_options import batching_of, devices_of, environment_of, isolates, workers_of
 from forebay.workers.inline import InlinePool
 from forebay.workers.objects import packed
 from forebay.workers.processes import ProcessPool
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from forebay.graph.composition.node import Kind, NodeDefinition
     from forebay.graph.composition.symbols import Call
     from forebay.server.config import Overrides
+    from forebay.types.devices import Device
     from forebay.workers.pool import Pool
 
 
@@ -222,12 +223,22 @@ def _kind(node: NodeDefinition, target: GraphTarget) -> Kind:
 def _workers(node: NodeDefinition, target: GraphTarget) -> tuple[int, int]:
     """Return how many workers a node has, and how many threads each of them."""
     settings, overrides = node.settings, target.overrides
-    return settings.workers or overrides.workers, settings.threads or overrides.threads
+    workers = workers_of(settings.workers or overrides.workers, _devices(node, target))
+    return workers, settings.threads or overrides.threads
+
+
+def _devices(node: NodeDefinition, target: GraphTarget) -> tuple[Device, ...]:
+    """Return what the workers of a node run on; what the person says holds for models, as functions rarely need any."""
+    said = node.settings.devices
+    if not said and not node.is_function:
+        said = target.overrides.devices or node.model_settings.devices
+    return devices_of(f"node '{node.name}'", said, _kind(node, target))
 
 
 def _pool(call: Call, target: GraphTarget) -> Pool:
     node, overrides = call.node, target.overrides
     workers, threads = _workers(node, target)
+    devices = _devices(node, target)
     is_isolating = isolates(f"node '{node.name}'", node.model_settings, overrides)
     kwargs = {
         "path": str(target.path.absolute()),
@@ -241,12 +252,17 @@ def _pool(call: Call, target: GraphTarget) -> Pool:
         # Those that share the way to a worker are not to share its end.
         separates = is_isolating or not node.runs_batches
         return ProcessPool(
-            packed(spec), workers=workers, threads=threads, env=environment_of(overrides), isolates=separates
+            packed(spec),
+            workers=workers,
+            threads=threads,
+            env=environment_of(overrides),
+            isolates=separates,
+            devices=devices,
         )
     spec = msgspec.structs.replace(spec, local=lambda: node.runner(isolate_errors=is_isolating))
     if kind == "thread":
-        return ThreadPool(spec, workers=workers, threads=threads)
+        return ThreadPool(spec, workers=workers, threads=threads, devices=devices)
     if threads > 1:
         msg = f"node '{node.name}': worker kind inline has no threads, found {threads}; use thread or process"
         raise ConfigError(msg)
-    return InlinePool(spec, slots=workers if node.is_async else 1)
+    return InlinePool(spec, slots=workers if node.is_async else 1, devices=devices)

@@ -14,6 +14,7 @@ from forebay.runtimes.contract import RunOptions
 from forebay.runtimes.model_file import load_with
 from forebay.runtimes.sharing import Sharing, sharing_of
 from forebay.serving.models.file_model import FileModel, Plan, class_of
+from forebay.surfaces.native.model_options import devices_of, workers_of
 from forebay.workers.runner import RunnerSpec
 
 if TYPE_CHECKING:
@@ -44,9 +45,17 @@ def read_model_file(path: Path, overrides: Overrides) -> ModelTarget:
     if not path.is_file():
         msg = f"the model is '{path}', and no file is there"
         raise ConfigError(msg)
-    threads = max(1, len(os.sched_getaffinity(0)) // overrides.workers)
+    devices = devices_of(str(path), overrides.devices, overrides.worker_kind)
+    threads = max(1, len(os.sched_getaffinity(0)) // workers_of(overrides.workers, devices))
     file = load_with(path, RunOptions(threads=threads))
-    plan = Plan(str(path.absolute()), file.signature(), Sharing(), threads)
+    for device in devices:
+        if device.kind != "cpu" and not file.runtime.can_run_on(device):
+            msg = (
+                f"{path} cannot run on {device}: what runs it here ({type(file.runtime).__name__}) knows no such device"
+            )
+            raise ConfigError(msg)
+    is_tied = any(device.cores for device in devices)
+    plan = Plan(str(path.absolute()), file.signature(), Sharing(), None if is_tied else threads)
     class_of(plan)  # what cannot be carried is said before it is tried
     sharing = sharing_of(file)
     plan = msgspec.structs.replace(plan, sharing=sharing)

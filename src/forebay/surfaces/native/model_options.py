@@ -10,11 +10,16 @@ import msgspec
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError
+from forebay.types.devices import read_devices
+from forebay.workers.devices import existing
 
 if TYPE_CHECKING:
-    from forebay.server.config import Overrides
+    from collections.abc import Sequence
+
+    from forebay.server.config import Overrides, WorkerKind
     from forebay.serving.models.model import ModelSettings
     from forebay.surfaces.native.describe import Description
+    from forebay.types.devices import Device
 
 
 Said = TypeVar("Said", bound="ModelSettings | Description")
@@ -29,6 +34,33 @@ def named(settings: Said, overrides: Overrides) -> Said:
 def environment_of(overrides: Overrides) -> dict[str, str] | None:
     """Return the environment of a model's worker processes; None is that of the server."""
     return {**os.environ, **overrides.env} if overrides.env else None
+
+
+def devices_of(where: str, said: Sequence[str], kind: WorkerKind) -> tuple[Device, ...]:
+    """Return the devices of a model's workers.
+
+    Args:
+        where: The model, as messages name it.
+        said: What person, node or class say.
+        kind: Where it runs.
+
+    Raises:
+        ConfigError: If they are not there, or such workers cannot be on them.
+    """
+    try:
+        devices = read_devices(existing(said))
+    except ValueError as error:
+        msg = f"{where}: {error}"
+        raise ConfigError(msg) from error
+    if kind == "inline" and any(device.cores for device in devices):
+        msg = f"{where} runs inline, on the loop of the server, which takes no set of processors; use thread or process"
+        raise ConfigError(msg)
+    return devices
+
+
+def workers_of(said: int | None, devices: Sequence[Device]) -> int:
+    """Return how many workers there are: one for each device if nobody says it."""
+    return said or len(devices) or 1
 
 
 def batching_of(where: str, settings: ModelSettings, overrides: Overrides) -> BatchConfig:

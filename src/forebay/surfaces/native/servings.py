@@ -20,7 +20,7 @@ from forebay.serving.models.schema import WireType
 from forebay.serving.servings.definition import Serving
 from forebay.serving.servings.request_runner import RequestRunner, query_key
 from forebay.serving.servings.settings import options_of, partitions_of
-from forebay.surfaces.native.model_options import environment_of
+from forebay.surfaces.native.model_options import devices_of, environment_of, workers_of
 from forebay.workers.inline import InlinePool
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
@@ -137,20 +137,29 @@ def _batching(options: ProcessOptions, overrides: Overrides, *, streams: bool) -
 
 
 def _pool(serving: Serving[Any, Any], path: Path, name: str, options: ProcessOptions, overrides: Overrides) -> Pool:
-    workers = overrides.workers
+    devices = devices_of(f"{path}:{name}", overrides.devices, overrides.worker_kind)
+    workers = workers_of(overrides.workers, devices)
     if options.partitions is not False:
         workers = max(workers, len(partitions_of(serving.settings, options)))
     batch_size = overrides.max_batch_size or options.batch_size
     spec = RunnerSpec(
         factory="forebay.serving.servings.request_runner:from_file",
-        kwargs={"path": str(path.absolute()), "name": name, "workers": workers, "batch_size": batch_size},
+        kwargs={
+            "path": str(path.absolute()),
+            "name": name,
+            "workers": workers,
+            "batch_size": batch_size,
+            "has_device": bool(devices),
+        },
     )
     if overrides.worker_kind == "process":
-        return ProcessPool(spec, workers=workers, env=environment_of(overrides))
-    spec = msgspec.structs.replace(spec, local=lambda: RequestRunner(serving, workers, batch_size))
+        return ProcessPool(spec, workers=workers, env=environment_of(overrides), devices=devices)
+    spec = msgspec.structs.replace(
+        spec, local=lambda: RequestRunner(serving, workers, batch_size, has_device=bool(devices))
+    )
     if overrides.worker_kind == "inline":
-        return InlinePool(spec, slots=1)
-    return ThreadPool(spec, workers=workers)
+        return InlinePool(spec, slots=1, devices=devices)
+    return ThreadPool(spec, workers=workers, devices=devices)
 
 
 def _description(serving: Serving[Any, Any], options: ProcessOptions) -> str:

@@ -201,7 +201,7 @@ def _endpoint(config: NucleusConfig, options: Options, pool: ProcessPool) -> End
 
 
 def _processes(config: NucleusConfig, options: Options) -> int:
-    return options.overrides.workers if "workers" in options.given else config.processes
+    return options.overrides.workers or config.processes
 
 
 def _summary(config: NucleusConfig, endpoint: Endpoint) -> list[str]:

@@ -76,7 +76,7 @@ class VentuSurface:
             RunnerSpec(
                 factory="forebay.surfaces.ventu.runner:build", kwargs={"path": str(path.resolve()), "name": name}
             ),
-            workers=options.overrides.workers,
+            workers=options.overrides.workers or 1,
             threads=options.overrides.threads,
             env=environment,
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError
-from forebay.runtimes.contract import Device, PaddleOptions, RunOptions, tell
+from forebay.runtimes.contract import PaddleOptions, RunOptions, tell
 from forebay.runtimes.model_file import load_with
 from forebay.runtimes.onnx import OnnxRuntime
 from forebay.runtimes.openvino import OpenVino
@@ -16,6 +16,7 @@ from forebay.surfaces.pipeline.predictors.descriptions import describe
 from forebay.surfaces.pipeline.predictors.function import FunctionClient
 from forebay.surfaces.pipeline.predictors.model_client import ModelClient
 from forebay.surfaces.pipeline.predictors.settings import LocalConf
+from forebay.types.devices import Device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
