@@ -193,9 +193,9 @@ def heeded(*numbers):
             signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["Ctrl+C", "hang-up"])
-def test_what_is_in_flight_is_answered_and_the_exit_status_is_0(serve, tmp_path, eventually, number):
-    # F25; SIGTERM: test_lifecycle
+def test_what_is_in_flight_is_answered_and_the_exit_status_is_0(serve, tmp_path, eventually):
+    # F25; SIGTERM: test_lifecycle; SIGHUP: test_reload
+    number = signal.SIGINT
     (tmp_path / "model.py").write_text(
         "import os, pathlib, time, forebay\n\n"
         "class Waits(forebay.Model):\n    def predict(self, batch: list[str]) -> list[int]:\n"

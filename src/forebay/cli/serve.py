@@ -28,8 +28,9 @@ Serve a model or a project. TARGET is one of
 Each setting below may also stand in the file (http: {port: 9000}) or in the environment (FOREBAY_HTTP_PORT=9000). The
 command line wins over the environment, that over the file, and that over what a model's class says.
 
-SIGTERM, SIGHUP and Ctrl+C drain: the port closes, what was accepted is answered, then the exit status is 0. A second
-signal ends the drain.
+SIGTERM and Ctrl+C drain: the port closes, what was accepted is answered, then the exit status is 0. A second signal
+ends the drain. SIGHUP reads configuration, code and models anew while the server goes on; --reload does so whenever a
+Python file of the project changes.
 """
 
 

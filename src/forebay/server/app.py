@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from forebay.workers.worker_listener import Door
 
 log = logging.getLogger("forebay")
+
+T = TypeVar("T")
 
 LOAD_S: Final = 300.0
 """Time that a version which is loaded while the server runs has to become ready, if nobody says."""
@@ -366,21 +368,21 @@ class App:
         Raises:
             ForebayError: Why it cannot be.
         """
+        what = f"version '{attempt.name}' of '{versions.model}'"
+        served = await beside(make, until, what)
+        name, version = served.endpoint.name, served.endpoint.config.version
+        if (name, version) != (versions.model, attempt.name):
+            msg = f"'{versions.model}' version '{attempt.name}' was wanted, and it is '{name}' version '{version}'"
+            raise ConfigError(msg)
+        before = versions.ready.get(attempt.name)
+        if before is not None:
+            _go_on_counting(served, before)
+        attempt.served = served
         try:
-            served = await _beside(make, until)
-            name, version = served.endpoint.name, served.endpoint.config.version
-            if (name, version) != (versions.model, attempt.name):
-                msg = f"'{versions.model}' version '{attempt.name}' was wanted, and it is '{name}' version '{version}'"
-                raise ConfigError(msg)
-            before = versions.ready.get(attempt.name)
-            if before is not None:
-                _go_on_counting(served, before)
-            attempt.served = served
             async with asyncio.timeout(max(until - time.monotonic(), 0.0)):
                 await served.endpoint.start()
-        except (Late, TimeoutError):
-            msg = f"version '{attempt.name}' of '{versions.model}' was not ready in time"
-            raise ModelError(msg) from None
+        except TimeoutError:
+            raise _late(what) from None
 
     async def _unload(self, name: str, version: str) -> None:
         versions = self.versions(name)
@@ -401,19 +403,20 @@ class App:
         self.on_left()
 
 
-async def _beside(make: Callable[[], Served], until: float) -> Served:
+async def beside(make: Callable[[], T], until: float, what: str) -> T:
     """Call a function in a thread; one that hangs is left behind there.
 
     Raises:
-        Late: If it is not over in time.
+        ModelError: If it is not over in time.
+        ForebayError: What it raises.
     """
-    made: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
+    made: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
     def done(result: Any, error: BaseException | None) -> None:
         if error is None:
             made.set_result(result)
         else:
-            made.set_exception(failure_of(error).error if not isinstance(error, Late) else error)
+            made.set_exception(_late(what) if isinstance(error, Late) else failure_of(error).error)
 
     threads = LoopThreads(1)
     call = threads.call(make, until, done)
@@ -422,6 +425,10 @@ async def _beside(make: Callable[[], Served], until: float) -> Served:
     finally:
         call.drop()
         threads.close()
+
+
+def _late(what: str) -> ModelError:
+    return ModelError(f"{what} was not ready in time")
 
 
 def _go_on_counting(served: Served, before: Served) -> None:

@@ -111,7 +111,9 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: Name of the endpoint, for a target that is one model.
-        version: Version reported in answers and metrics.
+        version: Version reported in answers and metrics; several under one name are served side by side.
+        weight: Its part of the requests that name no version, where there are several; without any weights the first
+            one gets all.
         env: Variables of the environment of its worker processes, beside those of the server.
         worker_kind: Where models run.
         workers: Workers of each model.
@@ -132,6 +134,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str | None = None
     version: str | None = None
+    weight: Annotated[int, Meta(ge=0)] | None = None
     env: dict[str, str] = {}
     worker_kind: Annotated[WorkerKind, Written("--worker-kind")] = "process"
     workers: Annotated[Count | None, Written("--workers", "N", "1, or one for each device")] = None
@@ -179,6 +182,10 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         config: Settings in a YAML file of any name; without it those in a forebay.yaml that TARGET names.
         drain_s: Time that open requests have to end after SIGTERM.
+        reload: Look at the Python files of the project and load a model anew when one changes, as SIGHUP does; for
+            development.
+        load_timeout_s: Time that a model which is loaded anew has to become ready; until then, and if it does not, the
+            one in use goes on.
         log_format: One JSON object a line, or text for a person.
         log_level: What is logged.
         extra_routes: Whether forebay's own paths answer beside those of a project of another server.
@@ -187,6 +194,8 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     config: Annotated[Path | None, Written("--config", "FILE")] = None
     drain_s: Annotated[Seconds, Written("--drain-s", "S", key="drain")] = 30.0
+    reload: Annotated[bool, Written("--reload")] = False
+    load_timeout_s: Annotated[SomeSeconds, Written("--load-timeout-s", "S")] = 300.0
     log_format: Annotated[
         Literal["json", "text"] | None, Written("--log-format", usual="text at a terminal, else json", key="format")
     ] = None

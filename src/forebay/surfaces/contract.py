@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -42,6 +43,8 @@ class Options(ProcessConfig, frozen=True, kw_only=True):
         entries: Targets that a file names instead of the command line.
         warnings: What is odd about what was said.
         arguments: What a script that is the target finds in `sys.argv`.
+        source: The configuration that was read, if there is one.
+        again: Reads all of it anew; None if it cannot be read again.
     """
 
     target: str | None = None
@@ -53,6 +56,8 @@ class Options(ProcessConfig, frozen=True, kw_only=True):
     entries: Sequence[Entry] = ()
     warnings: Sequence[str] = ()
     arguments: tuple[str, ...] = ()
+    source: Path | None = None
+    again: Callable[[], Options] | None = None
 
 
 class Project(msgspec.Struct, kw_only=True):
@@ -71,6 +76,7 @@ class Project(msgspec.Struct, kw_only=True):
         log_level: Level the project asks for.
         on_ready: Called once every worker is up and the port answers.
         on_stop: Called when the server begins to stop.
+        reload: Has the project read anew, soon; None if it cannot be.
         connect: Given a function that stops the server with a status, for projects that end with their workers.
     """
 
@@ -86,6 +92,7 @@ class Project(msgspec.Struct, kw_only=True):
     log_level: str | None = None
     on_ready: Callable[[], None] = lambda: None
     on_stop: Callable[[], None] = lambda: None
+    reload: Callable[[], None] | None = None
     connect: Callable[[Callable[[int], None]], None] = lambda _fail: None
 
 

@@ -72,6 +72,8 @@ def options_of(target: str | None, *sides: Side, **more: Any) -> Options:
         overrides=Overrides(**told[Overrides]),
         attach=AttachConfig(**attach),
         entries=entries,
+        source=path,
+        again=lambda: options_of(target, *sides, **more),
         **told[ProcessConfig],
         **more,
     )

@@ -43,6 +43,7 @@ def server_of(project: Project, *, drain_s: float, ready: Callable[[str], None])
         drain_s=drain_s,
         ready=on_ready,
         stopping=project.on_stop,
+        reload=project.reload,
     )
     project.connect(server.fail)
     return server

@@ -45,6 +45,7 @@ class Server:
         drain_s: float,
         ready: Callable[[str, int], None],
         stopping: Callable[[], None] = lambda: None,
+        reload: Callable[[], None] | None = None,
     ) -> None:
         """Describe a server; `run` runs it.
 
@@ -52,10 +53,11 @@ class Server:
             app: What answers.
             listener: Its port.
             more: Further ports.
-            drain_s: Time that open requests, and what follows an answer, have to end after SIGTERM, SIGINT or SIGHUP; a
-                second signal ends it.
+            drain_s: Time that open requests, and what follows an answer, have to end after SIGTERM or SIGINT; a second
+                signal ends it.
             ready: Called with the address of `listener` once every model is loaded and the ports are open.
             stopping: Called before the drain begins.
+            reload: What SIGHUP asks for; None has it drain as well, and so has a terminal that was closed.
         """
         self._app = app
         self._listeners = [listener, *more]
@@ -63,6 +65,7 @@ class Server:
         self._drain_s = drain_s
         self._ready = ready
         self._stopping = stopping
+        self._reload = reload
         self._status = 0
         self._stop: asyncio.Event | None = None
         self._is_ready = self._is_over = False
@@ -77,7 +80,7 @@ class Server:
         import uvloop
 
         with (
-            Signals(self._signalled, self._patience_s, self._forced_status) as signals,
+            Signals(self._signalled, self._patience_s, self._forced_status, self._reload) as signals,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             return runner.run(self.serve(signals))
@@ -116,8 +119,8 @@ class Server:
                 await asyncio.wait([starting])
             elif starting.exception() is None:
                 if signals is not None:
-                    gc.collect()
-                    gc.freeze()  # what is loaded now stays: the collector need not walk over it again and again
+                    _freeze()
+                    self._app.on_left = _freeze
                 self._is_ready = True
                 self._ready(host, port)
                 await self._stop.wait()
@@ -182,3 +185,10 @@ class Server:
             return
         log.info("%s: draining", signal.Signals(number).name)
         self._stop.set()
+
+
+def _freeze() -> None:
+    """Let what is loaded now stay: the collector need not walk over it again and again. What has left is freed."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()

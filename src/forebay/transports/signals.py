@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals that end a server, and a thread that sees to it that they do.
+"""Signals that end a server, and a thread that sees to it that they do; one that has it reload.
 
 Theory of operation. The first signal asks the loop to drain, the second to hurry. Neither helps where the loop stands
 in a model's `load`, or where the process waits for a thread of the user's after the last answer. So the signals also
 reach a thread that waits beside, as long as a drain may take, and then ends the process as it is; a second signal makes
 that a short time, a third one none. Whoever was started for the server ends with it.
+
+SIGHUP means two things: somebody sent it, so the server is to reload; or the terminal was closed, so it is to end. In
+the second case there is no terminal any more.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import queue
 import signal
@@ -30,19 +34,28 @@ LAST_S: Final = 2.0
 class Signals:
     """SIGTERM, SIGINT and SIGHUP, from its `with` to the end of the process."""
 
-    def __init__(self, act: Callable[[int], None], patience_s: Callable[[], float], status: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        act: Callable[[int], None],
+        patience_s: Callable[[], float],
+        status: Callable[[], int],
+        reload: Callable[[], None] | None = None,
+    ) -> None:
         """Describe what they lead to.
 
         Args:
             act: Called on the loop with the number of each signal.
             patience_s: Returns how long the server may take from the first signal on.
             status: Returns the exit status of a process that did not end in that time.
+            reload: Called on the loop for a SIGHUP that does not end the server; None has all of them end it.
         """
+        self._reload = reload
+        self._had_terminal = _has_terminal()
         self._act = act
         self._patience_s = patience_s
         self._status = status
         self._came: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # may be put to within a signal handler
-        self._before: list[int] = []
+        self._before: list[Callable[[], None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._handlers: dict[int, Any] = {}
 
@@ -63,16 +76,20 @@ class Signals:
     def attend(self, loop: asyncio.AbstractEventLoop) -> None:
         """Act on this loop, also on what came before it ran."""
         self._loop = loop
-        for number in self._before:
-            self._act(number)
+        for act in self._before:
+            act()
 
     def _signalled(self, number: int, _frame: object) -> None:
-        self._came.put(number)
+        act: Callable[[], None] = functools.partial(self._act, number)
+        if number == signal.SIGHUP and self._reload is not None and not (self._had_terminal and not _has_terminal()):
+            act = self._reload
+        else:
+            self._came.put(number)
         if self._loop is None:
-            self._before.append(number)
+            self._before.append(act)
             return
         with contextlib.suppress(RuntimeError):  # the loop is closed: what is left to end is not its business
-            self._loop.call_soon_threadsafe(self._act, number)
+            self._loop.call_soon_threadsafe(act)
 
     def _watch(self) -> None:
         if self._came.get() is None:
@@ -94,3 +111,11 @@ class Signals:
         until = time.monotonic() + within_s
         while self._came.get(timeout=max(until - time.monotonic(), 0.0)) is None:
             pass  # the server has ended, but the process has not
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

@@ -34,6 +34,8 @@ log = logging.getLogger("forebay.workers")
 
 JOIN_S: Final = 0.5
 """How long the threads of a stopped pool are waited for, all together."""
+JOIN_LOOK_S: Final = 0.002
+"""Pause between two looks whether they have ended."""
 MAX_PAUSE_S: Final = 10.0
 """Longest pause before a runner that cannot be opened in place of a stuck one is tried again."""
 
@@ -184,8 +186,9 @@ class ThreadPool:
                 for batch, done in list(self._running.items()):
                     self._finish(batch, done, [late] * len(batch.entries))
         patience = time.monotonic() + JOIN_S
-        for thread in self._threads:  # one that hangs in user code is left to end with the process
-            thread.join(max(patience - time.monotonic(), 0.0))
+        # One that hangs in user code is left to end with the process. The loop may have others to answer meanwhile.
+        while any(thread.is_alive() for thread in self._threads) and time.monotonic() < patience:  # noqa: ASYNC110 - at its end
+            await asyncio.sleep(JOIN_LOOK_S)
 
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""

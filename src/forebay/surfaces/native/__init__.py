@@ -28,6 +28,7 @@ from forebay.surfaces.native.describe import describe_in
 from forebay.surfaces.native.graphs import GraphTarget, compositions_of, drawable, serve_composition, unserved
 from forebay.surfaces.native.model_files import is_model_file, read_model_file
 from forebay.surfaces.native.model_options import batching_of, devices_of, environment_of, isolates, named, workers_of
+from forebay.surfaces.native.reloading import Reloading
 from forebay.surfaces.native.servings import serve_serving, serving_in
 from forebay.types.devices import read_devices
 from forebay.types.failures import text_of
@@ -70,8 +71,19 @@ class NativeSurface:
         Raises:
             ConfigError: If a file cannot be read or imported or a model is not well-formed.
         """
-        entries = [*options.entries] if target is None else [Entry(target, options.overrides, options.given)]
-        project = project_of([serve_target(*entry) for entry in entries], options.http)
+        entries = _entries(target, options)
+        built = [serve_target(*entry) for entry in entries]
+        project = project_of(built, options.http)
+        reloading = Reloading(
+            project.app,
+            options,
+            entries,
+            lambda options: _entries(target, options),
+            lambda one: serve_target(*one).served,
+        )
+        for entry, one in zip(entries, built, strict=True):
+            reloading.made(entry, one.served)
+        project.reload, project.on_ready, project.on_stop = reloading.ask, reloading.watch, reloading.end
         if options.attach.address is not None:
             Lobby(
                 project.app,
@@ -79,6 +91,10 @@ class NativeSurface:
                 lambda told, pool: endpoint_of(told.name, told.settings, pool, options.overrides),
             )
         return project
+
+
+def _entries(target: str | None, options: Options) -> list[Entry]:
+    return [*options.entries] if target is None else [Entry(target, options.overrides, options.given)]
 
 
 class Built(NamedTuple):
@@ -128,6 +144,13 @@ def serve_target(target: str, overrides: Overrides, given: Collection[str] = ())
     Raises:
         ConfigError: If the file cannot be imported or a model is not well-formed.
     """
+    built = _serve_target(target, overrides, given)
+    for served in built.served:
+        served.weight = overrides.weight
+    return built
+
+
+def _serve_target(target: str, overrides: Overrides, given: Collection[str]) -> Built:
     path, name = split_target(target)
     file = path.absolute()  # the file may change the working folder
     if overrides.env and overrides.worker_kind != "process":
@@ -333,10 +356,14 @@ def _summary(app: App, name: str) -> str:
     if batching["auto"] is not None:
         waits = f"learns what holds {batching['auto']['latency_objective_ms']:g} ms"
     devices = list(dict.fromkeys(about["workers"]["devices"]))
+    several = ""
+    if len(about["versions"]) > 1:
+        several = ", versions " + ", ".join(f"{one['version']} ({one['weight']})" for one in about["versions"])
     return (
         f"POST /models/{name}  version {about['version']}, batches of up to {batching['max_batch_size']} ({waits}), "
         f"{about['workers']['slots']} worker slots{' on ' if devices else ''}{' and '.join(devices)}, "
         f"timeout {about['timeout_ms']} ms"
         + (", streams" if about["streams"] else "")
         + (", arrays of samples" if about["batchable"] else "")
+        + several
     )

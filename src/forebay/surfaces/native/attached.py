@@ -99,7 +99,6 @@ class Lobby:
         self._app = app
         self._config = config
         self._endpoint_of = endpoint_of
-        self._own = frozenset(app.served)
         self._guests: dict[str, Guest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         limits = Limits(hello_s=config.hello_s, connections=config.max_connections, frame_bytes=config.max_frame_bytes)
@@ -127,7 +126,7 @@ class Lobby:
         """
         name = description.name
         guest = self._guests.get(name)
-        if name in self._own:
+        if name in self._app.served and name not in self._guests:
             msg = f"the name '{name}' is taken by a model of the server's own; give the worker's another `name`"
             raise ConfigError(msg)
         if guest is not None and guest.description != description:

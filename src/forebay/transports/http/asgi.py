@@ -147,7 +147,6 @@ def _paths(app: App, pages: Pages, by_target: Mapping[bytes, Route]) -> list[Pat
     return [
         *routes,
         PathRoute("/models", _Methods(get=pages.models)),
-        PathRoute("/models/{name}/versions/{version}", _Methods(get=pages.model)),
         PathRoute("/models/{name:path}", _Methods(get=pages.model, post=pages.model)),
         PathRoute("/healthz", _Methods(get=pages.healthz)),
         PathRoute("/readyz", _Methods(get=pages.readyz)),
@@ -334,9 +333,9 @@ class Pages:
             if self.dashboard is not None and wants_page(request):
                 return to_page()
             name = only.endpoint.name
+        name, _, version = name.partition("/versions/")
         started = None if name in self._app.served else registry.find(name)
-        version = request.path_params.get("version")
-        return _json(self._app.describe(name, version) if started is None else started.describe())
+        return _json(self._app.describe(name, version or None) if started is None else started.describe())
 
     async def healthz(self, _request: HttpRequest) -> Response:
         """Tell that the process answers."""

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading a project anew while it is served: on SIGHUP, when files change, when somebody asks for one version.
+
+Theory of operation. A reload reads the configuration again and builds every target in a thread, its modules imported
+anew; each model that comes of it is loaded beside the one in use and takes its place. What fails is told in the log and
+at `/models`, and the model in use goes on; other models are not held up by it. Then versions that are not wanted any
+more leave. One reload runs at a time, and what asks for another one meanwhile is one more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from forebay.errors import ConfigError, ForebayError, NotFound
+from forebay.runtimes.watching import Fingerprint
+from forebay.server.app import beside
+from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, ProcessConfig
+from forebay.surfaces.native.fresh_modules import fresh_modules, python_files
+from forebay.surfaces.native.model_files import is_model_file
+from forebay.types.settings import declared
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from forebay.server.app import App, Served
+    from forebay.surfaces.contract import Entry, Options
+
+log = logging.getLogger("forebay")
+
+CODE_LOOK_S: Final = 0.15
+"""Pause between two looks at code; an edit counts once two looks in a row have found the same."""
+FILE_LOOK_S: Final = 1.0
+"""Pause between two looks at model files."""
+_PATIENCE: Final = 5
+"""A look at a large folder is followed by a pause so many times as long."""
+
+
+class Reloading:
+    """Keeps an app as its project says."""
+
+    def __init__(
+        self,
+        app: App,
+        options: Options,
+        entries: Sequence[Entry],
+        entries_of: Callable[[Options], list[Entry]],
+        build: Callable[[Entry], Sequence[Served]],
+    ) -> None:
+        """Describe it.
+
+        Args:
+            app: What is kept.
+            options: What was said at the start.
+            entries: What is served.
+            entries_of: Returns what is served according to other options.
+            build: Makes the endpoints of an entry.
+        """
+        self._app = app
+        self._options = options
+        self._entries = list(entries)
+        self._entries_of = entries_of
+        self._build = build
+        self._own = {(one.endpoint.name, one.endpoint.config.version) for one in app.every}
+        self._made: dict[str, set[tuple[str, str]]] = {}
+        self._files = {entry.target: _fingerprint(entry) for entry in self._entries}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._asked: list[bool] = []
+        self._end = threading.Event()
+        self._pause_s = FILE_LOOK_S
+        if options.reload:  # an edit within a second that keeps the length of a file would look like none
+            sys.dont_write_bytecode = True
+            os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+
+    def made(self, entry: Entry, served: Sequence[Served]) -> None:
+        """Note what came of an entry."""
+        self._made[_key(entry)] = {(one.endpoint.name, one.endpoint.config.version) for one in served}
+
+    def watch(self) -> None:
+        """Begin to look at files, if there are any; called on the loop once all is ready."""
+        self._loop = asyncio.get_running_loop()
+        if self._asked:
+            self._begin()
+        if self._options.reload or any(is_model_file(entry.target) for entry in self._entries):
+            threading.Thread(target=self._watch, name="forebay-reload-watch", daemon=True).start()
+
+    def end(self) -> None:
+        """Reload no more."""
+        self._end.set()
+        if self._task is not None:
+            self._task.cancel()
+
+    def ask(self, *, only_files: bool = False) -> None:
+        """Reload soon; called on the loop.
+
+        Args:
+            only_files: Whether it is only about model files that have changed.
+        """
+        self._asked.append(only_files)
+        if self._loop is not None:
+            self._begin()
+
+    def find(self, name: str, version: str) -> Served:
+        """Build a version that the project names, as it is now; called in a thread.
+
+        Raises:
+            NotFound: If it names no such version.
+            ForebayError: If it cannot be built.
+        """
+        for entry in self._entries_of(self._again()):
+            said = entry.overrides
+            if said.name in {None, name} and said.version in {None, version}:
+                with fresh_modules([_folder(entry)]):
+                    served = self._build(entry)
+                for one in served:
+                    if (one.endpoint.name, one.endpoint.config.version) == (name, version):
+                        self._own.add((name, version))
+                        return one
+        msg = f"the project names no version '{version[:100]}' of a model '{name[:100]}'"
+        raise NotFound(msg)
+
+    def _again(self) -> Options:
+        return self._options if self._options.again is None else self._options.again()
+
+    def _begin(self) -> None:
+        if self._task is None and not self._end.is_set():
+            assert self._loop is not None
+            self._task = self._loop.create_task(self._work())
+
+    async def _work(self) -> None:
+        try:
+            while self._asked:
+                only_files, self._asked = all(self._asked), []
+                try:
+                    await (self._reload_files() if only_files else self._reload())
+                except Exception:
+                    log.exception("the project could not be reloaded; what is served goes on")
+        finally:
+            self._task = None
+
+    async def _reload_files(self) -> None:
+        """Reload the model files that have changed."""
+        for entry in self._entries:
+            if is_model_file(entry.target) and _fingerprint(entry) != self._files[entry.target]:
+                await self._renew(entry)
+
+    async def _reload(self) -> None:
+        """Reload all."""
+        log.info("reloading")
+        started = time.monotonic()
+        try:
+            options = self._again()
+            entries = self._entries_of(options)
+        except ConfigError as error:
+            self._app.problem = error.message
+            self._tell("the configuration", error)
+            return
+        self._app.problem = ""
+        self._tell_what_stays(options)
+        self._files = {entry.target: self._files.get(entry.target, Fingerprint("", ())) for entry in entries}
+        self._entries = entries
+        wanted: dict[str, dict[str, int | None]] = {}
+        broken: set[str] = set()
+        for entry in entries:
+            if is_model_file(entry.target) and _key(entry) in self._made:
+                found = _fingerprint(entry)
+                if found == self._files[entry.target]:
+                    for name, version in self._made[_key(entry)]:
+                        wanted.setdefault(name, {})[version] = entry.overrides.weight
+                    continue
+            for name, version, is_up in await self._renew(entry):
+                wanted.setdefault(name, {})[version] = entry.overrides.weight
+                if not is_up:
+                    broken.add(name)
+        await self._settle(wanted, broken)
+        self._made = {key: made for key, made in self._made.items() if key in {_key(entry) for entry in entries}}
+        if not broken and not self._app.problem:
+            log.info("reloaded in %.2f s", time.monotonic() - started)
+
+    async def _renew(self, entry: Entry) -> list[tuple[str, str, bool]]:
+        """Build an entry anew and load what comes of it; returns names and versions, and whether they are up."""
+        limit_s = self._options.load_timeout_s
+        found = _fingerprint(entry)
+
+        def make() -> Sequence[Served]:
+            with contextlib.nullcontext() if is_model_file(entry.target) else fresh_modules([_folder(entry)]):
+                return self._build(entry)
+
+        self._files[entry.target] = found
+        try:
+            built = await beside(make, time.monotonic() + limit_s, f"'{entry.target}'")
+        except ForebayError as error:
+            self._tell(entry.target, error)
+            made = self._made.get(_key(entry), set())
+            if not made:
+                self._app.problem = error.message
+            for name, version in made:
+                self._app.failed(name, version, error.message)
+            return [(name, version, False) for name, version in made]
+        renewed: list[tuple[str, str, bool]] = []
+        for one in built:
+            name, version = one.endpoint.name, one.endpoint.config.version
+            try:
+                if name in self._app.served and name not in {own for own, _ in self._own}:
+                    msg = f"the name '{name}' is taken by workers that attached"
+                    raise ConfigError(msg)
+                await self._app.load(name, version, lambda one=one: one, timeout_s=limit_s)
+            except ForebayError as error:
+                self._tell(f"model '{name}' version '{version}'", error)
+                renewed.append((name, version, False))
+            else:
+                self._own.add((name, version))
+                renewed.append((name, version, True))
+        self.made(entry, built)
+        return renewed
+
+    async def _settle(self, wanted: Mapping[str, Mapping[str, int | None]], broken: set[str]) -> None:
+        """Give versions the weights that the project names, and let those leave that it does not want any more."""
+        for name in list(self._app.served):
+            ready = self._app.versions(name).ready
+            own = [version for version in ready if (name, version) in self._own]
+            if name in broken or not own:
+                continue
+            versions = wanted.get(name, {})
+            if versions:
+                weights = {version: weight for version, weight in versions.items() if weight}
+                kept = self._app.versions(name).weights
+                if not weights:
+                    weights = kept if kept.keys() <= versions.keys() else {next(iter(versions)): 1}
+                self._app.share(name, weights)
+            if self._app.problem:  # what could not be built may be what was to take their place
+                continue
+            # Who answers for the others is the last to leave.
+            leaving = [version for version in own if version not in versions]
+            for version in sorted(leaving, key=lambda one: one in self._app.versions(name).weights):
+                await self._app.unload(name, version)
+                self._own.discard((name, version))
+
+    def _tell(self, what: str, error: ForebayError) -> None:
+        extra = {"trace": getattr(error, "trace", "")}
+        log.error("%s could not be reloaded, what is served goes on: %s", what, error.message, extra=extra)
+
+    def _tell_what_stays(self, options: Options) -> None:
+        """Name the settings that have changed and hold from the next start on."""
+        before = self._options
+        pairs: list[tuple[type, Any, Any]] = [
+            (HttpConfig, before.http, options.http),
+            (GrpcConfig, before.grpc, options.grpc),
+            (AttachConfig, before.attach, options.attach),
+            (ProcessConfig, before, options),
+        ]
+        changed = [
+            one.written.flag or name
+            for struct, old, new in pairs
+            for name, one in declared(struct).items()
+            if getattr(old, name) != getattr(new, name)
+        ]
+        if changed:
+            log.warning("changed, and holds from the next start on: %s", ", ".join(changed))
+
+    def _watch(self) -> None:
+        """Look at the files, in a thread."""
+        settled = seen = self._look()
+        while not self._end.wait(self._pause_s):
+            found = self._look()
+            if found == seen and found != settled:
+                only_files = found[0] == settled[0]
+                settled = found
+                assert self._loop is not None
+                with contextlib.suppress(RuntimeError):  # the loop is closed: the server has stopped meanwhile
+                    self._loop.call_soon_threadsafe(lambda only=only_files: self.ask(only_files=only))
+            seen = found
+
+    def _look(self) -> tuple[Any, Any]:
+        """Return what can be seen of code and configuration, and of model files."""
+        started = time.monotonic()
+        entries = self._entries
+        code: list[tuple[str, int, int]] = []
+        if self._options.reload:
+            for folder in sorted({_folder(entry) for entry in entries if not is_model_file(entry.target)}):
+                code += [_seen(Path(entry.path)) for entry in python_files(folder)]
+            if self._options.source is not None:
+                code.append(_seen(self._options.source))
+        files = [_fingerprint(entry) for entry in entries if is_model_file(entry.target)]
+        pause_s = CODE_LOOK_S if self._options.reload else FILE_LOOK_S
+        self._pause_s = max(pause_s, (time.monotonic() - started) * _PATIENCE)
+        return sorted(code), files
+
+
+def _key(entry: Entry) -> str:
+    """Return what makes an entry the same as before: all that is said of it."""
+    return msgspec.json.encode([entry.target, entry.overrides.name, entry.overrides.version]).decode()
+
+
+def _folder(entry: Entry) -> Path:
+    file, colon, _ = entry.target.rpartition(":")
+    return Path(file if colon and file.endswith(".py") else entry.target).resolve().parent
+
+
+def _fingerprint(entry: Entry) -> Fingerprint:
+    return Fingerprint.of(Path(entry.target)) if is_model_file(entry.target) else Fingerprint("", ())
+
+
+def _seen(path: Path) -> tuple[str, int, int]:
+    try:
+        about = path.stat()
+    except OSError:
+        return str(path), 0, 0
+    return str(path), about.st_size, about.st_mtime_ns

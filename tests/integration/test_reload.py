@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Code, configuration and model files change under load: nothing fails, and what is broken never answers."""
+
+import contextlib
+import os
+import pty
+import signal
+import subprocess
+import threading
+
+import httpx
+import pytest
+from tests.conftest import FOREBAY
+from tests.waiting import eventually
+
+MODEL = """
+import forebay
+{extra}
+
+class Tells(forebay.Model):
+    version = "{version}"
+
+    def load(self):
+        {load}
+
+    def predict(self, batch):
+        return ["{answer}"] * len(batch)
+"""
+
+CLIENTS = 4
+
+
+def write(folder, answer, *, extra="", load="pass", version="1", name="model.py"):
+    """Writes a file in one step, as editors do."""
+    path = folder / name
+    draft = folder / "draft"
+    draft.write_text(MODEL.format(answer=answer, extra=extra, load=load, version=version))
+    draft.replace(path)
+    return path
+
+
+class Load:
+    """Clients that ask again and again over connections that stay, and note every answer."""
+
+    def __init__(self, server, path="/models/tells"):
+        self.server = server
+        self.path = path
+        self.answers = {}
+        self.wrong = []
+        self.is_over = False
+        self.threads = [threading.Thread(target=self._client, daemon=True) for _ in range(CLIENTS)]
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_error):
+        self.is_over = True
+        for thread in self.threads:
+            thread.join(20)
+
+    def _client(self):
+        try:
+            with self.server.connect() as wire:
+                while not self.is_over:
+                    answer = wire.ask("POST", self.path, b"1")
+                    if answer.status != 200:
+                        self.wrong.append((answer.status, answer.body))
+                    self.answers[answer.body] = self.answers.get(answer.body, 0) + 1
+        except Exception as error:
+            self.wrong.append(repr(error))
+
+    def until(self, answer):
+        """Waits until somebody got this answer."""
+        eventually(lambda: f'"{answer}"'.encode() in self.answers or self.wrong, f"an answer {answer}")
+
+
+def states(server, name="tells"):
+    models = {one["name"]: one for one in server.client.get("/models").json()["models"]}
+    return [(one["version"], one["state"], one["weight"]) for one in models[name]["versions"]] if name in models else []
+
+
+def ask(server, path="/models/tells"):
+    return server.client.post(path, json=1).json()
+
+
+@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
+def test_an_edit_is_seen_and_no_request_fails(serve, tmp_path, kind):  # F51: there was no reload while developing
+    (tmp_path / "helper.py").write_text("WORD = 'a'\n")
+    extra = "import helper"
+    path = write(tmp_path, '" + helper.WORD + "', extra=extra)
+    server = serve(path, "--reload", "--worker-kind", kind)
+    with Load(server) as load:
+        load.until("a")
+        (tmp_path / "helper.py").write_text("WORD = 'b'\n")  # of the same length, within the same second
+        load.until("b")
+        write(tmp_path, "c")
+        load.until("c")
+    assert load.wrong == []
+    eventually(lambda: states(server) == [("1", "ready", 1)])
+    assert server.metric("forebay_requests_total", endpoint="tells", code="ok") == sum(load.answers.values())
+    assert "Traceback" not in server.log
+
+
+BROKEN = {
+    "syntax": ({"extra": "def ("}, "model.py:3"),
+    "import": ({"extra": "import no_such_thing"}, "no_such_thing"),
+    "raises": ({"load": "raise OSError('no weights')"}, "no weights"),
+    "exits": ({"extra": "raise SystemExit(3)"}, "SystemExit"),
+}
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_what_is_broken_is_told_and_the_old_code_goes_on(serve, tmp_path, kind):  # F51: SIGHUP drained
+    server = serve(write(tmp_path, "good"), "--worker-kind", kind)
+    with Load(server) as load:
+        load.until("good")
+        for name, (broken, reason) in BROKEN.items():
+            before = len(server.lines)
+            write(tmp_path, name, **broken)
+            server.signal(signal.SIGHUP)
+            eventually(lambda: any(reason in line for line in server.lines[before:]), f"{reason} in the log")  # noqa: B023
+            (failed,) = [
+                one for one in server.client.get("/models/tells").json()["versions"] if one["state"] == "failed"
+            ]
+            assert reason in failed["error"]
+            assert ask(server) == "good"
+        write(tmp_path, "better")
+        server.signal(signal.SIGHUP)
+        load.until("better")
+    assert load.wrong == []
+    assert set(load.answers) == {b'"good"', b'"better"'}
+    eventually(lambda: states(server) == [("1", "ready", 1)])
+    server.signal()
+    assert server.wait() == 0
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.parametrize("where", ["load", "extra"])
+def test_what_hangs_while_it_loads_is_given_up(serve, tmp_path, kind, where):
+    server = serve(write(tmp_path, "good"), "--worker-kind", kind, "--load-timeout-s", "0.5")
+    write(tmp_path, "bad", **{where: "__import__('time').sleep(600)"})
+    server.signal(signal.SIGHUP)
+    eventually(lambda: ("1", "failed", 0) in states(server))
+    eventually(lambda: "was not ready in time" in server.log)
+    assert ask(server) == "good"
+    server.signal()
+    assert server.wait() == 0
+
+
+def test_a_worker_that_is_killed_while_versions_change_costs_nobody_an_answer(serve, tmp_path):
+    server = serve(write(tmp_path, "a"), "--worker-kind", "process", "--workers", "2")
+
+    def workers():
+        found = subprocess.run(["pgrep", "-P", str(server.process.pid)], capture_output=True, text=True, check=False)
+        return [int(pid) for pid in found.stdout.split()]
+
+    with Load(server) as load:
+        for answer in "bc":
+            victim = workers()[0]
+            write(tmp_path, answer)
+            server.signal(signal.SIGHUP)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+            load.until(answer)
+    assert load.wrong == []
+
+
+def test_a_stream_comes_to_its_end_from_the_version_that_began_it(serve, tmp_path):
+    path, go = tmp_path / "model.py", tmp_path / "go"
+    code = (
+        "import time, pathlib, forebay\n\nclass Tells(forebay.Model):\n    def predict(self, batch):\n"
+        f"        yield ['NAME'] * len(batch)\n        while not pathlib.Path({str(go)!r}).exists():\n"
+        "            time.sleep(0.01)\n        yield ['NAME'] * len(batch)\n"
+    )
+    path.write_text(code.replace("NAME", "old"))
+    server = serve(path, "--worker-kind", "thread")
+    with server.connect() as wire:
+        wire.send(wire.request("POST", "/models/tells", b"0"))
+        wire.read_head()
+        assert wire.read_chunk() == b'data: "old"\n\n'
+        path.write_text(code.replace("NAME", "new"))
+        server.signal(signal.SIGHUP)
+        eventually(lambda: ("1", "leaving", 1) in states(server))
+        go.touch()
+        assert wire.read_chunk() == b'data: "old"\n\n'
+        assert wire.read_chunk() == b""
+        assert b'data: "new"' in wire.ask("POST", "/models/tells", b"0").body
+    eventually(lambda: states(server) == [("1", "ready", 1)])
+
+
+YAML = """
+models:
+{models}
+http:
+  max_connections: {most}
+worker_kind: thread
+"""
+
+
+def test_a_configuration_is_read_anew(serve, tmp_path):
+    for number in "12":
+        write(tmp_path, number, name=f"v{number}.py", version=number)
+    write(tmp_path, "other", name="other.py")
+
+    def config(*models, most=1000):
+        text = YAML.format(models="\n".join(f"  - {{{one}}}" for one in models), most=most)
+        (tmp_path / "forebay.yaml").write_text(text)
+
+    config("target: v1.py", "target: other.py, name: other")
+    server = serve(tmp_path)
+    assert ask(server, "/models/other") == "other"
+    with Load(server) as load:
+        config("target: v1.py, weight: 90", "target: v2.py, weight: 10", most=2000)
+        server.signal(signal.SIGHUP)
+        load.until("2")
+        eventually(lambda: states(server) == [("1", "ready", 90), ("2", "ready", 10)])
+        eventually(lambda: "changed, and holds from the next start on: --max-connections" in server.log)
+        eventually(lambda: states(server, "other") == [])
+        assert server.client.post("/models/other", json=1).status_code == 404
+        assert ask(server, "/models/tells/versions/1") == "1"
+        assert ask(server, "/models/tells/versions/2") == "2"
+        assert server.client.get("/models/tells/versions/2").json()["version"] == "2"
+        answers = [ask(server) for _ in range(50)]
+        assert answers.count("1") > answers.count("2") > 0
+        config("target: nowhere.py")
+        server.signal(signal.SIGHUP)
+        eventually(lambda: "nowhere.py" in server.client.get("/models").json().get("problem", ""))
+        (tmp_path / "forebay.yaml").write_text("modles: []\n")
+        server.signal(signal.SIGHUP)
+        eventually(lambda: "did you mean models" in server.client.get("/models").json().get("problem", ""))
+        assert states(server) == [("1", "ready", 90), ("2", "ready", 10)]
+        config("target: v2.py", "target: other.py, name: other")
+        server.signal(signal.SIGHUP)
+        eventually(lambda: states(server) == [("2", "ready", 1)] and states(server, "other") == [("1", "ready", 1)])
+        assert "problem" not in server.client.get("/models").json()
+    assert load.wrong == []
+    assert server.metric("forebay_requests_total", endpoint="tells", version="2", code="ok") > 0
+
+
+def test_a_terminal_that_is_closed_ends_the_server(tmp_path):
+    path = write(tmp_path, "a")
+    pid, terminal = pty.fork()
+    if pid == 0:  # the leader of a session of its own, as the program in a terminal's window is
+        os.execv(FOREBAY[0], [*FOREBAY, "serve", str(path), "--http-port", "0"])
+    said = b""
+    while b"ready at" not in said:
+        said += os.read(terminal, 4096)
+    url = said.split(b"ready at ")[1].split()[0].decode()
+    assert httpx.post(f"{url}/models/tells", json=1).json() == "a"
+    os.close(terminal)
+    assert os.waitpid(pid, 0)[1] == 0
