@@ -87,6 +87,7 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
         certfile: TLS certificate chain in PEM; with it the port speaks TLS.
         keyfile: Its private key; None if `certfile` holds both.
         api_keys: If any, a call needs one of them in its metadata, as `x-api-key` or `authorization: Bearer`.
+        access_log: Log a line for each call.
     """
 
     host: str = "127.0.0.1"
@@ -104,6 +105,7 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
     certfile: str | None = None
     keyfile: str | None = None
     api_keys: tuple[str, ...] = ()
+    access_log: bool = False
 
 
 class Overrides(msgspec.Struct, frozen=True, kw_only=True):

@@ -76,7 +76,11 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Endpoint:
-    """Answers requests with one pool behind one queue."""
+    """Answers requests with one pool behind one queue.
+
+    Attributes:
+        answering: The batch whose requests are being replied to right now.
+    """
 
     def __init__(
         self,
@@ -99,6 +103,7 @@ class Endpoint:
         self.pool = pool
         self.metrics = EndpointMetrics()
         self.accepting = False
+        self.answering: Batch | None = None
         self._open: dict[Request, None] = {}
         self._queue = BatchQueue(batching)
         self._timeout_s = config.timeout_s
@@ -373,6 +378,7 @@ class Endpoint:
 
     def _answer(self, batch: Batch, outcomes: Sequence[Outcome], now: float) -> None:
         opened = self._open
+        self.answering = batch
         answered: list[Any] = batch.entries
         special: list[Any] = []
         logged = False
@@ -398,6 +404,7 @@ class Endpoint:
                 entry.reply(entry, outcome)
             except Exception as error:  # noqa: BLE001 - see `_tell_instead`
                 self._tell_instead(entry, error)
+        self.answering = None
         if special:
             others = set(special)
             answered = [entry for entry in answered if entry not in others]

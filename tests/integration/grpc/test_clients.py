@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from tests.integration.grpc.served import ALONE, ERRORS, HIDDEN, NAME, PATIENCE_S, UNLIMITED, ask, path, status_of
 from tests.integration.grpc.wire import ENHANCE_YOUR_CALM, Wire
+from tests.waiting import eventually
 
 from forebay.errors import ConfigError
 
@@ -557,3 +558,27 @@ def test_a_port_that_is_taken_is_named(open_port):
 def test_clients_with_settings_of_their_own(port, options):
     channel = port.connect([*options, ("grpc.use_local_subchannel_pool", 1)])
     assert len(ask(channel, "Large", b"3000000")) == 3_000_000
+
+
+def test_the_access_log_lists_every_call(open_port, caplog):
+    """F55."""
+    caplog.set_level("INFO", logger="forebay.access")
+    port = open_port(access_log=True, max_calls=1)
+    channel = port.connect()
+    assert ask(channel, "Echo", b"12345", metadata=[("x-request-id", "mine")]) == b"12345"
+    assert ask(channel, "TaskEcho", b"123") == b"123"
+    assert status_of(lambda: ask(channel, "Nothing", b""))[0] is Code.UNIMPLEMENTED
+    hanging = channel.unary_unary(path("Hang")).future(b"", timeout=0.05)
+    assert hanging.code() in {Code.DEADLINE_EXCEEDED, Code.CANCELLED}
+
+    def found():
+        return [(one.path, one.status, one.code, one.bytes) for one in caplog.records if one.name == "forebay.access"]
+
+    eventually(lambda: len(found()) == 4)
+    assert found()[:3] == [
+        (path("Echo"), 0, "ok", 5),
+        (path("TaskEcho"), 0, "ok", 3),
+        (path("Nothing"), 12, "unimplemented", 0),
+    ]
+    assert found()[3][:2] in {(path("Hang"), 4), (path("Hang"), 1)}
+    assert caplog.records[0].request_id == "mine"

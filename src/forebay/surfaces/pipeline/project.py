@@ -216,6 +216,7 @@ def _grpc(config: PipelineConfig, http: HttpConfig, limits: GrpcConfig) -> GrpcC
         certfile=http.certfile,
         keyfile=http.keyfile,
         api_keys=http.api_keys,
+        access_log=http.access_log,
     )
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, QueueFull
+from forebay.observe.ended_calls import EndedCall
 from forebay.transports.grpc import frames, statuses
 from forebay.transports.grpc.messages import STEP_BYTES, BadMessage, Inbox, Unpacking
 from forebay.transports.grpc.statuses import Status
@@ -50,6 +52,9 @@ class OpenCall:
         is_public: Whether it needed no API key.
         window: How much of its answer the client takes now.
         outgoing: What it has to send; None if it never had to wait for anything.
+        started: When it began, if that is to be told.
+        status: How it ended; None if its client called it off.
+        sent_bytes: Of its messages, if they are counted.
         trailers: The header block after the last message; None while that is not known.
     """
 
@@ -59,6 +64,9 @@ class OpenCall:
     is_half_closed = False
     is_done = False
     is_public = False
+    started = 0.0
+    status: Status | None = None
+    sent_bytes = 0
     has_begun = False
     outgoing: Outgoing | None = None
     trailers: bytes | None = None
@@ -78,6 +86,8 @@ class OpenCall:
         self._connection = connection
         self._head = head
         self._seen = epoch
+        if connection.port.tells:
+            self.started = time.monotonic()
 
     @property
     def is_stream(self) -> bool:
@@ -126,6 +136,7 @@ class OpenCall:
             return
         self.is_done = True
         self.on_cancel = None
+        self.status = status
         self._connection.end(self, statuses.trailers(status, text))
 
     def fail_by(self, error: Exception, method: str) -> None:
@@ -140,6 +151,7 @@ class OpenCall:
         """Give the call its status although its method works on it, and send nothing else."""
         if not self.is_done:
             self.cancel()
+            self.status = status
             self._connection.end(self, statuses.trailers(status, text), at_once=True)
 
     def cancel(self) -> None:
@@ -155,6 +167,13 @@ class OpenCall:
                 log.exception("a call could not be called off")
         if self._task is not None:
             self._task.cancel()
+
+    def told(self) -> EndedCall:
+        """Return what is to be told of it; it is over."""
+        status = Status.CANCELLED if self.status is None else self.status
+        call = ended(self._head, self._connection.peer, status)
+        call.started, call.body_bytes = self.started, self.sent_bytes
+        return call
 
     def forget(self) -> None:
         """Free what the call holds; it is over."""
@@ -417,6 +436,15 @@ class OpenCall:
         """Whether the client has taken nothing for more sweeps than this."""
         outgoing = self.outgoing
         return outgoing is not None and bool(outgoing.pieces) and epoch - outgoing.moved > max_quiet
+
+
+def ended(head: Head, peer: str, status: Status) -> EndedCall:
+    """Return what is to be told of a call with this head."""
+    given = dict(head.metadata)
+    call = EndedCall("gRPC", head.path.decode("latin-1"), client=peer, status=int(status), code=status.name.lower())
+    call.request_id = str(given.get("x-request-id", ""))[:128]
+    call.parent = str(given.get("traceparent", ""))
+    return call
 
 
 def _full() -> BadMessage:

@@ -190,6 +190,8 @@ class Connection(asyncio.Protocol):
             sender.window -= size
             call.is_done = True
             call.on_cancel = None
+            if port.tells:
+                call.status, call.sent_bytes = Status.OK, len(message)
             self._close(call)
             if not self._is_due:
                 self._is_due = True
@@ -199,12 +201,14 @@ class Connection(asyncio.Protocol):
             call.end(*too_long(message, port.config.max_message_bytes))
             return
         self.send_message(call, message)
+        call.status = Status.OK
         call.is_done = True
         call.on_cancel = None
         self.end(call, statuses.OK)
 
     def send_message(self, call: OpenCall, message: bytes) -> Outgoing:
         """Send a message as the client has room for it."""
+        call.sent_bytes += len(message)
         outgoing = self._sender.put(call, message, self.port.epoch)
         if not call.has_begun:
             call.has_begun = True

@@ -58,11 +58,25 @@ class Head:
         length: Bytes that will come, -1 if that was not said.
         is_public: Whether the method needs no API key.
         metadata: What the client says beside its messages.
+        path: Service and method.
         refusal: The header block of its answer if nothing of it is wanted.
         reason: Why not, for the log.
+        status: Its status then.
     """
 
-    __slots__ = ("begin", "encoding", "is_public", "is_stream", "length", "metadata", "reason", "refusal", "timeout_s")
+    __slots__ = (
+        "begin",
+        "encoding",
+        "is_public",
+        "is_stream",
+        "length",
+        "metadata",
+        "path",
+        "reason",
+        "refusal",
+        "status",
+        "timeout_s",
+    )
 
     def __init__(self) -> None:
         self.begin: Callable[..., None] = _nothing
@@ -72,11 +86,14 @@ class Head:
         self.encoding = b"identity"
         self.length = -1
         self.metadata: Metadata = ()
+        self.path = b""
+        self.status = Status.UNIMPLEMENTED
         self.refusal: bytes | None = None
         self.reason = ""
 
     def refuse(self, status: Status, text: str) -> None:
         """Want nothing of it."""
+        self.status = status
         self.refusal, self.reason = HEADERS + trailers(status, text), text
 
 
@@ -111,6 +128,7 @@ class HeadReader:
             head.refuse(Status.RESOURCE_EXHAUSTED, msg)
             return head
         asked = _sorted(fields)
+        head.path = asked[b":path"]
         if asked.get(b":method") != b"POST":
             head.refusal, head.reason = http_refusal(405, (b"allow", b"POST")), "another HTTP method than POST"
         elif not _is_grpc(asked.get(b"content-type", b"")):

@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
+from forebay.observe import ended_calls
 from forebay.observe.refusals import RefusalLog
 from forebay.transports.grpc.calls import NEVER
 from forebay.transports.grpc.frames import MIN_FRAME_BYTES
@@ -17,6 +18,7 @@ from forebay.transports.grpc.statuses import Status
 from forebay.transports.refusal_line import RefusalLine
 
 if TYPE_CHECKING:
+    from forebay.observe.ended_calls import EndedCall
     from forebay.server.config import GrpcConfig
     from forebay.transports.grpc.calls import OpenCall
     from forebay.transports.grpc.connection import Connection
@@ -45,6 +47,7 @@ class Port:
         tasks: Those of methods that run.
         refusals: Where calls that came to a full queue wait for their status.
         unpacking: Held by those that unpack a step of a large message.
+        tells: Whether somebody wants to know of each call that has ended.
         max_small_bytes: Longest answer, with its prefix, that fits in one frame.
     """
 
@@ -54,6 +57,7 @@ class Port:
         self.loop = loop
         self.epoch = 0
         self.connections: set[Connection] = set()
+        self.tells = config.access_log or bool(ended_calls.listeners)
         self.calls = 0
         self.public_streams = 0
         self.buffered_bytes = 0
@@ -116,7 +120,13 @@ class Port:
             self.calls -= 1
         if call.deadline != NEVER:
             self._timed.pop(call, None)
+        if self.tells:
+            self.tell_ended(call.told())
         call.forget()
+
+    def tell_ended(self, call: EndedCall) -> None:
+        """Tell of a call that has ended."""
+        ended_calls.tell(call, writes=self.config.access_log)
 
     def _look_at(self, deadline: float, now: float) -> None:
         if self._look is not None:

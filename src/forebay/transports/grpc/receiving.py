@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from forebay.transports.grpc import frames, statuses
-from forebay.transports.grpc.calls import STREAM_WINDOW, OpenCall
+from forebay.transports.grpc.calls import STREAM_WINDOW, OpenCall, ended
 from forebay.transports.grpc.frames import ConnectionFault, Reason, StreamFault
 from forebay.transports.grpc.heads import Malformed, check_trailers
 from forebay.transports.grpc.hpack import BadBlock, Decoder, TooMuch
@@ -258,6 +258,8 @@ class Receiver:
         if head.refusal is not None:
             self._turn_away(stream, head.refusal, is_last=bool(is_last))
             port.refused(self._connection.peer, head.reason)
+            if port.tells:
+                port.tell_ended(ended(head, self._connection.peer, head.status))
             self.waste()
         elif len(calls) >= port.config.max_streams or self._connection.is_leaving:
             if not self._connection.is_leaving:
@@ -266,9 +268,9 @@ class Receiver:
             self._connection.reset(stream, Reason.REFUSED_STREAM)
         elif port.calls >= port.config.max_calls and not head.is_public:
             text = f"all {port.config.max_calls} calls that may run at a time do; try again later"
-            self._turn_away_now(stream, text, is_last=bool(is_last))
+            self._turn_away_now(stream, head, text, is_last=bool(is_last))
         elif head.is_public and (text := self._why_not_public(head)) is not None:
-            self._turn_away_now(stream, text, is_last=bool(is_last))
+            self._turn_away_now(stream, head, text, is_last=bool(is_last))
         else:
             call = calls[stream] = OpenCall(self._connection, stream, head, self._sender.first_window, port.epoch)
             self._begun += 1
@@ -327,11 +329,13 @@ class Receiver:
         if not is_last:
             self._connection.reset(stream, Reason.NO_ERROR)
 
-    def _turn_away_now(self, stream: int, text: str, *, is_last: bool) -> None:
+    def _turn_away_now(self, stream: int, head: Head, text: str, *, is_last: bool) -> None:
         """Refuse a call that could be taken at another time."""
         refusal = statuses.HEADERS + statuses.trailers(Status.RESOURCE_EXHAUSTED, text)
         self._turn_away(stream, refusal, is_last=is_last)
         self._port.refused(self._connection.peer, text)
+        if self._port.tells:
+            self._port.tell_ended(ended(head, self._connection.peer, Status.RESOURCE_EXHAUSTED))
 
     def _take_trailers(self, stream: int, block: bytes, *, is_last: bool) -> None:
         if any(before < stream < after for before, after in self._skipped):

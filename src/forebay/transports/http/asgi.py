@@ -30,6 +30,7 @@ from forebay.protocols import native, openapi
 from forebay.serving.endpoint import next_id
 from forebay.serving.servings import registry
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
+from forebay.transports.http.called import TOLD
 from forebay.transports.http.dashboard.page import PREFIX, Dashboard, is_public, to_page, wants_page
 from forebay.transports.http.errors import MethodNotAllowed, Unauthorized
 from forebay.transports.http.route import Route, SharedRoute, error_answer, key_is_known, request_id_of
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from forebay.observe.ended_calls import EndedCall
     from forebay.server.app import App, Served
     from forebay.server.config import HttpConfig
     from forebay.serving.endpoint import Endpoint
@@ -180,7 +182,7 @@ class Predict:
                 route = head.route or route
                 if head.problem is not None:
                     raise head.problem
-            answer = Answer(route, head, send)
+            answer = Answer(route, head, send, scope.get(TOLD))
             outcome = await answer.wait(body, receive, self._origin)
             await answer.end(outcome)
         except Cancelled:
@@ -207,12 +209,13 @@ class Predict:
 class Answer:
     """The answer to one request over ASGI."""
 
-    def __init__(self, route: Route, head: Head, send: Send) -> None:
+    def __init__(self, route: Route, head: Head, send: Send, call: EndedCall | None = None) -> None:
         self.id = head.id
         self.request: Request | None = None
         self._route = route
         self._head = head
         self._send = send
+        self._call = call
         self._started = False
         self._parts: asyncio.Queue[tuple[bytes, Callable[[], object]] | None] = asyncio.Queue()
         self._outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -266,6 +269,8 @@ class Answer:
 
     def _reply(self, request: Request, outcome: Any) -> None:
         self.id = request.id or self.id
+        if self._call is not None:
+            self._call.answered_by(self._route.endpoint, request)
         if not self._outcome.done():
             self._outcome.set_result(outcome)
         self._parts.put_nowait(None)

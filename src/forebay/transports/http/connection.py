@@ -20,15 +20,16 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-import time
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from forebay.errors import ForebayError, InternalError, QueueFull, Unavailable
+from forebay.observe.ended_calls import CALLED_OFF, EndedCall
 from forebay.protocols import native
 from forebay.serving.endpoint import next_id
+from forebay.transports.http.called import TOLD
 from forebay.transports.http.connection_state import (
     ASKED,
     DUE,
@@ -62,8 +63,6 @@ if TYPE_CHECKING:
     from forebay.transports.http.port import Lane
     from forebay.types.call import Outcome
 
-log = logging.getLogger("forebay.access")
-
 LINGER_S: Final = 1.0
 """How long a refused client may go on sending before it is cut off; without it the refusal could be lost."""
 SEPARATE_BYTES: Final = 32 * 1024
@@ -95,6 +94,7 @@ class Connection(HttpToolsProtocol):
         "_request_id",
         "_seen",
         "_send",
+        "_sent_bytes",
         "_stalled",
         "_stuck_since",
         "_talk",
@@ -136,6 +136,7 @@ class Connection(HttpToolsProtocol):
         self._request_id = ""
         self._refusal: ForebayError | None = None
         self._has_started = False
+        self._sent_bytes = 0
         self._is_chunked = True
         self._is_advancing = False
         # The head this client sent last.
@@ -173,6 +174,8 @@ class Connection(HttpToolsProtocol):
         self._talk.waiting.clear()
         self._drop_body()
         active, request = self._active, self._request
+        if active is not None and self._lane.tells:
+            self._tell(active, 200 if self._has_started else CALLED_OFF, request, "cancelled")
         self._active = self._request = None
         if active is not None and active.route is not None and request is not None:
             active.route.endpoint.cancel(request)
@@ -306,6 +309,7 @@ class Connection(HttpToolsProtocol):
             self._take_slow_lane(upgrades=upgrades)
             return
         head = self._reading = route.turn().read_head(headers, query)
+        head.target = target
         if problem is not None:
             raise problem
         head.keep_alive = parser.should_keep_alive() and not upgrades
@@ -578,18 +582,20 @@ class Connection(HttpToolsProtocol):
             tell = error_answer if head.route is None else head.route.fault
             status, headers, body = tell(error, self._request_id)
             self._write(status, headers, body, head)
-        self._answered(head, status, request)
+        self._answered(head, status, request, error.kind)
 
     def _write(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, head: Head) -> None:
+        self._sent_bytes = len(body)
         self.transport.write(self._lane.write_answer(status, headers, body, keep_alive=self._keeps_alive(head)))
 
-    def _answered(self, head: Head, status: int, request: Request | None) -> None:
+    def _answered(self, head: Head, status: int, request: Request | None, code: str = "ok") -> None:
         keep_alive = self._keeps_alive(head) and (self._is_chunked or not self._has_started)
-        if self._lane.config.access_log:
-            self._log(head, status, request)
+        if self._lane.tells:
+            self._tell(head, status, request, code)
         self._active = self._request = None
         self._request_id = ""
         self._has_started = False
+        self._sent_bytes = 0
         self._is_chunked = True
         if not keep_alive:
             self._hang_up()
@@ -642,6 +648,7 @@ class Connection(HttpToolsProtocol):
             self.transport.write(b"0\r\n\r\n")
 
     def _write_chunk(self, data: bytes) -> None:
+        self._sent_bytes += len(data)
         self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
 
     # Limits
@@ -700,7 +707,9 @@ class Connection(HttpToolsProtocol):
             return
         talk.on(REFUSE)
         self._drop_body()
-        head = head or Head()
+        if head is None:
+            head = Head(target=self.url.partition(b"?")[0])
+            head.method = self._parser.get_method() if self.url else b""
         head.problem = error
         head.keep_alive = head.is_simple = False
         if self._active is not None or self._working is not None or talk.waiting:
@@ -721,6 +730,7 @@ class Connection(HttpToolsProtocol):
             else:
                 self.abort()  # half of an answer must not look like the whole
             return False
+        cycle.scope.pop(TOLD, None)
         cycle.disconnected = True
         cycle.waiting_for_100_continue = False
         cycle.message_event.set()
@@ -746,12 +756,17 @@ class Connection(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def _log(self, head: Head, status: int, request: Request | None) -> None:
-        name = head.route.endpoint.name if head.route is not None else None
-        client = ":".join(map(str, self.client)) if self.client else None
-        milliseconds = round((time.monotonic() - request.arrived) * 1000, 3) if request is not None else None
-        extra = {"request_id": self._request_id, "model": name, "status": status, "client": client, "ms": milliseconds}
-        log.info("answered", extra=extra)
+    def _tell(self, head: Head, status: int, request: Request | None, code: str = "ok") -> None:
+        """Tell of the call that ends here."""
+        client = ":".join(map(str, self.client)) if self.client else ""
+        call = EndedCall(head.method.decode("latin-1"), head.target.decode("latin-1"), client=client, status=status)
+        call.code, call.body_bytes, call.request_id = code, self._sent_bytes, self._request_id
+        if head.route is not None:
+            call.model = head.route.endpoint.name
+            call.parent = next((value for name, value in head.headers if name == b"traceparent"), b"").decode("latin-1")
+            if request is not None:
+                call.answered_by(head.route.endpoint, request)
+        self._lane.tell_ended(call)
 
 
 def _nowhere(_data: bytes) -> None:

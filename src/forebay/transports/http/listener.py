@@ -14,6 +14,7 @@ from uvicorn.server import ServerState
 from forebay.errors import ConfigError
 from forebay.transports.acceptor import Acceptor, adopting
 from forebay.transports.binding import why_not
+from forebay.transports.http.called import telling
 from forebay.transports.http.connection import Connection
 from forebay.transports.http.port import Lane
 from forebay.transports.http.tls import TlsDoor
@@ -61,8 +62,9 @@ class HttpListener:
             raise ConfigError(msg)
         self._lane = Lane(config, routes, is_any_method=is_any_method)
         self._state = ServerState()
+        app = _quiet(asgi)
         self._uvicorn = Config(
-            _quiet(asgi),
+            telling(app, self._lane.tell_ended) if self._lane.tells else app,
             http=Connection,  # type: ignore[arg-type]
             ws="none",
             lifespan="off",

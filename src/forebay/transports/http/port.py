@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from forebay.errors import Unavailable
+from forebay.observe import ended_calls
 from forebay.observe.refusals import RefusalLog
 from forebay.protocols import native
 from forebay.transports.http.hosts import Hosts
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
     from forebay.errors import ForebayError
+    from forebay.observe.ended_calls import EndedCall
     from forebay.server.config import HttpConfig
     from forebay.transports.http.connection import Connection
     from forebay.transports.http.route import Head, Route
@@ -43,6 +45,7 @@ class Lane:
         heads: Remembered heads by their bytes, with the empty line.
         is_draining: Set when the server stops: every answer then closes its connection.
         is_plain: Whether there is nothing to do for an answer but to write it.
+        tells: Whether somebody wants to know of each call that has ended.
         date: The value of the Date header.
         epoch: Sweeps so far; connections note it instead of asking for the time.
         held_bytes: Of bodies that are still arriving, of all connections together.
@@ -57,7 +60,8 @@ class Lane:
         self.routes = routes
         self.heads: dict[bytes, Head] = {}
         self.is_draining = False
-        self.is_plain = not config.access_log
+        self.tells = config.access_log or bool(ended_calls.listeners)
+        self.is_plain = not self.tells
         self.date = b""
         self.epoch = 0
         self.held_bytes = 0
@@ -163,6 +167,10 @@ class Lane:
         largest = max(self.connections, key=lambda connection: connection.held_bytes)
         limit = self.config.max_buffered_bytes
         largest.give_up(Unavailable(f"the bodies that are arriving have {limit} bytes together; try again later"))
+
+    def tell_ended(self, call: EndedCall) -> None:
+        """Tell of a call that has ended."""
+        ended_calls.tell(call, writes=self.config.access_log)
 
     def tell(self, error: ForebayError, client: tuple[str, int] | None) -> None:
         """Log a refusal, at most one a second for each kind of error."""

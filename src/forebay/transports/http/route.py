@@ -63,6 +63,8 @@ class Head(msgspec.Struct, eq=False):
 
     Attributes:
         route: Whom it is for; None for a request that could not be read that far.
+        method: Of the request, as far as it could be read.
+        target: Its target without the query, as far as it could be read.
         params: Formats of body and answer.
         id: The request's id if the client named one.
         timeout_s: Time the client gives it; infinity leaves it to the endpoint.
@@ -84,6 +86,8 @@ class Head(msgspec.Struct, eq=False):
     """
 
     route: Route | None = None
+    method: bytes = b"POST"
+    target: bytes = b""
     params: Mapping[str, str] = msgspec.field(default_factory=lambda: native.PARAMS["json", "json"])
     id: str = ""
     timeout_s: float = NEVER
@@ -152,6 +156,7 @@ class Route:
             return head
         found = route.turn().read_head(head.headers, head.query)
         found.keep_alive, found.chunked, found.is_simple = head.keep_alive, head.chunked, False
+        found.target = head.target
         return found
 
     def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"") -> Head:

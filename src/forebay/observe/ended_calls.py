@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that have ended, whatever became of them: a line of the access log each, and whoever else listens.
+
+A port that neither writes an access log nor has a listener never makes an `EndedCall`. It looks once, when it is made,
+so `listen` has to come before.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from forebay.types.call import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay.serving.endpoint import Endpoint
+
+log = logging.getLogger("forebay.access")
+
+CALLED_OFF: Final = 499
+"""Stands for the status of a call whose client has left before it had one, as other servers log it."""
+
+
+class EndedCall(msgspec.Struct):
+    """A call that has ended.
+
+    Attributes:
+        method: Of HTTP; `gRPC` for a call of that.
+        path: Without a query, which may hold secrets; of gRPC service and method.
+        started: When it began, in seconds of `time.monotonic`; 0 if it never did.
+        ended: When it ended.
+        client: Who called.
+        status: Of HTTP or, under its number, of gRPC.
+        code: `ok`, or a word for what went wrong.
+        body_bytes: Of the answer's body, or of its messages.
+        request_id: What the client and the log call it.
+        model: The endpoint.
+        batch_size: Samples in the batch that answered it; 0 if none did.
+        queue_s: From submission to leaving the queue; -1 if it never left it.
+        parent: The caller's `traceparent`.
+    """
+
+    method: str
+    path: str
+    started: float = 0.0
+    ended: float = 0.0
+    client: str = ""
+    status: int = 0
+    code: str = ""
+    body_bytes: int = 0
+    request_id: str = ""
+    model: str = ""
+    batch_size: int = 0
+    queue_s: float = -1.0
+    parent: str = ""
+
+    def answered_by(self, endpoint: Endpoint, request: Request) -> None:
+        """Note who answered, while the endpoint replies."""
+        self.model = endpoint.name
+        self.request_id = self.request_id or request.id
+        self.started = self.started or request.arrived
+        if request.taken and request.taken != NEVER:
+            self.queue_s = request.taken - request.arrived
+        if endpoint.answering is not None:
+            self.batch_size = endpoint.answering.rows
+
+
+NEVER: Final = float("inf")
+
+listeners: tuple[Callable[[EndedCall], object], ...] = ()
+"""Who is told, on the loop; only `listen` changes it."""
+
+
+def listen(listener: Callable[[EndedCall], object]) -> None:
+    """Tell this function of every call from now on, on ports that are made from now on."""
+    global listeners  # noqa: PLW0603 - replaced as a whole
+    listeners = (*listeners, listener)
+
+
+def unlisten(listener: Callable[[EndedCall], object]) -> None:
+    """Tell it of nothing more."""
+    global listeners  # noqa: PLW0603 - as above
+    listeners = tuple(one for one in listeners if one != listener)
+
+
+def tell(call: EndedCall, *, writes: bool) -> None:
+    """Tell the listeners of a call that ends now, and write its line of the access log if there is one."""
+    call.ended = time.monotonic()
+    if not call.code:
+        call.code = "ok" if call.status < 400 else "error"
+    if writes and log.isEnabledFor(logging.INFO):
+        extra = {
+            "request_id": call.request_id or None,
+            "client": call.client or None,
+            "method": call.method,
+            "path": call.path,
+            "status": call.status,
+            "code": call.code,
+            "bytes": call.body_bytes,
+            "model": call.model or None,
+            "batch_size": call.batch_size or None,
+            "queue_ms": None if call.queue_s < 0 else round(call.queue_s * 1000, 3),
+            "ms": round((call.ended - call.started) * 1000, 3) if call.started else None,
+        }
+        log.info("%s %s %d", call.method, call.path, call.status, extra=extra)
+    for listener in listeners:
+        listener(call)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells of calls that an ASGI application answers: pages, everything unknown, and what other surfaces serve."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from forebay.observe.ended_calls import CALLED_OFF, EndedCall
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+TOLD: Final = "forebay.call"
+"""Where a scope holds its `EndedCall`, for those who know more of it; without it nothing is told."""
+
+
+def telling(app: ASGIApp, tell: Callable[[EndedCall], object]) -> ASGIApp:
+    """Return an application that answers as this one and tells of each call that has ended."""
+
+    async def told(scope: Scope, receive: Receive, send: Send) -> None:
+        call = EndedCall(scope["method"], scope["path"], started=time.monotonic())
+        call.client = ":".join(map(str, scope["client"] or ()))
+        call.parent = next((value for name, value in scope["headers"] if name == b"traceparent"), b"").decode("latin-1")
+        scope[TOLD] = call
+        is_whole = False
+
+        async def sending(message: Message) -> None:
+            nonlocal is_whole
+            if message["type"] == "http.response.start":
+                call.status = message["status"]
+                ids = [value for name, value in message["headers"] if name == b"x-request-id"]
+                call.request_id = ids[0].decode("latin-1") if ids else call.request_id
+            else:
+                call.body_bytes += len(message.get("body", b""))
+                is_whole = not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await app(scope, receive, sending)
+        finally:
+            if TOLD in scope:
+                call.code = "" if is_whole else "cancelled"
+                call.status = call.status or CALLED_OFF
+                tell(call)
+
+    return told

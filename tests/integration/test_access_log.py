@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The access log lists every call, with what is known of it.  # F55"""
+
+import json
+
+import pytest
+from tests.waiting import eventually
+
+MODEL = """
+import time
+from collections.abc import Iterator
+import forebay
+
+class Doubles(forebay.Model):
+    name = "doubles"
+
+    def predict(self, batch: list[int]) -> list[int]:
+        return [2 * sample for sample in batch]
+
+class Fails(forebay.Model):
+    name = "fails"
+
+    def predict(self, batch: list[int]) -> list[int]:
+        raise ValueError("no")
+
+class Counts(forebay.Model):
+    name = "counts"
+    max_batch_size = 1
+
+    def predict(self, batch: list[int]) -> Iterator[list[int]]:
+        for number in range(batch[0]):
+            time.sleep(0.01)
+            yield [number]
+"""
+
+
+@pytest.fixture(scope="module")
+def server(launch, tmp_path_factory):
+    path = tmp_path_factory.mktemp("access") / "model.py"
+    path.write_text(MODEL)
+    return launch(path, "--worker-kind", "thread", "--access-log", "--log-format", "json", "--cors-origin", "http://a")
+
+
+def line(server, request, status=None):
+    """The line of a call, once it is there: the newest of this method and path."""
+
+    def find():
+        return [
+            one
+            for one in server.records
+            if one["logger"] == "forebay.access" and f"{one['method']} {one['path']}" == request
+        ]
+
+    eventually(lambda: any(status in {None, one["status"]} for one in find()))
+    return [one for one in find() if status in {None, one["status"]}][-1]
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-request-id": "mine"}, {"origin": "http://a"}])
+def test_a_call_of_a_model_has_all_that_is_known_of_it(server, headers):
+    answer = server.client.post("/models/doubles?secret=1", json=21, headers=headers)
+    assert answer.text == "42"
+
+    def is_there():
+        return any(one.get("request_id") == answer.headers["x-request-id"] for one in server.records)
+
+    eventually(is_there)
+    (found,) = [one for one in server.records if one.get("request_id") == answer.headers["x-request-id"]]
+    expected = {"message": "POST /models/doubles 200", "model": "doubles", "status": 200, "bytes": 2, "code": "ok"}
+    assert found.items() >= {"level": "info", "batch_size": 1, **expected}.items()
+    assert 0.0 <= found["queue_ms"] <= found["ms"]
+    assert found["client"].startswith("127.0.0.1:")
+
+
+def test_calls_that_no_model_answers_are_listed(server):
+    server.client.get("/nowhere")
+    assert line(server, "GET /nowhere").items() >= {"status": 404, "model": None}.items()
+    server.client.delete("/models/doubles")
+    assert line(server, "DELETE /models/doubles")["status"] == 405
+    server.client.get("/healthz")
+    assert line(server, "GET /healthz").items() >= {"status": 200, "code": "ok"}.items()
+    server.client.post("/models/doubles", content="nonsense", headers={"content-type": "application/json"})
+    found = line(server, "POST /models/doubles", 400)
+    assert (found["code"], found["model"]) == ("InvalidRequest", "doubles")
+    server.client.post("/models/fails", json=1)
+    assert line(server, "POST /models/fails", 500)["batch_size"] == 1
+    with server.connect() as wire:
+        wire.send(b"GET / HTTP/9\r\n\r\n")
+        assert wire.read().status == 400
+    assert line(server, "GET /", 400)["request_id"]
+    with server.connect() as wire:
+        wire.send(wire.head("POST", "/models/doubles", f"content-length: {1 << 40}"))
+        assert wire.read().status == 413
+    assert line(server, "POST /models/doubles", 413)["ms"] is None
+
+
+@pytest.mark.parametrize("origin", [(), ("origin: http://a",)])
+def test_a_stream_that_was_called_off_is_listed(server, origin):
+    whole = server.client.post("/models/counts", json=3)
+    assert line(server, "POST /models/counts")["bytes"] == len(whole.content)
+    seen = len([one for one in server.records if one.get("code") == "cancelled"])
+    with server.connect() as wire:
+        head = wire.head("POST", "/models/counts", "content-type: application/json", "content-length: 4", *origin)
+        wire.send(head + b"1000")
+        wire.read_head()
+        wire.read_chunk()
+    eventually(lambda: len([one for one in server.records if one.get("code") == "cancelled"]) > seen)
+    found = [one for one in server.records if one.get("code") == "cancelled"][-1]
+    assert found.items() >= {"path": "/models/counts", "status": 200, "model": "counts"}.items()
+    assert found["bytes"] > 0
+    assert found["request_id"]
+
+
+def test_nothing_is_listed_where_nobody_asked(launch, models):
+    server = launch("zoo.py", "--log-format", "json")
+    server.client.get("/nowhere")
+    assert json.dumps(server.records).count("forebay.access") == 0
