@@ -20,6 +20,7 @@ from forebay.workers.attached import AttachedPool
 from forebay.workers.conversation import (
     MAY_SAY,
     Conversation,
+    Counted,
     Failed,
     Hello,
     Leaving,
@@ -32,7 +33,7 @@ from forebay.workers.conversation import (
 from forebay.workers.worker_slot import Slot
 
 RUNS = 400
-EVENTS = {Hello, Ready, Failed, Part, Result, Leaving, Logged, Violation}
+EVENTS = {Hello, Ready, Failed, Part, Result, Leaving, Logged, Counted, Violation}
 ODD = [
     None, True, -1, 0, 1, 2**63, 1.5, math.nan, math.inf, "", "x", "ready", b"", b"x" * 9, [], [[]], {},
     {0: 1}, {None: {}}, {"worker": []}, {0: ["ModelError", "m", None, ""]},
@@ -49,6 +50,7 @@ KINDS = [
     "result",
     "leaving",
     "log",
+    "metrics",
     "unready result",
     "batch",
     "open",
@@ -117,6 +119,7 @@ class Worker:
                 dice.choice([0, talk.batch_id]),
                 ["name", 20, 1.5, "text", "trace", {"a": 1}][: 4 + dice.randrange(3)],
             ],
+            "metrics": ["metrics", b"x"],
             None: None,
         }[kind]
 
@@ -228,7 +231,7 @@ def test_nonsense_in_any_state_raises_nothing_and_ends_the_conversation_once():
 
 @pytest.mark.parametrize("state", sorted(MAY_SAY))
 def test_what_the_table_does_not_allow_is_a_violation(state):
-    for kind in ("hello", "ready", "failed", "part", "result", "leaving", "log", "nonsense"):
+    for kind in ("hello", "ready", "failed", "part", "result", "leaving", "log", "metrics", "nonsense"):
         talk = in_state(state)
         (event,) = talk.feed(frames.encode(message_of(kind, talk)), 3.0) if state != "gone" else (Violation(""),)
         allowed = kind in MAY_SAY[state]
@@ -243,6 +246,13 @@ def test_what_the_table_does_not_allow_is_a_violation(state):
 def test_a_line_of_the_log_that_is_none_is_a_violation(line):
     talk = in_state("busy")
     (event,) = talk.feed(frames.encode(["log", talk.batch_id, line]), 3.0)
+    assert type(event) is Violation
+
+
+@pytest.mark.parametrize("data", [None, "text", [], b"x" * ((1 << 20) + 1)])
+def test_metrics_that_are_none_are_a_violation(data):
+    talk = in_state("busy")
+    (event,) = talk.feed(frames.encode(["metrics", data]), 3.0)
     assert type(event) is Violation
 
 
@@ -282,6 +292,7 @@ def message_of(kind, talk):
         "part": ["part", talk.batch_id, [b"p"], None],
         "result": ["result", talk.batch_id, [b"r"], None, 0.1, True],
         "log": ["log", 0, ["name", 20, 1.5, "text"]],
+        "metrics": ["metrics", b"x"],
     }.get(kind, [kind])
 
 

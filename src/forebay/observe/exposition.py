@@ -11,7 +11,7 @@ was called and is on the page stays there, so that series do not come and go, an
 many are missing.
 
 The text is written here, as prometheus-client needs ten times as long for it. What stands beside it on the page is
-written by prometheus-client: the user's own metrics (in the default registry) and those of other collectors.
+written by prometheus-client: metrics of the models' authors (`author_metrics.py`) and those of other collectors.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 import msgspec
+
+from forebay.observe.author_metrics import store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -109,12 +111,11 @@ class Exposition(Generic[S]):
         """
         from prometheus_client import CollectorRegistry
         from prometheus_client.exposition import choose_encoder
-        from prometheus_client.registry import REGISTRY
 
         registry = CollectorRegistry()
         for collector in self._others:
             registry.register(collector)
-        registry.register(REGISTRY)
+        registry.register(store)
         encoder, media_type = choose_encoder(accept)
         return encoder(registry), media_type
 

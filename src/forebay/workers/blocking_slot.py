@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError, ModelError, revive
 from forebay.observe import model_log
+from forebay.observe.author_metrics import store
 from forebay.types.call import Failure
 from forebay.workers import shm
-from forebay.workers.conversation import Conversation, Failed, Hello, Logged, Part, Ready, Result, Violation
+from forebay.workers.conversation import Conversation, Counted, Failed, Hello, Logged, Part, Ready, Result, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -128,6 +129,7 @@ class BlockingSlot:
     def close(self) -> None:
         """Give the socket and the memory back."""
         self._socket.close()
+        store.gone(self)
         self._conversation.close()
 
     def _next(self) -> Event:
@@ -143,9 +145,11 @@ class BlockingSlot:
                     raise EOFError
                 self._inbox.extend(self._conversation.feed(self._buffer[:size], time.monotonic()))
             event = self._inbox.popleft()
-            if not isinstance(event, Logged):
+            if isinstance(event, Counted):
+                store.told(self, self._conversation.worker, event.data)
+            elif not isinstance(event, Logged):
                 break
-            if self._voice is not None:
+            elif self._voice is not None:
                 self._voice.say(event.line)
         if isinstance(event, Violation):
             log.warning("a worker is hung up on: %s", event.reason)

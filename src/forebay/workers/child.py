@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from forebay.errors import BadOutcome, ConfigError, ForebayError, InvalidRequest
+from forebay.observe.author_metrics import Reporter
 from forebay.observe.model_log import Budget, capture, line_of, origin, told_dropped
 from forebay.types.call import Failure, Media
 from forebay.workers import frames, shared_secret
@@ -277,8 +278,8 @@ class Connection:
         return view if self.lends else bytes(view)
 
 
-def serve(connection: Connection, runner: Runner) -> None:
-    """Ask for batches and run them until the server says stop or is gone."""
+def serve(connection: Connection, runner: Runner, metrics: Reporter | None = None) -> None:
+    """Ask for batches and run them until the server says stop or is gone; look whether the model has metrics."""
     if "log" in connection.options:
         origin.set(connection)
     connection.lends = getattr(runner, "borrows_input", False)
@@ -291,6 +292,8 @@ def serve(connection: Connection, runner: Runner) -> None:
         if message[0] == "batch":
             _, batch_id, bodies, params, sizes, *rest = message
             _run(connection, runner, batch_id, _items(bodies, params, sizes), Laps() if rest[:1] == [True] else None)
+            if metrics is not None:
+                metrics.look()
         elif message[0] == "stop":
             return
 
@@ -427,7 +430,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
         for thread in threads:
             thread.start()
-        serve(connection, runner)
+        metrics = Reporter(lambda data: connection.send_aside(["metrics", data]))
+        metrics.look()
+        serve(connection, runner, metrics)
         for thread in threads:
             thread.join()
         close_runner(runner)

@@ -35,11 +35,18 @@ MAY_SAY: Final[Mapping[State, Mapping[str, State]]] = {
     # the worker has connected
     "greeting": {"hello": "opening"},
     # it was told what to run, or is about to be told, and loads it
-    "opening": {"ready": "idle", "failed": "gone", "leaving": "opening", "log": "opening"},
+    "opening": {"ready": "idle", "failed": "gone", "leaving": "opening", "log": "opening", "metrics": "opening"},
     # it waits; the server's `begin` leads to busy
-    "idle": {"leaving": "idle", "log": "idle"},
+    "idle": {"leaving": "idle", "log": "idle", "metrics": "idle"},
     # it runs a batch
-    "busy": {"part": "streaming", "result": "idle", "unready result": "finishing", "leaving": "busy", "log": "busy"},
+    "busy": {
+        "part": "streaming",
+        "result": "idle",
+        "unready result": "finishing",
+        "leaving": "busy",
+        "log": "busy",
+        "metrics": "busy",
+    },
     # it runs a batch, and parts of the answers have left
     "streaming": {
         "part": "streaming",
@@ -47,9 +54,10 @@ MAY_SAY: Final[Mapping[State, Mapping[str, State]]] = {
         "unready result": "finishing",
         "leaving": "streaming",
         "log": "streaming",
+        "metrics": "streaming",
     },
     # the batch is answered, and it does what follows the answers
-    "finishing": {"ready": "idle", "leaving": "finishing", "log": "finishing"},
+    "finishing": {"ready": "idle", "leaving": "finishing", "log": "finishing", "metrics": "finishing"},
     # the connection is closed, or will be: nothing is read any more
     "gone": {},
 }
@@ -57,6 +65,9 @@ MAY_SAY: Final[Mapping[State, Mapping[str, State]]] = {
 
 CREDIT_STEP = 8
 """Steps of a streamed answer after which the worker is told to go on."""
+
+MAX_BYTES: Final = 1 << 20
+"""Longest message about metrics."""
 
 _batch_ids = itertools.count(1)
 
@@ -134,13 +145,19 @@ class Logged(msgspec.Struct, frozen=True, gc=False):
     line: Line
 
 
+class Counted(msgspec.Struct, frozen=True, gc=False):
+    """The worker says how its model's own metrics stand."""
+
+    data: bytes
+
+
 class Violation(msgspec.Struct, frozen=True, gc=False):
     """The worker does not keep to the protocol: hang up on it."""
 
     reason: str
 
 
-Event: TypeAlias = Hello | Ready | Failed | Part | Result | Leaving | Logged | Violation
+Event: TypeAlias = Hello | Ready | Failed | Part | Result | Leaving | Logged | Counted | Violation
 
 
 class Conversation:
@@ -361,6 +378,13 @@ class Conversation:
             raise InvalidRequest(msg)
         return Logged(msgspec.convert(batch_id, int), msgspec.convert(line, Line))
 
+    def _count_metrics(self, message: list[Any]) -> Counted:
+        _, data = message
+        if type(data) is not bytes or len(data) > MAX_BYTES:
+            msg = f"its metrics are not at most {MAX_BYTES} bytes"
+            raise InvalidRequest(msg)
+        return Counted(data)
+
     def _hand_part(self, message: list[Any], now: float) -> Part:
         _, batch_id, parts, failures = message
         state = self._require_running("part", batch_id)
@@ -444,6 +468,7 @@ _EVENTS: Final[Mapping[str, Callable[[Conversation, list[Any]], Event]]] = {
     "ready": Conversation._ask,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
     "failed": Conversation._fail,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
     "leaving": Conversation._leave,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
+    "metrics": Conversation._count_metrics,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
     "log": Conversation._log,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
 }
 

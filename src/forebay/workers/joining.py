@@ -17,6 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from forebay.errors import ForebayError, InvalidRequest, ModelError
+from forebay.observe.author_metrics import Reporter
 from forebay.observe.log import TextFormatter
 from forebay.observe.model_log import capture, origin
 from forebay.workers.child import Connection, Refused, serve, wire_error
@@ -73,6 +74,7 @@ class JoiningWorker:
         self._once = once
         self._tell = tell
         self._leaving = threading.Event()
+        self._metrics = Reporter(self._tell_metrics)
         self._connections: set[Connection] = set()
         self._refused: Refused | None = None
         self._says_waiting = True
@@ -141,7 +143,9 @@ class JoiningWorker:
             self._connections.add(connection)
             try:
                 if not self._leaving.is_set():
-                    serve(connection, runner)
+                    self._metrics.forget()
+                    self._metrics.look()
+                    serve(connection, runner, self._metrics)
             except _LOST:
                 pass  # the server hands on what this slot was running
             except Exception:
@@ -154,6 +158,17 @@ class JoiningWorker:
                 return
             pause_s = FIRST_PAUSE_S if time.monotonic() - joined > MAX_PAUSE_S else min(pause_s * 2, MAX_PAUSE_S)
             self._leaving.wait(pause_s)
+
+    def _tell_metrics(self, data: bytes) -> None:
+        """Send metrics over one of the connections.
+
+        Raises:
+            OSError: There is none.
+        """
+        connection = next(iter(self._connections), None)
+        if connection is None:
+            raise ConnectionError
+        connection.send_aside(["metrics", data])
 
     def _dial(self) -> Connection | None:
         """Connect, however long it takes; None once the worker leaves."""

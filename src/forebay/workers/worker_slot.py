@@ -14,10 +14,22 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from forebay.errors import ForebayError, InvalidRequest
+from forebay.observe.author_metrics import store
 from forebay.observe.model_log import Voice
 from forebay.types.call import Failure
 from forebay.workers import frames
-from forebay.workers.conversation import Conversation, Failed, Hello, Leaving, Logged, Part, Ready, Result, Violation
+from forebay.workers.conversation import (
+    Conversation,
+    Counted,
+    Failed,
+    Hello,
+    Leaving,
+    Logged,
+    Part,
+    Ready,
+    Result,
+    Violation,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -95,6 +107,7 @@ class Slot(asyncio.Protocol):
         self.batch: Batch | None = None
         self.done: Done | None = None
         self._voice: Voice | None = None
+        self._counts_as: tuple[str, int, int] | None = None
 
     @property
     def batch_id(self) -> int:
@@ -123,6 +136,8 @@ class Slot(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the pool, which hands the batch on."""
         self._conversation.close()
+        if self._counts_as is not None:
+            store.gone(self._counts_as)
         self._pool.gone(self)
 
     def fileno(self) -> int:
@@ -203,6 +218,9 @@ class Slot(asyncio.Protocol):
                 is_running = self.batch is not None and batch_id == self.batch_id
                 self._voice = self._voice or Voice(self._pool.model, self._conversation.worker)
                 self._voice.say(line, self.batch.entries if is_running and self.batch is not None else None)
+            case Counted(data):
+                self._counts_as = self._conversation.worker, self._conversation.pid, id(self._pool)
+                store.told(self._counts_as, self._conversation.worker, data)
             case Leaving():
                 if self.batch is None:
                     self._pool.retire(self)

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of the models' authors, made with prometheus_client where the model runs, and put together for one page.
+
+Theory of operation. A worker process looks every `PERIOD_S` at what its registry holds and, if that has changed, sends
+all of it to the server, who keeps the last word of each process. They are put together when the page is read:
+counters, histograms and summaries are added up, also those of processes that have ended, so that no sum ever falls. A
+gauge is one series a living worker, with the label `worker`, unless its author has said with `multiprocess_mode` how
+workers are put together. What the registry of the server's own process holds, where models in threads count, is one
+worker more; of a gauge that workers have too, the server's is only a copy that nobody sets.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from forebay.types.caught import caught
+from forebay.types.failures import text_of
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+log = logging.getLogger("forebay.models")
+
+PERIOD_S: Final = 0.5
+MAX_SERIES: Final = 5000
+"""Series that one worker may have; the page takes as many of all workers together, beside what is added up."""
+MAX_BYTES: Final = 1 << 20
+"""Longest message about them; the protocol (workers/conversation.py) takes no longer one."""
+MAX_ENDED: Final = 64
+"""Processes that have ended of which all is kept; the counts of older ones are in one sum."""
+RESERVED: Final = "forebay_"
+
+_NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_KINDS: Final = frozenset(
+    {"counter", "gauge", "histogram", "summary", "info", "stateset", "gaugehistogram", "unknown", "untyped"}
+)
+_ADDED: Final = frozenset({"counter", "histogram", "summary", "gaugehistogram"})
+
+Sample = tuple[str, dict[str, str], float]
+
+
+class Family(msgspec.Struct, array_like=True):
+    """A metric with all of its series, as it travels.
+
+    Attributes:
+        name: Without the endings of its samples.
+        kind: Its type.
+        told: Its help.
+        unit: Its unit.
+        mode: How gauges of several workers are put together, as the author said; `all` keeps them apart.
+        samples: Name, labels and value of each.
+    """
+
+    name: str
+    kind: str
+    told: str
+    unit: str
+    mode: str
+    samples: list[Sample]
+
+
+_decoder = msgspec.msgpack.Decoder(list[Family])
+
+
+# In a worker
+
+
+class Reporter:
+    """Sends what the registry of this process holds, whenever it has changed; from a thread of its own."""
+
+    def __init__(self, send: Callable[[bytes], object]) -> None:
+        """Make one; `send` takes what is to be sent, and may raise `OSError` while nobody is there."""
+        self._send = send
+        self._last = b""
+        self._has_begun = False
+        self._ended = threading.Event()
+
+    def look(self) -> None:
+        """Begin once the model has imported prometheus_client; costs nothing until then, and after that."""
+        if self._has_begun or "prometheus_client" not in sys.modules:
+            return
+        self._has_begun = True
+        # Where this is set, metrics are put together through files, by somebody else.
+        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+            threading.Thread(target=self._run, name="forebay-metrics", daemon=True).start()
+
+    def report(self) -> None:
+        """Send what there is, if it is not what was sent last."""
+        data = _written()
+        if data != self._last:
+            try:
+                self._send(data)
+            except OSError:
+                return
+            self._last = data
+
+    def forget(self) -> None:
+        """Send it all again: there is another server."""
+        self._last = b""
+
+    def _run(self) -> None:
+        while not self._ended.wait(PERIOD_S):
+            self.report()
+
+
+_told: set[str] = set()
+
+
+def _say_once(what: str) -> None:
+    if what not in _told and len(_told) < MAX_SERIES:
+        _told.add(what)
+        log.warning("%s", what)
+
+
+def _written() -> bytes:
+    families: list[Family] = []
+    left = MAX_SERIES
+    for family in of_registry():
+        if len(family.samples) > left:
+            _say_once(f"metrics from '{family.name}' on are left out: a worker may have {MAX_SERIES} series")
+            break
+        left -= len(family.samples)
+        families.append(family)
+    data = msgspec.msgpack.encode(families)
+    if len(data) <= MAX_BYTES:
+        return data
+    _say_once(f"the metrics of this worker are left out: they take {len(data)} bytes, at most {MAX_BYTES} are possible")
+    return msgspec.msgpack.encode([])
+
+
+def of_registry(*, is_servers: bool = False) -> Iterator[Family]:
+    """Return what the registry of this process holds.
+
+    Args:
+        is_servers: With what prometheus_client says of the process itself.
+    """
+    import prometheus_client as client
+    from prometheus_client.registry import REGISTRY
+
+    own: set[str] = set()
+    if not is_servers:
+        collectors = (client.GC_COLLECTOR, client.PLATFORM_COLLECTOR, client.PROCESS_COLLECTOR)
+        own = {family.name for collector in collectors for family in collector.collect()}
+    found, failed = caught(lambda: list(REGISTRY.collect()))
+    if failed is not None:
+        _say_once(f"the metrics of the model cannot be collected: {text_of(failed)}")
+        return
+    collectors_by_name: Mapping[str, Any] = getattr(REGISTRY, "_names_to_collectors", {})
+    for family in found:
+        if family.name in own or not family.samples:
+            continue
+        mode = getattr(collectors_by_name.get(family.name), "_multiprocess_mode", "all")
+        samples = [
+            (sample.name, dict(sample.labels), float(sample.value))
+            for sample in family.samples
+            if not sample.name.endswith("_created")
+        ]
+        yield Family(family.name, family.type, family.documentation, family.unit, str(mode), samples)
+
+
+# In the server
+
+
+class Store:
+    """The last word of each worker process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._living: dict[Hashable, tuple[str, bytes]] = {}
+        self._ended: dict[Hashable, tuple[str, bytes]] = {}
+        self._sum: dict[str, Family] = {}
+
+    def told(self, process: Hashable, worker: str, data: bytes) -> None:
+        """Note what a process says; `worker` is what its series are called by."""
+        with self._lock:
+            self._ended.pop(process, None)
+            self._living[process] = worker, data
+
+    def gone(self, process: Hashable) -> None:
+        """Note that a process has ended, or cannot be heard any more."""
+        with self._lock:
+            last = self._living.pop(process, None)
+            if last is None:
+                return
+            self._ended[process] = last
+            while len(self._ended) > MAX_ENDED:
+                _, data = self._ended.pop(next(iter(self._ended)))
+                _add(self._sum, _read(data), "", lives=False)
+
+    def families(self) -> list[Family]:
+        """Return the metrics of all workers and of the server's own process, put together."""
+        with self._lock:
+            living, ended = list(self._living.values()), list(self._ended.values())
+            found = {name: _copy(family) for name, family in self._sum.items()}
+        for _, data in ended:
+            _add(found, _read(data), "", lives=False)
+        for worker, data in living:
+            _add(found, _read(data), worker, lives=True)
+        of_workers = set(found)
+        own = [one for one in of_registry(is_servers=True) if one.kind in _ADDED or one.name not in of_workers]
+        own = [one for one in own if not _is_reserved(one.name)]
+        _add(found, own, None, lives=True)
+        return [family for family in found.values() if family.samples]
+
+    def collect(self) -> Iterable[Metric]:
+        """Return them as prometheus_client wants them; the interface of its collectors."""
+        from prometheus_client import Metric
+
+        left = MAX_SERIES
+        for family in self.families():
+            left -= len(family.samples)
+            if left < 0:
+                _say_once(f"metrics from '{family.name}' on are left out: a page takes {MAX_SERIES} series of models")
+                return
+            metric = Metric(family.name, family.told, family.kind, family.unit)
+            for name, labels, value in family.samples:
+                metric.add_sample(name, labels, value)
+            yield metric
+
+
+def _read(data: bytes) -> list[Family]:
+    """Return what a worker sent, as far as it can stand on a page."""
+    try:
+        families = _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        _say_once(f"the metrics of a worker cannot be read: {error}")
+        return []
+    return [family for family in families if _is_possible(family)]
+
+
+def _is_possible(family: Family) -> bool:
+    return (
+        not _is_reserved(family.name)
+        and family.kind in _KINDS
+        and _NAME.fullmatch(family.name) is not None
+        and all(
+            name.startswith(family.name) and _NAME.fullmatch(name) and all(map(_LABEL.fullmatch, labels))
+            for name, labels, _ in family.samples
+        )
+    )
+
+
+def _is_reserved(name: str) -> bool:
+    if name.startswith(RESERVED):
+        _say_once(f"the metric '{name}' of a model is left out: names with {RESERVED} are the server's; choose another")
+        return True
+    return False
+
+
+def _copy(family: Family) -> Family:
+    return msgspec.structs.replace(family, samples=list(family.samples))
+
+
+def _add(found: dict[str, Family], families: Iterable[Family], worker: str | None, *, lives: bool) -> None:
+    """Put what a worker has to what there is.
+
+    Args:
+        found: What there is, by name; changed.
+        families: What it has.
+        worker: What its gauges are called by; None for the server's own process.
+        lives: Whether its gauges still mean something.
+    """
+    for family in families:
+        have = found.setdefault(family.name, msgspec.structs.replace(family, samples=[]))
+        if have.kind != family.kind:
+            _say_once(f"the metric '{family.name}' is a {have.kind} in one worker and a {family.kind} in another")
+            continue
+        put = _how(family)
+        if family.kind not in _ADDED and not lives:
+            continue
+        values = {(name, tuple(sorted(labels.items()))): value for name, labels, value in have.samples}
+        for name, labels, value in family.samples:
+            given = labels
+            if put is None and worker is not None:
+                given = {**labels, "forebay_worker" if "worker" in labels else "worker": worker}
+            key = name, tuple(sorted(given.items()))
+            before = values.get(key)
+            values[key] = value if before is None else (put or max)(before, value)
+        have.samples = [(name, dict(labels), value) for (name, labels), value in values.items()]
+
+
+def _how(family: Family) -> Callable[[float, float], float] | None:
+    """Return how a value of one worker is put to that of another; None if each stands for itself."""
+    if family.kind in _ADDED:
+        return float.__add__
+    if family.kind != "gauge":
+        return max
+    return {"sum": float.__add__, "max": max, "min": min}.get(family.mode.removeprefix("live"))
+
+
+store = Store()
+"""Of this process: what models count is counted once for it, whatever servers it runs."""

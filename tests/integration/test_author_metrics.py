@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics that models make with prometheus_client, on the server's page.  # F54"""
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.waiting import eventually
+
+from forebay.observe import author_metrics
+from forebay.observe.author_metrics import MAX_ENDED, MAX_SERIES, Family, Store
+
+MODEL = """
+import os
+import forebay
+from prometheus_client import Counter, Gauge, Histogram, Summary
+
+seen = Counter("app_seen", "What was seen", ["kind"])
+size = Histogram("app_size", "How large it was", buckets=[1, 10])
+took = Summary("app_took", "How long it took")
+level = Gauge("app_level", "How full it is")
+total = Gauge("app_total", "In all workers", multiprocess_mode="livesum")
+clash = Counter("forebay_requests", "Not theirs")
+
+class Sees(forebay.Model):
+    name = "sees"
+    max_batch_size = 1
+
+    def predict(self, batch: list[str]) -> list[int]:
+        if batch == ["die"]:
+            os._exit(1)
+        seen.labels(batch[0]).inc()
+        clash.inc()
+        size.observe(5)
+        took.observe(0.5)
+        level.set(7)
+        total.set(3)
+        return [os.getpid()]
+"""
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    return path
+
+
+def read(server, name, **labels):
+    """The value of a series, None if it is not there."""
+    for family in text_string_to_metric_families(server.client.get("/metrics").text):
+        for sample in family.samples:
+            if sample.name == name and sample.labels == labels:
+                return sample.value
+    return None
+
+
+def test_what_processes_count_is_added_up_and_never_falls(serve, model):
+    server = serve(model, "--workers", "2")
+    calls = 0
+    pids = set()
+    while len(pids) < 2:
+        pids.add(server.call("sees", "cat").json())
+        calls += 1
+    eventually(lambda: read(server, "app_seen_total", kind="cat") == calls)
+    assert read(server, "app_size_bucket", le="10.0") == calls
+    assert read(server, "app_size_count") == calls
+    assert read(server, "app_took_sum") == calls / 2
+    assert read(server, "app_level", worker="0") == read(server, "app_level", worker="1") == 7
+    assert read(server, "app_level") is None, "nobody sets the one of the server's own process"
+    assert read(server, "app_total") == 6
+    assert read(server, "forebay_requests_total", code="ok", endpoint="sees", version="1") == calls
+    assert server.client.get("/metrics").text.count("# TYPE forebay_requests_total") == 1
+    assert "the metric 'forebay_requests' of a model is left out" in server.log
+    server.call("sees", "die")
+    eventually(lambda: server.metric("forebay_worker_restarts_total") >= 1)
+    assert read(server, "app_seen_total", kind="cat") == calls
+    server.call("sees", "dog")
+    eventually(lambda: read(server, "app_seen_total", kind="dog") == 1)
+    assert read(server, "app_seen_total", kind="cat") == calls
+
+
+def test_threads_count_in_the_server(serve, model):
+    server = serve(model, "--worker-kind", "thread")
+    server.call("sees", "cat")
+    assert read(server, "app_seen_total", kind="cat") == 1
+    assert read(server, "app_level") == 7
+
+
+def test_what_attached_workers_count_comes_too(serve, model, tmp_path):
+    server = serve(None, "--attach", f"unix:{tmp_path}/door")
+    run = "import sys; from forebay.cli.main import main; sys.exit(main())"
+    with subprocess.Popen(
+        [sys.executable, "-c", run, "worker", str(model), "--connect", f"unix:{tmp_path}/door"]
+    ) as one:
+        try:
+            eventually(lambda: server.client.get("/models/sees").status_code == 200)
+            server.call("sees", "cat")
+            eventually(lambda: read(server, "app_seen_total", kind="cat") == 1)
+        finally:
+            one.terminate()
+    eventually(lambda: read(server, "app_total") is None)
+    assert read(server, "app_seen_total", kind="cat") == 1
+
+
+# Put together
+
+
+def sent(*families):
+    return msgspec.msgpack.encode(families)
+
+
+def counter(value, name="a", **labels):
+    return Family(name, "counter", "", "", "all", [(f"{name}_total", labels, value)])
+
+
+def shown(store):
+    own = {family.name for family in author_metrics.of_registry(is_servers=True)}
+    return {
+        (name, *sorted(labels.items())): value
+        for family in store.families()
+        if family.name not in own
+        for name, labels, value in family.samples
+    }
+
+
+def test_counts_of_many_that_ended_are_kept_in_one_sum():
+    store = Store()
+    for number in range(3 * MAX_ENDED):
+        store.told(number, "0", sent(counter(1.0)))
+        store.gone(number)
+    assert shown(store) == {("a_total",): 3.0 * MAX_ENDED}
+    assert len(store._ended) == MAX_ENDED
+    store.told(3 * MAX_ENDED - 1, "0", sent(counter(5.0)))  # it was only gone for a while
+    assert shown(store) == {("a_total",): 3.0 * MAX_ENDED + 4.0}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"nonsense",
+        msgspec.msgpack.encode([["a", 1]]),
+        sent(counter(1.0, name="forebay_mine")),
+        sent(counter(1.0, name="a b")),
+        sent(counter(1.0, **{"a-b": "x"})),
+        sent(Family("b", "counter", "", "", "all", [("forebay_requests_total", {}, 1.0)])),
+        sent(Family("b", "nonsense", "", "", "all", [("b", {}, 1.0)])),
+        sent(Family("a", "gauge", "", "", "all", [("a", {}, 1.0)])),
+    ],
+)
+def test_what_cannot_stand_on_a_page_is_left_out(odd):
+    store = Store()
+    store.told(1, "0", sent(counter(2.0)))
+    store.told(2, "1", odd)
+    assert shown(store) == {("a_total",): 2.0}
+
+
+def test_a_label_of_the_authors_is_not_taken():
+    store = Store()
+    gauge = Family("g", "gauge", "", "", "all", [("g", {"worker": "theirs"}, 1.0)])
+    store.told(1, "0", sent(gauge))
+    assert shown(store) == {("g", ("forebay_worker", "0"), ("worker", "theirs")): 1.0}
+
+
+def test_a_page_takes_so_many_series(caplog):
+    store = Store()
+    samples = [("g", {"n": str(number)}, 1.0) for number in range(MAX_SERIES)]
+    for worker in ("0", "1"):
+        store.told(worker, worker, sent(counter(1.0), Family("g", "gauge", "", "", "all", samples)))
+    assert "a" in {metric.name for metric in store.collect()}
+    assert sum(len(metric.samples) for metric in store.collect()) <= MAX_SERIES
+    assert "a page takes 5000 series" in caplog.text
