@@ -9,6 +9,7 @@ import time
 
 import httpx
 import pytest
+from tests.waiting import reached
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import RunnerFailed
@@ -213,11 +214,6 @@ def app_of(count):
     return App([Served(endpoint, Contract()) for endpoint in endpoints])
 
 
-async def become(check):
-    while not check():  # noqa: ASYNC110 - what is waited for has no event of its own
-        await asyncio.sleep(0.005)
-
-
 async def opened(asgi, sent, *, reads=True, client="127.0.0.1", host="localhost", headers=()):
     """Ask for the stream; what comes is appended to `sent`."""
     gone = asyncio.Event()
@@ -248,13 +244,13 @@ def test_nothing_is_made_while_nobody_looks_and_once_for_all_who_do(monkeypatch)
         assert made == []
         sents = [[] for _ in range(3)]
         viewers = [await opened(asgi, sent) for sent in sents]
-        await become(lambda: min(map(len, sents)) >= 12)
+        await reached(lambda: min(map(len, sents)) >= 12)
         # the start, the greeting (one look each), and then what all get
         assert len(made) - len(viewers) <= max(map(len, sents))
         for _, gone in viewers:
             gone.set()
         await asyncio.gather(*[task for task, _ in viewers])
-        await become(lambda: len(asyncio.all_tasks()) == 1)
+        await reached(lambda: len(asyncio.all_tasks()) == 1)
         count = len(made)
         await asyncio.sleep(0.05)
         assert len(made) == count
@@ -270,7 +266,7 @@ def test_a_viewer_that_takes_nothing_is_dropped_and_holds_nobody_up(monkeypatch)
         slow, quick = [], []
         slow_task, slow_gone = await opened(asgi, slow, reads=False)
         quick_task, quick_gone = await opened(asgi, quick)
-        await become(lambda: len(quick) >= 3 * MAX_WAITING)
+        await reached(lambda: len(quick) >= 3 * MAX_WAITING)
         assert len(slow) == 2, "it has the greeting, and takes nothing more"
         slow_gone.set()
         await slow_task
@@ -302,9 +298,9 @@ def test_only_this_machine_is_told_what_a_model_raised(monkeypatch, asked):
         metrics.failed(RunnerFailed("attack at dawn", trace="line 1"))
         sent = []
         task, gone = await opened(asgi_app(app, HttpConfig()), sent, **asked)
-        await become(lambda: len(sent) >= 3)
+        await reached(lambda: len(sent) >= 3)
         metrics.failed(RunnerFailed("attack at noon"))
-        await become(lambda: b"RunnerFailed" in sent[-1]["body"])
+        await reached(lambda: b"RunnerFailed" in sent[-1]["body"])
         gone.set()
         await task
         return b"".join(message.get("body", b"") for message in sent)
@@ -324,7 +320,7 @@ def test_the_loop_goes_on_while_three_hundred_models_are_looked_at(monkeypatch):
         await app.start()
         sent = []
         task, gone = await opened(asgi, sent)
-        await become(lambda: len(sent) >= 3)
+        await reached(lambda: len(sent) >= 3)
         for served in app.served.values():
             served.endpoint.metrics.codes["ok"] += 1
             served.endpoint.metrics.request_s.observe(0.01)

@@ -196,7 +196,7 @@ export class TimeChart {
     this.series.forEach((one, number) => {
       const at = lastKnown(values[number]);
       const end = this.ends[number];
-      if (at < 0 || one.kind === "stack") {
+      if (at < 0 || (one.kind === "stack" && number < this.series.length - 1)) {
         say(end, "");
         return;
       }

@@ -12,7 +12,7 @@ export class Workers {
   constructor(history) {
     this.history = history;
     this.rows = [];
-    this.list = h("ul", { class: "workers" });
+    this.list = h("ul", { class: "crew" });
     this.more = h("p", { class: "quiet-text", hidden: true });
     this.element = h("figure", { class: "panel" },
       h("figcaption", {}, h("h3", {}, "Workers"),

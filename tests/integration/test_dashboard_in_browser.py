@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dashboard as Chromium shows it: nothing is told in the console, nothing runs that should not."""
+
+import json
+import threading
+
+import httpx
+import pytest
+from tests.browser import PROGRAM, Browser
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium on the PATH (Debian: apt-get install chromium)")
+
+CALLS = {"iris": {"measures": [5.1, 3.5, 1.4, 0.2]}, "ocr": 1.5, "failing": "x"}
+ROW = "[...document.querySelectorAll('.models tbody tr')].find(row => row.querySelector('.name').textContent === '{}')"
+HOSTILE = "<img src=x onerror=\"window.hacked='name'\">"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def server(launch, tmp_path_factory, models):
+    """Everything of `watched.py`: its models and its graph."""
+    file = tmp_path_factory.mktemp("watched") / "all.yaml"
+    targets = [f"{models}/watched.py:{name}" for name in ("Iris", "Story", "Failing", "ocr")]
+    file.write_text(json.dumps({"models": targets, "worker_kind": "thread"}))
+    return launch(None, "--config", str(file))
+
+
+@pytest.fixture(scope="module")
+def load(server):
+    """Clients that call every model as long as the tests of this file run."""
+    over = threading.Event()
+
+    def call(name):
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            while not over.wait(0.02):
+                client.post(f"/models/{name}", json=CALLS[name])
+
+    threads = [threading.Thread(target=call, args=(name,), daemon=True) for name in CALLS]
+    for thread in threads:
+        thread.start()
+    yield
+    over.set()
+    for thread in threads:
+        thread.join(60)
+
+
+@pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
+def test_what_the_server_does_is_shown_as_it_does_it(browser, server, load, width, scheme):
+    with browser.page(width, media=[("prefers-color-scheme", scheme)]) as page:
+        page.open(f"{server.url}/")
+        page.until("document.querySelector('#link').dataset.state === 'live'")
+        assert page.eval("location.pathname") == "/ui"
+        for name in CALLS:
+            page.until(f"Number({ROW.format(name)}.querySelector('td.rate b').textContent) > 0")
+        page.until("document.querySelector('.c-p99.line').getAttribute('d').length > 20")
+        before = page.eval("document.querySelector('.c-ok.stack').getAttribute('d')")
+        page.until(f"document.querySelector('.c-ok.stack').getAttribute('d') !== {json.dumps(before)}")
+        page.eval(f"{ROW.format('ocr')}.querySelector('.name').click()")
+        page.until("document.querySelector('.drawing g[data-busiest] .fill')?.getAttribute('width') > 0")
+        assert page.eval("document.querySelectorAll('.drawing g[data-endpoint]').length") == 3
+        assert "%" in page.text(".drawing g[data-endpoint='ocr/read'] text.now")
+        assert page.eval("document.documentElement.scrollWidth") <= width
+        page.until("document.querySelector('.faults .message')")
+        assert "RuntimeError: <img src=x" in page.text(".faults")
+        assert "watched.py" in page.text(".faults pre")
+        assert page.eval("window.hacked ?? null") is None
+        dark = page.eval("getComputedStyle(document.documentElement).backgroundColor")
+        assert (int(dark.split("(")[1].split(",")[0]) < 50) is (scheme == "dark")
+        assert page.said == []
+
+
+def test_a_model_is_tried_in_the_page(browser, server):
+    with browser.page() as page:
+        page.open(f"{server.url}/ui")
+        page.until("document.querySelector('#try-measures')")
+        page.write("#try-measures", "[5.1, 3.5, 1.4, 0.2]")
+        page.eval("document.querySelector('#try-kind').value = JSON.stringify('garden')")
+        page.click("#try button.primary")
+        page.until("document.querySelector('#try .output pre')?.textContent === '\"setosa, garden\"'")
+        assert page.text("#try .status").startswith("200")
+        # what does not fit is told as the server tells it
+        page.write("#try-measures", '"four"')
+        page.click("#try button.primary")
+        page.until("document.querySelector('#try .status').textContent.startsWith('422')")
+        page.until("document.querySelector('#try .output').textContent.includes('$.measures')")
+        # what is no JSON is told before it is sent
+        page.write("#try-measures", "[1,")
+        page.click("#try button.primary")
+        assert page.text("#try .wrong").startswith("measures: ")
+        # the same as JSON
+        page.write("#try-measures", "[1, 2]")
+        page.click("#try [data-value=json]")
+        assert json.loads(page.eval("document.querySelector('#try-json').value"))["measures"] == [1, 2]
+        assert [line for line in page.said if "422" not in line] == []
+
+
+def test_a_stream_is_shown_as_it_comes_and_can_be_stopped(browser, server):
+    with browser.page() as page:
+        page.open(f"{server.url}/ui")
+        page.until("document.querySelector('#try-measures')")
+        page.write("#try-model", "story")
+        page.until("document.querySelector('#try-sample')")
+        page.write("#try-sample", "3")
+        page.click("#try button.primary")
+        page.until("document.querySelector('#try .status').textContent.includes('· 3 parts ·')")
+        assert page.text("#try .joined") == "word0 word1 word2 "
+        page.write("#try-sample", "100000")
+        page.click("#try button.primary")
+        page.until("/[0-9]+ parts so far/.test(document.querySelector('#try .status').textContent)")
+        page.click("#try .row button.quiet:not([hidden])")
+        page.until("document.querySelector('#try .status').textContent.startsWith('stopped after')")
+        assert page.said == []
+
+
+def test_a_trace_is_recorded_and_offered(browser, server, load):
+    with browser.page() as page:
+        page.open(f"{server.url}/ui")
+        page.click("#trace [data-value='1']")
+        page.click("#trace button.record")
+        page.until("document.querySelector('#trace a[download]')")
+        assert "batches in 1 s" in page.text("#trace .status")
+        assert any(url.endswith("/trace?seconds=1") and "X-Forebay-Page" in headers for url, headers in page.requests)
+        assert page.said == []
+
+
+def test_names_from_elsewhere_are_texts_wherever_they_stand(browser, server, load):
+    facts = server.client.get("/models/iris").json()
+    hostile = facts | {
+        "name": HOSTILE,
+        "description": HOSTILE,
+        "version": HOSTILE,
+        "versions": [{"version": HOSTILE, "state": "failed", "weight": 0, "error": HOSTILE}],
+        "nodes": {HOSTILE: facts},
+    }
+    drawing = (
+        '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9" onload="window.hacked=1">'
+        "<script>window.hacked=2</script>"
+        '<g data-endpoint="x"><rect x="0" y="0" width="9" height="9"/>'
+        "<text>&lt;img src=x onerror=window.hacked=3></text></g></svg>"
+    )
+    with browser.page() as page:
+        page.make_up(
+            {
+                "/models": ("application/json", json.dumps({"models": [hostile, facts], "problem": HOSTILE})),
+                "/openapi.json": ("application/json", json.dumps({"paths": {}})),
+                "%3E": ("image/svg+xml", drawing),
+            }
+        )
+        page.open(f"{server.url}/ui")
+        page.until("document.querySelectorAll('#models button.name').length === 2")
+        page.click("#models button.name")
+        page.until("document.querySelector('.drawing text')")
+        page.until("document.querySelector('.faults .message')")
+        assert page.text("#detail h2") == HOSTILE
+        assert page.eval("document.querySelectorAll('img, script:not([src])').length") == 0
+        assert page.eval("window.hacked ?? null") is None
+
+
+def test_a_key_is_asked_for_and_sent_as_a_header_only(browser, launch):
+    server = launch("single.py", "--worker-kind", "thread", "--api-key", "sesame street")
+    with browser.page() as page:
+        page.open(f"{server.url}/ui")
+        page.until("document.querySelector('#login').open")
+        page.write("#login-key", "wrong")
+        page.click("#login button")
+        page.until("document.querySelector('#login-wrong').textContent && document.querySelector('#login').open")
+        page.write("#login-key", "sesame street")
+        page.click("#login button")
+        page.until("document.querySelectorAll('#models button.name').length === 1")
+        assert page.eval("document.querySelector('#login').open") is False
+        page.open(f"{server.url}/ui")
+        page.until("document.querySelectorAll('#models button.name').length === 1")
+        assert not [url for url, _ in page.requests if "sesame" in url]
+        asked = {
+            url.rpartition("/")[2] for url, headers in page.requests if headers.get("X-API-Key") == "sesame street"
+        }
+        assert {"events", "models", "metrics"} <= asked
+        page.click("#key")
+        page.until("document.querySelector('#login').open")
+        assert all("401" in line for line in page.said)
+
+
+def test_a_server_that_went_away_is_found_again(browser, serve):
+    first = serve("single.py", "--worker-kind", "thread")
+    with browser.page() as page:
+        page.open(f"{first.url}/ui")
+        page.until("document.querySelector('#link').dataset.state === 'live'")
+        first.signal()
+        page.until("document.querySelector('#link').dataset.state === 'lost'")
+        first.wait()
+        serve("single.py", "--worker-kind", "thread", port=first.port)
+        page.until("document.querySelector('#link').dataset.state === 'live'")
+
+
+def test_everything_has_a_name_and_charts_are_read_with_the_keyboard(browser, server, load):
+    with browser.page() as page:
+        page.open(f"{server.url}/ui")
+        page.until(f"Number({ROW.format('iris')}.querySelector('td.rate b').textContent) > 0")
+        nodes = page.call("Accessibility.getFullAXTree")["nodes"]
+        roles = {"button", "link", "textbox", "combobox", "searchbox", "spinbutton", "checkbox", "image", "region"}
+        unnamed = [
+            one for one in nodes if not one["ignored"] and one["role"]["value"] in roles and not one["name"]["value"]
+        ]
+        assert unnamed == []
+        headings = [one["name"]["value"] for one in nodes if not one["ignored"] and one["role"]["value"] == "heading"]
+        assert {"forebay", "Models", "All models", "Errors", "Try it", "Trace"} <= set(headings)
+        page.eval("document.querySelector('#detail .plot').focus()")
+        page.press("ArrowLeft")
+        assert page.until("document.querySelector('#detail .chart-panel [aria-live]').textContent").startswith("now")
+        page.press("Escape")
+        assert page.eval("document.querySelector('#detail .tip').hidden")
