@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from forebay.surfaces.contract import Project
     from forebay.surfaces.embedding.targets import Target
 
-_HTTP: Final = ("max_body_bytes", "api_keys", "cors_origins")
+_HTTP: Final = ("max_body_bytes", "api_keys", "cors_origins", "dashboard")
 
 
 def asgi(*targets: Target, drain_s: float = 30.0, **settings: Any) -> Mounted:
@@ -37,8 +37,8 @@ def asgi(*targets: Target, drain_s: float = 30.0, **settings: Any) -> Mounted:
         *targets: Model classes and composed functions, or one path of what `forebay serve` takes.
         drain_s: Time that open requests have to end.
         **settings: Options of `forebay serve` for models by their names in Python (`workers=2`, `max_batch_size=16`),
-            and `max_body_bytes`, `api_keys` and `cors_origins`. Classes run in threads if `worker_kind` says nothing
-            else, files in processes.
+            and `max_body_bytes`, `api_keys`, `cors_origins` and `dashboard`. Classes run in threads if `worker_kind`
+            says nothing else, files in processes.
 
     Raises:
         ConfigError: If a target or a setting is wrong.

@@ -56,7 +56,8 @@ export class History {
   constructor() {
     this.bounds = { seconds: [], rows: [] };
     this.lines = new Map([[ALL, new Line()]]);
-    this.times = []; // when the server was heard: [from, to], one for each connection
+    this.ticks = []; // when it was heard, and after how long; after nothing where a connection began
+    this.isNew = true;
     this.now = 0; // its clock
     this.graphs = new Map(); // nodes of each model that is a graph
   }
@@ -96,17 +97,16 @@ export class History {
 
   began(bounds) {
     this.bounds = bounds;
-    this.times.push(null);
+    this.isNew = true;
   }
 
   /** Takes one event. */
   take(event) {
-    const last = this.times.at(-1);
-    const dt = last ? event.monotonic - last[1] : 1;
-    if (last) last[1] = event.monotonic;
-    else this.times[this.times.length - 1] = [event.monotonic, event.monotonic];
+    const dt = this.isNew ? 0 : event.monotonic - this.now;
+    this.isNew = false;
     this.now = event.monotonic;
-    while (this.times.length > 1 && this.times[0][1] < this.now - KEPT_S) this.times.shift();
+    this.ticks.push({ at: this.now, dt });
+    while (this.ticks[0].at < this.now - KEPT_S) this.ticks.shift();
     const owners = new Map();
     for (const [graph, nodes] of this.graphs) for (const node of nodes) owners.set(`${graph}/${node}`, graph);
     const merged = new Map(); // what models did, with what was done inside of them
@@ -183,8 +183,10 @@ export class History {
 
   /** Sums of the last seconds of a line. */
   recent(name, seconds) {
-    const from = Math.max(this.now - seconds, this.#heardSince());
-    const sum = emptyBeat(this.now, Math.max(this.now - from, 1e-9));
+    const from = this.now - seconds;
+    let dt = 0;
+    for (let at = this.ticks.length - 1; at >= 0 && this.ticks[at].at > from; at -= 1) dt += this.ticks[at].dt;
+    const sum = emptyBeat(this.now, Math.max(dt, 1e-9));
     const beats = this.lines.get(name)?.beats ?? [];
     for (let at = beats.length - 1; at >= 0 && beats[at].at > from; at -= 1) addTo(sum, beats[at]);
     return sum;
@@ -192,28 +194,22 @@ export class History {
 
   /** For how long something is known. */
   heard() {
-    return this.now - (this.times.find((period) => period)?.[0] ?? this.now);
-  }
-
-  #heardSince() {
-    return this.times.at(-1)?.[0] ?? this.now;
+    return this.now - (this.ticks[0]?.at ?? this.now);
   }
 
   /** The last seconds of a line in columns; null where the server was not heard. */
   columns(name, seconds, wanted) {
-    const width = Math.max(Math.round(seconds / wanted), 1);
-    const end = Math.ceil(this.now / width) * width;
+    const width = Math.max(Math.round(seconds / wanted), 2);
+    const end = Math.floor(this.now / width) * width; // what has not ended yet would look like a fall
     const columns = Array.from({ length: Math.ceil(seconds / width) }, () => null);
     const begin = end - columns.length * width;
     const place = (at) => Math.ceil((at - begin) / width) - 1;
     const { beats, state } = this.line(name);
-    for (const period of this.times) {
-      if (!period) continue;
-      for (let at = Math.max(place(period[0] + 1e-6), 0); at <= place(period[1]); at += 1) {
-        const to = Math.min(begin + (at + 1) * width, period[1]);
-        const from = Math.max(begin + at * width, period[0]);
-        if (to > from) columns[at] = emptyBeat(to, to - from);
-      }
+    for (const tick of this.ticks) {
+      const at = place(tick.at);
+      if (at < 0 || at >= columns.length || !tick.dt) continue;
+      columns[at] ??= emptyBeat(tick.at, 0);
+      columns[at].dt += tick.dt;
     }
     let gauge = null;
     let next = 0;

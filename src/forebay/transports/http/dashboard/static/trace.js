@@ -2,6 +2,7 @@
 // Records what every worker does for some seconds, for Perfetto or chrome://tracing.
 
 import { choice, h, say } from "./dom.js";
+import { lanesOf } from "./lanes.js";
 import { bytes, count } from "./numbers.js";
 import { ask, Problem, reason } from "./server.js";
 
@@ -54,6 +55,7 @@ export class Trace {
     if (this.address) URL.revokeObjectURL(this.address);
     this.address = URL.createObjectURL(blob);
     say(this.status, batches.length ? `${count(batches.length)} batches in ${seconds} s` : `no batch ran within ${seconds} s; send requests while it records`);
-    this.result.replaceChildren(h("a", { class: "primary", href: this.address, download: `forebay-${stamp}.trace.json` }, `Save the trace, ${bytes(blob.size)}`));
+    const picture = lanesOf(trace);
+    this.result.replaceChildren(...(picture ? [picture] : []), h("a", { class: "primary", href: this.address, download: `forebay-${stamp}.trace.json` }, `Save the trace, ${bytes(blob.size)}`));
   }
 }

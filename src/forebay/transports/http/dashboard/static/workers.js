@@ -70,10 +70,9 @@ export class Workers {
   }
 }
 
-/** The devices of the workers, wherever they are told: beside the counts, or one for each worker. */
+/** The devices of the workers, each once, with how many work there. */
 function devicesOf(facts) {
-  const workers = facts.workers ?? {};
-  const listed = workers.each ?? workers.list ?? workers.devices ?? facts.devices ?? [];
-  if (Array.isArray(listed)) return listed.map((one) => (typeof one === "string" ? one : one?.device)).filter((one) => typeof one === "string");
-  return Object.values(listed).map((one) => (typeof one === "string" ? one : one?.device)).filter((one) => typeof one === "string");
+  const counts = new Map();
+  for (const device of facts.workers?.devices ?? []) if (device) counts.set(String(device), (counts.get(String(device)) ?? 0) + 1);
+  return [...counts].map(([device, number]) => (number > 1 ? `${device} × ${number}` : device));
 }
