@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/reference/settings.md: `python -m tests.settings.page`."""
+"""Writes docs/reference/settings.md and forebay-yaml.md: `python -m tests.settings.page`."""
 
 from __future__ import annotations
 
+import json
+import textwrap
 from pathlib import Path
 
 from forebay.server.config import SECTIONS, AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig
@@ -10,6 +12,7 @@ from forebay.serving.models.model import Model
 from forebay.types.settings import declared
 
 PAGE = Path(__file__).parents[2] / "docs/reference/settings.md"
+FILE_PAGE = PAGE.with_name("forebay-yaml.md")
 INTRO = """\
 # Settings
 
@@ -90,6 +93,52 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
+FILE_INTRO = """\
+# forebay.yaml
+
+Every key there is, with its default; those in a comment have none, or that of the model. Which flag and variable
+say the same, and what wins, is told with the [settings](settings.md). Nothing but a target has to stand in the file.
+What is misspelt or out of its range ends the start with file, line, key and what is allowed; `forebay check` says what
+comes of it.
+
+"""
+WRITTEN = ("name", "version", "env", "python")
+"""Keys that concern one target only."""
+
+
+def file_page() -> str:
+    """The file with all of its keys; a test has the server read it."""
+    lines = ["# What is served: paths are relative to this file.", "models:", "  - target: model.py"]
+    models = declared(Overrides).values()
+    lines += _keys([one for one in models if one.key in WRITTEN], "    ")
+    lines += ["    # Here, too, any of the keys that follow, for this target alone.", "", "# For all targets."]
+    lines += _keys([one for one in models if one.key not in WRITTEN], "")
+    for name, struct in (("http", HttpConfig), ("attach", AttachConfig), ("grpc", GrpcConfig)):
+        told = [one for one in declared(struct).values() if one.written.flag]
+        lines += ["", f"# {(struct.__doc__ or '').partition(chr(10))[0]}", f"{name}:", *_keys(told, "  ")]
+    process = [one for one in declared(ProcessConfig).values() if one.name != "config"]
+    log = [one for one in process if one.name.startswith("log_")]
+    lines += ["", *_keys([one for one in process if one not in log], ""), "log:", *_keys(log, "  ")]
+    return FILE_INTRO + "```yaml\n" + "\n".join(lines) + "\n```\n"
+
+
+def _keys(settings, indent):
+    lines = []
+    for one in settings:
+        allowed, usual, doc = rest(one)
+        if doc:
+            lines += textwrap.wrap(
+                f"{doc}{f' ({allowed})' if allowed else ''}",
+                110,
+                initial_indent=f"{indent}# ",
+                subsequent_indent=f"{indent}# ",
+            )
+        has_default = one.default not in (None, ())
+        value = json.dumps(one.default) if has_default else "[]" if one.default == () else "" if " " in usual else usual
+        lines.append(f"{indent}{'' if has_default else '# '}{one.key}: {value}".rstrip())
+    return lines
+
+
 def rest(setting):
     allowed = setting.range or {bool: "true, false"}.get(setting.kind, "")
     if setting.unit and not setting.choices:
@@ -104,3 +153,4 @@ def row(*cells):
 
 if __name__ == "__main__":
     PAGE.write_text(page())
+    FILE_PAGE.write_text(file_page())

@@ -10,7 +10,7 @@ import shlex
 import time
 
 import pytest
-from tests.settings.page import PAGE, page
+from tests.settings.page import FILE_PAGE, PAGE, file_page, page
 
 from forebay.cli.main import main
 from forebay.server.config import SECTIONS, Overrides
@@ -90,8 +90,19 @@ def refused(check):
 # One source
 
 
-def test_the_page_is_what_the_structs_declare():  # F59
+def test_the_pages_are_what_the_structs_declare():  # F59
     assert PAGE.read_text() == page(), "write it again: python -m tests.settings.page"
+    assert FILE_PAGE.read_text() == file_page(), "write it again: python -m tests.settings.page"
+
+
+def test_the_file_with_every_key_is_read(tmp_path, cli):  # F59
+    (tmp_path / "model.py").write_text(
+        "import forebay\nclass M(forebay.Model):\n    def predict(self, batch): return batch\n"
+    )
+    text = file_page().split("```yaml\n")[1].removesuffix("```\n")
+    (tmp_path / "forebay.yaml").write_text(re.sub(r"^( *)# (\w+: \S*)$", r"\1\2", text, flags=re.MULTILINE))
+    result = cli("check", tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_every_setting_is_told_about_and_its_ways_are_its_own():

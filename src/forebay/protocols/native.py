@@ -15,6 +15,7 @@ import msgspec
 
 from forebay.errors import (
     Cancelled,
+    CapacityError,
     DeadlineExceeded,
     ForebayError,
     InvalidRequest,
@@ -23,7 +24,6 @@ from forebay.errors import (
     QueueFull,
     RequestError,
     TooLarge,
-    Unavailable,
     UserCodeError,
     ValidationError,
 )
@@ -61,7 +61,7 @@ _STATUS: Final[list[tuple[type[ForebayError], int]]] = [
     (RequestError, 400),
     (QueueFull, 429),
     (DeadlineExceeded, 504),
-    (Unavailable, 503),
+    (CapacityError, 503),
     (ModelError, 503),
 ]
 

@@ -171,7 +171,7 @@ class Serving(Generic[In, Out]):
         return cast("Serving[In, Events]", self._with(streaming=tuple(hooks)))
 
     def warm(self) -> Serving[In, Out]:
-        """Initialise now and keep that for all following `run`s of this value; returns the same value.
+        """Initialise now and keep that for all following calls of `run` on this value; returns the same value.
 
         Several threads may then `run` it at a time, and call its function at a time.
         """

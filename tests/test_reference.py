@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reference has every public name and every error code; the pages of settings are held in tests/settings. F59"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from forebay.errors import ForebayError
+from forebay.protocols.native import code_of, status_of
+from forebay.transports.http import errors as http_errors
+
+REFERENCE = Path(__file__).parents[1] / "docs/reference"
+MODULES = ("forebay", "forebay.runtimes", "forebay.testing")
+
+
+def test_every_public_name_is_in_the_reference():
+    listed = re.findall(r"^\.\. auto\w+:: (forebay[\w.]*)$", (REFERENCE / "python.md").read_text(), re.MULTILINE)
+    public = [f"{module}.{name}" for module in MODULES for name in importlib.import_module(module).__all__]
+    assert sorted(listed) == sorted(public)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_has_a_docstring(module):
+    home = importlib.import_module(module)
+    found = {name: getattr(home, name) for name in home.__all__ if name != "SKIP"}
+    assert [name for name, value in found.items() if not inspect.getdoc(value)] == []
+
+
+def classes(kind):
+    yield kind
+    for below in kind.__subclasses__():
+        if below.__module__.startswith("forebay."):
+            yield from classes(below)
+
+
+def test_every_error_code_is_in_the_reference():
+    assert issubclass(http_errors.WrongHost, ForebayError)
+    made = (kind.__new__(kind) for kind in classes(ForebayError))
+    wanted = {(str(status_of(error)), code_of(error)) for error in made}
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", (REFERENCE / "errors.md").read_text(), re.MULTILINE)
+    assert len(rows) == len(set(rows))
+    assert set(rows) == wanted
+
+
+def test_the_classes_in_the_reference_have_the_statuses_they_have():
+    home = importlib.import_module("forebay")
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", (REFERENCE / "errors.md").read_text(), re.MULTILINE)
+    assert rows
+    assert [row for row in rows if str(status_of(getattr(home, row[0])("a"))) != row[1]] == []
