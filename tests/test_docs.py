@@ -102,6 +102,28 @@ def test_a_wrong_request_to_the_readme_model_names_the_field(tmp_path, serve):
     assert answer.json()["error"]["detail"]["path"] == "$.measures"
 
 
+def test_two_threads_stream_to_two_clients_at_a_time(serve, tmp_path):  # F50: what the pages on streams say
+    path = tmp_path / "parts.py"
+    path.write_text(
+        "import time\nfrom pathlib import Path\nfrom forebay import Model\n\nclass Parts(Model):\n"
+        "    def predict(self, batch: list[str]):\n        yield ['first'] * len(batch)\n"
+        "        while not Path(batch[0]).exists():\n            time.sleep(0.005)\n"
+        "        yield ['last'] * len(batch)\n"
+    )
+    server = serve(path, "--worker-kind", "thread", "--threads", "2")
+    one, two = tmp_path / "one", tmp_path / "two"
+
+    def parts(stream):
+        return (line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: "))
+
+    with server.client.stream("POST", "/models/parts", json=str(one)) as first:
+        assert next(parts(first)) == '"first"'
+        two.touch()
+        with server.client.stream("POST", "/models/parts", json=str(two)) as second:
+            assert list(parts(second)) == ['"first"', '"last"']
+        one.touch()
+
+
 def test_the_table_of_model_clients_names_the_benchmark_that_measures_it():  # P115
     text = (ROOT / "docs/how-to/pipeline-predictors.md").read_text()
     script = re.search(r"benchmarks[./](pipeline_clients)", text)
