@@ -42,3 +42,16 @@ html_show_sourcelink = False
 html_additional_pages = {"index": "first.html"}
 templates_path = ["templates"]
 html_theme_options = {"navigation_with_keys": True}
+
+
+def indented_is_code(_app, _what, _name, _obj, _options, lines):
+    """What stands indented below a colon is code in our docstrings; reStructuredText wants two colons for it."""
+    for at, (line, blank, code) in enumerate(zip(lines, lines[1:], lines[2:], strict=False)):
+        deeper = len(code) - len(code.lstrip()) > len(line) - len(line.lstrip())
+        if line.endswith(":") and not line.endswith("::") and not blank and code and deeper:
+            lines[at] = f"{line}:"
+
+
+def setup(app):
+    """Sphinx calls this."""
+    app.connect("autodoc-process-docstring", indented_is_code, priority=100)
