@@ -184,7 +184,7 @@ class Ports:
     """A pipeline with all its ports, on a loop in a thread of its own that is watched.
 
     Attributes:
-        busiest_s: The longest that the loop has worked without a pause.
+        busiest_s: The longest that the loop has worked without a pause; who looks at it sets it back.
     """
 
     def __init__(self) -> None:
@@ -247,6 +247,7 @@ class Fuzz:
         self.dice = dice
         self.counts: Counter[str] = Counter()
         self.differences: list[str] = []
+        self.busiest_s = 0.0
 
     def differ(self, what: str, *details: object) -> None:
         self.differences.append(what)
@@ -276,24 +277,29 @@ class Fuzz:
         """One request in every way, and a plain one after it."""
         dice = self.dice
         asked = request(dice)
-        busy = self.ports.busiest_s
-        if dice.random() < 0.6:
+        is_whole = dice.random() < 0.6
+        if is_whole:
             body = json_format.MessageToJson(asked, ensure_ascii=dice.random() < 0.5).encode()
-            answers = {
-                "gRPC": self.rpc(asked.SerializeToString()),
-                **{path: self.rest(path, body) for path in (FAST, SLOW)},
-            }
+            data = asked.SerializeToString()
         else:
             body, data = (
                 spoiled(dice, json_format.MessageToJson(asked).encode()),
                 spoiled(dice, asked.SerializeToString()),
             )
-            answers = {path: self.rest(path, body) for path in (FAST, SLOW)}
-            self.rpc(data)
+
+        def ask() -> dict[str, Any]:
+            self.ports.busiest_s = 0.0
+            by_rpc = self.rpc(data)
+            return {**({"gRPC": by_rpc} if is_whole else {}), **{path: self.rest(path, body) for path in (FAST, SLOW)}}
+
+        answers = ask()
         is_many = len(asked.tensors) > MAX_TENSORS  # REST refuses them before they are a request
         if len({json.dumps(answer) for answer in answers.values()}) > 1 and not is_many:
             self.differ("answers that are not the same", *answers.items(), str(asked))
-        if self.ports.busiest_s > max(busy, MAX_BUSY_S):
+        if self.ports.busiest_s > MAX_BUSY_S:
+            ask()  # garbage is collected now and then, but not for the same request again
+        self.busiest_s = max(self.busiest_s, self.ports.busiest_s)
+        if self.ports.busiest_s > MAX_BUSY_S:
             self.differ(f"the loop worked for {self.ports.busiest_s:.3f} s", str(asked))
         if dice.random() < 0.2:
             plain = Request(key=["n"], value=[str(dice.randrange(1000))])
@@ -325,7 +331,7 @@ def main(seconds: float, seed: int) -> int:
                 fuzz.differ("the server logged a fault", *ports.faults.found[:2])
                 ports.faults.found.clear()
     counts = ", ".join(f"{count} {name}" for name, count in fuzz.counts.items())
-    busy = f"the loop worked up to {ports.busiest_s * 1000:.0f} ms at a time"
+    busy = f"the loop worked up to {fuzz.busiest_s * 1000:.0f} ms at a time"
     print(f"door_pipeline: seed {seed}: {counts}; {busy}; {len(fuzz.differences)} differences", flush=True)
     return len(fuzz.differences)
 
