@@ -246,7 +246,15 @@ def test_ipv6():
     assert (host, port > 0) == ("::1", True)
 
 
-def test_open_calls_are_answered_while_it_stops():  # P96
+def is_refused(host, port):
+    try:
+        socket.create_connection((host, port)).close()
+    except ConnectionError:
+        return True
+    return False
+
+
+def test_open_calls_are_answered_while_it_stops(eventually):  # P96
     with Fronts(Echo()) as fronts:
         release = asyncio.Event()
 
@@ -259,6 +267,8 @@ def test_open_calls_are_answered_while_it_stops():  # P96
         call = fronts.method().future(b"")
         assert fronts.inference.entered.wait(PATIENCE_S)
         stopping = asyncio.run_coroutine_threadsafe(fronts.stop_grpc(PATIENCE_S), fronts._loop)
+        host, port = fronts.endpoint.rsplit(":", 1)
+        eventually(lambda: is_refused(host, int(port)))  # who came before the port was closed is answered, too
         with grpc.insecure_channel(fronts.endpoint) as later:
             method = fronts.method(channel=later)
             assert status_of(lambda: method(b"", timeout=PATIENCE_S))[0] == Code.UNAVAILABLE
