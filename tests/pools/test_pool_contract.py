@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import signal
 import socket
@@ -21,6 +22,7 @@ import pytest
 from tests.pools.guests import AttachedByThreads
 
 from forebay.errors import BadOutcome, Code, ConfigError, ModelError, RunnerFailed, Unavailable, ValidationError
+from forebay.observe import model_log
 from forebay.types.batch import Batch
 from forebay.types.call import Failure, Request
 from forebay.workers import frames
@@ -140,6 +142,20 @@ def test_a_worker_that_has_something_to_say_ends_the_rest_of_the_loop(kind):  # 
             rig.pool.rest(0.001)  # with nobody to wait for, it only ends
 
     run(story())
+
+
+def test_what_the_loop_does_with_an_answer_is_not_said_by_the_thread_that_gave_it(monkeypatch):
+    monkeypatch.setattr(model_log, "level", logging.INFO)
+
+    async def main():
+        said = []
+        async with Rig(pool_of("threads")) as rig:
+            batch = Batch(entries=[Request(body="x", reply=print)], key=None, rows=1)
+            rig.pool.submit(batch, lambda *_: said.append(model_log.origin.get()))
+            await eventually(lambda: said)
+        assert said == [None]
+
+    run(main())
 
 
 # Outcomes
@@ -702,6 +718,7 @@ def test_no_more_threads_than_a_bound_are_left_behind(tmp_path, monkeypatch):
                 await eventually(started.exists)
                 call_off(batch)
                 await rig.outcomes(batch)
+            await eventually(lambda: rig.pool.statistics().problem)
             statistics = rig.pool.statistics()  # which readiness tells
             assert statistics.alive == statistics.idle == 0
             assert "1 threads hang in calls that do not end" in statistics.problem

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import threading
 import time
@@ -122,6 +123,7 @@ class ThreadPool:
         self._problem: ForebayError | None = None
         self._refuses = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._context = contextvars.Context()
         self._has_said = threading.Event()
         self._drained: asyncio.Event | None = None
         self._is_stopping = False
@@ -133,6 +135,7 @@ class ThreadPool:
             ModelError: If a runner could not be opened.
         """
         self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
         keep_freed_memory()
         for worker in self._workers:
             if model_log.level is not None:
@@ -382,5 +385,6 @@ class ThreadPool:
     def _say(self, act: Callable[..., object], *what: object) -> None:
         """Have the loop do something, from a thread."""
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(act, *what)
+        # In the context of the loop: what the server does then is not said, nor timed, by this thread.
+        self._loop.call_soon_threadsafe(act, *what, context=self._context)
         self._has_said.set()
