@@ -524,7 +524,7 @@ def in_paddle(script, order, folder):
         capture_output=True,
         text=True,
         check=False,
-        timeout=50,
+        timeout=150,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )

@@ -617,7 +617,7 @@ def kserve(tmp_path_factory, eventually):
             with contextlib.suppress(httpx.TransportError):
                 return httpx.get(f"http://127.0.0.1:{ports[0]}/v2/health/ready").status_code == 200
 
-        eventually(is_ready, "the start of the server", 45)
+        eventually(is_ready, "the start of the server", 150)
         yield ports
     finally:
         server.terminate()
