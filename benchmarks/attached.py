@@ -44,7 +44,7 @@ class Echo:
 
 async def run_batches(pool, bodies, count):
     """Returns the mean time of a batch, in microseconds, and of the runner in it."""
-    from forebay.types.batch import Batch
+    from forebay.types.batch import EntryBatch
     from forebay.types.call import Request
 
     loop = asyncio.get_running_loop()
@@ -53,7 +53,7 @@ async def run_batches(pool, bodies, count):
     started = time.perf_counter()
     for _ in range(count):
         answered = loop.create_future()
-        batch = Batch(entries=entries, key=None, rows=len(entries))
+        batch = EntryBatch(entries=entries, key=None, rows=len(entries))
         pool.submit(batch, lambda _batch, outcomes, answered=answered: answered.set_result(outcomes))
         await answered
         in_model_s += batch.model_s
@@ -65,11 +65,11 @@ async def measure(options, folder):
     from forebay.workers.attached import AttachedPool
     from forebay.workers.processes import ProcessPool
     from forebay.workers.runner import RunnerSpec
-    from forebay.workers.worker_listener import Door
-    from forebay.workers.worker_slot import Slot
+    from forebay.workers.worker_listener import WorkerListener
+    from forebay.workers.worker_slot import WorkerSlot
 
     address = UnixAddress(f"{folder}/socket")
-    door = Door(address, native=lambda _about: Slot(attached))
+    door = WorkerListener(address, native=lambda _about: WorkerSlot(attached))
     attached = AttachedPool("echo", hang_s=15.0, shared=door.shared)
     await door.start()
     command = [sys.executable, "-c", WORKER.format(root=str(ROOT)), str(address)]

@@ -48,7 +48,7 @@ from tests.integration.grpc.wire import (
     settings,
 )
 
-from forebay.transports.grpc.hpack import BadBlock, Decoder, TooMuch
+from forebay.transports.grpc.hpack import BadBlock, Decoder, HeaderBlockTooLarge
 
 KEYS = ("alpha", "beta")
 METHODS = ("Echo", "Echo", "Look", "Look", "Look", "TaskEcho", "Twice", "Join", "Count", "Fail", "Nothing")
@@ -440,7 +440,7 @@ class Fuzz:
             self.counts["blocks"] += 1
             try:
                 one = ours.decode(bytes(block))[0]
-            except (BadBlock, TooMuch) as error:
+            except (BadBlock, HeaderBlockTooLarge) as error:
                 one = error
             try:
                 two = [tuple(map(bytes, pair)) for pair in theirs.decode(bytes(block), raw=True)]

@@ -35,7 +35,7 @@ from forebay.surfaces.pipeline import Op, RequestOp
 from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp
 from forebay.surfaces.pipeline.fronts.rpc import services
 from forebay.transports.grpc.listener import GrpcListener
-from forebay.transports.http.asgi import Pages
+from forebay.transports.http.asgi import ServerPages
 from forebay.transports.http.listener import HttpListener
 
 PATIENCE_S = 60.0
@@ -205,7 +205,9 @@ class Ports:
         last = Describe(name="describe", input_ops=[RequestOp()])
         async with hosting(last, {"dag": {"request_parse": "literal"}, "max_queue": 1000}) as service:
             gateway = Gateway(service, http_config)
-            http = HttpListener(http_config, gateway, PipelineHttp(gateway, http_config, Pages(App([]), http_config)))
+            http = HttpListener(
+                http_config, gateway, PipelineHttp(gateway, http_config, ServerPages(App([]), http_config))
+            )
             rpc = GrpcListener(GrpcConfig(), services(service), lambda: True)
             self.host, self.http_port = await http.start()
             _, self.grpc_port = await rpc.start()

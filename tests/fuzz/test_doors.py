@@ -4,7 +4,7 @@
 import pytest
 from tests.fuzz import run
 
-from forebay.transports.http.connection_state import Conversation
+from forebay.transports.http.connection_state import ConnectionState
 
 SECONDS = 8.0
 
@@ -19,7 +19,7 @@ def test_a_door_does_what_other_implementations_do(name):
 def test_the_fuzzer_finds_a_head_that_is_learned_from_another_request(monkeypatch, capsys):  # F1
     from tests.fuzz import door_http
 
-    monkeypatch.setattr(Conversation, "may_be_remembered", True)
+    monkeypatch.setattr(ConnectionState, "may_be_remembered", True)
     found = 0
     for seed in range(1, 50):  # a lane takes a moment, and every third one finds it
         found = door_http.fuzz([seed * door_http.LANES_A_SEED], float("inf"))[1]

@@ -14,7 +14,7 @@ from forebay.cli.serve import add_options, options_of
 from forebay.observe.log import configure
 from forebay.surfaces import build
 from forebay.transports.http.listener import HttpListener
-from forebay.transports.http.port import Lane
+from forebay.transports.http.port import HttpPort
 from forebay.transports.server import Server
 
 
@@ -23,7 +23,7 @@ def ready(host, port):
     sys.stderr.flush()
 
 
-def start(lane, loop, state, begin=Lane.start):
+def start(lane, loop, state, begin=HttpPort.start):
     def sweep():
         lane._sweep(loop, state)
         lane._timer.cancel()
@@ -35,7 +35,7 @@ def start(lane, loop, state, begin=Lane.start):
     loop.add_signal_handler(signal.SIGUSR1, sweep)
 
 
-Lane.start = start  # pyright: ignore[reportAttributeAccessIssue]
+HttpPort.start = start  # pyright: ignore[reportAttributeAccessIssue]
 parser = argparse.ArgumentParser()
 add_options(parser)
 parsed = parser.parse_args()

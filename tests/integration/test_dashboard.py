@@ -18,7 +18,7 @@ from forebay.server.app import App, Served
 from forebay.server.config import HttpConfig
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.testing import ManualPool
-from forebay.transports.http.asgi import Pages, asgi_app
+from forebay.transports.http.asgi import ServerPages, asgi_app
 from forebay.transports.http.dashboard.audience import MAX_VIEWERS, MAX_WAITING
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8", "user-agent": "Mozilla/5.0"}
@@ -235,8 +235,8 @@ async def opened(asgi, sent, *, reads=True, client="127.0.0.1", host="localhost"
 def test_nothing_is_made_while_nobody_looks_and_once_for_all_who_do(monkeypatch):
     monkeypatch.setattr("forebay.transports.http.dashboard.audience.PERIOD_S", 0.01)
     made = []
-    plain = Pages._endpoints
-    monkeypatch.setattr(Pages, "_endpoints", lambda self: made.append(self) or plain(self))
+    plain = ServerPages._endpoints
+    monkeypatch.setattr(ServerPages, "_endpoints", lambda self: made.append(self) or plain(self))
 
     async def main():
         asgi = asgi_app(app_of(3), HttpConfig())

@@ -12,7 +12,7 @@ from tests.misbehave import catalogue
 
 from forebay.protocols.pipeline.messages import Request
 from forebay.surfaces.pipeline.config import read
-from forebay.surfaces.pipeline.dag.served_graph import Hosted
+from forebay.surfaces.pipeline.dag.served_graph import ServedGraph
 from forebay.surfaces.pipeline.dag.wiring import wire
 from forebay.surfaces.pipeline.ops.op import Op, RequestOp, ResponseOp
 from forebay.surfaces.pipeline.script import Script
@@ -63,7 +63,7 @@ def request(number, way):
 async def hosted(kind):
     config, _ = read(settings(in_threads=kind == "thread"))
     dag = wire(NAME, end(), config)
-    found = Hosted(NAME, dag, config, lambda: Script(str(Path(__file__))), itertools.count())
+    found = ServedGraph(NAME, dag, config, lambda: Script(str(Path(__file__))), itertools.count())
     found.open()
     try:
         await found.endpoint.start()

@@ -12,22 +12,22 @@ from forebay.errors import ModelError, revive
 from forebay.types.failures import failure_of
 from forebay.workers.address import UnixAddress
 from forebay.workers.attached import AttachedPool
-from forebay.workers.child import Connection, serve, wire_error
+from forebay.workers.child import WorkerConnection, serve, wire_error
 from forebay.workers.runner import WorkerContext
-from forebay.workers.worker_listener import Door
-from forebay.workers.worker_slot import Slot
+from forebay.workers.worker_listener import WorkerListener
+from forebay.workers.worker_slot import WorkerSlot
 
 PATIENCE_S = 60.0
 
 
-class AttachedByThreads(AttachedPool[Slot]):
+class AttachedByThreads(AttachedPool[WorkerSlot]):
     def __init__(self, spec, *, workers=1, threads=1, **options):
         super().__init__("told", **{"grace_s": None, **options})
         self._spec, self._workers, self._threads_each = spec, workers, threads
         self._error = None
         self._guests = []
         self._home = tempfile.mkdtemp(prefix="door-")
-        self.door = Door(UnixAddress(f"{self._home}/socket"), native=lambda about: Slot(self))
+        self.door = WorkerListener(UnixAddress(f"{self._home}/socket"), native=lambda about: WorkerSlot(self))
         self.shared = self.door.shared
 
     async def start(self):
@@ -54,7 +54,7 @@ class AttachedByThreads(AttachedPool[Slot]):
         self._error = ModelError(error.message, trace=trace)
 
     def dial(self, token="a worker of the test"):
-        return Connection(self.door.address, {"worker": token})
+        return WorkerConnection(self.door.address, {"worker": token})
 
     def _serve(self, index):
         first = self.dial(f"worker {index}")

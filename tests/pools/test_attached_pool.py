@@ -17,15 +17,15 @@ from tests.pools.guests import AttachedByThreads
 from tests.pools.test_pool_contract import HERE, PATIENCE_S, Rig, Sink, call_off, codes, eventually, run
 
 from forebay.errors import Code, ConfigError, InvalidRequest
-from forebay.types.batch import Batch
+from forebay.types.batch import EntryBatch
 from forebay.types.call import Request
 from forebay.workers import frames, shared_secret
 from forebay.workers.address import TcpAddress, UnixAddress, bind_unix, parse_address
 from forebay.workers.attached import AttachedPool
-from forebay.workers.child import Connection, Refused
+from forebay.workers.child import WorkerConnection, WorkerRefused
 from forebay.workers.runner import RunnerSpec
-from forebay.workers.worker_listener import Door, Limits, Visitor
-from forebay.workers.worker_slot import Slot
+from forebay.workers.worker_listener import Visitor, VisitorLimits, WorkerListener
+from forebay.workers.worker_slot import WorkerSlot
 
 ECHO = RunnerSpec(f"{HERE}:Told")
 LIMIT_S = 15.0
@@ -63,11 +63,21 @@ class Peer:
 class Scene:
     """A pool behind a door, its honest workers, and peers."""
 
-    def __init__(self, tmp_path, *, workers=0, secret=None, limits=Limits(), address=None, check=None, **options):  # noqa: B008
+    def __init__(
+        self,
+        tmp_path,
+        *,
+        workers=0,
+        secret=None,
+        limits=VisitorLimits(),  # noqa: B008
+        address=None,
+        check=None,
+        **options,
+    ):
         self.pool = AttachedByThreads(ECHO, workers=workers, **options)
-        self.pool.door = Door(
+        self.pool.door = WorkerListener(
             address or UnixAddress(str(tmp_path / "s")),
-            native=lambda about: Slot(self.pool, limits.frame_bytes, check),
+            native=lambda about: WorkerSlot(self.pool, limits.frame_bytes, check),
             secret=secret,
             limits=limits,
         )
@@ -229,7 +239,7 @@ def test_the_batch_of_a_worker_that_answers_nonsense_is_handed_on_once(tmp_path,
 
 def test_a_flood_is_cut_off_and_its_batch_handed_on(tmp_path, said):
     async def main():
-        async with Scene(tmp_path, limits=Limits(frame_bytes=100_000)) as scene:
+        async with Scene(tmp_path, limits=VisitorLimits(frame_bytes=100_000)) as scene:
             batch, rogue, _ = await scene.busy("theirs")
             rogue.say((100_001).to_bytes(4, "big"), bytes(50_000))
             assert await rogue.is_hung_up_on()
@@ -244,7 +254,7 @@ def test_a_flood_is_cut_off_and_its_batch_handed_on(tmp_path, said):
 
 def test_bytes_without_end_where_a_hello_belongs_are_cut_off(tmp_path, said, clock):
     async def main():
-        async with Scene(tmp_path, limits=Limits(hello_s=LIMIT_S)) as scene:
+        async with Scene(tmp_path, limits=VisitorLimits(hello_s=LIMIT_S)) as scene:
             stranger = await scene.dial()
             stranger.say((1 << 20).to_bytes(4, "big"))
             with contextlib.suppress(ConnectionError):
@@ -261,7 +271,7 @@ def test_bytes_without_end_where_a_hello_belongs_are_cut_off(tmp_path, said, clo
 @pytest.mark.parametrize("words", [[], [b"\0"], [frames.encode(["hello", 1, TOKEN])[:-1]]])
 def test_silence_is_cut_off(tmp_path, said, clock, words):
     async def main():
-        async with Scene(tmp_path, limits=Limits(hello_s=LIMIT_S)) as scene:
+        async with Scene(tmp_path, limits=VisitorLimits(hello_s=LIMIT_S)) as scene:
             silent = await scene.dial()
             silent.say(*words)
             await eventually(lambda: scene.pool.door._visitors)
@@ -292,7 +302,7 @@ def test_a_hello_may_come_byte_by_byte(tmp_path):
 
 def test_connections_are_limited_and_room_is_made_by_who_leaves(tmp_path, said):
     async def main():
-        async with Scene(tmp_path, limits=Limits(connections=1)) as scene:
+        async with Scene(tmp_path, limits=VisitorLimits(connections=1)) as scene:
             first = await scene.join()
             second = await scene.dial()
             second.say(["hello", frames.VERSION, TOKEN])
@@ -468,16 +478,16 @@ SECRET = b"a secret of the tests"
 
 def greet(door, secret):
     """Dials as a worker does, in a thread."""
-    return asyncio.to_thread(lambda: Connection(door.address, TOKEN, secret).close())
+    return asyncio.to_thread(lambda: WorkerConnection(door.address, TOKEN, secret).close())
 
 
 def test_who_knows_the_secret_is_let_in_and_who_does_not_is_told_why(tmp_path, said):
     async def main():
         async with Scene(tmp_path, secret=SECRET, address=TcpAddress("127.0.0.1", 0)) as scene:
             await greet(scene.pool.door, SECRET)
-            with pytest.raises(Refused, match="its secret is not this server's"):
+            with pytest.raises(WorkerRefused, match="its secret is not this server's"):
                 await greet(scene.pool.door, b"another secret of theirs")
-            with pytest.raises(Refused, match="this server asks for a secret"):
+            with pytest.raises(WorkerRefused, match="this server asks for a secret"):
                 await greet(scene.pool.door, None)
             peer = await scene.dial()
             peer.say(["hello", frames.VERSION, {**TOKEN, "nonce": shared_secret.nonce()}])
@@ -519,7 +529,7 @@ def test_a_worker_with_a_secret_serves_no_server_that_does_not_prove_it(tmp_path
 
     async def main():
         async with Scene(tmp_path) as scene:
-            with pytest.raises(Refused, match="does not prove that it knows the secret"):
+            with pytest.raises(WorkerRefused, match="does not prove that it knows the secret"):
                 await greet(scene.pool.door, SECRET)
             assert scene.pool.statistics().joined == 0
 
@@ -534,8 +544,8 @@ def test_a_worker_with_a_secret_serves_no_server_that_does_not_prove_it(tmp_path
 
         path = str(tmp_path / "impostor")
         server = await asyncio.start_unix_server(pretend, path)
-        with pytest.raises(Refused, match="does not prove"):
-            await asyncio.to_thread(Connection, UnixAddress(path), TOKEN, SECRET)
+        with pytest.raises(WorkerRefused, match="does not prove"):
+            await asyncio.to_thread(WorkerConnection, UnixAddress(path), TOKEN, SECRET)
         server.close()
 
     run(impostor() if knows else main())
@@ -543,9 +553,9 @@ def test_a_worker_with_a_secret_serves_no_server_that_does_not_prove_it(tmp_path
 
 def test_a_port_that_others_can_reach_needs_a_secret():
     with pytest.raises(ConfigError, match="so a secret is needed"):
-        Door(TcpAddress("0.0.0.0", 0), native=lambda about: Slot(AttachedPool("x")))
+        WorkerListener(TcpAddress("0.0.0.0", 0), native=lambda about: WorkerSlot(AttachedPool("x")))
     for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
-        Door(TcpAddress(host, 0), native=lambda about: Slot(AttachedPool("x")))
+        WorkerListener(TcpAddress(host, 0), native=lambda about: WorkerSlot(AttachedPool("x")))
 
 
 def test_secrets_are_read_from_values_files_and_the_environment(tmp_path, monkeypatch):
@@ -680,7 +690,7 @@ def test_a_socket_of_another_user_is_left_alone(tmp_path, monkeypatch):
 
 def test_a_door_removes_its_own_socket_only(tmp_path):
     async def main():
-        door = Door(UnixAddress(str(tmp_path / "s")), native=lambda about: Slot(AttachedPool("x")))
+        door = WorkerListener(UnixAddress(str(tmp_path / "s")), native=lambda about: WorkerSlot(AttachedPool("x")))
         await door.start()
         door.stop()
         assert not (tmp_path / "s").exists()
@@ -697,7 +707,7 @@ def test_visitors_that_are_refused_are_logged_once_a_second(tmp_path, caplog, mo
     monkeypatch.setattr("forebay.workers.worker_listener.time", SimpleNamespace(monotonic=lambda: 7.5))
 
     async def main():
-        door = Door(UnixAddress(str(tmp_path / "s")), native=lambda about: Slot(AttachedPool("x")))
+        door = WorkerListener(UnixAddress(str(tmp_path / "s")), native=lambda about: WorkerSlot(AttachedPool("x")))
         await door.start()
         for _ in range(5):
             reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
@@ -764,7 +774,7 @@ def test_nothing_that_is_said_raises_and_every_batch_is_answered_once(has_greete
 
     async def main():
         pool = AttachedPool("told", grace_s=None)
-        door = Door(UnixAddress("unused"), native=lambda about: Slot(pool))
+        door = WorkerListener(UnixAddress("unused"), native=lambda about: WorkerSlot(pool))
         line, visitor, answers = Line(), Visitor(door), []
         visitor.connection_made(line)
         if has_greeted:
@@ -772,7 +782,9 @@ def test_nothing_that_is_said_raises_and_every_batch_is_answered_once(has_greete
             line.protocol.data_received(frames.encode(["ready"]))
         if has_greeted and is_busy:
             entries = [Request(body=b"x", reply=print), Request(body=b"y", reply=print)]
-            pool.submit(Batch(entries=entries, key=None, rows=2), lambda _batch, outcomes: answers.append(outcomes))
+            pool.submit(
+                EntryBatch(entries=entries, key=None, rows=2), lambda _batch, outcomes: answers.append(outcomes)
+            )
         data = b""
         for message in said:
             if isinstance(message, list) and line.protocol is not None:

@@ -15,7 +15,7 @@ from forebay.errors import Code
 from forebay.workers import frames
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
-from forebay.workers.worker_listener import Limits
+from forebay.workers.worker_listener import VisitorLimits
 
 LARGE = 600 * 1024
 
@@ -96,7 +96,7 @@ def test_an_answer_that_is_too_long_fails_its_batch_and_the_worker_lives(tmp_pat
     """F26."""
 
     async def main():
-        async with Scene(tmp_path, workers=1, limits=Limits(frame_bytes=100_000)) as scene:
+        async with Scene(tmp_path, workers=1, limits=VisitorLimits(frame_bytes=100_000)) as scene:
             batch = scene.rig.submit(["large", *[50_000] * 3], "b", "c")
             outcomes = await scene.rig.outcomes(batch)
             assert codes(outcomes) == [Code.INTERNAL] * 3
@@ -114,7 +114,7 @@ def test_who_says_nothing_takes_no_place_from_workers(tmp_path):
     """F16."""
 
     async def main():
-        async with Scene(tmp_path, limits=Limits(connections=4, hello_s=30.0)) as scene:
+        async with Scene(tmp_path, limits=VisitorLimits(connections=4, hello_s=30.0)) as scene:
             for _ in range(300):
                 await scene.dial()
             for number in range(4):

@@ -23,7 +23,7 @@ from tests.pools.guests import AttachedByThreads
 
 from forebay.errors import BadOutcome, Code, ConfigError, ModelError, RunnerFailed, Unavailable, ValidationError
 from forebay.observe import model_log
-from forebay.types.batch import Batch
+from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Request
 from forebay.workers import frames
 from forebay.workers.inline import InlinePool
@@ -91,7 +91,7 @@ class Rig:
 
     def submit(self, *bodies, on_parts=None, **fields):
         entries = [Request(body=body, reply=lambda *_: None, **fields) for body in bodies]
-        batch = Batch(entries=entries, key=None, rows=sum(entry.size for entry in entries), on_parts=on_parts)
+        batch = EntryBatch(entries=entries, key=None, rows=sum(entry.size for entry in entries), on_parts=on_parts)
         self.answers[batch] = []
 
         def done(batch, outcomes):
@@ -150,7 +150,7 @@ def test_what_the_loop_does_with_an_answer_is_not_said_by_the_thread_that_gave_i
     async def main():
         said = []
         async with Rig(pool_of("threads")) as rig:
-            batch = Batch(entries=[Request(body="x", reply=print)], key=None, rows=1)
+            batch = EntryBatch(entries=[Request(body="x", reply=print)], key=None, rows=1)
             rig.pool.submit(batch, lambda *_: said.append(model_log.origin.get()))
             await eventually(lambda: said)
         assert said == [None]
@@ -180,7 +180,7 @@ def test_a_runner_sees_sizes_and_params(kind):
             shared = {"name": "x"}
             assert await rig.run(["sizes"], ["sizes"], params=shared) == [[1, "x"], [1, "x"]]
             entries = [Request(body=["sizes"], reply=print, size=size, params={"name": size}) for size in (2, 1)]
-            batch = Batch(entries=entries, key=None, rows=3)
+            batch = EntryBatch(entries=entries, key=None, rows=3)
             rig.answers[batch] = []
             rig.pool.submit(batch, lambda batch, outcomes: rig.answers[batch].append(outcomes))
             assert await rig.outcomes(batch) == [[2, 2], [1, 1]]
@@ -350,7 +350,7 @@ def test_work_after_the_answer_follows_it_on_the_loop(tmp_path):
         done, go = tmp_path / "done", tmp_path / "go"
         go.touch()
         async with Rig(pool_of("inline")) as rig:
-            batch = Batch(entries=[Request(body=["after", str(done), str(go)], reply=print)], key=None, rows=1)
+            batch = EntryBatch(entries=[Request(body=["after", str(done), str(go)], reply=print)], key=None, rows=1)
             rig.answers[batch] = []
             rig.pool.submit(batch, lambda batch, outcomes: rig.answers[batch].append((list(outcomes), done.exists())))
             assert await rig.outcomes(batch) == (["after"], False)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from forebay.errors import InternalError, InvalidRequest, TooLarge
-from forebay.types.batch import Batch
+from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Media, Request
 from forebay.workers import conversation, frames
 from forebay.workers.attached import AttachedPool
@@ -30,7 +30,7 @@ from forebay.workers.conversation import (
     Result,
     Violation,
 )
-from forebay.workers.worker_slot import Slot
+from forebay.workers.worker_slot import WorkerSlot
 
 RUNS = 400
 EVENTS = {Hello, Ready, Failed, Part, Result, Leaving, Logged, Counted, Violation}
@@ -377,7 +377,7 @@ def test_neighbours_of_a_worker_that_speaks_nonsense_notice_nothing():
         dice = random.Random(seed)
         pool = AttachedPool("told", grace_s=None)
         pool.greeted = lambda slot, about: (setattr(slot, "worker", id(slot)), slot.open({"log": 20}))
-        slots, lines = [Slot(pool, 4096), Slot(pool, 4096)], [Line(), Line()]
+        slots, lines = [WorkerSlot(pool, 4096), WorkerSlot(pool, 4096)], [Line(), Line()]
         for slot, line in zip(slots, lines, strict=True):
             slot.connection_made(line)
         honest, rogue = slots
@@ -387,7 +387,7 @@ def test_neighbours_of_a_worker_that_speaks_nonsense_notice_nothing():
             if pool.idle:
                 entries = [Request(body=b"%d" % number, reply=print) for _ in range(dice.randint(1, 3))]
                 parts = (lambda _parts, let_go: let_go()) if dice.random() < 0.5 else None
-                batch = Batch(entries=entries, key=None, rows=len(entries), on_parts=parts)
+                batch = EntryBatch(entries=entries, key=None, rows=len(entries), on_parts=parts)
                 found[batch] = []
                 pool.submit(batch, lambda batch, outcomes: found[batch].append(outcomes))
             if not lines[1].closed:

@@ -16,7 +16,7 @@ from forebay import Serving
 from forebay.arrays.batch import Batch
 from forebay.batching.queue import BatchConfig
 from forebay.errors import QueueFull, ServingCrashed, ServingStopped
-from forebay.serving.servings.dispatch import Call, Dispatch
+from forebay.serving.servings.dispatch import Dispatch, Submission
 from forebay.serving.servings.execution import Executed
 
 NEVER = float("inf")
@@ -67,7 +67,7 @@ class ServingMachine(RuleBasedStateMachine):
         self.number += size
         batch = Batch.concatenate([ids]).key(key)
         divisible = size != self.limit and not self.hooks
-        call = Call(batch, None, deadline=self.now + lives, divisible=divisible, streamed=self.streamed)
+        call = Submission(batch, None, deadline=self.now + lives, divisible=divisible, streamed=self.streamed)
         waiting = self.dispatch.waiting
         try:
             self.dispatch.offer(call, self.now, patient=patient)

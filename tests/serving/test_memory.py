@@ -17,7 +17,7 @@ from tests.serving.conftest import PATIENCE_S, cat, wait_until
 
 from forebay import Batch, Serving
 from forebay.serving.servings.request_runner import RequestRunner
-from forebay.workers.child import Item
+from forebay.workers.child import ReceivedItem
 from forebay.workers.runner import WorkerContext
 
 
@@ -44,7 +44,7 @@ def writing(options):
 
 
 def ask(runner, *bodies):
-    items = [Item(body, {"in": "json", "out": "json"}, 1) for body in bodies]
+    items = [ReceivedItem(body, {"in": "json", "out": "json"}, 1) for body in bodies]
     return [outcome if isinstance(outcome, bytes) else outcome.error for outcome in runner.run(items)]
 
 

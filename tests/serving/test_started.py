@@ -29,7 +29,7 @@ from forebay import (
 )
 from forebay.batching.queue import BatchConfig
 from forebay.errors import BadOutcome, InternalError, ModelError
-from forebay.serving.servings.dispatch import Call, Dispatch
+from forebay.serving.servings.dispatch import Dispatch, Submission
 
 LONG_MS = 100_000
 
@@ -713,7 +713,7 @@ def test_what_is_fed_in_leaves_room_for_others_and_goes_with_its_caller(gate, ga
 def test_what_waits_for_room_is_let_in_when_others_leave():
     # F36
     dispatch = Dispatch(BatchConfig(max_size=2, max_wait_s=3.0, capacity=4, idle="wait"))
-    others, patient = Call(cat(1, 2, 3, 4), None), Call(cat(5), None)
+    others, patient = Submission(cat(1, 2, 3, 4), None), Submission(cat(5), None)
     dispatch.offer(others, 1.0)
     dispatch.offer(patient, 1.0, patient=True)
     assert dispatch.waiting == 4

@@ -25,7 +25,7 @@ DEFAULT_KEY = "default"
 """Key of a batch that was not given one."""
 
 
-class Part(msgspec.Struct, frozen=True, eq=False, gc=False):
+class EntryRows(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One entry, or some of its rows.
 
     Attributes:
@@ -46,7 +46,7 @@ class Part(msgspec.Struct, frozen=True, eq=False, gc=False):
         array = leaf.realize() if isinstance(leaf, Lazy) else leaf
         return array, None if self.stacked else slice(self.start, self.stop)
 
-    def equals(self, other: Part) -> bool:
+    def equals(self, other: EntryRows) -> bool:
         """Return whether both are the same rows of arrays with equal values; lazy ones are not made for it."""
         same = (self.start, self.stop, self.stacked) == (other.start, other.stop, other.stacked)
         return same and all(map(_equal, self.leaves, other.leaves))
@@ -68,7 +68,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         parts: The entries, as they were given.
     """
 
-    parts: tuple[Part, ...] = ()
+    parts: tuple[EntryRows, ...] = ()
     size: int = 0
     padding: int = 0
     batch_key: Hashable = DEFAULT_KEY
@@ -228,7 +228,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return (
             (self.size, self.padding, self.batch_key, self.template, len(mine))
             == (other.size, other.padding, other.batch_key, other.template, len(theirs))
-        ) and all(map(Part.equals, mine, theirs))
+        ) and all(map(EntryRows.equals, mine, theirs))
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]  # it compares by the values of arrays, which may change
 
@@ -238,7 +238,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 def _extend(batch: Batch, entries: Iterable[Any], *, stacked: bool) -> Batch:
     template, size = batch.template, batch.size
-    parts: list[Part] = []
+    parts: list[EntryRows] = []
     for index, entry in enumerate(entries):
         leaves, structure = flatten(entry)
         if stacked:
@@ -253,7 +253,7 @@ def _extend(batch: Batch, entries: Iterable[Any], *, stacked: bool) -> Batch:
                 f"before it; {template.contrast(found)}"
             )
         if rows:
-            parts.append(Part(leaves, 0, rows, stacked))
+            parts.append(EntryRows(leaves, 0, rows, stacked))
             size += rows
     return replace(batch, parts=(*batch.parts, *parts), size=size, template=template)
 

@@ -39,7 +39,7 @@ from forebay.batching.cost import Cost, steps
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from forebay.types.batch import Batch
+    from forebay.types.batch import EntryBatch
 
 BUSY: Final = 0.9
 """Share of the time that the slots should be busy at most; at 0.8 clients that pause between calls lose a tenth."""
@@ -280,7 +280,7 @@ class Auto:
         pace.arrivals.add(max(rows + left - pace.left, 0), now, self._span_s)
         pace.left = left
 
-    def answered(self, batch: Batch, now: float, *, slots: int, is_closed: bool) -> None:
+    def answered(self, batch: EntryBatch, now: float, *, slots: int, is_closed: bool) -> None:
         """Learn from a batch whose answers were written.
 
         Args:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from forebay.batching.auto import AutoState
     from forebay.batching.queue import BatchQueue
-    from forebay.types.batch import Batch, Done, Entry
+    from forebay.types.batch import Done, Entry, EntryBatch
 
 log = logging.getLogger("forebay.batching")
 
@@ -62,7 +62,7 @@ class Slots(Protocol):
         """Call this on the loop whenever a slot became idle by itself (a worker came back)."""
         ...
 
-    def submit(self, batch: Batch, done: Done) -> None:
+    def submit(self, batch: EntryBatch, done: Done) -> None:
         """Run a batch on an idle slot; `done` is called exactly once, on the loop."""
         ...
 
@@ -86,9 +86,9 @@ class Batcher:
         self,
         queue: BatchQueue,
         pool: Slots,
-        answer: Callable[[Batch, Sequence[Any], float], None],
+        answer: Callable[[EntryBatch, Sequence[Any], float], None],
         loop: asyncio.AbstractEventLoop,
-        parts: Callable[[Batch, Sequence[Any], Callable[[], object]], None] | None = None,
+        parts: Callable[[EntryBatch, Sequence[Any], Callable[[], object]], None] | None = None,
         name: str = "",
         cores: int | None = None,
     ) -> None:
@@ -109,7 +109,7 @@ class Batcher:
         self._loop = loop
         self._parts = parts
         self._name = name
-        self._running: set[Batch] = set()
+        self._running: set[EntryBatch] = set()
         self._is_submitting = False
         self.is_awake = False
         self._has_one_core = (cores or len(os.sched_getaffinity(0))) == 1
@@ -206,7 +206,7 @@ class Batcher:
         if Batcher._resting is self:
             Batcher._resting = None
 
-    def _run(self, batch: Batch, now: float) -> None:
+    def _run(self, batch: EntryBatch, now: float) -> None:
         self._running.add(batch)
         if self._parts is not None:
             batch.on_parts = functools.partial(self._parts, batch)
@@ -222,7 +222,7 @@ class Batcher:
         finally:
             self._is_submitting = False
 
-    def _done(self, batch: Batch, outcomes: Sequence[Any]) -> None:
+    def _done(self, batch: EntryBatch, outcomes: Sequence[Any]) -> None:
         now = time.monotonic()
         self._last_s = batch.model_s
         self._rests = self._rest is not None and batch.model_s >= RESTS_FROM_S

@@ -38,7 +38,7 @@ from forebay.batching.auto import Auto
 from forebay.batching.gather import Curve, Gather
 from forebay.batching.shares import Shares
 from forebay.errors import QueueFull, TooLarge
-from forebay.types.batch import Batch
+from forebay.types.batch import EntryBatch
 from forebay.types.call import ALONE
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ class BatchQueue:
         """Let nothing wait for company from now on: no more of it is to come."""
         self.config = msgspec.structs.replace(self.config, max_wait_s=0.0)
 
-    def take(self, now: float) -> Batch | None:
+    def take(self, now: float) -> EntryBatch | None:
         """Hand the next batch to a free slot, or None if nothing is eligible yet."""
         while True:
             line = self._eligible(now)
@@ -279,7 +279,7 @@ class BatchQueue:
             self.auto.took(key, batch.rows, 0 if left is None else left.rows, now)
         return batch
 
-    def answered(self, batch: Batch, now: float) -> None:
+    def answered(self, batch: EntryBatch, now: float) -> None:
         """Tell that a batch has run and its answers are written."""
         key = batch.key
         if self._bundle_s:
@@ -432,16 +432,16 @@ class BatchQueue:
             line.dead -= 1
         return entries[0]
 
-    def _take_alone(self, now: float) -> Batch | None:
+    def _take_alone(self, now: float) -> EntryBatch | None:
         entry = self._alone.popleft()
         self.waiting -= entry.size
         if entry.deadline <= now:
             entry.taken = NEVER
             return None
         entry.taken = now
-        return Batch([entry], ALONE, entry.size)
+        return EntryBatch([entry], ALONE, entry.size)
 
-    def _fill(self, line: Line, now: float) -> Batch | None:
+    def _fill(self, line: Line, now: float) -> EntryBatch | None:
         room = self._max_size
         if room == 1 and self._divide is None:
             return self._take_one(line, now)
@@ -466,7 +466,7 @@ class BatchQueue:
             self._full -= rows >= self._max_size
             del self._lines[line.key]
             if not expired:
-                return Batch(taken, line.key, rows)
+                return EntryBatch(taken, line.key, rows)
         else:
             taken = self._cut(line, room, now)
         # Who is late is answered by its owner; it must not run.
@@ -476,9 +476,9 @@ class BatchQueue:
                 alive.append(entry)
             else:
                 entry.taken = NEVER
-        return Batch(alive, line.key, sum(entry.size for entry in alive)) if alive else None
+        return EntryBatch(alive, line.key, sum(entry.size for entry in alive)) if alive else None
 
-    def _take_one(self, line: Line, now: float) -> Batch | None:
+    def _take_one(self, line: Line, now: float) -> EntryBatch | None:
         """Take the first entry of a line: what there is to do where nothing is batched."""
         entry = self._head(line)
         line.entries.popleft()
@@ -494,7 +494,7 @@ class BatchQueue:
             entry.taken = NEVER
             return None
         entry.taken = now
-        return Batch([entry], line.key, 1)
+        return EntryBatch([entry], line.key, 1)
 
     def _cut(self, line: Line, room: int, now: float) -> list[Entry]:
         """Take as many entries off the front of a line as fit."""

@@ -28,9 +28,9 @@ examples:
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    from forebay.surfaces.batching import Settings
+    from forebay.surfaces.batching import BatchingSettings
 
-    usual = Settings()
+    usual = BatchingSettings()
     parser = commands.add_parser(
         "batching",
         help="the batching service, in the place of the original one",
@@ -103,12 +103,12 @@ def add_parser(commands: Any) -> None:
 def run(parsed: argparse.Namespace) -> int:
     """Serve until stopped."""
     from forebay.observe.log import configure, tell
-    from forebay.surfaces.batching import Settings
-    from forebay.surfaces.batching.app import Batching
+    from forebay.surfaces.batching import BatchingSettings
+    from forebay.surfaces.batching.app import BatchingApp
     from forebay.transports.server import Server
 
     configure(parsed.log_level, parsed.log_format or ("text" if sys.stderr.isatty() else "json"))
-    settings = Settings(
+    settings = BatchingSettings(
         address=parsed.address,
         batch=parsed.batch,
         capacity=parsed.capacity,
@@ -121,7 +121,7 @@ def run(parsed: argparse.Namespace) -> int:
         max_frame_bytes=parsed.max_frame_bytes,
         metrics_port=parsed.metrics_port,
     )
-    app = Batching(settings)
+    app = BatchingApp(settings)
 
     def ready(host: str, port: int) -> None:
         shown = f"[{host}]" if ":" in host else host

@@ -15,7 +15,7 @@ from forebay.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forebay.cli.load_generator import Result
+    from forebay.cli.load_generator import Measurement
 
 DESCRIPTION = """\
 Send one request again and again for some seconds, and show what came of it. DATA is that of `forebay call`: JSON,
@@ -95,7 +95,7 @@ def run(parsed: argparse.Namespace) -> int:
         msg = f"--svg {parsed.svg}: there is no folder {parsed.svg.absolute().parent}"
         raise ConfigError(msg)
 
-    async def measure() -> Result:
+    async def measure() -> Measurement:
         status, answer = await load_generator.ask_once(target, parsed.timeout_s)
         if status >= 400:
             hint = "; DATA is what to send" if parsed.data is None else ""
@@ -116,7 +116,7 @@ def run(parsed: argparse.Namespace) -> int:
     return 1 if result.failed or result.unsent or not result.took else 0
 
 
-def _show(parsed: argparse.Namespace, result: Result) -> None:
+def _show(parsed: argparse.Namespace, result: Measurement) -> None:
     from forebay.cli import plots
 
     load = f"{parsed.rate:g} requests a second" if parsed.rate is not None else f"{parsed.clients or 16} clients"

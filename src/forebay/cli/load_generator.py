@@ -46,7 +46,7 @@ class Target(msgspec.Struct, frozen=True):
     message: bytes
 
 
-class Result(msgspec.Struct):
+class Measurement(msgspec.Struct):
     """What was measured.
 
     Attributes:
@@ -110,7 +110,7 @@ async def ask_once(target: Target, timeout_s: float) -> tuple[int, bytes]:
     """
     answered: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
 
-    def done(connection: Connection, status: int, lost: str) -> None:
+    def done(connection: LoadConnection, status: int, lost: str) -> None:
         if not answered.done():
             answered.set_result((status, b"".join(connection.body) if status else lost.encode()))
 
@@ -132,11 +132,11 @@ async def ask_once(target: Target, timeout_s: float) -> tuple[int, bytes]:
     return status, body
 
 
-async def closed_loop(target: Target, clients: int, seconds: float, warmup_s: float, timeout_s: float) -> Result:
+async def closed_loop(target: Target, clients: int, seconds: float, warmup_s: float, timeout_s: float) -> Measurement:
     """Let some clients ask, each as soon as it has its answer."""
     run = _Run(target, seconds, warmup_s, timeout_s)
 
-    def again(connection: Connection) -> None:
+    def again(connection: LoadConnection) -> None:
         connection.ask(time.perf_counter())
 
     run.on_idle = again
@@ -145,15 +145,15 @@ async def closed_loop(target: Target, clients: int, seconds: float, warmup_s: fl
     return await run.result()
 
 
-async def open_loop(target: Target, rate: float, seconds: float, warmup_s: float, timeout_s: float) -> Result:
+async def open_loop(target: Target, rate: float, seconds: float, warmup_s: float, timeout_s: float) -> Measurement:
     """Ask so many times a second, in equal distances, whatever the answers do."""
     run = _Run(target, seconds, warmup_s, timeout_s, grace_s=timeout_s)
-    idle: list[Connection] = []
+    idle: list[LoadConnection] = []
     connecting = 0
     waiting: list[float] = []
     tasks: set[asyncio.Task[None]] = set()
 
-    def free(connection: Connection) -> None:
+    def free(connection: LoadConnection) -> None:
         if waiting:
             connection.ask(waiting.pop(0))
         else:
@@ -210,9 +210,9 @@ class _Run:
         self._end = self._begin + seconds
         self._cpu: float | None = None
         self._swept = 0.0
-        self._result = Result(seconds)
-        self.connections: set[Connection] = set()
-        self.on_idle: Callable[[Connection], None] = lambda _: None
+        self._result = Measurement(seconds)
+        self.connections: set[LoadConnection] = set()
+        self.on_idle: Callable[[LoadConnection], None] = lambda _: None
         asyncio.get_running_loop().call_later(warmup_s, self._began)
 
     @property
@@ -220,7 +220,7 @@ class _Run:
         """Whether nothing more is asked."""
         return time.perf_counter() >= self._end
 
-    async def connect(self) -> Connection:
+    async def connect(self) -> LoadConnection:
         """Open a connection."""
         connection = await _connect(self._target, self._answered)
         self.connections.add(connection)
@@ -235,7 +235,7 @@ class _Run:
         if self._begin <= time.perf_counter() < self._end:
             self._result.lost[why] += 1
 
-    async def result(self) -> Result:
+    async def result(self) -> Measurement:
         """Wait for the end; in an open loop also for the answers to all that was asked before it."""
         while not self.is_over:
             self.sweep()
@@ -264,7 +264,7 @@ class _Run:
     def _began(self) -> None:
         self._cpu = time.process_time()
 
-    def _answered(self, connection: Connection, status: int, lost: str) -> None:
+    def _answered(self, connection: LoadConnection, status: int, lost: str) -> None:
         now = time.perf_counter()
         if self._begin <= connection.due < self._end and now < self._end + self._grace_s:
             if lost:
@@ -297,10 +297,10 @@ class _Run:
             self._replacing = task  # a task needs somebody who holds it
 
 
-class Connection(asyncio.Protocol):
+class LoadConnection(asyncio.Protocol):
     """One connection of a client: a request at a time."""
 
-    def __init__(self, message: bytes, done: Callable[[Connection, int, str], None]) -> None:
+    def __init__(self, message: bytes, done: Callable[[LoadConnection, int, str], None]) -> None:
         self._message = message
         self._done = done
         self._transport: asyncio.Transport | None = None
@@ -359,10 +359,10 @@ class Connection(asyncio.Protocol):
             self._done(self, 0, why)
 
 
-async def _connect(target: Target, done: Callable[[Connection, int, str], None]) -> Connection:
+async def _connect(target: Target, done: Callable[[LoadConnection, int, str], None]) -> LoadConnection:
     loop = asyncio.get_running_loop()
     context = ssl.create_default_context() if target.tls else None
     _, connection = await loop.create_connection(
-        lambda: Connection(target.message, done), target.host, target.port, ssl=context
+        lambda: LoadConnection(target.message, done), target.host, target.port, ssl=context
     )
     return connection

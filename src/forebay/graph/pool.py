@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from forebay.graph.run import Emission, Firing
     from forebay.graph.spec import GraphSpec
     from forebay.serving.endpoint import Endpoint
-    from forebay.types.batch import Batch, Done
+    from forebay.types.batch import Done, EntryBatch
     from forebay.types.call import Item, Outcome
 
 log = logging.getLogger("forebay.graph")
@@ -90,7 +90,7 @@ class _Run(msgspec.Struct, eq=False):
         is_entering: Whether `submit` has not returned yet.
     """
 
-    batch: Batch
+    batch: EntryBatch
     done: Done
     state: GraphRun
     number: int
@@ -144,7 +144,7 @@ class GraphPool:
         self._decode = decode
         self._encode = encode
         self._on_idle: Callable[[], None] = lambda: None
-        self._runs: dict[Batch, _Run] = {}
+        self._runs: dict[EntryBatch, _Run] = {}
         self._count = 0
         self._is_stopping = False
         self._empty: asyncio.Event | None = None
@@ -179,7 +179,7 @@ class GraphPool:
         self.idle = self._slots
         self._on_idle()
 
-    def submit(self, batch: Batch, done: Done) -> None:
+    def submit(self, batch: EntryBatch, done: Done) -> None:
         """Let a request, the only entry of its batch, into the graph."""
         self.idle -= 1
         self._count += 1

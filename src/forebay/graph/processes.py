@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
-    from forebay.types.batch import Batch, Done
+    from forebay.types.batch import Done, EntryBatch
     from forebay.types.call import Item, Outcome
     from forebay.workers.runner import WorkerContext
-    from forebay.workers.worker_slot import Slot
+    from forebay.workers.worker_slot import WorkerSlot
 
 log = logging.getLogger("forebay.graph")
 
@@ -143,17 +143,17 @@ class GraphProcesses(ProcessPool):
         self._reported = reported
         self._submitted = 0
 
-    def greeted(self, slot: Slot, about: Mapping[str, Any]) -> None:
+    def greeted(self, slot: WorkerSlot, about: Mapping[str, Any]) -> None:
         """Tell a new process from where on the numbers are free that one before it cannot have given out."""
         self._arguments["given"] = RUNS * self._submitted
         super().greeted(slot, about)
 
-    def submit(self, batch: Batch, done: Done) -> None:
+    def submit(self, batch: EntryBatch, done: Done) -> None:
         """Give a request to a process, and take the report from its answer."""
         self._submitted += 1
         super().submit(batch, functools.partial(self._answered, done))
 
-    def _answered(self, done: Done, batch: Batch, outcomes: Sequence[Any]) -> None:
+    def _answered(self, done: Done, batch: EntryBatch, outcomes: Sequence[Any]) -> None:
         done(batch, [self._without_report(outcome) for outcome in outcomes])
 
     def _without_report(self, outcome: Any) -> Any:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-class Cost(msgspec.Struct, frozen=True):
+class NodeCost(msgspec.Struct, frozen=True):
     """What one request costs a node, in seconds.
 
     Attributes:
@@ -68,6 +68,6 @@ def accumulation(in_qps: float, out_qps: float, seconds: float) -> float:
     return max(in_qps - out_qps, 0.0) * seconds
 
 
-def batch_cost(size: int, cost: Cost) -> float:
+def batch_cost(size: int, cost: NodeCost) -> float:
     """Return the cost of one request among `size` in a batch: each is prepared alone, what follows is counted once."""
     return (size * cost.pre_s + cost.process_s + cost.post_s) / size

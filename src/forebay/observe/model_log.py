@@ -31,7 +31,7 @@ from forebay.types.log_line import Line
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
-    from forebay.types.batch import Batch
+    from forebay.types.batch import EntryBatch
 
 LINES: Final = 1000
 """Lines of one worker that are written in a second; a line costs the server about 30 us."""
@@ -170,7 +170,7 @@ class LocalOrigin:
 
     __slots__ = ("_voice", "batch")
 
-    def __init__(self, voice: Voice, batch: Batch | None = None) -> None:
+    def __init__(self, voice: Voice, batch: EntryBatch | None = None) -> None:
         self._voice = voice
         self.batch = batch
 

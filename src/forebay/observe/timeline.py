@@ -27,7 +27,7 @@ from forebay.types.failures import text_of, trace_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from forebay.types.batch import Batch
+    from forebay.types.batch import EntryBatch
 
 log = logging.getLogger("forebay")
 
@@ -35,7 +35,7 @@ MAX_PARTS: Final = 200_000
 """Requests and phases that a recording keeps, together."""
 
 
-class Watched(Protocol):
+class WatchedEndpoint(Protocol):
     """What the timeline tells of an endpoint."""
 
     @property
@@ -90,7 +90,7 @@ class BatchRecord(msgspec.Struct, frozen=True):
         in_flight: Requests of the endpoint without an outcome when it was done.
     """
 
-    endpoint: Watched
+    endpoint: WatchedEndpoint
     steps: tuple[Step, ...]
     taken: float
     started: float
@@ -120,14 +120,14 @@ def listening(listener: Callable[[BatchRecord], object]) -> Generator[None]:
         listeners = tuple(left)
 
 
-def begin(batch: Batch, now: float) -> None:
+def begin(batch: EntryBatch, now: float) -> None:
     """Begin to note what becomes of a batch that leaves its queue now."""
     batch.noted = Noted(taken=now)
     for entry in batch.entries:
         entry.id = entry.id or next_id()
 
 
-def end(endpoint: Watched, batch: Batch, noted: Noted, now: float) -> None:
+def end(endpoint: WatchedEndpoint, batch: EntryBatch, noted: Noted, now: float) -> None:
     """Tell the listeners of a batch that was noted and is answered now."""
     record = BatchRecord(
         endpoint=endpoint,

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from forebay.observe.capacity import Cost
+from forebay.observe.capacity import NodeCost
 from forebay.observe.trace_arrows import Visit, arrows
 from forebay.observe.trace_lanes import lanes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from forebay.observe.timeline import BatchRecord, Recording, Step, Watched
+    from forebay.observe.timeline import BatchRecord, Recording, Step, WatchedEndpoint
     from forebay.types.batch import Phase
 
 PRE: Final = frozenset({"preprocess", "prep"})
@@ -69,7 +69,7 @@ def chrome_trace(recording: Recording) -> bytes:
     )
 
 
-def _in_order(records: Sequence[BatchRecord]) -> dict[str, Watched]:
+def _in_order(records: Sequence[BatchRecord]) -> dict[str, WatchedEndpoint]:
     """Return the endpoints by name: those of one graph together, each after those that it gets its requests from."""
     steps = [(step, record.endpoint) for record in records for step in record.steps]
     began: dict[str, float] = {}
@@ -82,7 +82,7 @@ def _in_order(records: Sequence[BatchRecord]) -> dict[str, Watched]:
     return {name: by_name[name] for name in sorted(late, key=lambda name: (name.partition("/")[0], late[name], name))}
 
 
-def _about(endpoint: Watched) -> dict[str, Any]:
+def _about(endpoint: WatchedEndpoint) -> dict[str, Any]:
     return {"slots": endpoint.slots}
 
 
@@ -249,11 +249,11 @@ def _levels(changes: Iterable[tuple[float, int]], counts: Iterable[tuple[float, 
             yield moment, level
 
 
-def cost_of(record: BatchRecord) -> Cost:
+def cost_of(record: BatchRecord) -> NodeCost:
     """Return what a batch cost its worker; what is neither before nor after the model is the model's."""
     pre = _sum(record.phases, PRE)
     post = _sum(record.phases, POST)
-    return Cost(pre, max(record.ended - record.started - pre - post, 0.0), post)
+    return NodeCost(pre, max(record.ended - record.started - pre - post, 0.0), post)
 
 
 def _sum(phases: Iterable[Phase], names: frozenset[str]) -> float:

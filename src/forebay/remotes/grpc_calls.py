@@ -12,7 +12,7 @@ from forebay.remotes.servers import CONNECT_S, MAX_ANSWER_BYTES, Unreachable
 from forebay.runtimes.contract import library
 
 if TYPE_CHECKING:
-    from forebay.remotes.servers import Endpoint
+    from forebay.remotes.servers import ServerAddress
 
 _OPTIONS: Final = [
     ("grpc.max_send_message_length", -1),
@@ -32,7 +32,7 @@ _WATCH_S: Final = 0.25
 class GrpcCalls:
     """Calls to one server, for any number of threads."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: ServerAddress) -> None:
         """Describe it; nothing is connected before the first call.
 
         Raises:

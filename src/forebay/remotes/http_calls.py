@@ -18,10 +18,10 @@ from forebay.errors import TooLarge
 from forebay.remotes.servers import CONNECT_S, MAX_ANSWER_BYTES, Unreachable
 
 if TYPE_CHECKING:
-    from forebay.remotes.servers import Endpoint
+    from forebay.remotes.servers import ServerAddress
 
 
-class Answer(msgspec.Struct, frozen=True):
+class HttpAnswer(msgspec.Struct, frozen=True):
     """What came back."""
 
     status: int
@@ -32,13 +32,13 @@ class Answer(msgspec.Struct, frozen=True):
 class HttpCalls:
     """Calls to one server. A connection is used by one call at a time and kept for the next one."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: ServerAddress) -> None:
         self.endpoint = endpoint
         self._idle: deque[http.client.HTTPConnection] = deque()
 
     def call(
         self, method: str, path: str, deadline: float, body: bytes | None = None, headers: Mapping[str, str] = {}
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Make a call; once more with a new connection if the server had closed the one that was kept.
 
         Args:
@@ -101,7 +101,7 @@ class HttpCalls:
         deadline: float,
         body: bytes | None,
         headers: Mapping[str, str],
-    ) -> Answer:
+    ) -> HttpAnswer:
         is_whole = False
         try:
             connection.sock.settimeout(_left(deadline))
@@ -121,7 +121,7 @@ class HttpCalls:
             if response.length:
                 raise http.client.IncompleteRead(b"", response.length)
             is_whole = True
-            return Answer(response.status, response.headers, b"".join(parts))
+            return HttpAnswer(response.status, response.headers, b"".join(parts))
         finally:
             if is_whole and connection.sock is not None:
                 self._idle.append(connection)

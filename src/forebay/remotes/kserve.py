@@ -16,8 +16,8 @@ from forebay.protocols.kserve.arrays import from_array, to_array
 from forebay.protocols.kserve.calls import InferRequest, InferResponse, ModelMetadata, TensorMetadata
 from forebay.protocols.kserve.dtypes import DTYPES
 from forebay.remotes.grpc_calls import GrpcCalls
-from forebay.remotes.http_calls import Answer, HttpCalls
-from forebay.remotes.servers import Endpoint, Servers, Unreachable
+from forebay.remotes.http_calls import HttpAnswer, HttpCalls
+from forebay.remotes.servers import ServerAddress, Servers, Unreachable
 from forebay.runtimes.signature import Signature, Value, Var
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class _Face(Protocol):
 class KServeBackend:
     """The same model on several servers."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], name: str, timeout_s: float) -> None:
+    def __init__(self, endpoints: Sequence[ServerAddress], name: str, timeout_s: float) -> None:
         """Describe them.
 
         Args:
@@ -95,7 +95,7 @@ class KServeBackend:
 
 
 class _Grpc:
-    def __init__(self, endpoint: Endpoint, model: str, version: str) -> None:
+    def __init__(self, endpoint: ServerAddress, model: str, version: str) -> None:
         self._calls = GrpcCalls(endpoint)
         self._model, self._version = model, version
 
@@ -112,7 +112,7 @@ class _Grpc:
 
 
 class _Http:
-    def __init__(self, endpoint: Endpoint, model: str, version: str) -> None:
+    def __init__(self, endpoint: ServerAddress, model: str, version: str) -> None:
         self._calls = HttpCalls(endpoint)
         self._path = rest.model_path(model, version)
         self._takes_binary: bool | None = None
@@ -136,18 +136,18 @@ class _Http:
     def close(self) -> None:
         self._calls.close()
 
-    def _post(self, request: InferRequest, deadline: float, *, binary: bool) -> Answer:
+    def _post(self, request: InferRequest, deadline: float, *, binary: bool) -> HttpAnswer:
         try:
             body, headers = rest.encode_request(request, binary=binary)
         except ValidationError as problem:
             raise RunnerFailed(f"this server takes no binary tensors, and {problem.message}") from problem
         return self._calls.call("POST", f"{self._path}/infer", deadline, body, headers)
 
-    def _response(self, answer: Answer) -> InferResponse:
+    def _response(self, answer: HttpAnswer) -> InferResponse:
         body, length = self._accepted(answer).body, answer.headers.get(rest.LENGTH_HEADER)
         return _read(lambda: rest.decode_response(body, length))
 
-    def _accepted(self, answer: Answer) -> Answer:
+    def _accepted(self, answer: HttpAnswer) -> HttpAnswer:
         if answer.status < 400:
             return answer
         said = rest.error_text(answer.body)
@@ -168,7 +168,7 @@ def _to(request: InferRequest, model: str, version: str) -> InferRequest:
     return msgspec.structs.replace(request, model=model, version=version)
 
 
-def _model(endpoint: Endpoint, name: str) -> tuple[str, str]:
+def _model(endpoint: ServerAddress, name: str) -> tuple[str, str]:
     """Return the name and version of the model an endpoint's path names."""
     found = _PATH.fullmatch(endpoint.path)
     if found is None:

@@ -23,7 +23,7 @@ MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024
 SCHEMES: Final = ("http", "https", "grpc", "grpcs")
 
 
-class Endpoint(msgspec.Struct, frozen=True):
+class ServerAddress(msgspec.Struct, frozen=True):
     """Where a server is.
 
     Attributes:
@@ -44,7 +44,7 @@ class Endpoint(msgspec.Struct, frozen=True):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @classmethod
-    def parse(cls, text: str, scheme: str, where: str = "") -> Endpoint:
+    def parse(cls, text: str, scheme: str, where: str = "") -> ServerAddress:
         """Read `[scheme://]host:port[/path]`.
 
         Args:
@@ -109,7 +109,9 @@ _Answer = TypeVar("_Answer")
 class Servers(Generic[_Connection]):
     """Asks servers in turn; for any number of threads."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], connections: Sequence[_Connection], timeout_s: float) -> None:
+    def __init__(
+        self, endpoints: Sequence[ServerAddress], connections: Sequence[_Connection], timeout_s: float
+    ) -> None:
         """Describe them.
 
         Args:

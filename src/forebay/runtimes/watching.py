@@ -47,7 +47,7 @@ class Replaceable(Protocol):
 
 
 _Model = TypeVar("_Model", bound=Replaceable)
-_Watched = TypeVar("_Watched", bound="Watched[Any]")
+_Watched = TypeVar("_Watched", bound="WatchedModel[Any]")
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
@@ -102,7 +102,7 @@ def one_version() -> Generator[None]:
         _versions.reset(held)
 
 
-class Watched(Generic[_Model]):
+class WatchedModel(Generic[_Model]):
     """Holds a model that is replaced when its files change.
 
     Attributes:
@@ -136,7 +136,7 @@ class Watched(Generic[_Model]):
         self._watch.leave(self)
         self._model.close()
 
-    def different(self, other: Watched[_Model]) -> str | None:
+    def different(self, other: WatchedModel[_Model]) -> str | None:
         """Return what the model of another one takes or gives that this one's does not; None if it is nothing."""
         return self._model.different(other._model)
 
@@ -150,7 +150,7 @@ class Watched(Generic[_Model]):
         found = self._load()
         different = self._model.different(found)
         if different is not None:
-            raise Unfit(different)
+            raise UnfitModel(different)
         if self.trial is not None:
             self.trial(found)
         return found
@@ -161,7 +161,7 @@ class Watched(Generic[_Model]):
         self.loaded_from = found
 
 
-class Unfit(Exception):
+class UnfitModel(Exception):
     """A model cannot take the place of the one in use."""
 
 
@@ -274,7 +274,7 @@ class FileWatch(Generic[_Watched]):
         is_new = found != self._refused
         self._refused = found
         self._pause_s = self._poll_s if is_new else min(self._pause_s * 2, MAX_PAUSE_S)
-        self._again = float("inf") if isinstance(problem, Unfit) else time.monotonic() + self._pause_s
+        self._again = float("inf") if isinstance(problem, UnfitModel) else time.monotonic() + self._pause_s
         if is_new:
             told = isinstance(problem, ForebayError)
             reason = failure_of(problem).error.message if told else reason_of(problem)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from forebay.graph.drawing.draw import Drawable
     from forebay.protocols.openapi import Described
     from forebay.serving.endpoint import Endpoint
-    from forebay.workers.worker_listener import Door
+    from forebay.workers.worker_listener import WorkerListener
 
 log = logging.getLogger("forebay")
 
@@ -73,7 +73,7 @@ class App:
         self._on_change: list[Callable[[], None]] = []
         self._changes: set[asyncio.Task[None]] = set()
         self._locks: dict[str, asyncio.Lock] = {}
-        self.door: Door | None = None
+        self.door: WorkerListener | None = None
         """Where workers attach, and with them endpoints; opened and closed with the app."""
         self.on_left: Callable[[], None] = lambda: None
         """Called when a version has left, and its memory can be free."""

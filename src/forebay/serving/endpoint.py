@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from forebay.batching.auto import AutoState
     from forebay.batching.queue import BatchConfig
-    from forebay.types.batch import Batch
+    from forebay.types.batch import EntryBatch
     from forebay.types.call import Outcome
     from forebay.workers.pool import Pool
 
@@ -103,7 +103,7 @@ class Endpoint:
         self.pool = pool
         self.metrics = EndpointMetrics()
         self.accepting = False
-        self.answering: Batch | None = None
+        self.answering: EntryBatch | None = None
         self._open: dict[Request, None] = {}
         self._queue = BatchQueue(batching)
         self._timeout_s = config.timeout_s
@@ -376,7 +376,7 @@ class Endpoint:
             if not slices:
                 del self._fed[request]
 
-    def _answer(self, batch: Batch, outcomes: Sequence[Outcome], now: float) -> None:
+    def _answer(self, batch: EntryBatch, outcomes: Sequence[Outcome], now: float) -> None:
         opened = self._open
         self.answering = batch
         answered: list[Any] = batch.entries
@@ -424,7 +424,7 @@ class Endpoint:
         elif isinstance(entry, Request):
             self._settle(entry, outcome)
 
-    def _count(self, batch: Batch, answered: list[Request], now: float) -> None:
+    def _count(self, batch: EntryBatch, answered: list[Request], now: float) -> None:
         """Count a batch and those of its requests that got an answer."""
         metrics = self.metrics
         if self._runs_one_by_one:
@@ -448,7 +448,7 @@ class Endpoint:
             metrics.request_s.observe_since(now, arrivals)
             metrics.queue_s.observe_since(answered[0].taken, arrivals)
 
-    def _parts(self, batch: Batch, parts: Sequence[Any], release: Callable[[], object]) -> None:
+    def _parts(self, batch: EntryBatch, parts: Sequence[Any], release: Callable[[], object]) -> None:
         """Hand one step of a streamed answer to its clients; `release` is called once all of them have room again."""
         handed: list[tuple[Request, Any]] = []
         for entry, part in zip(batch.entries, parts, strict=True):
@@ -520,7 +520,7 @@ class Endpoint:
         except Exception:
             log.exception("nor could the error in its place")
 
-    def _log_failures(self, batch: Batch, outcomes: Sequence[Outcome]) -> None:
+    def _log_failures(self, batch: EntryBatch, outcomes: Sequence[Outcome]) -> None:
         """Log what the user's code raised, each failure once with the requests that it concerns."""
         concerned: dict[tuple[str, str], tuple[UserCodeError, list[Request]]] = {}
         for entry, outcome in zip(batch.entries, outcomes, strict=True):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable
 
-    from forebay.types.batch import Batch
+    from forebay.types.batch import EntryBatch
     from forebay.types.call import Request
 
 log = logging.getLogger("forebay.requests")
@@ -50,7 +50,7 @@ class _Window:
 
     __slots__ = ("batch", "held", "since", "size", "spent_s", "timer", "untaken")
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: EntryBatch) -> None:
         self.batch = batch
         self.untaken: dict[Callable[[], None], int] = {}
         self.size = 0
@@ -82,7 +82,7 @@ class Windows:
         self._give_up = give_up
         self._windows: dict[Request, _Window] = {}
 
-    def hand_out(self, batch: Batch, parts: Iterable[tuple[Request, Any]], release: Callable[[], object]) -> None:
+    def hand_out(self, batch: EntryBatch, parts: Iterable[tuple[Request, Any]], release: Callable[[], object]) -> None:
         """Hand one step to its clients; `release` is called once none of them has a full window."""
         holding = 1
 

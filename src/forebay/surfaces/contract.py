@@ -16,7 +16,7 @@ from forebay.transports.http.route import Route
 from forebay.transports.server import Listener
 
 
-class Entry(NamedTuple):
+class TargetEntry(NamedTuple):
     """One of several targets.
 
     Attributes:
@@ -53,7 +53,7 @@ class Options(ProcessConfig, frozen=True, kw_only=True):
     given: frozenset[str] = frozenset()
     overrides: Overrides = Overrides()
     attach: AttachConfig = AttachConfig()
-    entries: Sequence[Entry] = ()
+    entries: Sequence[TargetEntry] = ()
     warnings: Sequence[str] = ()
     arguments: tuple[str, ...] = ()
     source: Path | None = None

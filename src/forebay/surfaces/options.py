@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from forebay.errors import ConfigError
 from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig
 from forebay.server.setting_sources import Told, keys_of, merged
-from forebay.surfaces.contract import Entry, Options
+from forebay.surfaces.contract import Options, TargetEntry
 from forebay.surfaces.native.config import entries_of, find_config, read_config
 from forebay.types.settings import Setting, declared
 from forebay.workers.shared_secret import read_secret
@@ -61,7 +61,7 @@ def options_of(target: str | None, *sides: Side, **more: Any) -> Options:
     http["api_keys"] = keys_of(http.get("api_keys", ()), teller(HttpConfig, "api_keys"))
     attach["secret"] = read_secret(attach.get("secret"), teller(AttachConfig, "secret"))
     rest = None if found is not None else target
-    entries: list[Entry] = []
+    entries: list[TargetEntry] = []
     if file is not None:
         entries = entries_of(file, rest, person[Overrides], attaches="address" in attach)
     return Options(

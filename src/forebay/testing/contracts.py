@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from forebay.testing.served import client
-from forebay.types.batch import Batch
+from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Request
 
 if TYPE_CHECKING:
@@ -87,16 +87,16 @@ async def check_pool(make: Callable[[], Pool], *, batches: int = 20) -> None:
     """
     pool = make()
     here = threading.get_ident()
-    answers: dict[Batch, list[tuple[int, Any]]] = {}
+    answers: dict[EntryBatch, list[tuple[int, Any]]] = {}
     came = asyncio.Event()
 
-    def done(batch: Batch, outcomes: Sequence[Any]) -> None:
+    def done(batch: EntryBatch, outcomes: Sequence[Any]) -> None:
         answers[batch].append((threading.get_ident(), outcomes))
         came.set()
 
-    def submit(bodies: Sequence[bytes]) -> Batch:
+    def submit(bodies: Sequence[bytes]) -> EntryBatch:
         entries = [Request(body, _unheard) for body in bodies]
-        batch = Batch(entries=entries, key=None, rows=len(entries))
+        batch = EntryBatch(entries=entries, key=None, rows=len(entries))
         answers[batch] = []
         idle = pool.idle
         pool.submit(batch, done)

@@ -14,7 +14,7 @@ from forebay.workers.pool import PoolStatistics
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from forebay.types.batch import Batch, Done
+    from forebay.types.batch import Done, EntryBatch
 
 
 class MemoryOrigin:
@@ -37,14 +37,14 @@ class ManualPool:
         self.idle = 0
         self._on_idle: Callable[[], None] = lambda: None
         self.slots = slots
-        self.running: list[Batch] = []
+        self.running: list[EntryBatch] = []
         """Batches without an answer, oldest first."""
-        self.seen: list[Batch] = []
+        self.seen: list[EntryBatch] = []
         """Every batch ever submitted."""
         self.lost = 0
         """Slots that are gone."""
         self._stopped = False
-        self._done: dict[Batch, Done] = {}
+        self._done: dict[EntryBatch, Done] = {}
 
     async def start(self) -> None:
         """Make all slots idle."""
@@ -54,7 +54,7 @@ class ManualPool:
         """Call this whenever a slot became idle by itself."""
         self._on_idle = on_idle
 
-    def submit(self, batch: Batch, done: Done) -> None:
+    def submit(self, batch: EntryBatch, done: Done) -> None:
         """Take a batch and do nothing.
 
         Raises:
@@ -73,7 +73,7 @@ class ManualPool:
         self._done[batch] = done
 
     def complete(
-        self, batch: Batch | None = None, outcomes: Sequence[Any] | None = None, model_s: float = 0.001
+        self, batch: EntryBatch | None = None, outcomes: Sequence[Any] | None = None, model_s: float = 0.001
     ) -> None:
         """Answer a batch, the oldest if none is given; every item's outcome is its own body if none are given."""
         batch = self._take(batch)
@@ -81,12 +81,12 @@ class ManualPool:
         self.idle += 1
         self._done.pop(batch)(batch, [entry.body for entry in batch.entries] if outcomes is None else outcomes)
 
-    def fail(self, error: BaseException, batch: Batch | None = None) -> None:
+    def fail(self, error: BaseException, batch: EntryBatch | None = None) -> None:
         """Answer a batch as if the model had raised."""
         batch = batch or self.running[0]
         self.complete(batch, [failure_of(error)] * len(batch.entries))
 
-    def die(self, batch: Batch | None = None) -> None:
+    def die(self, batch: EntryBatch | None = None) -> None:
         """Answer a batch as if its worker had died; its slot is gone until `revive`."""
         batch = self._take(batch)
         self.lost += 1
@@ -102,7 +102,7 @@ class ManualPool:
         self.idle += 1
         self._on_idle()
 
-    def part(self, parts: Sequence[Any], release: Callable[[], object], batch: Batch | None = None) -> None:
+    def part(self, parts: Sequence[Any], release: Callable[[], object], batch: EntryBatch | None = None) -> None:
         """Send one step of a streamed answer."""
         batch = batch or self.running[0]
         if batch.on_parts is None:
@@ -123,7 +123,7 @@ class ManualPool:
         """Return a snapshot."""
         return PoolStatistics(slots=self.slots, idle=self.idle, alive=self.slots - self.lost)
 
-    def _take(self, batch: Batch | None) -> Batch:
+    def _take(self, batch: EntryBatch | None) -> EntryBatch:
         batch = batch or self.running[0]
         self.running.remove(batch)
         return batch

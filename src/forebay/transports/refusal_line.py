@@ -31,7 +31,7 @@ TICK_S: Final = 0.005
 """How long the line waits before it is looked at again."""
 
 
-class Refused(Protocol):
+class RefusedClient(Protocol):
     """Whoever is refused, and may have to wait before it is told."""
 
     def tell_refused(self) -> None:
@@ -44,7 +44,7 @@ class RefusalLine:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: deque[Refused] = deque()
+        self._waiting: deque[RefusedClient] = deque()
         self._budget_s = self._cost_s = BURST_S
         self._is_telling = False  # who is told may have another request, which is refused as well
         self._looked_at = time.monotonic()
@@ -53,7 +53,7 @@ class RefusalLine:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def refuse(self, who: Refused) -> None:
+    def refuse(self, who: RefusedClient) -> None:
         """Tell somebody that it is refused: now if the budget allows it and nobody waits, else in turn."""
         self._waiting.append(who)
         if self._timer is None and not self._is_telling:

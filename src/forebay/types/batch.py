@@ -46,7 +46,7 @@ class Noted(msgspec.Struct):
     phases: list[Phase] = []
 
 
-class Batch(msgspec.Struct, eq=False):
+class EntryBatch(msgspec.Struct, eq=False):
     """Entries in arrival order, and what became of them.
 
     Attributes:
@@ -71,4 +71,4 @@ class Batch(msgspec.Struct, eq=False):
     on_parts: Callable[[Sequence[Any], Callable[[], object]], None] | None = None
 
 
-Done = Callable[[Batch, Sequence[Outcome]], None]
+Done = Callable[[EntryBatch, Sequence[Outcome]], None]

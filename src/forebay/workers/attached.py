@@ -23,7 +23,7 @@ from forebay.workers.slot_pool import Slot, SlotPool
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
-    from forebay.types.batch import Batch, Done
+    from forebay.types.batch import Done, EntryBatch
     from forebay.workers import worker_slot
     from forebay.workers.conversation import Shared
 
@@ -72,7 +72,7 @@ class AttachedPool(SlotPool[S]):
         self._on_first = on_first
         self.shared = shared
         self._slots: dict[S, Hashable] = {}
-        self._greeted: set[worker_slot.Slot] = set()
+        self._greeted: set[worker_slot.WorkerSlot] = set()
         self._vacancy: asyncio.TimerHandle | None = None
         self._watchdog: asyncio.TimerHandle | None = None
         self._left_all: asyncio.Event | None = None
@@ -92,7 +92,7 @@ class AttachedPool(SlotPool[S]):
         if not self._slots:
             self._begin_vacancy()
 
-    def submit(self, batch: Batch, done: Done) -> None:
+    def submit(self, batch: EntryBatch, done: Done) -> None:
         """Give the batch to the slot that has been idle longest, or answer it if nobody is here."""
         super().submit(batch, done)
         self._watch_over()
@@ -140,17 +140,17 @@ class AttachedPool(SlotPool[S]):
                     self.gone(slot)
         self._fail_orphans()
 
-    def greeted(self, slot: worker_slot.Slot, about: Mapping[str, Any]) -> None:
+    def greeted(self, slot: worker_slot.WorkerSlot, about: Mapping[str, Any]) -> None:
         """A worker that speaks the worker protocol said hello; it knows by itself what to run."""
         slot.worker = str(about["worker"])
         self._greeted.add(slot)
         slot.open({})
 
-    def failed(self, slot: worker_slot.Slot, kind: str, message: str, detail: Any, trace: str) -> None:
+    def failed(self, slot: worker_slot.WorkerSlot, kind: str, message: str, detail: Any, trace: str) -> None:
         """A worker could not open its runner; it says so itself to whoever started it."""
         log.warning("a worker of '%s' could not load its model: %s", self.name, message)
 
-    def called_off(self, slot: worker_slot.Slot, batch_id: int) -> None:
+    def called_off(self, slot: worker_slot.WorkerSlot, batch_id: int) -> None:
         """Nobody waits for what a slot is running; if it hangs, it is dropped like any other."""
 
     def statistics(self) -> PoolStatistics:

@@ -55,7 +55,7 @@ HANDSHAKE_S = 60.0
 _RECEIVE_BYTES = 1 << 18
 
 
-class Item(msgspec.Struct, gc=False):
+class ReceivedItem(msgspec.Struct, gc=False):
     """What arrived of one request."""
 
     body: Any
@@ -63,11 +63,11 @@ class Item(msgspec.Struct, gc=False):
     size: int
 
 
-class Refused(ConfigError):
+class WorkerRefused(ConfigError):
     """The server does not let this worker in, or does not prove who it is."""
 
 
-class Connection:
+class WorkerConnection:
     """One slot's connection to the server, used by one thread; others may only `leave`, ask `is_cancelled`, and `say`.
 
     Attributes:
@@ -244,7 +244,7 @@ class Connection:
                         f"the server at {self._address} does not prove that it knows the secret; start it with the "
                         "same one (--attach-secret), or give this worker none"
                     )
-                    raise Refused(msg)
+                    raise WorkerRefused(msg)
                 kind, *rest = self._answer()
             if kind != "open":
                 msg = f"{kind!r} is no answer to a hello"
@@ -252,13 +252,13 @@ class Connection:
             return rest[0]
         except (InvalidRequest, LookupError, TypeError, ValueError) as error:
             msg = f"what listens at {self._address} does not speak the worker protocol; is it where workers attach?"
-            raise Refused(msg) from error
+            raise WorkerRefused(msg) from error
 
     def _answer(self) -> Any:
         message = self.receive()
         if message[0] == "refused":
             msg = f"the server at {self._address} refuses this worker: {message[1]}"
-            raise Refused(msg)
+            raise WorkerRefused(msg)
         return message
 
     def _open_arenas(self, handle: Any) -> None:
@@ -278,7 +278,7 @@ class Connection:
         return view if self.lends else bytes(view)
 
 
-def serve(connection: Connection, runner: Runner, metrics: Reporter | None = None) -> None:
+def serve(connection: WorkerConnection, runner: Runner, metrics: Reporter | None = None) -> None:
     """Ask for batches and run them until the server says stop or is gone; look whether the model has metrics."""
     if "log" in connection.options:
         origin.set(connection)
@@ -298,16 +298,18 @@ def serve(connection: Connection, runner: Runner, metrics: Reporter | None = Non
             return
 
 
-def _items(bodies: list[Any], params: Any, sizes: list[int] | None) -> list[Item]:
+def _items(bodies: list[Any], params: Any, sizes: list[int] | None) -> list[ReceivedItem]:
     differ = isinstance(params, list)
     if sizes is None and not differ:
-        return [Item(body, params, 1) for body in bodies]
+        return [ReceivedItem(body, params, 1) for body in bodies]
     count = len(bodies)
     each = cast("list[Any]", params) if differ else [params] * count
-    return [Item(*fields) for fields in zip(bodies, each, sizes or [1] * count, strict=True)]
+    return [ReceivedItem(*fields) for fields in zip(bodies, each, sizes or [1] * count, strict=True)]
 
 
-def _run(connection: Connection, runner: Runner, batch_id: int, items: list[Item], laps: Laps | None) -> None:
+def _run(
+    connection: WorkerConnection, runner: Runner, batch_id: int, items: list[ReceivedItem], laps: Laps | None
+) -> None:
     probe.set(connection.begin(batch_id))
     lap.set(laps)
     started = time.monotonic()
@@ -330,7 +332,7 @@ def _run(connection: Connection, runner: Runner, batch_id: int, items: list[Item
 
 
 def _result(
-    connection: Connection, batch_id: int, outcomes: Sequence[Any], seconds: float, told: Any, *, is_ready: bool
+    connection: WorkerConnection, batch_id: int, outcomes: Sequence[Any], seconds: float, told: Any, *, is_ready: bool
 ) -> bytes:
     failures = media = None
     kinds = set(map(type, outcomes))
@@ -348,7 +350,7 @@ def _result(
     return connection.framed(message)
 
 
-def _stream(connection: Connection, batch_id: int, count: int, steps: Iterator[Sequence[Any]]) -> None:
+def _stream(connection: WorkerConnection, batch_id: int, count: int, steps: Iterator[Sequence[Any]]) -> None:
     credit = int(CREDIT)
     for step in steps:
         while credit == 0:
@@ -369,7 +371,7 @@ def _stream(connection: Connection, batch_id: int, count: int, steps: Iterator[S
 class _BesideBatches(logging.Handler):
     """Sends what is logged by threads of the model's own."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: WorkerConnection) -> None:
         super().__init__()
         self.emit = connection.say
 
@@ -382,7 +384,7 @@ def wire_error(error: ForebayError) -> list[Any]:
     return [error.kind, error.message, error.detail, getattr(error, "trace", "")]
 
 
-def _open(connection: Connection) -> Runner | None:
+def _open(connection: WorkerConnection) -> Runner | None:
     options = connection.options
     if "log" in options:
         origin.set(connection)
@@ -420,7 +422,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keep_freed_memory()
     try:
         address = parse_address(options.connect)
-        connection = Connection(address, _about(options.worker, first=True))
+        connection = WorkerConnection(address, _about(options.worker, first=True))
         runner = _open(connection)
         if runner is None:
             return 1
@@ -452,7 +454,7 @@ def _about(worker: int | None, *, first: bool) -> dict[str, Any]:
 
 def _join(address: Address, worker: int | None, runner: Runner) -> None:
     try:
-        connection = Connection(address, _about(worker, first=False))
+        connection = WorkerConnection(address, _about(worker, first=False))
         serve(connection, runner)
         connection.close()
     except (EOFError, ConnectionError):

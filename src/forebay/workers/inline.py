@@ -24,7 +24,7 @@ from forebay.workers.user_code import aclose, attempt, attempt_async, close, clo
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
-    from forebay.types.batch import Batch, Done
+    from forebay.types.batch import Done, EntryBatch
     from forebay.types.devices import Device
     from forebay.workers.runner import Runner, RunnerSpec
 
@@ -60,7 +60,7 @@ class InlinePool:
         self._devices = devices[:1]
         self._runner: Runner | None = None
         self._run: Callable[[Sequence[Any]], Any] | None = None
-        self._tasks: dict[Batch, tuple[asyncio.Task[None], Done]] = {}
+        self._tasks: dict[EntryBatch, tuple[asyncio.Task[None], Done]] = {}
         self._left: set[asyncio.Task[None]] = set()
         self._is_stopping = False
         self._voice: Voice | None = None
@@ -94,7 +94,7 @@ class InlinePool:
         """Call this whenever a slot became idle by itself."""
         self._on_idle = on_idle
 
-    def submit(self, batch: Batch, done: Done) -> None:
+    def submit(self, batch: EntryBatch, done: Done) -> None:
         """Run the batch now, or as a task if the runner's answer is awaitable."""
         self.idle -= 1
         run = self._run
@@ -111,7 +111,7 @@ class InlinePool:
             return
         self._answer(batch, done, _settled(result, len(batch.entries)), started, laps)
 
-    def _enter(self, batch: Batch, laps: Laps | None) -> None:
+    def _enter(self, batch: EntryBatch, laps: Laps | None) -> None:
         """Let what runs in this context know of its batch."""
         probe.set(lambda: batch.cancelled)
         lap.set(laps)
@@ -142,7 +142,7 @@ class InlinePool:
         devices = tuple(map(str, self._devices))
         return PoolStatistics(slots=self._slots, idle=self.idle, alive=int(self._run is not None), devices=devices)
 
-    def _answer(self, batch: Batch, done: Done, settled: Settled, started: float, laps: Laps | None) -> None:
+    def _answer(self, batch: EntryBatch, done: Done, settled: Settled, started: float, laps: Laps | None) -> None:
         batch.model_s = time.monotonic() - started
         if batch.noted is not None and laps is not None and self._runner is not None:
             note(batch.noted, self._runner, laps, started, "0")
@@ -159,17 +159,17 @@ class InlinePool:
         self.idle += not self._is_stopping
         self._on_idle()
 
-    def _called_off(self, batch: Batch) -> None:
+    def _called_off(self, batch: EntryBatch) -> None:
         """Nobody waits for a batch: its coroutine is cancelled, and is given some time to end."""
         task, _ = self._tasks[batch]
         task.cancel()
         task.get_loop().call_later(CANCEL_S, self._has_ended, batch)
 
-    def _has_ended(self, batch: Batch) -> None:
+    def _has_ended(self, batch: EntryBatch) -> None:
         if batch in self._tasks and len(self._left) < MAX_LEFT:
             self._leave_behind(batch, "the request was called off")
 
-    def _leave_behind(self, batch: Batch, why: str) -> None:
+    def _leave_behind(self, batch: EntryBatch, why: str) -> None:
         task, done = self._tasks.pop(batch)
         self._left.add(task)
         task.add_done_callback(self._left.discard)
@@ -178,7 +178,7 @@ class InlinePool:
         self.idle += not self._is_stopping
         done(batch, [Failure(Unavailable(why))] * len(batch.entries))
 
-    async def _finish(self, batch: Batch, done: Done, result: Any, started: float, laps: Laps | None) -> None:
+    async def _finish(self, batch: EntryBatch, done: Done, result: Any, started: float, laps: Laps | None) -> None:
         count = len(batch.entries)
         try:
             result = await attempt_async(self._outcomes, batch, result)
@@ -193,7 +193,7 @@ class InlinePool:
             batch.on_cancel = None
             self._answer(batch, done, _settled(result, count), started, laps)
 
-    async def _outcomes(self, batch: Batch, result: Any) -> Any:
+    async def _outcomes(self, batch: EntryBatch, result: Any) -> Any:
         if hasattr(result, "__await__"):
             result = await cast("Awaitable[Any]", result)
         if hasattr(result, "__next__"):
@@ -206,7 +206,7 @@ class InlinePool:
             await aclose(result)
         return [None] * len(batch.entries)
 
-    async def _stream(self, batch: Batch, steps: AsyncIterator[Sequence[Any]]) -> None:
+    async def _stream(self, batch: EntryBatch, steps: AsyncIterator[Sequence[Any]]) -> None:
         credit = asyncio.Semaphore(CREDIT)
         assert batch.on_parts is not None
         taken = 0

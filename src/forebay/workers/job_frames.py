@@ -31,7 +31,7 @@ _LONGEST = (1 << 31) - 1
 """The original's workers read the length as a signed number."""
 
 
-class FrameReader:
+class JobFrameReader:
     """Cuts a stream of bytes into payloads.
 
     Args:

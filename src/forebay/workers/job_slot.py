@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from forebay.errors import BadOutcome, DeadlineExceeded, InvalidRequest, TooLarge, ValidationError
 from forebay.types.call import Failure
-from forebay.workers.job_frames import MAX_FRAME_BYTES, FrameReader, decode_answer, encode_jobs
+from forebay.workers.job_frames import MAX_FRAME_BYTES, JobFrameReader, decode_answer, encode_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from forebay.types.batch import Batch, Done
+    from forebay.types.batch import Done, EntryBatch
 
 log = logging.getLogger("forebay.workers")
 
@@ -63,14 +63,14 @@ class JobSlot(asyncio.Protocol):
     def __init__(self, pool: Crew, max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._pool = pool
         self._transport: asyncio.Transport | None = None
-        self._reader = FrameReader(max_bytes)
+        self._reader = JobFrameReader(max_bytes)
         self._asked = False
         self._ids: list[str | None] = []
         """The id of each entry of the batch; None for one that was not sent."""
         self._sent = 0.0
         self.streamed = False
         self.worker: object = object()
-        self.batch: Batch | None = None
+        self.batch: EntryBatch | None = None
         self.done: Done | None = None
 
     @property
@@ -94,7 +94,7 @@ class JobSlot(asyncio.Protocol):
         """Tell the pool, which hands the batch on."""
         self._pool.gone(self)
 
-    def run(self, batch: Batch, done: Done) -> None:
+    def run(self, batch: EntryBatch, done: Done) -> None:
         """Send those jobs of a batch that somebody waits for; if there is none, the slot is idle again at once."""
         now = time.monotonic()
         self._ids = [None if entry.done or entry.deadline <= now else str(uuid.uuid4()) for entry in batch.entries]
@@ -144,7 +144,7 @@ class JobSlot(asyncio.Protocol):
         batch.model_s = time.monotonic() - self._sent
         self._pool.ready(self, before=lambda: done(batch, outcomes))
 
-    def _outcomes(self, batch: Batch, results: dict[str, bytes], refused: frozenset[str]) -> Sequence[Any]:
+    def _outcomes(self, batch: EntryBatch, results: dict[str, bytes], refused: frozenset[str]) -> Sequence[Any]:
         """Take the outcome of each job out of what the worker answered."""
         missing: Failure | None = None
         outcomes: list[Any] = []

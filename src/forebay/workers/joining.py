@@ -20,7 +20,7 @@ from forebay.errors import ForebayError, InvalidRequest, ModelError
 from forebay.observe.author_metrics import Reporter
 from forebay.observe.log import TextFormatter
 from forebay.observe.model_log import capture, origin
-from forebay.workers.child import Connection, Refused, serve, wire_error
+from forebay.workers.child import WorkerConnection, WorkerRefused, serve, wire_error
 from forebay.workers.devices import device_in
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.runner import WorkerContext
@@ -75,8 +75,8 @@ class JoiningWorker:
         self._tell = tell
         self._leaving = threading.Event()
         self._metrics = Reporter(self._tell_metrics)
-        self._connections: set[Connection] = set()
-        self._refused: Refused | None = None
+        self._connections: set[WorkerConnection] = set()
+        self._refused: WorkerRefused | None = None
         self._says_waiting = True
 
     def run(self, spec: RunnerSpec) -> int:
@@ -108,7 +108,7 @@ class JoiningWorker:
             raise self._refused
         return 0
 
-    def _open(self, spec: RunnerSpec, connection: Connection) -> Runner:
+    def _open(self, spec: RunnerSpec, connection: WorkerConnection) -> Runner:
         if "log" in connection.options:
             here = logging.StreamHandler()
             here.setFormatter(TextFormatter())
@@ -129,12 +129,12 @@ class JoiningWorker:
         gc.freeze()  # what is loaded now stays: the collector need not walk over it again and again
         return runner
 
-    def _work(self, runner: Runner, connection: Connection | None) -> None:
+    def _work(self, runner: Runner, connection: WorkerConnection | None) -> None:
         pause_s = FIRST_PAUSE_S
         while not self._leaving.is_set():
             try:
                 connection = connection or self._dial()
-            except (Refused, ModelError) as error:
+            except (WorkerRefused, ModelError) as error:
                 self._give_up(error)
                 return
             if connection is None:
@@ -170,12 +170,12 @@ class JoiningWorker:
             raise ConnectionError
         connection.send_aside(["metrics", data])
 
-    def _dial(self) -> Connection | None:
+    def _dial(self) -> WorkerConnection | None:
         """Connect, however long it takes; None once the worker leaves."""
         pause_s = FIRST_PAUSE_S
         while not self._leaving.is_set():
             try:
-                connection = Connection(self._address, self._about, self._secret)
+                connection = WorkerConnection(self._address, self._about, self._secret)
             except _LOST as error:
                 if self._once:
                     why = getattr(error, "strerror", None) or "the connection was closed"
@@ -191,8 +191,8 @@ class JoiningWorker:
                 return connection
         return None
 
-    def _give_up(self, error: Refused | ModelError) -> None:
-        if isinstance(error, Refused):
+    def _give_up(self, error: WorkerRefused | ModelError) -> None:
+        if isinstance(error, WorkerRefused):
             self._refused = error
         self._leave(0, None)
 

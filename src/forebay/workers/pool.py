@@ -12,7 +12,7 @@ from forebay.errors import ConfigError, ForebayError, ModelError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forebay.types.batch import Batch, Done
+    from forebay.types.batch import Done, EntryBatch
 
 
 CREDIT = 16
@@ -68,7 +68,7 @@ class Pool(Protocol):
         """
         ...
 
-    def submit(self, batch: Batch, done: Done) -> None:
+    def submit(self, batch: EntryBatch, done: Done) -> None:
         """Give a batch to an idle slot. `done` is called exactly once, on the loop, whatever happens."""
         ...
 

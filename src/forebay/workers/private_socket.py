@@ -16,7 +16,7 @@ from forebay.workers.private_folder import PrivateFolder
 BACKLOG = 128
 
 
-class Entrance:
+class PrivateSocket:
     """A socket that listens.
 
     Attributes:

@@ -25,15 +25,15 @@ from forebay.observe.model_log import Voice
 from forebay.workers import shm
 from forebay.workers.devices import environment_on
 from forebay.workers.pool import STUCK_S, PoolStatistics, not_opened
-from forebay.workers.private_socket import Entrance
+from forebay.workers.private_socket import PrivateSocket
 from forebay.workers.slot_pool import SlotPool
 from forebay.workers.supervisor import END_S, LAST_S, LIVED_S, Supervisor, start_worker
-from forebay.workers.worker_slot import Slot
+from forebay.workers.worker_slot import WorkerSlot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from forebay.types.batch import Batch, Done
+    from forebay.types.batch import Done, EntryBatch
     from forebay.types.devices import Device
     from forebay.workers.conversation import Shared
     from forebay.workers.runner import RunnerSpec
@@ -53,7 +53,7 @@ class Worker:
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self.slots: dict[Slot, int] = {}
+        self.slots: dict[WorkerSlot, int] = {}
         self.ready_life = 0
         self.has_left = True
         self.supervisor: Supervisor | None = None
@@ -84,7 +84,7 @@ class Worker:
             self.supervisor.kill(self.supervisor.lives if life is None else life)
 
 
-class ProcessPool(SlotPool[Slot]):
+class ProcessPool(SlotPool[WorkerSlot]):
     """`workers` processes with `threads` slots each."""
 
     def __init__(  # noqa: PLR0913 - each is one plain fact about the workers
@@ -148,7 +148,7 @@ class ProcessPool(SlotPool[Slot]):
         self._workers = [Worker(index) for index in range(workers)]
         self._stagger = stagger
         self._is_starting = False
-        self._entrance: Entrance | None = None
+        self._entrance: PrivateSocket | None = None
         self._server: asyncio.Server | None = None
         self._changed: asyncio.Event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -164,8 +164,10 @@ class ProcessPool(SlotPool[Slot]):
         self.log_level = model_log.level if self._captures else None
         self._is_starting = True
         try:
-            self._entrance = Entrance()
-            self._server = await self._loop.create_unix_server(lambda: Slot(self), sock=self._entrance.take_listener())
+            self._entrance = PrivateSocket()
+            self._server = await self._loop.create_unix_server(
+                lambda: WorkerSlot(self), sock=self._entrance.take_listener()
+            )
             for worker in self._workers:
                 self._begin(worker)
                 if self._stagger:
@@ -181,7 +183,7 @@ class ProcessPool(SlotPool[Slot]):
         finally:
             self._is_starting = False
 
-    def submit(self, batch: Batch, done: Done) -> None:
+    def submit(self, batch: EntryBatch, done: Done) -> None:
         """Give the batch to the worker with the most idle slots, of several to the one that has been idle longest."""
         if self._threads == 1 or self._refusal is not None:
             super().submit(batch, done)
@@ -241,7 +243,7 @@ class ProcessPool(SlotPool[Slot]):
         supervisors = [worker.supervisor for worker in self._workers if worker.is_ready]
         return [one.pid for one in supervisors if one is not None and one.pid is not None]
 
-    def greeted(self, slot: Slot, about: Mapping[str, Any]) -> None:
+    def greeted(self, slot: WorkerSlot, about: Mapping[str, Any]) -> None:
         """A worker said hello on a new connection: tell it what to run."""
         index: int | None = about["worker"]
         if index is None or not 0 <= index < len(self._workers):
@@ -260,7 +262,7 @@ class ProcessPool(SlotPool[Slot]):
             }
         slot.open(options)
 
-    def ready(self, slot: Slot, before: Callable[[], None] | None = None) -> None:
+    def ready(self, slot: WorkerSlot, before: Callable[[], None] | None = None) -> None:
         """A slot asks for work; its worker is up."""
         worker: Worker = slot.worker
         if not worker.is_ready and not self._stopping:
@@ -271,7 +273,7 @@ class ProcessPool(SlotPool[Slot]):
             self._changed.set()
         super().ready(slot, before)
 
-    def failed(self, slot: Slot, kind: str, message: str, detail: Any, trace: str) -> None:
+    def failed(self, slot: WorkerSlot, kind: str, message: str, detail: Any, trace: str) -> None:
         """A worker could not open its runner."""
         worker: Worker = slot.worker
         assert worker.supervisor is not None
@@ -279,12 +281,12 @@ class ProcessPool(SlotPool[Slot]):
         worker.supervisor.refused(life, not_opened(revive(kind, message, detail, trace)))
         asyncio.get_running_loop().call_later(END_S, worker.kill, life)  # threads of the model may keep it from ending
 
-    def called_off(self, slot: Slot, batch_id: int) -> None:
+    def called_off(self, slot: WorkerSlot, batch_id: int) -> None:
         """Nobody waits for what a slot is running: if it does not come back, its worker hangs in user code."""
         if self._stuck_s is not None and slot.worker is not None:
             asyncio.get_running_loop().call_later(self._stuck_s, self._end_stuck, slot, batch_id)
 
-    def gone(self, slot: Slot) -> None:
+    def gone(self, slot: WorkerSlot) -> None:
         """A connection closed, and its worker with it."""
         worker: Worker | None = slot.worker
         if worker is not None:
@@ -299,7 +301,7 @@ class ProcessPool(SlotPool[Slot]):
         """Make the slot's shared memory."""
         return shm.make_arenas()
 
-    def _end_stuck(self, slot: Slot, batch_id: int) -> None:
+    def _end_stuck(self, slot: WorkerSlot, batch_id: int) -> None:
         if slot.batch is not None and slot.batch_id == batch_id:
             log.warning("a worker did not stop %g s after its batch was called off; it is replaced", self._stuck_s)
             slot.worker.kill(slot.worker.slots.get(slot))

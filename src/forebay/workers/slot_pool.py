@@ -18,7 +18,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from forebay.errors import Unavailable, WorkerLost
-from forebay.types.batch import Batch
+from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Slot(Protocol):
         worker: Whose it is: slots of one worker have equal ones.
     """
 
-    batch: Batch | None
+    batch: EntryBatch | None
     done: Done | None
     worker: Any
 
@@ -51,7 +51,7 @@ class Slot(Protocol):
         """Since when, in the loop's clock, the worker owes the next sign of life; None if it is not its turn."""
         ...
 
-    def run(self, batch: Batch, done: Done) -> None:
+    def run(self, batch: EntryBatch, done: Done) -> None:
         """Give the worker a batch."""
         ...
 
@@ -93,7 +93,7 @@ class SlotPool(Generic[S]):
         self._handover_s = handover_s
         self._on_idle: Callable[[], None] = lambda: None
         self._idle_slots: deque[S] = deque()
-        self._orphans: deque[tuple[Batch, Done]] = deque()
+        self._orphans: deque[tuple[EntryBatch, Done]] = deque()
         self._stopping = False
         self._refusal: ForebayError | None = None
 
@@ -101,7 +101,7 @@ class SlotPool(Generic[S]):
         """Call this whenever a slot became idle by itself."""
         self._on_idle = on_idle
 
-    def submit(self, batch: Batch, done: Done) -> None:
+    def submit(self, batch: EntryBatch, done: Done) -> None:
         """Give the batch to the slot that has been idle longest, or answer it if the pool refuses."""
         if self._refusal is not None:
             outcomes = [Failure(self._refusal)] * len(batch.entries)
@@ -176,7 +176,7 @@ class SlotPool(Generic[S]):
         if self._orphans and self._handover_s is not None:
             asyncio.get_running_loop().call_later(self._handover_s, self._fail_untaken, orphans)
 
-    def _fail_untaken(self, orphans: Sequence[tuple[Batch, Done]]) -> None:
+    def _fail_untaken(self, orphans: Sequence[tuple[EntryBatch, Done]]) -> None:
         """Answer those that no worker has taken."""
         for orphan in orphans:
             if orphan in self._orphans:
@@ -199,15 +199,15 @@ class SlotPool(Generic[S]):
             done(batch, refused or lost(batch))
 
 
-def apart(batch: Batch, done: Done) -> list[tuple[Batch, Done]]:
+def apart(batch: EntryBatch, done: Done) -> list[tuple[EntryBatch, Done]]:
     """Make a batch into batches of one entry each, so that one that ends its worker ends it for itself only.
 
     What comes of them is handed over together. None of them is handed on once more: one entry costs one more worker.
     """
-    singles = [Batch([entry], batch.key, entry.size, attempts=1) for entry in batch.entries]
-    outcomes: dict[Batch, Any] = {}
+    singles = [EntryBatch([entry], batch.key, entry.size, attempts=1) for entry in batch.entries]
+    outcomes: dict[EntryBatch, Any] = {}
 
-    def one_done(single: Batch, found: Sequence[Any]) -> None:
+    def one_done(single: EntryBatch, found: Sequence[Any]) -> None:
         outcomes[single] = found[0]
         batch.model_s += single.model_s
         if len(outcomes) == len(singles):
@@ -224,7 +224,7 @@ def apart(batch: Batch, done: Done) -> list[tuple[Batch, Done]]:
     return [(single, one_done) for single in singles]
 
 
-def lost(batch: Batch, *, hands_on: bool = True) -> list[Any]:
+def lost(batch: EntryBatch, *, hands_on: bool = True) -> list[Any]:
     """Return the outcomes of a batch whose worker is gone."""
     times = "twice" if batch.attempts > 1 else "once"
     error: Unavailable

@@ -28,7 +28,7 @@ from forebay.workers.user_code import answered, close_runner, do_after, settled,
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from forebay.types.batch import Batch, Done
+    from forebay.types.batch import Done, EntryBatch
     from forebay.workers.runner import Runner, RunnerSpec
 
 log = logging.getLogger("forebay.workers")
@@ -111,12 +111,12 @@ class ThreadPool:
         ]
         self._threads_per_worker = threads
         self._stuck_s = stuck_s
-        self._inbox: SimpleQueue[tuple[Batch, Done] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[EntryBatch, Done] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._running: dict[Batch, Done] = {}
+        self._running: dict[EntryBatch, Done] = {}
         # Who runs what. Whoever pops a batch decides, a thread that comes back or the loop that leaves it behind.
-        self._held: dict[Batch, tuple[_Worker, threading.Thread]] = {}
-        self._called_off: dict[Batch, asyncio.TimerHandle] = {}
+        self._held: dict[EntryBatch, tuple[_Worker, threading.Thread]] = {}
+        self._called_off: dict[EntryBatch, asyncio.TimerHandle] = {}
         self._left = asyncio.Semaphore(MAX_LEFT)
         self._replacing: set[asyncio.Task[None]] = set()
         self._restarts = 0
@@ -152,7 +152,7 @@ class ThreadPool:
         """Call this whenever a slot became idle by itself."""
         self._on_idle = on_idle
 
-    def submit(self, batch: Batch, done: Done) -> None:
+    def submit(self, batch: EntryBatch, done: Done) -> None:
         """Hand the batch to whichever thread is free, or answer it if none is left."""
         if self._refuses:
             assert self._loop is not None
@@ -215,13 +215,13 @@ class ThreadPool:
         thread.start()
         return thread
 
-    def _call_off(self, batch: Batch) -> None:
+    def _call_off(self, batch: EntryBatch) -> None:
         """Nobody waits for a batch: if its thread does not come back, it hangs in user code."""
         assert self._loop is not None
         assert self._stuck_s is not None
         self._called_off[batch] = self._loop.call_later(self._stuck_s, self._leave_behind, batch)
 
-    def _leave_behind(self, batch: Batch) -> None:
+    def _leave_behind(self, batch: EntryBatch) -> None:
         self._called_off.pop(batch, None)
         held = None if self._is_stopping else self._held.pop(batch, None)
         if held is None:
@@ -284,7 +284,7 @@ class ThreadPool:
             pause_s = min(pause_s * 2, MAX_PAUSE_S)
 
     def _finish(
-        self, batch: Batch, done: Done, outcomes: Sequence[Any], written: threading.Event | None = None
+        self, batch: EntryBatch, done: Done, outcomes: Sequence[Any], written: threading.Event | None = None
     ) -> None:
         if self._running.pop(batch, None) is None:
             if written is not None:
@@ -352,7 +352,7 @@ class ThreadPool:
                 break
         worker.leave()
 
-    def _run(self, runner: Runner, batch: Batch, worker: int) -> tuple[Sequence[Any], list[Callable[[], object]]]:
+    def _run(self, runner: Runner, batch: EntryBatch, worker: int) -> tuple[Sequence[Any], list[Callable[[], object]]]:
         probe.set(lambda: batch.cancelled)
         laps = None if batch.noted is None else Laps()
         lap.set(laps)
@@ -363,7 +363,7 @@ class ThreadPool:
             note(batch.noted, runner, laps, started, str(worker))
         return found
 
-    def _stream(self, batch: Batch, steps: Iterator[Sequence[Any]]) -> None:
+    def _stream(self, batch: EntryBatch, steps: Iterator[Sequence[Any]]) -> None:
         assert self._loop is not None
         assert batch.on_parts is not None
         credit = threading.Semaphore(CREDIT)

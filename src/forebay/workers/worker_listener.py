@@ -40,7 +40,7 @@ HELLO_BYTES = 1 << 20
 BACKLOG = 128
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class VisitorLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What somebody who dials in may take.
 
     Attributes:
@@ -56,7 +56,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     frame_bytes: int = 256 * 1024 * 1024
 
 
-class Door:
+class WorkerListener:
     """Listens for workers and hands each to the dialect it speaks."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Door:
         native: Callable[[Mapping[str, Any]], asyncio.Protocol] | None = None,
         jobs: Callable[[], asyncio.Protocol] | None = None,
         secret: bytes | None = None,
-        limits: Limits = Limits(),  # noqa: B008 - immutable
+        limits: VisitorLimits = VisitorLimits(),  # noqa: B008 - immutable
     ) -> None:
         """Describe the door; `start` opens it.
 
@@ -175,7 +175,7 @@ class Door:
 class Visitor(asyncio.Protocol):
     """Somebody who has connected and not yet said what they are."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: WorkerListener) -> None:
         self._door = door
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None

@@ -34,7 +34,7 @@ from forebay.workers.conversation import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from forebay.types.batch import Batch, Done
+    from forebay.types.batch import Done, EntryBatch
     from forebay.workers.conversation import Event, Shared
 
 log = logging.getLogger("forebay.workers")
@@ -53,27 +53,27 @@ class Dialled(Protocol):
         """Lowest level of the lines that a worker is to send; None if it is to keep them."""
         ...
 
-    def greeted(self, slot: Slot, about: Mapping[str, Any]) -> None:
+    def greeted(self, slot: WorkerSlot, about: Mapping[str, Any]) -> None:
         """A worker said hello: answer with `slot.open`, or raise `InvalidRequest` to refuse it."""
         ...
 
-    def ready(self, slot: Slot, before: Callable[[], None] | None = None) -> None:
+    def ready(self, slot: WorkerSlot, before: Callable[[], None] | None = None) -> None:
         """The slot asks for work; `before` hands over its last answers."""
         ...
 
-    def retire(self, slot: Slot) -> None:
+    def retire(self, slot: WorkerSlot) -> None:
         """The slot takes no more work."""
         ...
 
-    def failed(self, slot: Slot, kind: str, message: str, detail: Any, trace: str) -> None:
+    def failed(self, slot: WorkerSlot, kind: str, message: str, detail: Any, trace: str) -> None:
         """The worker could not open its runner."""
         ...
 
-    def called_off(self, slot: Slot, batch_id: int) -> None:
+    def called_off(self, slot: WorkerSlot, batch_id: int) -> None:
         """Nobody waits any more for what the slot is running."""
         ...
 
-    def gone(self, slot: Slot) -> None:
+    def gone(self, slot: WorkerSlot) -> None:
         """The connection closed."""
         ...
 
@@ -82,14 +82,14 @@ class Dialled(Protocol):
         ...
 
 
-class Slot(asyncio.Protocol):
+class WorkerSlot(asyncio.Protocol):
     """The server's end of one connection of a worker."""
 
     def __init__(
         self,
         pool: Dialled,
         max_frame_bytes: int = frames.MAX_FRAME_BYTES,
-        check: Callable[[Batch, Sequence[Any]], None] | None = None,
+        check: Callable[[EntryBatch, Sequence[Any]], None] | None = None,
     ) -> None:
         """Make a slot.
 
@@ -104,7 +104,7 @@ class Slot(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._conversation = Conversation(max_frame_bytes, None if check is None else self._check_outcomes)
         self.worker: Any = None
-        self.batch: Batch | None = None
+        self.batch: EntryBatch | None = None
         self.done: Done | None = None
         self._voice: Voice | None = None
         self._counts_as: tuple[str, int, int] | None = None
@@ -150,7 +150,7 @@ class Slot(asyncio.Protocol):
             options = {**options, "log": self._pool.log_level}
         self._write(self._conversation.open(options, self._pool.shared()))
 
-    def run(self, batch: Batch, done: Done) -> None:
+    def run(self, batch: EntryBatch, done: Done) -> None:
         """Give the worker a batch; one that cannot be sent fails at once and leaves the slot idle."""
         if self._conversation.state == "gone":
             self.batch, self.done = batch, done

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import InvalidRequest
-from forebay.workers.job_frames import READY, FrameReader, decode_answer, decode_jobs, encode_answer, encode_jobs
+from forebay.workers.job_frames import READY, JobFrameReader, decode_answer, decode_jobs, encode_answer, encode_jobs
 
 ONE = "11111111-1111-4111-8111-111111111111"
 TWO = "22222222-2222-4222-8222-222222222222"
@@ -107,19 +107,19 @@ def test_what_is_no_answer_is_refused_with_a_sentence(payload):  # B51
 @pytest.mark.parametrize("length", [0xFFFFFFFF, 0x80000000, 0x7FFFFFFF, 1001])
 def test_a_length_over_the_limit_is_refused_at_once(length):  # B49
     with pytest.raises(InvalidRequest, match=f"{length} bytes were announced|{length} bytes was announced"):
-        list(FrameReader(1000).feed(length.to_bytes(4, "big")))
+        list(JobFrameReader(1000).feed(length.to_bytes(4, "big")))
 
 
 def test_the_top_bit_is_refused_whatever_the_limit():  # B49
     with pytest.raises(InvalidRequest):
-        list(FrameReader(1 << 40).feed(b"\x80\0\0\0"))
+        list(JobFrameReader(1 << 40).feed(b"\x80\0\0\0"))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.binary(max_size=200), max_size=6), st.data())
 def test_any_segmentation_gives_the_same_payloads(payloads, data):  # B48
     stream = b"".join(map(frame, payloads))
-    reader, found = FrameReader(), []
+    reader, found = JobFrameReader(), []
     while stream:
         size = data.draw(st.integers(1, len(stream)))
         found += reader.feed(stream[:size])
@@ -129,14 +129,14 @@ def test_any_segmentation_gives_the_same_payloads(payloads, data):  # B48
 
 @given(jobs)
 def test_jobs_come_back_in_their_order(bodies):  # B19
-    (payload,) = FrameReader().feed(encode_jobs(bodies))
+    (payload,) = JobFrameReader().feed(encode_jobs(bodies))
     assert list(decode_jobs(payload).items()) == list(bodies.items())
 
 
 @given(jobs, st.data())
 def test_answers_come_back(results, data):
     failed = [key for key in results if data.draw(st.booleans())]
-    (payload,) = FrameReader().feed(encode_answer(results, failed))
+    (payload,) = JobFrameReader().feed(encode_answer(results, failed))
     assert decode_answer(payload) == (results, failed)
 
 
@@ -151,4 +151,4 @@ def test_garbage_is_an_answer_or_an_invalid_request(payload):
 
 
 def test_ready_is_an_empty_payload():  # B42
-    assert list(FrameReader().feed(READY + READY)) == [b"", b""]
+    assert list(JobFrameReader().feed(READY + READY)) == [b"", b""]

@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, precondition, rule
 
-from forebay.types.batch import Batch
+from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Request
 from forebay.workers.attached import AttachedPool
-from forebay.workers.job_frames import READY, FrameReader, decode_jobs, encode_answer
+from forebay.workers.job_frames import READY, JobFrameReader, decode_jobs, encode_answer
 from forebay.workers.job_slot import JobRefused, JobSlot
 
 
@@ -23,7 +23,7 @@ class Line(asyncio.Transport):
         super().__init__()
         self.closing = False
         self.unwanted = unwanted
-        self.reader = FrameReader()
+        self.reader = JobFrameReader()
         self.sent = []
 
     def write(self, data):
@@ -110,7 +110,7 @@ class Storm(RuleBasedStateMachine):
             if index in late:
                 self.unwanted.add(b"%d" % self.count)
             entries.append(Request(b"%d" % self.count, lambda *_: None, deadline=deadline))
-        batch = Batch(entries, None, size)
+        batch = EntryBatch(entries, None, size)
         self.open.append(batch)
         self.pool.submit(batch, self.done)
 

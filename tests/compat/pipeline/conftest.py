@@ -16,7 +16,7 @@ import yaml
 
 from forebay.protocols.pipeline.messages import Request
 from forebay.surfaces.pipeline.config import read
-from forebay.surfaces.pipeline.dag.served_graph import Hosted
+from forebay.surfaces.pipeline.dag.served_graph import ServedGraph
 from forebay.surfaces.pipeline.dag.wiring import wire
 from forebay.surfaces.pipeline.ops.op import ResponseOp
 
@@ -30,7 +30,7 @@ async def hosting(last, config=None, name=""):
     end = last if isinstance(last, ResponseOp) else ResponseOp(input_ops=[last])
     settings, _ = read({"rpc_port": 18080, "worker_num": 64, **(config or {})})
     dag = wire(name or "pipeline", end, settings)
-    hosted = Hosted(name, dag, settings, _no_script, itertools.count())
+    hosted = ServedGraph(name, dag, settings, _no_script, itertools.count())
     hosted.open()
     try:
         await hosted.endpoint.start()

@@ -23,7 +23,7 @@ from forebay.surfaces.pipeline.fronts.admission import _told
 from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp, with_cors
 from forebay.surfaces.pipeline.fronts.rpc import services
 from forebay.transports.grpc.listener import GrpcListener
-from forebay.transports.http.asgi import Pages
+from forebay.transports.http.asgi import ServerPages
 from forebay.transports.http.listener import HttpListener
 
 PATIENCE_S = 60.0
@@ -94,7 +94,7 @@ class Fronts:
         app = App([])
         http = msgspec.structs.replace(http, max_body_bytes=max_bytes)
         gateway = Gateway(inference, http)
-        face = PipelineHttp(gateway, http, Pages(app, http))
+        face = PipelineHttp(gateway, http, ServerPages(app, http))
         self._http = HttpListener(http, gateway, with_cors(face, http))
         self._grpc = GrpcListener(rpc, services(inference), lambda: self.is_ready)
         self._loop = uvloop.new_event_loop()

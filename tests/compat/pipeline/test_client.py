@@ -19,7 +19,13 @@ from forebay.errors import DeadlineExceeded, ForebayError, InvalidRequest, Queue
 from forebay.protocols.pipeline import tensors
 from forebay.protocols.pipeline.messages import Response
 from forebay.server.config import GrpcConfig
-from forebay.surfaces.pipeline.fronts.client import AsyncPipelineClient, PipelineClient, Result, own_address, request_of
+from forebay.surfaces.pipeline.fronts.client import (
+    AsyncPipelineClient,
+    ClientResult,
+    PipelineClient,
+    own_address,
+    request_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +172,7 @@ def test_a_hostile_server_runs_nothing_here(client, fronts, text):  # P130, P154
 
 
 def test_golden_texts_are_equal_once_they_are_read():  # trap 24
-    now, before = (Result(Response(key=["y"], value=[f"[{one}]"])) for one in (repr(np.float32(1.5)), "1.5"))
+    now, before = (ClientResult(Response(key=["y"], value=[f"[{one}]"])) for one in (repr(np.float32(1.5)), "1.5"))
     assert now.value != before.value
     assert now["y"] == before["y"] == [1.5]
 

@@ -25,7 +25,7 @@ from forebay.surfaces.pipeline.dag.each_worker import runner_of
 from forebay.surfaces.pipeline.figures.reports import Reporter, Reports
 from forebay.surfaces.pipeline.ops.op import Op, RequestOp, ResponseOp
 from forebay.surfaces.pipeline.server import PipelineServer
-from forebay.workers.child import Item
+from forebay.workers.child import ReceivedItem
 from forebay.workers.runner import WorkerContext
 
 WAIT_S = 60.0
@@ -300,7 +300,7 @@ def test_no_batches_are_made(at_once):
     runner = runner_of(server, 1)
     runner.open(WorkerContext(index=0))
     try:
-        item = Item(
+        item = ReceivedItem(
             Request(key=["q"], value=["q"]).SerializeToString(), {"deadline": time.monotonic() + WAIT_S, "peer": ""}, 1
         )
         for (outcome,) in at_once(*[lambda: runner.run([item])] * 6):

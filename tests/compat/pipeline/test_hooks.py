@@ -13,7 +13,7 @@ import pytest
 from forebay.errors import ConfigError, ForebayError
 from forebay.surfaces.pipeline.codes import CustomException, CustomExceptionCode, ProductErrCode, err_of
 from forebay.surfaces.pipeline.ops import hooks
-from forebay.surfaces.pipeline.ops.hooks import Hooks, Prepared
+from forebay.surfaces.pipeline.ops.hooks import OpHooks, Prepared
 from forebay.surfaces.pipeline.ops.op import REQUEST, Op, RequestOp, ResponseOp
 
 
@@ -137,7 +137,7 @@ def test_preprocess_of_every_version_gets_what_it_takes() -> None:  # P39, P41
         lambda self, input_dicts=None: seen.append((input_dicts,)) or {},
     ]
     for method in methods:
-        Hooks(made(preprocess=method)).preprocess(inputs, 3, 7)
+        OpHooks(made(preprocess=method)).preprocess(inputs, 3, 7)
     assert seen == [
         (inputs,),
         (inputs, 7),
@@ -162,7 +162,7 @@ def test_the_third_parameter_of_postprocess_is_the_log_id() -> None:  # P47, tra
         lambda self, **names: seen.append(sorted(names)) or {},
     ]
     for method in methods:
-        Hooks(made(postprocess=method)).postprocess({}, {"y": 1}, 3, 7)
+        OpHooks(made(postprocess=method)).postprocess({}, {"y": 1}, 3, 7)
     assert seen == [(), (7,), (7,), (3, 7), (3, 7), ["data_id", "fetch_data", "input_dicts", "log_id"]]
 
 
@@ -174,7 +174,7 @@ def test_process_may_leave_the_log_id_out() -> None:  # P44
         lambda self, feed_batch: seen.append((feed_batch,)) or {},
     ]
     for method in methods:
-        Hooks(made(process=method)).process([{"x": 1}], 7)
+        OpHooks(made(process=method)).process([{"x": 1}], 7)
     assert seen == [([{"x": 1}], 7), ([{"x": 1}], 7), ([{"x": 1}],)]
 
 
@@ -190,12 +190,12 @@ def test_process_may_leave_the_log_id_out() -> None:  # P44
 )
 def test_a_hook_that_cannot_be_called_is_told_at_the_start(hook: str, method: Any) -> None:  # P41
     with pytest.raises(ConfigError, match=rf"op 'made': {hook} takes \d values; write it as {hook}\(self, "):
-        Hooks(made(**{hook: method}))
+        OpHooks(made(**{hook: method}))
 
 
 def test_a_parameter_nobody_knows_is_named() -> None:  # P41
     with pytest.raises(ConfigError, match="needs 'tenant', which is not known"):
-        Hooks(made(preprocess=lambda self, input_dicts, *, tenant: {}))
+        OpHooks(made(preprocess=lambda self, input_dicts, *, tenant: {}))
 
 
 def test_the_request_op_too_is_checked() -> None:  # P56
@@ -218,7 +218,7 @@ def test_default_hooks_can_be_called_in_the_form_of_every_version() -> None:  # 
 
 def test_several_inputs_need_a_preprocess_of_ones_own() -> None:  # P40
     joined = Op("join", [Op("a"), Op("b")])
-    err_no, text, _ = error_of(Hooks(joined).preprocess, {"a": {}, "b": {}}, 0, 0)
+    err_no, text, _ = error_of(OpHooks(joined).preprocess, {"a": {}, "b": {}}, 0, 0)
     assert err_no == CustomExceptionCode.NOT_IMPLEMENTED.value
     assert "[join] this Op has multiple previous inputs (a, b). Please override preprocess." in text
 
@@ -230,29 +230,29 @@ def test_several_inputs_need_a_preprocess_of_ones_own() -> None:  # P40
 def test_results_of_every_version_have_one_meaning() -> None:  # P41
     data = {"x": 1}
     for found in (data, (data, False, None, ""), (data, None, None, None)):
-        assert Hooks(made(preprocess=lambda self, i, found=found: found)).preprocess({}, 0, 0) == Prepared(data)
+        assert OpHooks(made(preprocess=lambda self, i, found=found: found)).preprocess({}, 0, 0) == Prepared(data)
     for found in ((data, True, None, ""), (data, 1, None, None)):
         op = made(preprocess=lambda self, i, d, n, found=found: found)
-        assert Hooks(op).preprocess({}, 0, 0) == Prepared(data, skips=True)
+        assert OpHooks(op).preprocess({}, 0, 0) == Prepared(data, skips=True)
     for found in (data, (data, None, ""), (data, None, None)):
-        assert Hooks(made(postprocess=lambda self, i, f, found=found: found)).postprocess({}, {}, 0, 0) == data
+        assert OpHooks(made(postprocess=lambda self, i, f, found=found: found)).postprocess({}, {}, 0, 0) == data
     for found in (data, (data, 0, ""), (data, None, None), (data, CustomExceptionCode.OK, "")):
-        assert Hooks(made(process=lambda self, f, found=found: found)).process([{}], 0) == data
+        assert OpHooks(made(process=lambda self, f, found=found: found)).process([{}], 0) == data
 
 
 def test_a_list_stands_for_the_tuple_it_could_be() -> None:  # F43: the original unpacks whatever it gets
     data = {"x": 1}
-    one = Hooks(made(preprocess=lambda self, i: [data, True, None, ""]))
+    one = OpHooks(made(preprocess=lambda self, i: [data, True, None, ""]))
     assert one.preprocess({}, 0, 0) == Prepared(data, skips=True)
-    one = Hooks(made(preprocess=lambda self, i: [[data, data], False, None, ""]))
+    one = OpHooks(made(preprocess=lambda self, i: [[data, data], False, None, ""]))
     assert one.preprocess({}, 0, 0) == Prepared([data, data])
-    one = Hooks(made(preprocess=lambda self, i: [None, False, 71, "sold out"]))
+    one = OpHooks(made(preprocess=lambda self, i: [None, False, 71, "sold out"]))
     assert error_of(one.preprocess, {}, 0, 0) == (71, "sold out", True)
-    assert Hooks(made(postprocess=lambda self, i, f: [data, None, ""])).postprocess({}, {}, 0, 0) == data
-    assert Hooks(made(process=lambda self, f: [data, 0, ""])).process([{}], 0) == data
+    assert OpHooks(made(postprocess=lambda self, i, f: [data, None, ""])).postprocess({}, {}, 0, 0) == data
+    assert OpHooks(made(process=lambda self, f: [data, 0, ""])).process([{}], 0) == data
     four = [data, data, data, data]  # and four dicts are four dicts
-    assert Hooks(made(preprocess=lambda self, i: four)).preprocess({}, 0, 0) == Prepared(four)
-    assert Hooks(made(process=lambda self, f: four[:3])).process([{}], 0) == four[:3]
+    assert OpHooks(made(preprocess=lambda self, i: four)).preprocess({}, 0, 0) == Prepared(four)
+    assert OpHooks(made(process=lambda self, f: four[:3])).process([{}], 0) == four[:3]
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_a_list_stands_for_the_tuple_it_could_be() -> None:  # F43: the original
     ],
 )
 def test_a_result_of_another_shape_is_7000_with_op_and_hook(hook: str, found: Any, said: str) -> None:  # P41, P48
-    one = Hooks(made(**{hook: lambda self, *arguments: found}))
+    one = OpHooks(made(**{hook: lambda self, *arguments: found}))
     arguments = {"preprocess": ({}, 0, 0), "process": ([{}], 0), "postprocess": ({}, {}, 0, 0)}[hook]
     err_no, text, product = error_of(getattr(one, hook), *arguments)
     assert (err_no, product) == (7000, False)
@@ -280,28 +280,28 @@ def test_a_result_of_another_shape_is_7000_with_op_and_hook(hook: str, found: An
 
 @pytest.mark.parametrize("code, number", [(70, 70), (100001, 100001), (Own.SOLD_OUT, 71)])
 def test_product_errors_end_the_request_with_their_own_number(code: Any, number: int) -> None:  # P43, P94, trap 16
-    before = Hooks(made(preprocess=lambda self, i, d, n: ({}, False, code, "sold out")))
+    before = OpHooks(made(preprocess=lambda self, i, d, n: ({}, False, code, "sold out")))
     assert error_of(before.preprocess, {}, 0, 0) == (number, "sold out", True)
-    after = Hooks(made(postprocess=lambda self, i, f, d, n: (None, code, "sold out")))
+    after = OpHooks(made(postprocess=lambda self, i, f, d, n: (None, code, "sold out")))
     assert error_of(after.postprocess, {}, {}, 0, 0) == (number, "sold out", True)
 
 
 @pytest.mark.parametrize("code", [0, "71", True, enum.Enum("Codes", {"A": 0}).A])  # pyright: ignore[reportAttributeAccessIssue]
 def test_what_is_no_product_code_is_7000(code: Any) -> None:  # P43
-    one = Hooks(made(preprocess=lambda self, i, d, n: ({}, False, code, "")))
+    one = OpHooks(made(preprocess=lambda self, i, d, n: ({}, False, code, "")))
     err_no, text, product = error_of(one.preprocess, {}, 0, 0)
     assert (err_no, product) == (7000, False)
     assert "a number other than 0" in text
 
 
 def test_process_without_a_result_is_a_client_error() -> None:  # P46
-    err_no, text, _ = error_of(Hooks(made(process=lambda self, f, t: None)).process, [{}], 0)
+    err_no, text, _ = error_of(OpHooks(made(process=lambda self, f, t: None)).process, [{}], 0)
     assert err_no == 9000
     assert "returned nothing" in text
 
 
 def test_an_error_code_of_process_is_the_requests() -> None:  # P46
-    one = Hooks(made(process=lambda self, f, t: (None, 5000, "no such feed")))
+    one = OpHooks(made(process=lambda self, f, t: (None, 5000, "no such feed")))
     assert error_of(one.process, [{}], 0) == (5000, "no such feed", False)
 
 
@@ -310,11 +310,11 @@ def test_an_exception_is_10000_with_op_hook_and_message() -> None:  # P92, P95
         def preprocess(self, input_dicts, data_id=None, log_id=None):
             raise KeyError("image")
 
-    err_no, text, product = error_of(Hooks(Broken("made")).preprocess, {}, 0, 0)
+    err_no, text, product = error_of(OpHooks(Broken("made")).preprocess, {}, 0, 0)
     assert (err_no, product) == (10000, False)
     assert text == "[made] Failed to preprocess: 'image'"
     assert "Broken" not in text
-    _, text, _ = error_of(Hooks(Broken("made"), debug=True).preprocess, {}, 0, 0)
+    _, text, _ = error_of(OpHooks(Broken("made"), debug=True).preprocess, {}, 0, 0)
     assert text == "[made] Failed to preprocess: Broken.preprocess: KeyError: 'image'"
 
 
@@ -323,18 +323,18 @@ def test_the_traceback_goes_to_the_log_only() -> None:  # P95
         raise SystemExit("leaving")
 
     with pytest.raises(ForebayError) as caught:
-        Hooks(made(preprocess=preprocess)).preprocess({}, 0, 0)
+        OpHooks(made(preprocess=preprocess)).preprocess({}, 0, 0)
     assert "leaving" in caught.value.message
     assert "Traceback" not in caught.value.message
     assert "Traceback" in getattr(caught.value, "trace", "")
 
 
 def test_a_custom_exception_is_told_only_if_it_says_so() -> None:  # P93
-    def raising(*arguments: Any) -> Hooks:
+    def raising(*arguments: Any) -> OpHooks:
         def preprocess(self: Any, input_dicts: Any) -> Any:
             raise CustomException(*arguments)
 
-        return Hooks(made(preprocess=preprocess))
+        return OpHooks(made(preprocess=preprocess))
 
     code = CustomExceptionCode.INPUT_PARAMS_ERROR
     assert error_of(raising(code, "no image", True).preprocess, {}, 0, 0) == (5000, "no image", False)

@@ -15,7 +15,7 @@ from forebay.server.config import HttpConfig
 from forebay.surfaces import build
 from forebay.surfaces.contract import Options
 from forebay.surfaces.pipeline.config import read
-from forebay.surfaces.pipeline.dag.served_graph import Hosted
+from forebay.surfaces.pipeline.dag.served_graph import ServedGraph
 from forebay.surfaces.pipeline.dag.wiring import wire
 from forebay.surfaces.pipeline.ops.op import Op, RequestOp, ResponseOp
 from forebay.surfaces.pipeline.project import project_of
@@ -58,7 +58,7 @@ def start(folder, settings, name="a"):
     )
     config, _ = read("config.yml")
     dag = wire("svc", ResponseOp(input_ops=[Op(name=name, input_ops=[RequestOp()])]), config)
-    hosted = Hosted("svc", dag, config, lambda: pytest.fail("threads need no script"), itertools.count())
+    hosted = ServedGraph("svc", dag, config, lambda: pytest.fail("threads need no script"), itertools.count())
 
     async def run():
         hosted.open()

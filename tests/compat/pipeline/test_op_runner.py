@@ -18,7 +18,7 @@ from forebay.errors import ModelError, Unavailable
 from forebay.surfaces.pipeline.codes import CustomException, CustomExceptionCode, ProductErrCode, err_of
 from forebay.surfaces.pipeline.ops.op import REQUEST, Op
 from forebay.surfaces.pipeline.ops.runner import OpInstances, OpRun
-from forebay.types.batch import Batch
+from forebay.types.batch import EntryBatch
 from forebay.types.call import After, Failure, Request
 from forebay.workers.cancel import is_cancelled
 from forebay.workers.objects import packed
@@ -548,7 +548,7 @@ def test_what_hooks_keep_on_self_is_their_batchs() -> None:  # P53, P54, trap 25
         for place in range(len(outcomes)):
             await left.acquire()
             entry = Request(body={REQUEST: {"nonce": place}}, reply=lambda *_: None)
-            pool.submit(Batch([entry], None, 1), lambda _batch, found, place=place: finished(place, found))
+            pool.submit(EntryBatch([entry], None, 1), lambda _batch, found, place=place: finished(place, found))
         await done.wait()
         await pool.stop(1.0)
         return outcomes
@@ -593,7 +593,7 @@ def test_a_process_with_a_stuck_call_is_replaced() -> None:  # P88
                     await asyncio.wait_for(idle.wait(), PATIENCE_S)
                 entry = Request(body=pack({REQUEST: {"hang": hang}}), reply=lambda *_: None)
                 pool.submit(
-                    Batch([entry], None, 1), lambda _batch, found, answered=answered: answered.set_result(found)
+                    EntryBatch([entry], None, 1), lambda _batch, found, answered=answered: answered.set_result(found)
                 )
                 (outcome,) = await asyncio.wait_for(answered, PATIENCE_S)
                 opened = outcome if isinstance(outcome, Failure) else open_outcome(outcome)

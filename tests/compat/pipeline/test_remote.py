@@ -32,7 +32,7 @@ from forebay.protocols.pipeline import general_model as general_rpc
 from forebay.protocols.pipeline import tensors
 from forebay.protocols.pipeline.messages import Response
 from forebay.remotes.grpc_calls import GrpcCalls
-from forebay.remotes.servers import PAUSE_S, Endpoint, Rotation
+from forebay.remotes.servers import PAUSE_S, Rotation, ServerAddress
 from forebay.surfaces.pipeline.predictors import PredictorSettings, client_for, general_model
 
 HERE = Path(__file__).parent
@@ -197,7 +197,7 @@ def test_every_server_is_asked_once_whatever_happened_before(count, steps):  # P
     ],
 )
 def test_endpoints_are_read(text, address, path):
-    found = Endpoint.parse(text, "http")
+    found = ServerAddress.parse(text, "http")
     assert (found.address, found.path) == (address, path)
 
 
@@ -330,7 +330,7 @@ def test_arrays_of_every_type_survive_the_json(array):  # P109
     var = general_model.Var("x", "x")
     value = general_model.Value(array, np.array([0, 1, len(array)]))
     sent = general_model.msgspec.json.encode(general_model.pack(var, value))
-    found = general_model.unpack(general_model.msgspec.json.decode(sent, type=general_model.Tensor))
+    found = general_model.unpack(general_model.msgspec.json.decode(sent, type=general_model.GeneralTensor))
     assert found.array.dtype == array.dtype
     np.testing.assert_array_equal(found.array, array)
     assert found.lod is not None
@@ -692,7 +692,7 @@ def test_a_kserve_server_that_is_down_is_passed_by(kserve_client):  # P112
 @pytest.mark.parametrize("raw", [True, False])
 def test_a_kserve_server_reads_raw_and_typed_contents(kserve, raw):  # P112
     request = InferRequest(model="twice", id="a", inputs=[from_array("x", X)])
-    calls = GrpcCalls(Endpoint("grpc", "127.0.0.1", kserve[1]))
+    calls = GrpcCalls(ServerAddress("grpc", "127.0.0.1", kserve[1]))
     try:
         data = calls.call(rpc.INFER, rpc.encode_request(request, raw=raw), time.monotonic() + 20)
     finally:

@@ -19,10 +19,10 @@ from forebay.errors import ConfigError, ForebayError
 from forebay.server.config import HttpConfig
 from forebay.surfaces.contract import Options
 from forebay.surfaces.ventu.media import MsgPack
-from forebay.surfaces.ventu.pages import Pages, Reply
+from forebay.surfaces.ventu.pages import Reply, ServicePages
 from forebay.surfaces.ventu.runner import build
 from forebay.surfaces.ventu.surface import VentuSurface
-from forebay.workers.child import Item
+from forebay.workers.child import ReceivedItem
 from forebay.workers.runner import WorkerContext
 
 MODEL = """
@@ -272,7 +272,7 @@ def make(write, monkeypatch):
 )
 def test_the_object_is_found_however_it_is_offered(text, name, make):
     runner = make(text, name)
-    [about] = runner.run([Item(b"", {"verb": "about"}, 1)])
+    [about] = runner.run([ReceivedItem(b"", {"verb": "about"}, 1)])
     assert about["document"]["info"]["version"] == "this"
 
 
@@ -299,7 +299,7 @@ def test_a_model_with_inference_only_is_asked_one_by_one(make):
         "model = Single(Req, Resp)"
     )
     runner.open(WorkerContext())
-    items = [Item(b'{"text": "a"}', {}, 1), Item(b'{"text": "bb"}', {}, 1)]
+    items = [ReceivedItem(b'{"text": "a"}', {}, 1), ReceivedItem(b'{"text": "bb"}', {}, 1)]
     assert [msgspec.json.decode(body) for _, _, body in runner.run(items)] == [{"n": 1}, {"n": 2}]
     runner.close()
 
@@ -311,7 +311,7 @@ def test_the_project_of_the_guide_answers(make):
         warnings.simplefilter("ignore")  # pydantic's, about the inner class Config
         runner = make(source, model="")
     runner.open(WorkerContext())
-    [[status, _, body]] = runner.run([Item(b'{"text": "a nice day"}', {}, 1)])
+    [[status, _, body]] = runner.run([ReceivedItem(b'{"text": "a nice day"}', {}, 1)])
     assert (status, msgspec.json.decode(body)) == (200, {"positive": 1 / 3})
 
 
@@ -326,7 +326,7 @@ def test_the_project_of_the_guide_answers(make):
 )
 def test_names_of_the_original_are_ours(text, make):
     runner = make(f"{text}\nmodel = This(Req, Resp, name='by another name')")
-    [about] = runner.run([Item(b"", {"verb": "about"}, 1)])
+    [about] = runner.run([ReceivedItem(b"", {"verb": "about"}, 1)])
     assert about["document"]["info"]["title"] == "by another name"
 
 
@@ -347,13 +347,13 @@ model = Sizes(Image, Resp, use_msgpack=True)
 """
     runner = make(text)
     runner.open(WorkerContext())
-    [about] = runner.run([Item(b"", {"verb": "about"}, 1)])
-    page = Pages(MsgPack(), about["document"]).find("GET", "/apidoc/openapi.json")
+    [about] = runner.run([ReceivedItem(b"", {"verb": "about"}, 1)])
+    page = ServicePages(MsgPack(), about["document"]).find("GET", "/apidoc/openapi.json")
     assert isinstance(page, Reply)
     document = json.loads(page.body)
     example = document["components"]["schemas"]["Image"]["example"]
     assert example == {"data": "/wA=", "taken": "2026-01-02T00:00:00"}
-    [[status, _, body]] = runner.run([Item(msgspec.msgpack.encode({"data": b"abc", "taken": 0}), {}, 1)])
+    [[status, _, body]] = runner.run([ReceivedItem(msgspec.msgpack.encode({"data": b"abc", "taken": 0}), {}, 1)])
     assert (status, msgspec.msgpack.decode(body)) == (200, {"n": 3})
 
 
@@ -365,7 +365,7 @@ model = Sizes(Image, Resp, use_msgpack=True)
 def test_a_file_that_runs_its_model_itself_is_served(call, name, make):
     text = f"model = Lengths(Req, Resp, version='this')\ntry:\n    model.{call}\nexcept Exception:\n    pass\n1 / 0"
     runner = make(text, name)
-    [about] = runner.run([Item(b"", {"verb": "about"}, 1)])
+    [about] = runner.run([ReceivedItem(b"", {"verb": "about"}, 1)])
     assert about["document"]["info"]["version"] == "this"
     assert about["left_out"] == call.partition("(")[0]
 

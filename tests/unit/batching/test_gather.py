@@ -12,7 +12,7 @@ import pytest
 from forebay.batching.gather import SLICE, Curve
 from forebay.batching.queue import BatchConfig, BatchQueue
 from forebay.testing import MemoryOrigin
-from forebay.types.batch import Batch
+from forebay.types.batch import EntryBatch
 from forebay.types.call import Request
 
 A, B = 2.778e-3, 2.22e-5  # T(1) = 2.8 ms, T(64) = 4.2 ms: the batch model of the comparison with peers
@@ -98,7 +98,7 @@ class Hand:
 
     def answer(self, clients, queued=0, now=10.0):
         self.arrive([entry(MemoryOrigin()) for _ in range(queued)], now)
-        self.queue.answered(Batch(clients, None, sum(one.size for one in clients)), now)
+        self.queue.answered(EntryBatch(clients, None, sum(one.size for one in clients)), now)
         return self
 
     def arrive(self, entries, now):

@@ -24,7 +24,7 @@ from forebay.observe.trace_format import chrome_trace
 from forebay.observe.trace_summary import summarise
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.testing.pool import ManualPool
-from forebay.types.batch import Batch, Noted
+from forebay.types.batch import EntryBatch, Noted
 from forebay.types.call import Request
 from forebay.workers import frames
 from forebay.workers.inline import InlinePool
@@ -32,7 +32,7 @@ from forebay.workers.phases import lap
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
 from forebay.workers.threads import ThreadPool
-from forebay.workers.worker_slot import Slot
+from forebay.workers.worker_slot import WorkerSlot
 
 
 class Laps:
@@ -208,7 +208,7 @@ def test_a_recording_keeps_the_newest_and_counts_what_it_lost():
     model = endpoint_named("model")
     with Recording(max_parts=10) as recording:
         for number in range(100):
-            batch = Batch([Request(body=0, reply=lambda *_: None, id=str(number))], None, 1)
+            batch = EntryBatch([Request(body=0, reply=lambda *_: None, id=str(number))], None, 1)
             noted = Noted(taken=1.0, phases=[("", "predict", 1.0, 2.0, -1)])
             timeline.end(model, batch, noted, 2.0)
     assert [record.steps[0].id for record in recording.records] == ["95", "96", "97", "98", "99"]
@@ -386,7 +386,7 @@ def test_what_is_no_trace_is_refused_in_one_sentence(text):
 
 
 def test_the_formulas():
-    cost = capacity.Cost(0.02, 0.05, 0.01)
+    cost = capacity.NodeCost(0.02, 0.05, 0.01)
     assert cost.total_s == pytest.approx(0.08)  # P140
     assert capacity.concurrency(cost.total_s, 50) == pytest.approx(4)  # P141
     assert [capacity.workers_needed(0.08, qps) for qps in (1, 50, 51)] == [1, 4, 5]
@@ -430,7 +430,7 @@ class Wire:
         self.messages = []
         self.reader = frames.FrameReader()
         self.aborted = False
-        self.slot = Slot(Pool())
+        self.slot = WorkerSlot(Pool())
         self.slot.connection_made(self)
         self.say(["hello", frames.VERSION, {"worker": "deadbeef-long-name", "pid": 42, **about}])
         self.say(["ready"])
@@ -449,7 +449,7 @@ class Wire:
 
     def run(self, noted=True):
         """Gives the worker a batch and returns it with its frame."""
-        batch = Batch([Request(body=b"", reply=lambda *_: None)], None, 1)
+        batch = EntryBatch([Request(body=b"", reply=lambda *_: None)], None, 1)
         if noted:
             batch.noted = Noted(taken=time.monotonic())
         self.slot.run(batch, lambda *_: None)

@@ -8,7 +8,7 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.types.batch import Batch, Done
+from forebay.types.batch import Done, EntryBatch
 from forebay.types.call import Failure, Request
 from forebay.workers.slot_pool import SlotPool
 
@@ -23,7 +23,7 @@ class Slot:
     def __init__(self, pool, killers):
         self.pool = pool
         self.killers = killers
-        self.batch: Batch | None = None
+        self.batch: EntryBatch | None = None
         self.done: Done | None = None
         self.cancelled = 0
 
@@ -64,7 +64,7 @@ class Story:
         self.slots = [self.join() for _ in range(slots)]
         self.deaths = 0
         self.answers = []
-        self.batch = Batch([Request(body=body, reply=print) for body in range(count)], None, count)
+        self.batch = EntryBatch([Request(body=body, reply=print) for body in range(count)], None, count)
         self.pool.submit(self.batch, lambda _batch, outcomes: self.answers.append(outcomes))
 
     def join(self):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from forebay.server.app import App
-from forebay.transports.http.port import Lane
+from forebay.transports.http.port import HttpPort
 from forebay.transports.server import Server
 
 DRAIN_S = 60.0
@@ -73,7 +73,7 @@ def test_a_sweep_that_raises_ends_the_connection_and_not_the_sweeps(caplog):
     class State:
         default_headers = ()
 
-    lane = Lane.__new__(Lane)
+    lane = HttpPort.__new__(HttpPort)
     lane.epoch = 0
     broken, looked = Broken(), Looked()
     lane.connections = [broken, looked, broken]  # type: ignore[assignment]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forebay.workers import private_folder, private_socket
-from forebay.workers.private_socket import Entrance
+from forebay.workers.private_socket import PrivateSocket
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def arrives(path, listener):
 def test_it_is_reached_and_is_in_no_folder(prefix):
     """F26."""
     before = len(list(Path("/proc/self/fd").iterdir()))
-    made = Entrance()
+    made = PrivateSocket()
     assert folders_of(prefix) == []
     with made.take_listener() as listener:
         arrives(made.path, listener)
@@ -46,7 +46,7 @@ def test_it_is_reached_and_is_in_no_folder(prefix):
 
 def test_after_a_change_of_the_user_the_folder_stays_until_it_closes(prefix, monkeypatch):
     monkeypatch.setattr(private_socket, "_is_open_to_its_user", lambda: False)
-    made = Entrance()
+    made = PrivateSocket()
     assert [str(folder / "socket") for folder in folders_of(prefix)] == [made.path]
     with made.take_listener() as listener:
         arrives(made.path, listener)
@@ -64,6 +64,6 @@ def test_a_folder_that_another_server_took_for_a_dead_ones_is_made_again(prefix,
         return lock(folder, flags)
 
     monkeypatch.setattr(private_folder, "_lock", disturbed)
-    Entrance().close()
+    PrivateSocket().close()
     assert troubles == []
     assert folders_of(prefix) == []

@@ -24,8 +24,8 @@ import msgspec
 
 from forebay.errors import ConfigError, RunnerFailed
 from forebay.graph.composition.node import NodeDefinition
-from forebay.graph.composition.signature import Port, Signature, parameters_of
-from forebay.graph.composition.symbols import Call, Drawing, Edge, Symbol, drawing, edge_of
+from forebay.graph.composition.signature import NodeInput, NodeSignature, parameters_of
+from forebay.graph.composition.symbols import Drawing, Edge, NodeCall, Symbol, drawing, edge_of
 from forebay.graph.composition.types_fit import fits, spell
 from forebay.graph.spec import OUT, GraphSpec, NodeSpec, check
 from forebay.graph.values import SKIP
@@ -65,8 +65,8 @@ class Graph(msgspec.Struct, frozen=True, eq=False):
     """
 
     spec: GraphSpec
-    calls: Mapping[str, Call]
-    inputs: Mapping[str, Port]
+    calls: Mapping[str, NodeCall]
+    inputs: Mapping[str, NodeInput]
     result: Any
     declared: Any
     shape: Literal["one", "object", "array"]
@@ -253,7 +253,7 @@ def _draw(composition: Composition) -> Graph:
     return Graph(spec, calls, signature.ports, result, signature.result, shape, [*warnings, *check(spec)])
 
 
-def _node_spec(call: Call) -> NodeSpec:
+def _node_spec(call: NodeCall) -> NodeSpec:
     return NodeSpec(
         name=call.name,
         inputs={port: edge.stream for port, edge in call.inputs.items()},
@@ -281,7 +281,7 @@ def _outputs(composition: Composition, returned: Any) -> tuple[Literal["one", "o
 
 def _result(
     composition: Composition,
-    signature: Signature,
+    signature: NodeSignature,
     shape: Literal["one", "object", "array"],
     outputs: Mapping[str, Edge],
 ) -> Any:

@@ -17,7 +17,7 @@ import msgspec
 
 from forebay.errors import ConfigError, nearest
 from forebay.graph.composition.runner import FirstRunner, NodeRunner, Results, model_of
-from forebay.graph.composition.signature import Port, Signature, signature_of_function, signature_of_model
+from forebay.graph.composition.signature import NodeInput, NodeSignature, signature_of_function, signature_of_model
 from forebay.graph.composition.symbols import Edge, Symbol, drawing, edge_of, place
 from forebay.graph.composition.types_fit import element_of, fits, spell
 from forebay.graph.spec import OUT
@@ -94,7 +94,7 @@ class NodeDefinition:
         self.is_function = not _is_model(target)
         self.model = model_of(target, batched=settings.batched) if self.is_function else cast("type[Model]", target)
         self.__doc__ = target.__doc__
-        self._signature: Signature | None = None
+        self._signature: NodeSignature | None = None
         self._opened: Runner | None = None
         named = {"name": settings.name} if settings.name is not None else {}
         self.model_settings = settings_of(type(self.model.__name__, (self.model,), named), one_input=False)
@@ -143,7 +143,7 @@ class NodeDefinition:
         return [self._run({**bound, spread: element}) for element in bound[spread]]
 
     @property
-    def signature(self) -> Signature:
+    def signature(self) -> NodeSignature:
         """What it takes and returns.
 
         Raises:
@@ -250,7 +250,7 @@ class NodeDefinition:
         result = signature.result if spread is None else list[signature.result]
         return current.add(self, inputs, optional, {OUT: result}, spread)[0]
 
-    def _check_type(self, edge: Edge, name: str, port: Port, *, is_spread: bool) -> None:
+    def _check_type(self, edge: Edge, name: str, port: NodeInput, *, is_spread: bool) -> None:
         given = edge.annotation
         if is_spread:
             is_list, given = element_of(given)
@@ -303,9 +303,9 @@ class _Either(NodeDefinition):
     """Takes whichever of its inputs came."""
 
     @property
-    def signature(self) -> Signature:
+    def signature(self) -> NodeSignature:
         """It takes as many inputs as it is given, of any type."""
-        return Signature({}, Any, [])
+        return NodeSignature({}, Any, [])
 
     def runner(self, *, isolate_errors: bool = False) -> Runner:
         """Return what runs it."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from forebay.serving.models.model import Model
 
 
-class Port(msgspec.Struct, frozen=True, eq=False):
+class NodeInput(msgspec.Struct, frozen=True, eq=False):
     """An input.
 
     Attributes:
@@ -36,7 +36,7 @@ class Port(msgspec.Struct, frozen=True, eq=False):
     in_query: bool = False
 
 
-class Signature(msgspec.Struct, frozen=True, eq=False):
+class NodeSignature(msgspec.Struct, frozen=True, eq=False):
     """The inputs and the result of a node for one request.
 
     Attributes:
@@ -45,7 +45,7 @@ class Signature(msgspec.Struct, frozen=True, eq=False):
         warnings: Annotations that could not be read, and are not checked therefore.
     """
 
-    ports: Mapping[str, Port]
+    ports: Mapping[str, NodeInput]
     result: Any
     warnings: list[str]
 
@@ -59,7 +59,7 @@ class Signature(msgspec.Struct, frozen=True, eq=False):
         return arguments[1] if isinstance(kind, type) and issubclass(kind, Mapping) and len(arguments) == 2 else Any
 
 
-def signature_of_function(function: Callable[..., Any], *, batched: bool) -> Signature:
+def signature_of_function(function: Callable[..., Any], *, batched: bool) -> NodeSignature:
     """Read the signature of a function.
 
     Args:
@@ -72,7 +72,7 @@ def signature_of_function(function: Callable[..., Any], *, batched: bool) -> Sig
     return _Reader(function, None, skip=0).signature(batched=batched)
 
 
-def signature_of_model(model: type[Model]) -> Signature:
+def signature_of_model(model: type[Model]) -> NodeSignature:
     """Read the signature of one sample of a model: that of `predict`, between `preprocess` and `postprocess`.
 
     Raises:
@@ -95,10 +95,10 @@ def signature_of_model(model: type[Model]) -> Signature:
     if hasattr(model, "postprocess"):
         after = _method(model, "postprocess").signature(batched=False)
         result, warnings = after.result, [*warnings, *after.warnings]
-    return Signature(ports, result, warnings)
+    return NodeSignature(ports, result, warnings)
 
 
-def parameters_of(function: Callable[..., Any]) -> Signature:
+def parameters_of(function: Callable[..., Any]) -> NodeSignature:
     """Read the signature of a composed function."""
     return _Reader(function, None, skip=0).signature(batched=False)
 
@@ -114,13 +114,13 @@ class _Reader:
         self._where = name if owner is None else f"{owner.__qualname__}.{name}"
         self._warnings: list[str] = []
 
-    def signature(self, *, batched: bool) -> Signature:
+    def signature(self, *, batched: bool) -> NodeSignature:
         try:
             signature = inspect.signature(self._function)
         except (TypeError, ValueError) as error:
             msg = f"{self._where} does not tell what it takes; wrap it in a function: def {self._where}(...)"
             raise ConfigError(msg) from error
-        ports: dict[str, Port] = {}
+        ports: dict[str, NodeInput] = {}
         for parameter in list(signature.parameters.values())[self._skip :]:
             if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY}:
                 msg = f"{self._where} takes {parameter}; a node's inputs are known by their names: write each one"
@@ -131,11 +131,11 @@ class _Reader:
             is_optional = parameter.default is not parameter.empty
             default = parameter.default if is_optional else None
             in_query = parameter.kind is parameter.KEYWORD_ONLY
-            ports[parameter.name] = Port(annotation, is_optional, default, in_query)
+            ports[parameter.name] = NodeInput(annotation, is_optional, default, in_query)
         result = self._resolved("the return value", signature.return_annotation)
         if batched:
             result = self._element("the return value", result)
-        return Signature(ports, result, self._warnings)
+        return NodeSignature(ports, result, self._warnings)
 
     def _resolved(self, what: str, annotation: Any) -> Any:
         if annotation is inspect.Signature.empty:

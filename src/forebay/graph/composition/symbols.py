@@ -63,7 +63,7 @@ def edge_of(symbol: Symbol) -> Edge:
     return symbol._edge  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - any other attribute would be the user's
 
 
-class Call(msgspec.Struct, eq=False):
+class NodeCall(msgspec.Struct, eq=False):
     """One use of a node.
 
     Attributes:
@@ -89,7 +89,7 @@ class Drawing:
     """A graph while its function runs."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[NodeCall] = []
         """The uses of nodes so far, in their order."""
 
     def add(
@@ -117,7 +117,7 @@ class Drawing:
         """
         where = place()
         name = self._claim(node, where)
-        call = Call(name, node, inputs, optional, {port: f"{name}.{port}" for port in results}, spread, where)
+        call = NodeCall(name, node, inputs, optional, {port: f"{name}.{port}" for port in results}, spread, where)
         self.calls.append(call)
         return [
             Symbol(Edge(call.outputs[port], annotation, f"the result of '{name}'" + (f" ('{port}')" * (port != OUT))))

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from forebay.graph.composition.compose import Composition
-    from forebay.graph.composition.signature import Port
+    from forebay.graph.composition.signature import NodeInput
     from forebay.graph.pool import GraphPool
-    from forebay.types.batch import Batch, Done
+    from forebay.types.batch import Done, EntryBatch
     from forebay.types.call import Item, Outcome, Request
     from forebay.workers.pool import PoolStatistics
 
@@ -132,7 +132,7 @@ class WirePool:
         self.idle = 0
         self._wire = wire
         self._slots = slots
-        self._inside: dict[Batch, Done] = {}
+        self._inside: dict[EntryBatch, Done] = {}
         self._on_idle: Callable[[], None] = lambda: None
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="forebay-wire")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -152,7 +152,7 @@ class WirePool:
         self.idle = self._slots
         self._on_idle()
 
-    def submit(self, batch: Batch, done: Done) -> None:
+    def submit(self, batch: EntryBatch, done: Done) -> None:
         """Let a request, the only entry of its batch, in."""
         self.idle -= 1
         self._inside[batch] = done
@@ -191,7 +191,7 @@ class WirePool:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=grace_s)
 
-    async def _enter(self, batch: Batch, request: Request) -> None:
+    async def _enter(self, batch: EntryBatch, request: Request) -> None:
         """Decode a large body, then let its request into the graph."""
         loop = asyncio.get_running_loop()
         body = await loop.run_in_executor(self._threads, attempt, self._wire.read, request)
@@ -204,7 +204,7 @@ class WirePool:
         elif batch in self._inside:
             self.graph.submit(batch, self._left)
 
-    def _left(self, batch: Batch, outcomes: Any) -> None:
+    def _left(self, batch: EntryBatch, outcomes: Any) -> None:
         """Take what came out of the graph."""
         outcome = outcomes[0]
         if type(outcome) is Failure:
@@ -218,15 +218,15 @@ class WirePool:
         else:
             self._spawn(self._leave(batch, outcome))
 
-    async def _leave(self, batch: Batch, results: Mapping[str, Any]) -> None:
+    async def _leave(self, batch: EntryBatch, results: Mapping[str, Any]) -> None:
         """Encode a large result."""
         loop = asyncio.get_running_loop()
         self._end(batch, await loop.run_in_executor(self._threads, self._written, batch, results))
 
-    def _written(self, batch: Batch, results: Mapping[str, Any]) -> Outcome:
+    def _written(self, batch: EntryBatch, results: Mapping[str, Any]) -> Outcome:
         return attempt(self._wire.write, batch.entries[0], results)
 
-    def _end(self, batch: Batch, outcome: Outcome) -> None:
+    def _end(self, batch: EntryBatch, outcome: Outcome) -> None:
         done = self._inside.pop(batch, None)
         if done is None:
             return
@@ -239,7 +239,7 @@ class WirePool:
         task.add_done_callback(self._tasks.discard)
 
 
-def _check_query(composition: Composition, in_query: Mapping[str, Port], in_body: Mapping[str, Port]) -> None:
+def _check_query(composition: Composition, in_query: Mapping[str, NodeInput], in_body: Mapping[str, NodeInput]) -> None:
     where = f"{composition.place}: the composition '{composition.name}'"
     if not in_body:
         msg = f"{where} has keyword-only parameters alone; those stand in the query, and a body is needed as well"
@@ -252,7 +252,7 @@ def _check_query(composition: Composition, in_query: Mapping[str, Port], in_body
             raise ConfigError(msg)
 
 
-def _in_query(name: str, port: Port, params: Mapping[str, Any]) -> Any:
+def _in_query(name: str, port: NodeInput, params: Mapping[str, Any]) -> Any:
     """Return what the query says, or the default.
 
     Raises:

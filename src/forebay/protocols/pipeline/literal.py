@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Mode = Literal["raw", "ndarray", "literal"]
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class LiteralLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What a text may contain; one that has more stays a text.
 
     Attributes:
@@ -45,7 +45,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_depth: int = 32
 
 
-DEFAULT: Final = Limits()
+DEFAULT: Final = LiteralLimits()
 
 MAX_ODD_KEYS: Final = 20_000
 """Keys that are no texts, in all texts of a request."""
@@ -58,14 +58,14 @@ _BYTES_OF_ONE: Final = 32
 """What arrays may take for each character of the texts, beside what is free."""
 
 
-class TooMuch(Exception):
+class LiteralTooLarge(Exception):
     """The values of a request would take more than its texts allow for."""
 
 
 class Budget:
     """What the values of one request may take together; counted before it is taken."""
 
-    def __init__(self, characters: int, limits: Limits = DEFAULT) -> None:
+    def __init__(self, characters: int, limits: LiteralLimits = DEFAULT) -> None:
         """Allow for texts of so many characters."""
         self.limits = limits
         self._left_bytes = _FREE_BYTES + _BYTES_OF_ONE * characters
@@ -83,7 +83,7 @@ class Budget:
         self._left_bytes -= size
         if self._left_bytes < 0:
             msg = f"arrays may take {_BYTES_OF_ONE} bytes for each character of the request, and {_FREE_BYTES} more"
-            raise TooMuch(msg)
+            raise LiteralTooLarge(msg)
 
     def take_keys(self, count: int) -> None:
         """Count keys that are no texts.
@@ -94,7 +94,7 @@ class Budget:
         self._left_keys -= count
         if self._left_keys < 0:
             msg = f"at most {MAX_ODD_KEYS} keys that are no texts are read"
-            raise TooMuch(msg)
+            raise LiteralTooLarge(msg)
 
 
 # Repeats are possessive, so that a text of any length takes no stack; int() and float() judge the underscores.
@@ -150,7 +150,7 @@ class _NotLiteral(Exception):
     """The text is outside of the grammar or over a limit."""
 
 
-def parse(text: str, mode: Mode, limits: Limits = DEFAULT, budget: Budget | None = None) -> Any:
+def parse(text: str, mode: Mode, limits: LiteralLimits = DEFAULT, budget: Budget | None = None) -> Any:
     """Return what a text says, or the text itself where it says nothing this mode reads.
 
     Args:
@@ -172,7 +172,7 @@ def parse(text: str, mode: Mode, limits: Limits = DEFAULT, budget: Budget | None
         value = _Parser(text, limits, budget or Budget(len(text), limits)).whole()
     except (_NotLiteral, ValueError, TypeError, OverflowError):
         return text
-    except TooMuch:
+    except LiteralTooLarge:
         if budget is not None:
             raise
         return text
@@ -245,7 +245,7 @@ def _nested(array: Any) -> str:
 # Lists of numbers
 
 
-def _bare_numbers(text: str, limits: Limits) -> list[Any] | tuple[Any, ...] | None:
+def _bare_numbers(text: str, limits: LiteralLimits) -> list[Any] | tuple[Any, ...] | None:
     """Read a list or a bare tuple of nothing but numbers in the grammar of JSON; None if it is something else."""
     first = text[:1]
     if not first or first not in "[0123456789-+. \t\n" or not text.isascii():
@@ -265,7 +265,7 @@ def _bare_numbers(text: str, limits: Limits) -> list[Any] | tuple[Any, ...] | No
     return values if is_list else tuple(values)
 
 
-def _is_within(data: bytes, limits: Limits) -> bool:
+def _is_within(data: bytes, limits: LiteralLimits) -> bool:
     """Tell whether brackets are balanced and no deeper than the limit."""
     brackets = data.translate(None, _NOT_BRACKETS)
     for _ in range(limits.max_depth):
@@ -275,7 +275,7 @@ def _is_within(data: bytes, limits: Limits) -> bool:
     return not brackets
 
 
-def _numbers(region: str, dtype: str | None, limits: Limits, budget: Budget) -> Any:
+def _numbers(region: str, dtype: str | None, limits: LiteralLimits, budget: Budget) -> Any:
     """Return the array of a nested list of numbers or booleans; None if it is something else.
 
     Raises:
@@ -331,7 +331,7 @@ def _flat(data: bytes, kind: Any) -> list[Any] | None:
         return None
 
 
-def _shape_of(structure: bytes, limits: Limits) -> tuple[int, ...]:
+def _shape_of(structure: bytes, limits: LiteralLimits) -> tuple[int, ...]:
     """Return the shape of an array by its brackets and commas.
 
     Raises:
@@ -396,7 +396,7 @@ def _cast(array: Any, dtype: str, budget: Budget) -> Any:
 class _Parser:
     """Reads one text, a token ahead: every method leaves the token behind what it read as the current one."""
 
-    def __init__(self, text: str, limits: Limits, budget: Budget) -> None:
+    def __init__(self, text: str, limits: LiteralLimits, budget: Budget) -> None:
         self._text = text
         self._limits = limits
         self._budget = budget

@@ -29,7 +29,7 @@ _BOUNDED: Final = 32
 """Whole numbers of more bits are not bounded in the type: JSON schemas and msgspec end there."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class FilePlan(msgspec.Struct, frozen=True):
     """How a model file is served; plain data, for worker processes.
 
     Attributes:
@@ -50,7 +50,7 @@ class FileModel(Model):
 
     isolate_errors = True
     check_outputs = False
-    plan: ClassVar[Plan]
+    plan: ClassVar[FilePlan]
 
     def load(self) -> None:
         """Load the file."""
@@ -96,7 +96,7 @@ class FileModel(Model):
         return {var.alias: value.array for var, value in zip(signature.fetches, values, strict=True)}
 
 
-def class_of(plan: Plan) -> type[FileModel]:
+def class_of(plan: FilePlan) -> type[FileModel]:
     """Make the class of a model file.
 
     Raises:
@@ -142,7 +142,7 @@ def class_of(plan: Plan) -> type[FileModel]:
 
 def runner_of(plan: Any, *, isolate_errors: bool = True) -> ModelRunner:
     """Build the runner of a model file; the reference that worker processes are given."""
-    return ModelRunner(class_of(msgspec.convert(plan, Plan)), isolate_errors=isolate_errors)
+    return ModelRunner(class_of(msgspec.convert(plan, FilePlan)), isolate_errors=isolate_errors)
 
 
 def _record(name: str, side: Sequence[Var], *, has_rows: bool) -> Any:

@@ -14,13 +14,13 @@ from forebay.observe.spans import span
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from forebay.serving.servings.settings import Settings
+    from forebay.serving.servings.settings import ServingSettings
 
 Prepared = Batch | Iterable[Batch] | AsyncIterable[Batch]
 """What a caller hands in: one batch, or several one after another."""
 
 
-def prepare(settings: Settings, given: Any) -> tuple[Batch | Iterable[Batch], Any]:
+def prepare(settings: ServingSettings, given: Any) -> tuple[Batch | Iterable[Batch], Any]:
     """Run the client preprocessing.
 
     Returns:
@@ -40,7 +40,7 @@ def prepare(settings: Settings, given: Any) -> tuple[Batch | Iterable[Batch], An
         return prepared, info
 
 
-async def prepare_async(settings: Settings, given: Any) -> tuple[Prepared, Any]:
+async def prepare_async(settings: ServingSettings, given: Any) -> tuple[Prepared, Any]:
     """Run the client preprocessing, which may be a coroutine function; see `prepare`."""
     with span("serving.preprocessing", input=given) as attributes:
         fn = settings.client_preprocessing
@@ -53,7 +53,7 @@ async def prepare_async(settings: Settings, given: Any) -> tuple[Prepared, Any]:
         return prepared, info
 
 
-def finish(settings: Settings, executed: tuple[Any, Any], info: Any) -> Any:
+def finish(settings: ServingSettings, executed: tuple[Any, Any], info: Any) -> Any:
     """Run the client postprocessing on `(output, metadata)`; without one, return the output.
 
     Raises:
@@ -64,7 +64,7 @@ def finish(settings: Settings, executed: tuple[Any, Any], info: Any) -> Any:
         return executed[0] if fn is None else _here(fn, fn(executed, info))
 
 
-async def finish_async(settings: Settings, executed: tuple[Any, Any], info: Any) -> Any:
+async def finish_async(settings: ServingSettings, executed: tuple[Any, Any], info: Any) -> Any:
     """Run the client postprocessing, which may be a coroutine function; see `finish`."""
     with span("serving.postprocessing", info=info, metadata=executed[1]):
         fn = settings.client_postprocessing
@@ -74,7 +74,7 @@ async def finish_async(settings: Settings, executed: tuple[Any, Any], info: Any)
         return await returned if inspect.isawaitable(returned) else returned
 
 
-def finish_stream(settings: Settings, stream: Any, info: Any) -> Any:
+def finish_stream(settings: ServingSettings, stream: Any, info: Any) -> Any:
     """Run the client postprocessing on a stream; without one, return the stream.
 
     Raises:
@@ -84,7 +84,7 @@ def finish_stream(settings: Settings, stream: Any, info: Any) -> Any:
     return stream if fn is None else _here(fn, fn(stream, info))
 
 
-async def finish_stream_async(settings: Settings, stream: Any, info: Any) -> Any:
+async def finish_stream_async(settings: ServingSettings, stream: Any, info: Any) -> Any:
     """Run the client postprocessing on a stream, which may be a coroutine function; see `finish_stream`."""
     fn = settings.client_postprocessing
     if fn is None:
@@ -93,7 +93,7 @@ async def finish_stream_async(settings: Settings, stream: Any, info: Any) -> Any
     return await returned if inspect.isawaitable(returned) else returned
 
 
-def whole(settings: Settings, batch: Batch, limit: int | None) -> Batch:
+def whole(settings: ServingSettings, batch: Batch, limit: int | None) -> Batch:
     """Check a batch that was handed in by itself.
 
     Raises:
@@ -111,7 +111,7 @@ def whole(settings: Settings, batch: Batch, limit: int | None) -> Batch:
     return batch
 
 
-def each(settings: Settings, batches: Iterable[Batch], limit: int | None) -> Iterator[Batch]:
+def each(settings: ServingSettings, batches: Iterable[Batch], limit: int | None) -> Iterator[Batch]:
     """Yield the batches of an iterable, checked.
 
     Raises:
@@ -125,7 +125,7 @@ def each(settings: Settings, batches: Iterable[Batch], limit: int | None) -> Ite
         raise InvalidRequest(_NOTHING)
 
 
-async def each_async(settings: Settings, batches: Any, limit: int | None) -> AsyncIterator[Batch]:
+async def each_async(settings: ServingSettings, batches: Any, limit: int | None) -> AsyncIterator[Batch]:
     """Yield the batches of an iterable or an async iterable, checked; see `each`."""
     if not isinstance(batches, AsyncIterable):
         for item in each(settings, batches, limit):
@@ -150,7 +150,7 @@ def cut(batch: Batch, limit: int | None) -> Iterator[Batch]:
 _NOTHING = "cannot run with empty Batch: the iterable gave none at all"
 
 
-def _refuse_hooks(settings: Settings) -> None:
+def _refuse_hooks(settings: ServingSettings) -> None:
     if settings.streaming:
         msg = "streaming hooks do not support input streaming, input must be a Batch"
         raise InvalidRequest(msg)

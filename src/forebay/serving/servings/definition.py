@@ -13,7 +13,7 @@ from forebay.errors import ConfigError, ForebayError, ModelError
 from forebay.serving.servings import client
 from forebay.serving.servings.execution import Execution
 from forebay.serving.servings.module import Jitted, module_of, name_of
-from forebay.serving.servings.settings import Settings, alike, check_options
+from forebay.serving.servings.settings import ServingSettings, alike, check_options
 from forebay.types.failures import text_of
 from forebay.workers.user_code import caught
 
@@ -75,10 +75,10 @@ class Serving(Generic[In, Out]):
 
     __slots__ = ("__weakref__", "_warmed", "settings")
 
-    settings: Settings
+    settings: ServingSettings
     _warmed: Execution | None
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServingSettings) -> None:
         object.__setattr__(self, "settings", settings)
         object.__setattr__(self, "_warmed", None)
 
@@ -103,7 +103,7 @@ class Serving(Generic[In, Out]):
             msg = f"arg is handed to the init of a module, and {name_of(made)} is a function; bind it with a closure"
             raise ConfigError(msg)
         return Serving(
-            Settings(module=made, arg=None if arg is _UNSET else arg, compile_options=_frozen(compile_options))
+            ServingSettings(module=made, arg=None if arg is _UNSET else arg, compile_options=_frozen(compile_options))
         )
 
     @staticmethod

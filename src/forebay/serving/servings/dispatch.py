@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who shares a batch with whom in a started serving, and what each caller gets of it.
 
-Theory of operation. Every batch that a caller hands in is one `Call` and one entry of the `BatchQueue`. Where a call
-does not fit into the rest of a batch, the queue has it divided: its first rows leave as a `Part`, the others keep
-their place at the head of their line. A call is over when all of its rows were answered, or at once when one of its
-batches failed, when its caller went away, or when the serving was stopped.
+Theory of operation. Every batch that a caller hands in is one `Submission` and one entry of the `BatchQueue`. Where a
+call does not fit into the rest of a batch, the queue has it divided: its first rows leave as a `SubmissionPart`, the
+others keep their place at the head of their line. A call is over when all of its rows were answered, or at once when
+one of its batches failed, when its caller went away, or when the serving was stopped.
 
 A call with more rows than may wait is fed in: its rows enter in parts of a whole batch as there is room, at most half
 of it, so that others find some as well. The same goes for the later pieces of an input that was begun with.
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 NEVER: Final = float("inf")
 
 
-class Slice:
+class OutputRows:
     """Some rows of what a batch returned."""
 
     __slots__ = ("executed", "start", "stop")
@@ -55,7 +55,7 @@ class Slice:
         return self.executed.cut(self.start, self.stop)
 
 
-class Call:
+class Submission:
     """One batch of one caller, from the moment it is handed in until it is over.
 
     Attributes:
@@ -114,24 +114,24 @@ class Call:
         self.divisible = divisible
         self.deadline = deadline
         self.arrived = self.taken = 0.0
-        self.slices: list[Slice | None] = []
-        self.waiting: dict[Part, None] | None = None
+        self.slices: list[OutputRows | None] = []
+        self.waiting: dict[SubmissionPart, None] | None = None
         self.error: ForebayError | None = None
         self.done = False
 
     @property
-    def call(self) -> Call:
-        """The call the rows belong to, as `Part.call`."""
+    def call(self) -> Submission:
+        """The call the rows belong to, as `SubmissionPart.call`."""
         return self
 
-    def divide(self, rows: int) -> Part:
+    def divide(self, rows: int) -> SubmissionPart:
         """Cut off the first `rows` rows, which may be all."""
         head, self.batch = self.batch.split(rows)
         self.size -= rows
         self.slices.append(None)
-        return Part(self, head, len(self.slices) - 1)
+        return SubmissionPart(self, head, len(self.slices) - 1)
 
-    def keep(self, piece: Slice) -> None:
+    def keep(self, piece: OutputRows) -> None:
         """Note what came back for the last of its rows."""
         self.slices.append(piece)
 
@@ -153,7 +153,7 @@ class Call:
         return output, slices[-1].executed.metadata
 
 
-class Part:
+class SubmissionPart:
     """The first rows of a call, taken before the others."""
 
     __slots__ = ("_index", "arrived", "batch", "call", "deadline", "done", "key", "size", "taken")
@@ -163,7 +163,7 @@ class Part:
     origin: Origin | None = None
     rank: int = 0
 
-    def __init__(self, call: Call, batch: Batch, index: int) -> None:
+    def __init__(self, call: Submission, batch: Batch, index: int) -> None:
         self.call = call
         self.batch = batch
         self.size = batch.size
@@ -174,7 +174,7 @@ class Part:
         self.done = False
         self._index = index
 
-    def keep(self, piece: Slice) -> None:
+    def keep(self, piece: OutputRows) -> None:
         """Note what came back for these rows."""
         self.call.slices[self._index] = piece
 
@@ -191,7 +191,7 @@ class Work:
 
     __slots__ = ("_over", "entries", "key", "rows", "taken")
 
-    def __init__(self, entries: Sequence[Call | Part], key: Hashable, rows: int) -> None:
+    def __init__(self, entries: Sequence[Submission | SubmissionPart], key: Hashable, rows: int) -> None:
         self._over = 0
         self.entries = entries
         self.key = key
@@ -209,7 +209,7 @@ class Work:
 
     def alike(self) -> list[Work]:
         """Return the same rows as one batch for each template."""
-        groups: dict[Template | None, list[Call | Part]] = {}
+        groups: dict[Template | None, list[Submission | SubmissionPart]] = {}
         for entry in self.entries:
             groups.setdefault(entry.batch.template, []).append(entry)
         return [Work(group, self.key, sum(entry.size for entry in group)) for group in groups.values()]
@@ -222,7 +222,7 @@ class Work:
         self._over = over  # what is over stays so, so no entry is looked at twice however often this is asked
         return over < len(entries)
 
-    def shares(self) -> Iterator[tuple[Call, int, int]]:
+    def shares(self) -> Iterator[tuple[Submission, int, int]]:
         """Yield each caller that still waits, with the range of its rows."""
         start = 0
         for entry in self.entries:
@@ -237,8 +237,8 @@ class Dispatch:
 
     def __init__(self, config: BatchConfig) -> None:
         self._queue = BatchQueue(config, _divide)
-        self._open: dict[Call, None] = {}
-        self._fed: deque[Call] = deque()
+        self._open: dict[Submission, None] = {}
+        self._fed: deque[Submission] = deque()
         self._max_size = config.max_size
         self._capacity = config.capacity
         self._is_due_at_once = config.max_wait_s <= 0.0
@@ -258,7 +258,7 @@ class Dispatch:
         """Whether rows wait for room in the queue."""
         return bool(self._fed)
 
-    def offer(self, call: Call, now: float, *, patient: bool = False) -> None:
+    def offer(self, call: Submission, now: float, *, patient: bool = False) -> None:
         """Queue a call.
 
         Args:
@@ -290,7 +290,7 @@ class Dispatch:
             self._fed.rotate(-1)
             self._let_in(call, now)
 
-    def _let_in(self, call: Call, now: float) -> None:
+    def _let_in(self, call: Submission, now: float) -> None:
         assert call.waiting is not None
         while call.size:
             rows = min(call.size, self._max_size)
@@ -301,7 +301,7 @@ class Dispatch:
             self._queue.offer(part, now)
             call.waiting[part] = None
 
-    def cancel(self, call: Call) -> bool:
+    def cancel(self, call: Submission) -> bool:
         """Forget a call whose caller has gone: no further row of it is taken.
 
         Returns:
@@ -331,31 +331,31 @@ class Dispatch:
             self._note_fed(taken.entries, now)
         return Work(taken.entries, taken.key, taken.rows)
 
-    def _note_fed(self, entries: Sequence[Call | Part], now: float) -> None:
+    def _note_fed(self, entries: Sequence[Submission | SubmissionPart], now: float) -> None:
         """Note which parts have left the queue, and let in what there is room for now."""
         for entry in entries:
             call = entry.call
             if call.waiting is not None:
-                call.waiting.pop(cast("Part", entry), None)
+                call.waiting.pop(cast("SubmissionPart", entry), None)
                 if not call.waiting and not call.size:
                     call.taken = now
                     call.waiting = None
                     self._fed.remove(call)
         self.feed(now)
 
-    def finish(self, work: Work, executed: Executed) -> list[Call]:
+    def finish(self, work: Work, executed: Executed) -> list[Submission]:
         """Give every caller its rows.
 
         Returns:
             The calls to wake: those that are over, and streamed ones that a slice came for.
         """
-        reached: list[Call] = []
+        reached: list[Submission] = []
         start = 0
         for entry in work.entries:
             stop = start + entry.size
             call = entry.call
             if not call.done:
-                entry.keep(Slice(executed, start, stop))
+                entry.keep(OutputRows(executed, start, stop))
                 call.unanswered -= stop - start
                 if call.unanswered == 0:
                     call.done = True
@@ -365,7 +365,7 @@ class Dispatch:
             start = stop
         return reached
 
-    def fail(self, work: Work, error: ForebayError) -> list[Call]:
+    def fail(self, work: Work, error: ForebayError) -> list[Submission]:
         """End every call that has rows in this batch; what else they wait for is cancelled.
 
         Returns:
@@ -373,7 +373,7 @@ class Dispatch:
         """
         return self._fail([entry.call for entry in work.entries if not entry.call.done], error)
 
-    def close(self, error: ForebayError, *, running: bool) -> list[Call]:
+    def close(self, error: ForebayError, *, running: bool) -> list[Submission]:
         """End the calls that have rows in the queue, and with `running` all others too.
 
         Returns:
@@ -381,13 +381,13 @@ class Dispatch:
         """
         return self._fail([call for call in self._open if running or not call.taken], error)
 
-    def _fail(self, calls: list[Call], error: ForebayError) -> list[Call]:
+    def _fail(self, calls: list[Submission], error: ForebayError) -> list[Submission]:
         for call in calls:
             call.error = error
             self._end(call)
         return calls
 
-    def _end(self, call: Call) -> None:
+    def _end(self, call: Submission) -> None:
         call.done = True
         del self._open[call]
         if call.waiting is None:
@@ -400,5 +400,5 @@ class Dispatch:
         self._fed.remove(call)
 
 
-def _divide(entry: Entry, rows: int) -> Part | None:
-    return entry.divide(rows) if type(entry) is Call and entry.divisible else None
+def _divide(entry: Entry, rows: int) -> SubmissionPart | None:
+    return entry.divide(rows) if type(entry) is Submission and entry.divisible else None

@@ -54,14 +54,14 @@ if TYPE_CHECKING:
     from forebay.arrays.batch import Batch
     from forebay.batching.queue import BatchConfig
     from forebay.errors import ForebayError
-    from forebay.serving.servings.dispatch import Call, Work
+    from forebay.serving.servings.dispatch import Submission, Work
     from forebay.serving.servings.execution import Executed, Sink
 
 
 log = logging.getLogger("forebay.workers")
 
 
-class Runner(Protocol):
+class BatchExecutor(Protocol):
     """What a partition runs batches with; used by one thread."""
 
     @property
@@ -108,7 +108,7 @@ class _Seat:
 
     __slots__ = ("is_called_off", "is_left", "is_roused", "lock", "rest", "runner", "thread", "turns", "work")
 
-    def __init__(self, runner: Runner, rest: deque[Work]) -> None:
+    def __init__(self, runner: BatchExecutor, rest: deque[Work]) -> None:
         self.runner = runner
         self.rest = rest
         self.thread = threading.current_thread()
@@ -137,7 +137,7 @@ class _Nested:
     __slots__ = ("call",)
 
     def __init__(self) -> None:
-        self.call: Call | None = None
+        self.call: Submission | None = None
 
 
 _all: weakref.WeakSet[Partitions] = weakref.WeakSet()
@@ -154,7 +154,9 @@ os.register_at_fork(after_in_child=_leave_all_behind)
 class Partitions:
     """Runs the calls of one started serving."""
 
-    def __init__(self, name: str, config: BatchConfig, runners: Sequence[Runner], *, has_hooks: bool = False) -> None:
+    def __init__(
+        self, name: str, config: BatchConfig, runners: Sequence[BatchExecutor], *, has_hooks: bool = False
+    ) -> None:
         """Describe the partitions; `start` starts their threads.
 
         Args:
@@ -206,7 +208,7 @@ class Partitions:
         """Calls that are not over."""
         return self._dispatch.open
 
-    def submit(self, call: Call, *, patient: bool = False) -> None:
+    def submit(self, call: Submission, *, patient: bool = False) -> None:
         """Hand in a call; its waiter is woken when it is over.
 
         A waiter is a future of a running loop, or anything with a `release()`.
@@ -235,7 +237,7 @@ class Partitions:
             if self._parked and not self._roused and (self._watcher is None or self._dispatch.is_pressing()):
                 self._rouse()
 
-    def cancel(self, call: Call) -> bool:
+    def cancel(self, call: Submission) -> bool:
         """Forget a call; returns False if it is over already and its waiter was or will be woken."""
         with self._lock:
             was_open = self._dispatch.cancel(call)
@@ -317,7 +319,7 @@ class Partitions:
         """A partition is gone or back: with none left that could come back soon, nobody is to wait."""
         problems = [runner.problem for runner in self.runners if not runner.is_ready]
         problem = problems[0] if problems else None
-        calls: list[Call] = []
+        calls: list[Submission] = []
         with self._lock:
             self._refusal = None
             if problem is not None and len(problems) == len(self.runners) and all(problems) and not self._is_stopping:
@@ -333,10 +335,10 @@ class Partitions:
             self._watcher = None
         seat.lock.release()
 
-    def _thread(self, runner: Runner, rest: deque[Work], number: int) -> threading.Thread:
+    def _thread(self, runner: BatchExecutor, rest: deque[Work], number: int) -> threading.Thread:
         return threading.Thread(target=self._serve, args=(runner, rest), name=f"{self._name}-{number}", daemon=True)
 
-    def _serve(self, runner: Runner, rest: deque[Work]) -> None:
+    def _serve(self, runner: BatchExecutor, rest: deque[Work]) -> None:
         seat = _Seat(runner, rest)
         self._seats[seat] = None
         nested = self._inside[threading.get_ident()] = _Nested()
@@ -355,7 +357,7 @@ class Partitions:
 
     def _give_up(self, seat: _Seat, turn: int) -> None:
         """A partition goes on with what nobody waits for: end that, or leave its thread behind."""
-        calls: list[Call] = []
+        calls: list[Submission] = []
         with self._lock:
             if seat.turns != turn or seat.work is None or self._is_stopping:
                 return
@@ -384,7 +386,7 @@ class Partitions:
         assert seat.thread.ident is not None
         del self._inside[seat.thread.ident]
 
-    def _hold(self, seat: _Seat) -> list[Call]:
+    def _hold(self, seat: _Seat) -> list[Submission]:
         """Leave a thread that hangs in its place until one comes back; returns whom to tell if it is the last."""
         self._held[seat] = None
         msg = (
@@ -408,7 +410,7 @@ class Partitions:
             other, _ = self._held.popitem()
             self._leave(other)
 
-    def _serve_on(self, runner: Runner, seat: _Seat, nested: _Nested) -> None:
+    def _serve_on(self, runner: BatchExecutor, seat: _Seat, nested: _Nested) -> None:
         while True:
             if not runner.is_ready:
                 self._pass_on()
@@ -486,7 +488,7 @@ class Partitions:
         if seat.is_left or seat in self._held:
             self._came_back(seat)
 
-    def _run(self, runner: Runner, seat: _Seat, work: Work) -> None:
+    def _run(self, runner: BatchExecutor, seat: _Seat, work: Work) -> None:
         try:
             batch = work.batch()
         except BatchMismatch:
@@ -532,7 +534,7 @@ class Partitions:
         return sink
 
 
-def _wake(calls: Iterable[Call]) -> None:
+def _wake(calls: Iterable[Submission]) -> None:
     """Wake whoever waits for these calls: each thread by its lock, each loop once for all of its tasks."""
     loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] | None = None
     for call in calls:

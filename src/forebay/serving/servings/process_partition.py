@@ -28,7 +28,7 @@ from forebay.serving.servings.execution import Executed
 from forebay.serving.servings.packing import pack, unpack
 from forebay.serving.servings.partition_worker import place_of
 from forebay.workers.blocking_slot import BlockingSlot
-from forebay.workers.private_socket import Entrance
+from forebay.workers.private_socket import PrivateSocket
 from forebay.workers.supervisor import END_S, Supervisor, start_worker
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class ProcessPartition:
         self._on_change: Callable[[], None] = lambda: None
         self._closing = threading.Lock()
         self._in_use = threading.Lock()
-        self._entrance: Entrance | None = None
+        self._entrance: PrivateSocket | None = None
         self._connection: BlockingSlot | None = None
         self._life = 0
         self._condemned = 0
@@ -167,7 +167,7 @@ class ProcessPartition:
             self._supervisor.join(0.0 if connection is None else END_S)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        entrance = Entrance()
+        entrance = PrivateSocket()
         try:
             process = start_worker(f"unix:{entrance.path}", self._index, voice=self._voice)
         except BaseException:

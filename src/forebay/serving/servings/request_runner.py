@@ -23,7 +23,7 @@ from forebay.batching.queue import BatchConfig
 from forebay.errors import BadOutcome, BatchMismatch, ForebayError, InvalidRequest, ServingCrashed
 from forebay.serving.models.model import load_module
 from forebay.serving.servings import client
-from forebay.serving.servings.dispatch import Call, Dispatch
+from forebay.serving.servings.dispatch import Dispatch, Submission
 from forebay.serving.servings.settings import options_of, partitions_of
 from forebay.types.call import Failure, Media
 from forebay.workers.user_code import attempt
@@ -95,13 +95,13 @@ class RequestRunner:
         """Let go of the module."""
         self._execution = None
 
-    def _ask(self, dispatch: Dispatch, item: Item) -> tuple[list[Call], Any] | Failure:
+    def _ask(self, dispatch: Dispatch, item: Item) -> tuple[list[Submission], Any] | Failure:
         """Prepare one request and hand in its batches."""
         prepared = attempt(self._prepared, item)
         if type(prepared) is Failure:
             return prepared
         batches, info = prepared
-        calls = [Call(batch, None) for batch in batches]
+        calls = [Submission(batch, None) for batch in batches]
         for call in calls:
             dispatch.offer(call, 0.5)
         return calls, info
@@ -162,7 +162,7 @@ class RequestRunner:
             failed = executed.error
             dispatch.fail(work, ServingCrashed(failed.message, trace=getattr(failed, "trace", "")))
 
-    def _answer(self, item: Item, calls: list[Call], info: Any) -> bytes | Media:
+    def _answer(self, item: Item, calls: list[Submission], info: Any) -> bytes | Media:
         results = [call.result() for call in calls]
         executed = concatenate([output for output, _ in results]), results[-1][1]
         answer = client.finish(self._settings, executed, info)

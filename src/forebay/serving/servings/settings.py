@@ -60,7 +60,7 @@ class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ServingSettings:
     """The parts of a `Serving`; see its methods of the same names.
 
     Attributes:
@@ -86,8 +86,8 @@ def alike(left: Any, right: Any) -> bool:
     """Return whether two values are equal, arrays in them by their values."""
     if left is right:
         return True
-    if isinstance(left, Settings) and isinstance(right, Settings):
-        return all(alike(getattr(left, one.name), getattr(right, one.name)) for one in fields(Settings))
+    if isinstance(left, ServingSettings) and isinstance(right, ServingSettings):
+        return all(alike(getattr(left, one.name), getattr(right, one.name)) for one in fields(ServingSettings))
     kind = find_kind(left)
     if kind is not None or find_kind(right) is not None:
         return kind is find_kind(right) and kind is not None and kind.equal(left, right)
@@ -122,7 +122,7 @@ def check_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def options_of(settings: Settings, given: Mapping[str, Any]) -> ProcessOptions:
+def options_of(settings: ServingSettings, given: Mapping[str, Any]) -> ProcessOptions:
     """Return the options under which a serving is started; `given` stands above what the serving says itself.
 
     Raises:
@@ -139,7 +139,7 @@ def options_of(settings: Settings, given: Mapping[str, Any]) -> ProcessOptions:
     return ProcessOptions(**options)
 
 
-def partitions_of(settings: Settings, options: ProcessOptions) -> list[dict[str, Any]]:
+def partitions_of(settings: ServingSettings, options: ProcessOptions) -> list[dict[str, Any]]:
     """Return the compile options of each partition.
 
     Raises:

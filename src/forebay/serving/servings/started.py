@@ -18,7 +18,7 @@ from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError, DeadlineExceeded, InvalidRequest
 from forebay.observe.serving_metrics import KeyMetrics, ServingReading
 from forebay.serving.servings import client, registry
-from forebay.serving.servings.dispatch import NEVER, Call
+from forebay.serving.servings.dispatch import NEVER, Submission
 from forebay.serving.servings.partitions import Partitions
 from forebay.serving.servings.settings import options_of, partitions_of
 from forebay.serving.servings.stream import AHEAD, stream, stream_async
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from forebay.errors import ForebayError
     from forebay.serving.servings.definition import Serving
     from forebay.serving.servings.execution import Executed, Execution, Sink
-    from forebay.serving.servings.partitions import Runner
+    from forebay.serving.servings.partitions import BatchExecutor
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -270,7 +270,7 @@ class ServingProcess(Generic[In, Out]):
     def __repr__(self) -> str:
         return f"ServingProcess({self.name!r}, {len(self._partitions.runners)} partitions, {self.options})"
 
-    def _runners(self, serving: Serving[In, Out]) -> Sequence[Runner]:
+    def _runners(self, serving: Serving[In, Out]) -> Sequence[BatchExecutor]:
         options = self.options
         partitions = partitions_of(self._settings, options)
         pad_to = options.batch_size if options.pad_to_batch_size else None
@@ -288,12 +288,12 @@ class ServingProcess(Generic[In, Out]):
             raise InvalidRequest(msg)
         return batch
 
-    def _call(self, batch: Batch, waiter: Any, deadline: float, whole_size: int | None = None) -> Call:
+    def _call(self, batch: Batch, waiter: Any, deadline: float, whole_size: int | None = None) -> Submission:
         """Return a call; `whole_size` is the size of the input that `batch` is a piece of."""
         # An input that is a full batch is executed alone, and hooks belong to whole batches.
         divisible = (whole_size or batch.size) != self._limit and not self._settings.streaming
         streamed = self._settings.streaming is not None
-        return Call(batch, waiter, deadline=deadline, divisible=divisible, streamed=streamed)
+        return Submission(batch, waiter, deadline=deadline, divisible=divisible, streamed=streamed)
 
     def _execute(self, batch: Batch, deadline: float, *, patient: bool = False) -> tuple[Any, Any]:
         lock = _borrow_lock()
@@ -332,7 +332,7 @@ class ServingProcess(Generic[In, Out]):
                 timer.cancel()
         return call.result()
 
-    def _expire(self, call: Call, future: asyncio.Future[None]) -> None:
+    def _expire(self, call: Submission, future: asyncio.Future[None]) -> None:
         if self._partitions.cancel(call) and not future.done():
             future.set_exception(_too_late())
 

@@ -18,7 +18,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import DeadlineExceeded
-from forebay.serving.servings.dispatch import NEVER, Call
+from forebay.serving.servings.dispatch import NEVER, Submission
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -135,7 +135,7 @@ class _Feed:
         self,
         partitions: Partitions,
         inbox: Inbox,
-        call: Callable[[Batch, Any, float], Call],
+        call: Callable[[Batch, Any, float], Submission],
         ahead: int,
         deadline: float,
     ) -> None:
@@ -144,7 +144,7 @@ class _Feed:
         self._call = call
         self._ahead = ahead
         self._deadline = deadline
-        self._calls: deque[Call] = deque()
+        self._calls: deque[Submission] = deque()
         self._has_begun = False
         self._taken = 0
 
@@ -216,7 +216,7 @@ class _Feed:
 def stream(
     partitions: Partitions,
     batches: Iterator[Batch],
-    call: Callable[[Batch, Any, float], Call],
+    call: Callable[[Batch, Any, float], Submission],
     ahead: int,
     deadline: float,
 ) -> Iterator[Event]:
@@ -255,7 +255,7 @@ def stream(
 async def stream_async(
     partitions: Partitions,
     batches: AsyncIterator[Batch],
-    call: Callable[[Batch, Any, float], Call],
+    call: Callable[[Batch, Any, float], Submission],
     ahead: int,
     deadline: float,
 ) -> AsyncIterator[Event]:

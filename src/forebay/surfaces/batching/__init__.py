@@ -11,7 +11,7 @@ from forebay.server.config import HttpConfig
 from forebay.workers.job_frames import MAX_FRAME_BYTES
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class BatchingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The options of the service, by the original's names.
 
     Attributes:

@@ -16,10 +16,10 @@ from forebay.transports.http.listener import HttpListener
 from forebay.workers.address import parse_address
 from forebay.workers.attached import AttachedPool
 from forebay.workers.job_slot import JobSlot
-from forebay.workers.worker_listener import Door, Limits
+from forebay.workers.worker_listener import VisitorLimits, WorkerListener
 
 if TYPE_CHECKING:
-    from forebay.surfaces.batching import Settings
+    from forebay.surfaces.batching import BatchingSettings
 
 NAME: Final = "batching"
 
@@ -27,10 +27,10 @@ HELLO_S: Final = 60.0
 """Time a worker has from joining to asking for jobs: the original sets none, and some load their model in between."""
 
 
-class Batching(App):
+class BatchingApp(App):
     """The service; a server runs it behind its `listener`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: BatchingSettings) -> None:
         """Describe it; nothing is bound yet.
 
         Raises:
@@ -47,10 +47,10 @@ class Batching(App):
             pool,
         )
         super().__init__([Served(endpoint, Contract(raw_input=True, raw_output=True))])
-        self.door = self._door = Door(
+        self.door = self._door = WorkerListener(
             parse_address(f"{settings.protocol}:{settings.address}"),
             jobs=lambda: JobSlot(pool, settings.max_frame_bytes),
-            limits=Limits(hello_s=HELLO_S, frame_bytes=settings.max_frame_bytes),
+            limits=VisitorLimits(hello_s=HELLO_S, frame_bytes=settings.max_frame_bytes),
         )
         # The face limits the time of a body by itself; the connection's limit is for heads and must not be the shorter.
         http = HttpConfig(

@@ -22,7 +22,7 @@ from forebay.serving.models.keys import SampleKeys
 from forebay.serving.models.model import load_module, models_in, settings_of
 from forebay.serving.models.model_runner import ModelRunner
 from forebay.serving.models.schema import io_types
-from forebay.surfaces.contract import Entry, Project
+from forebay.surfaces.contract import Project, TargetEntry
 from forebay.surfaces.native.attached import Lobby
 from forebay.surfaces.native.describe import describe_in
 from forebay.surfaces.native.graphs import GraphTarget, compositions_of, drawable, serve_composition, unserved
@@ -93,8 +93,8 @@ class NativeSurface:
         return project
 
 
-def _entries(target: str | None, options: Options) -> list[Entry]:
-    return [*options.entries] if target is None else [Entry(target, options.overrides, options.given)]
+def _entries(target: str | None, options: Options) -> list[TargetEntry]:
+    return [*options.entries] if target is None else [TargetEntry(target, options.overrides, options.given)]
 
 
 class Built(NamedTuple):

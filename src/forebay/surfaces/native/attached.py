@@ -21,8 +21,8 @@ from forebay.types.call import Failure, Media
 from forebay.workers.address import parse_address
 from forebay.workers.attached import AttachedPool
 from forebay.workers.job_slot import JobSlot
-from forebay.workers.worker_listener import Door, Limits
-from forebay.workers.worker_slot import Slot
+from forebay.workers.worker_listener import VisitorLimits, WorkerListener
+from forebay.workers.worker_slot import WorkerSlot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from forebay.server.app import App
     from forebay.server.config import AttachConfig
     from forebay.serving.endpoint import Endpoint
-    from forebay.types.batch import Batch
+    from forebay.types.batch import EntryBatch
     from forebay.workers.pool import Pool
 
 log = logging.getLogger("forebay.workers")
@@ -58,7 +58,7 @@ JOBS = Description(
 """What workers of the batching protocol serve."""
 
 
-class Hello(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerDescription(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker says about itself.
 
     Attributes:
@@ -101,19 +101,23 @@ class Lobby:
         self._endpoint_of = endpoint_of
         self._guests: dict[str, Guest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        limits = Limits(hello_s=config.hello_s, connections=config.max_connections, frame_bytes=config.max_frame_bytes)
+        limits = VisitorLimits(
+            hello_s=config.hello_s, connections=config.max_connections, frame_bytes=config.max_frame_bytes
+        )
         address = parse_address(config.address or "")
-        door = Door(address, native=self._receive, jobs=self._receive_jobs, secret=config.secret, limits=limits)
+        door = WorkerListener(
+            address, native=self._receive, jobs=self._receive_jobs, secret=config.secret, limits=limits
+        )
         self._door = app.door = door
 
-    def _receive(self, about: Mapping[str, Any]) -> Slot:
+    def _receive(self, about: Mapping[str, Any]) -> WorkerSlot:
         try:
-            hello = msgspec.convert(about, Hello)
+            hello = msgspec.convert(about, WorkerDescription)
         except msgspec.ValidationError as error:
             msg = f"its hello cannot be used: {error}"
             raise ConfigError(msg) from error
         guest = self._guest(check(hello.model))
-        return Slot(guest.pool, self._config.max_frame_bytes, fitting(guest.description.contract))
+        return WorkerSlot(guest.pool, self._config.max_frame_bytes, fitting(guest.description.contract))
 
     def _receive_jobs(self) -> JobSlot:
         return JobSlot(self._guest(JOBS).pool, self._config.max_frame_bytes)
@@ -176,7 +180,7 @@ class Lobby:
         task.add_done_callback(self._tasks.discard)
 
 
-def fitting(contract: Contract) -> Callable[[Batch, Sequence[Any]], None]:
+def fitting(contract: Contract) -> Callable[[EntryBatch, Sequence[Any]], None]:
     """Return what checks that a worker's outcomes can be answers of an endpoint; it raises `InvalidRequest`."""
     allowed = {bytes, Failure, Media}
     if contract.batchable:
@@ -184,7 +188,7 @@ def fitting(contract: Contract) -> Callable[[Batch, Sequence[Any]], None]:
     elif contract.streams:
         allowed = {bytes, Failure, type(None)}
 
-    def check_outcomes(batch: Batch, outcomes: Sequence[Any]) -> None:
+    def check_outcomes(batch: EntryBatch, outcomes: Sequence[Any]) -> None:
         odd: set[type] = set(map(type, outcomes)) - allowed
         if not odd and contract.batchable:
             pairs = zip(batch.entries, cast("Sequence[list[Any]]", outcomes), strict=True)

@@ -29,7 +29,7 @@ from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Override
 from forebay.server.setting_sources import Told
 from forebay.server.walker import Check, Walker, checked, variables
 from forebay.serving.models.model import NAME, NAME_IS
-from forebay.surfaces.contract import Entry
+from forebay.surfaces.contract import TargetEntry
 from forebay.types.settings import Setting, declared
 from forebay.workers.address import UnixAddress, parse_address
 
@@ -101,7 +101,7 @@ def read_config(path: Path) -> File:
     return File(told, targets, document)
 
 
-def entries_of(file: File, target: str | None, told: Mapping[str, Any], *, attaches: bool) -> list[Entry]:
+def entries_of(file: File, target: str | None, told: Mapping[str, Any], *, attaches: bool) -> list[TargetEntry]:
     """Return what of a file is served.
 
     Args:
@@ -121,11 +121,11 @@ def entries_of(file: File, target: str | None, told: Mapping[str, Any], *, attac
     if not file.targets and not attaches:
         message = "models: a list with at least one model is needed, each with a target"
         raise file.document.error(("models",), message)
-    entries: list[Entry] = []
+    entries: list[TargetEntry] = []
     for one, own in file.targets:
         settings = {**file.told[Overrides], **own, **told}
         settings["env"] = {**file.told[Overrides].get("env", {}), **own.get("env", {})}
-        entries.append(Entry(one, Overrides(**settings), frozenset(settings) - {"env"}))
+        entries.append(TargetEntry(one, Overrides(**settings), frozenset(settings) - {"env"}))
     return entries
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from forebay.graph.composition.node import Kind, NodeDefinition
-    from forebay.graph.composition.symbols import Call
+    from forebay.graph.composition.symbols import NodeCall
     from forebay.server.config import Overrides
     from forebay.types.devices import Device
     from forebay.workers.pool import Pool
@@ -144,7 +144,7 @@ def drawable(target: GraphTarget) -> Drawable:
     )
 
 
-def _label(call: Call, target: GraphTarget) -> list[str]:
+def _label(call: NodeCall, target: GraphTarget) -> list[str]:
     node = call.node
     kind = _kind(node, target)
     workers, threads = _workers(node, target)
@@ -162,13 +162,13 @@ def _label(call: Call, target: GraphTarget) -> list[str]:
 
 def _endpoints(target: GraphTarget) -> dict[str, Endpoint]:
     """Build one endpoint for each node, however often it is called."""
-    first_calls: dict[str, Call] = {}
+    first_calls: dict[str, NodeCall] = {}
     for call in target.composition.graph.calls.values():
         first_calls.setdefault(call.node.name, call)
     return {name: _endpoint(call, target) for name, call in first_calls.items()}
 
 
-def _endpoint(call: Call, target: GraphTarget) -> Endpoint:
+def _endpoint(call: NodeCall, target: GraphTarget) -> Endpoint:
     node, composition = call.node, target.composition
     config = EndpointConfig(
         name=f"{target.overrides.name or composition.name}/{node.name}",
@@ -181,7 +181,7 @@ def _endpoint(call: Call, target: GraphTarget) -> Endpoint:
     return Endpoint(config, _batching(node, target), _pool(call, target), keys)
 
 
-def _node(call: Call, endpoint: Endpoint, target: GraphTarget) -> Node:
+def _node(call: NodeCall, endpoint: Endpoint, target: GraphTarget) -> Node:
     timeout_ms = call.node.settings.timeout_ms
     return Node(
         endpoint=endpoint,
@@ -235,7 +235,7 @@ def _devices(node: NodeDefinition, target: GraphTarget) -> tuple[Device, ...]:
     return devices_of(f"node '{node.name}'", said, _kind(node, target))
 
 
-def _pool(call: Call, target: GraphTarget) -> Pool:
+def _pool(call: NodeCall, target: GraphTarget) -> Pool:
     node, overrides = call.node, target.overrides
     workers, threads = _workers(node, target)
     devices = _devices(node, target)

@@ -13,7 +13,7 @@ from forebay.errors import ConfigError
 from forebay.runtimes.contract import RunOptions
 from forebay.runtimes.model_file import load_with
 from forebay.runtimes.sharing import Sharing, sharing_of
-from forebay.serving.models.file_model import FileModel, Plan, class_of
+from forebay.serving.models.file_model import FileModel, FilePlan, class_of
 from forebay.surfaces.native.model_options import devices_of, workers_of
 from forebay.workers.runner import RunnerSpec
 
@@ -55,7 +55,7 @@ def read_model_file(path: Path, overrides: Overrides) -> ModelTarget:
             )
             raise ConfigError(msg)
     is_tied = any(device.cores for device in devices)
-    plan = Plan(str(path.absolute()), file.signature(), Sharing(), None if is_tied else threads)
+    plan = FilePlan(str(path.absolute()), file.signature(), Sharing(), None if is_tied else threads)
     class_of(plan)  # what cannot be carried is said before it is tried
     sharing = sharing_of(file)
     plan = msgspec.structs.replace(plan, sharing=sharing)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from forebay.server.app import App, Served
-    from forebay.surfaces.contract import Entry, Options
+    from forebay.surfaces.contract import Options, TargetEntry
 
 log = logging.getLogger("forebay")
 
@@ -52,9 +52,9 @@ class Reloading:
         self,
         app: App,
         options: Options,
-        entries: Sequence[Entry],
-        entries_of: Callable[[Options], list[Entry]],
-        build: Callable[[Entry], Sequence[Served]],
+        entries: Sequence[TargetEntry],
+        entries_of: Callable[[Options], list[TargetEntry]],
+        build: Callable[[TargetEntry], Sequence[Served]],
     ) -> None:
         """Describe it.
 
@@ -82,7 +82,7 @@ class Reloading:
             sys.dont_write_bytecode = True
             os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
-    def made(self, entry: Entry, served: Sequence[Served]) -> None:
+    def made(self, entry: TargetEntry, served: Sequence[Served]) -> None:
         """Note what came of an entry."""
         self._made[_key(entry)] = {(one.endpoint.name, one.endpoint.config.version) for one in served}
 
@@ -187,7 +187,7 @@ class Reloading:
         if not broken and not self._app.problem:
             log.info("reloaded in %.2f s", time.monotonic() - started)
 
-    async def _renew(self, entry: Entry) -> list[tuple[str, str, bool]]:
+    async def _renew(self, entry: TargetEntry) -> list[tuple[str, str, bool]]:
         """Build an entry anew and load what comes of it; returns names and versions, and whether they are up."""
         limit_s = self._options.load_timeout_s
         found = _fingerprint(entry)
@@ -297,17 +297,17 @@ class Reloading:
         return sorted(code), files
 
 
-def _key(entry: Entry) -> str:
+def _key(entry: TargetEntry) -> str:
     """Return what makes an entry the same as before: all that is said of it."""
     return msgspec.json.encode([entry.target, entry.overrides.name, entry.overrides.version]).decode()
 
 
-def _folder(entry: Entry) -> Path:
+def _folder(entry: TargetEntry) -> Path:
     file, colon, _ = entry.target.rpartition(":")
     return Path(file if colon and file.endswith(".py") else entry.target).resolve().parent
 
 
-def _fingerprint(entry: Entry) -> Fingerprint:
+def _fingerprint(entry: TargetEntry) -> Fingerprint:
     return Fingerprint.of(Path(entry.target)) if is_model_file(entry.target) else Fingerprint("", ())
 
 

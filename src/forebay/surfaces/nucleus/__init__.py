@@ -68,7 +68,7 @@ class NucleusSurface:
         from forebay.surfaces.nucleus import logs
         from forebay.surfaces.nucleus.config import read_config
         from forebay.surfaces.nucleus.http import NucleusHttp
-        from forebay.transports.http.asgi import Pages
+        from forebay.transports.http.asgi import ServerPages
 
         path = Path(target)
         config, warnings = read_config(path / CONFIG_FILE if path.is_dir() else path)
@@ -89,7 +89,7 @@ class NucleusSurface:
             max_concurrency=config.max_concurrency,
             max_body_bytes=http.max_body_bytes if "max_body_bytes" in options.given else None,
             api_keys=http.api_keys,
-            pages=Pages(app, http) if options.extra_routes else None,
+            pages=ServerPages(app, http) if options.extra_routes else None,
         )
         readiness = Readiness(options.state_dir)
 

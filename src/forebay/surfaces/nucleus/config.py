@@ -68,7 +68,7 @@ class Models(msgspec.Struct, frozen=True, kw_only=True):
     disk_cache_size: int | None = None
 
 
-class Batching(msgspec.Struct, frozen=True, kw_only=True):
+class ServerSideBatching(msgspec.Struct, frozen=True, kw_only=True):
     """`server_side_batching`."""
 
     max_batch_size: int
@@ -102,7 +102,7 @@ class NucleusConfig(msgspec.Struct, frozen=True, kw_only=True):
     protobuf_path: str | None = None
     multi_model_reloading: Models | None = None
     models: Models | None = None
-    server_side_batching: Batching | None = None
+    server_side_batching: ServerSideBatching | None = None
     processes: int = 1
     threads_per_process: int = 1
     max_concurrency: int = 0
@@ -370,13 +370,13 @@ class _Reader(Walker):
             raise self._fail(given, f"{key}: {text}: {memory} is more than {disk}")
         return memory, disk
 
-    def _batching(self) -> Batching | None:
+    def _batching(self) -> ServerSideBatching | None:
         path = ("server_side_batching",)
         section = self._section(path)
         if section is None:
             return None
-        self._known(path, section, Batching.__struct_fields__)
-        for name in Batching.__struct_fields__:
+        self._known(path, section, ServerSideBatching.__struct_fields__)
+        for name in ServerSideBatching.__struct_fields__:
             if section.get(name) is None:
                 raise self._fail(path, f"server_side_batching: missing '{name}' field")
         size, interval = section["max_batch_size"], section["batch_interval_seconds"]
@@ -396,7 +396,7 @@ class _Reader(Walker):
         if not 0 < interval < math.inf:
             text = f"server_side_batching: 'batch_interval_seconds' must be more than 0, found {interval}"
             raise self._fail((*path, "batch_interval_seconds"), text)
-        return Batching(max_batch_size=size, batch_interval_seconds=float(interval))
+        return ServerSideBatching(max_batch_size=size, batch_interval_seconds=float(interval))
 
     def _log_level(self) -> str:
         found = self.at(("log_level",))

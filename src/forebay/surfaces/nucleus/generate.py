@@ -23,7 +23,7 @@ import yaml
 
 import forebay
 from forebay.errors import ConfigError
-from forebay.surfaces.nucleus.config import DEFAULT_TFS_HOST, Batching, NucleusConfig, not_yet
+from forebay.surfaces.nucleus.config import DEFAULT_TFS_HOST, NucleusConfig, ServerSideBatching, not_yet
 from forebay.surfaces.nucleus.environment import LOG_CONFIG_FILE, TFS_PORT, handler_environment
 
 PROJECT = "/src/project"
@@ -41,7 +41,7 @@ CONDA_ENV = "/opt/conda/envs/env"
 _LOCAL_HOSTS = {"localhost", "127.0.0.1", "::1"}
 
 
-class Step(msgspec.Struct, frozen=True):
+class InstallStep(msgspec.Struct, frozen=True):
     """Something to install.
 
     Attributes:
@@ -62,7 +62,7 @@ class Generated(msgspec.Struct, frozen=True):
     text: str
 
 
-def steps(config: NucleusConfig, pip: tuple[str, ...] = ("pip",)) -> list[Step]:
+def steps(config: NucleusConfig, pip: tuple[str, ...] = ("pip",)) -> list[InstallStep]:
     """Return the installation steps of a project in their order; a file that is not there makes no step.
 
     Args:
@@ -74,8 +74,8 @@ def steps(config: NucleusConfig, pip: tuple[str, ...] = ("pip",)) -> list[Step]:
     """
     files = config.dependencies
     found = [
-        Step("shell", files.shell, (("bash", "-e", files.shell),)),
-        Step(
+        InstallStep("shell", files.shell, (("bash", "-e", files.shell),)),
+        InstallStep(
             "conda",
             files.conda,
             (
@@ -83,7 +83,7 @@ def steps(config: NucleusConfig, pip: tuple[str, ...] = ("pip",)) -> list[Step]:
                 ("conda", "install", "-y", "--file", files.conda),
             ),
         ),
-        Step("pip", files.pip, ((*pip, "--no-cache-dir", "install", "-r", files.pip),)),
+        InstallStep("pip", files.pip, ((*pip, "--no-cache-dir", "install", "-r", files.pip),)),
     ]
     for step in found:
         if not _is_inside(config.project_dir / step.file, config.project_dir):
@@ -227,7 +227,7 @@ def _in_project(config: NucleusConfig, command: Sequence[str]) -> str:
     return " ".join(word if re.fullmatch(r"[\w@%+=:,./-]+", word) else _single_quoted(word) for word in words)
 
 
-def _text(config: NucleusConfig, step: Step) -> str:
+def _text(config: NucleusConfig, step: InstallStep) -> str:
     return (config.project_dir / step.file).read_text(encoding="utf-8", errors="replace")
 
 
@@ -279,7 +279,7 @@ def _tfs_dockerfile(config: NucleusConfig) -> str:
     return "\n".join([*lines, "", f"EXPOSE {TFS_PORT}", f"ENTRYPOINT {json.dumps([*start, *flags])}", ""])
 
 
-def _tfs_batching(batching: Batching, processes: int) -> list[str]:
+def _tfs_batching(batching: ServerSideBatching, processes: int) -> list[str]:
     return [
         "",
         f"ENV TF_MAX_BATCH_SIZE={batching.max_batch_size} \\",

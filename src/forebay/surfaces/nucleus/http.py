@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.nucleus.answers import Answer
-    from forebay.transports.http.asgi import Pages
+    from forebay.transports.http.asgi import ServerPages
 
 POST_KEY: Final = "post"
 """Batch key of posts that are batched; whatever else is asked goes alone."""
@@ -69,7 +69,7 @@ class NucleusHttp:
         max_concurrency: int,
         max_body_bytes: int | None,
         api_keys: Sequence[str],
-        pages: Pages | None,
+        pages: ServerPages | None,
     ) -> None:
         """Describe the face.
 

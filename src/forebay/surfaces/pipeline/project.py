@@ -54,17 +54,17 @@ def project_of(server: PipelineServer, script: Callable[[], Script], options: Op
     Raises:
         ConfigError: If the graph, an op or a port is wrong.
     """
-    from forebay.transports.http.asgi import Pages
+    from forebay.transports.http.asgi import ServerPages
 
     dag, config = built(server)
     http, has_http = _http(config, options)
     if config.build_dag_each_worker:
-        hosted: served_graph.Hosted | EachWorker = EachWorker(server.name, dag, config, script())
+        hosted: served_graph.ServedGraph | EachWorker = EachWorker(server.name, dag, config, script())
     else:
-        hosted = served_graph.Hosted(server.name, dag, config, script, itertools.count())
+        hosted = served_graph.ServedGraph(server.name, dag, config, script, itertools.count())
     app = _App(hosted, dag, config)
     gateway = Gateway(hosted.service, http)
-    face = PipelineHttp(gateway, http, Pages(app, http) if options.extra_routes else None)
+    face = PipelineHttp(gateway, http, ServerPages(app, http) if options.extra_routes else None)
     rpc_source = _source(config, "rpc_port") or _source(config, "port")
     grpc = _grpc(config, http, options.grpc)
     rpc = GrpcListener(grpc, services(hosted.service), lambda: not app.problems(), rpc_source)
@@ -119,7 +119,7 @@ def serve_here(server: PipelineServer) -> int:
 class _App(App):
     """An app of one graph: its store lives and its logs are written as long as it runs."""
 
-    def __init__(self, hosted: served_graph.Hosted | EachWorker, dag: Dag, config: PipelineConfig) -> None:
+    def __init__(self, hosted: served_graph.ServedGraph | EachWorker, dag: Dag, config: PipelineConfig) -> None:
         super().__init__([Served(hosted.endpoint, OPAQUE, nodes=hosted.nodes)])
         self._hosted = hosted
         self._dag = dag

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from forebay.serving.endpoint import Endpoint
-    from forebay.surfaces.ventu.pages import Pages
+    from forebay.surfaces.ventu.pages import ServicePages
 
 log = logging.getLogger("forebay.requests")
 
@@ -58,7 +58,7 @@ class VentuHttp:
             api_keys: If any, a request needs one of them.
             more: Further pages, which need no key.
         """
-        self.pages: Pages | None = None
+        self.pages: ServicePages | None = None
         self._endpoint = endpoint
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
@@ -95,7 +95,7 @@ class VentuHttp:
             return self.pages.health(await self._is_well())
         return await self._infer(scope, receive, self.pages)
 
-    async def _infer(self, scope: Scope, receive: Receive, pages: Pages) -> Reply | None:
+    async def _infer(self, scope: Scope, receive: Receive, pages: ServicePages) -> Reply | None:
         given = dict(scope["headers"])
         length: bytes = given.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._max_body_bytes:

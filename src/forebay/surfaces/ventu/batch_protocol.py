@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.errors import InvalidRequest
 from forebay.surfaces.ventu.handover import hand_over
-from forebay.surfaces.ventu.inference import Answered, Failed, Garbled, Refused
-from forebay.workers.job_frames import READY, FrameReader, decode_jobs, encode_answer
+from forebay.surfaces.ventu.inference import Answered, BodyRefused, Garbled, HookFailed
+from forebay.workers.job_frames import READY, JobFrameReader, decode_jobs, encode_answer
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -63,7 +63,7 @@ class BatchProtocol:
         for job, outcome in zip(jobs, self._inference.many(list(jobs.values())), strict=True):
             if type(outcome) is Answered:
                 results[job] = outcome.body
-            elif isinstance(outcome, Garbled | Refused):
+            elif isinstance(outcome, Garbled | BodyRefused):
                 log.info("Job %s cannot be taken: %s", job, outcome)
                 results[job] = self._inference.media.dumps(_told(outcome))
                 errors.append(job)
@@ -108,7 +108,7 @@ class BatchProtocol:
 
     def _serve(self, connection: socket.socket, ours: socket.socket) -> bool:
         """Answer batches until the service closes or we stop; tells whether there was any."""
-        reader = FrameReader()
+        reader = JobFrameReader()
         has_worked = False
         connection.sendall(READY)
         while True:
@@ -161,12 +161,12 @@ def _dial(addr: str | tuple[str, int], protocol: str) -> socket.socket:
     return connection
 
 
-def _told(outcome: Garbled | Refused) -> object:
+def _told(outcome: Garbled | BodyRefused) -> object:
     return outcome.reason if isinstance(outcome, Garbled) else outcome.errors
 
 
 def _log_failure(job: str, outcome: Outcome) -> None:
-    if isinstance(outcome, Failed):
+    if isinstance(outcome, HookFailed):
         log.error("Job %s failed", job, exc_info=outcome.error)
     else:
         log.error("Job %s: the result does not fit the response schema: %s", job, outcome)

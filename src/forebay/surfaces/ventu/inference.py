@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import Summary
 
-    from forebay.surfaces.ventu.media import Media
+    from forebay.surfaces.ventu.media import Serialisation
     from forebay.surfaces.ventu.metrics import Metrics
     from forebay.surfaces.ventu.schema import Schema
 
@@ -39,28 +39,28 @@ class Garbled(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Refused(msgspec.Struct, frozen=True):
+class BodyRefused(msgspec.Struct, frozen=True):
     """The body does not fit the request schema."""
 
     errors: list[dict[str, Any]]
 
 
-class Unfit(msgspec.Struct, frozen=True):
+class UnfitResult(msgspec.Struct, frozen=True):
     """The model's result does not fit the response schema."""
 
     errors: list[dict[str, Any]]
 
 
-class Failed(msgspec.Struct, frozen=True):
+class HookFailed(msgspec.Struct, frozen=True):
     """The user's code failed."""
 
     error: BaseException
 
 
-Outcome: TypeAlias = Answered | Garbled | Refused | Unfit | Failed
+Outcome: TypeAlias = Answered | Garbled | BodyRefused | UnfitResult | HookFailed
 
 
-class Hooks(Protocol):
+class ModelHooks(Protocol):
     """What a model brings."""
 
     def preprocess(self, data: Any) -> Any:
@@ -83,7 +83,7 @@ class Hooks(Protocol):
 class Steps:
     """Runs the hooks in their order and takes the time of each."""
 
-    def __init__(self, hooks: Hooks, metrics: Metrics) -> None:
+    def __init__(self, hooks: ModelHooks, metrics: Metrics) -> None:
         self._hooks = hooks
         self._metrics = metrics
 
@@ -107,22 +107,22 @@ class Steps:
         """Return the result of each item, or how it failed; `batch_inference` sees only what could be prepared."""
         hooks, times = self._hooks, self._metrics.batch
         found = _each(hooks.preprocess, items, "preprocess", times)
-        ready = [value for value in found if type(value) is not Failed]
+        ready = [value for value in found if type(value) is not HookFailed]
         if not ready:
             return found
         with times.labels(process="inference").time():
             results, error = caught(lambda: _checked(hooks.batch_inference(ready), len(ready)))
         if error is not None:
-            failed = Failed(error)
-            return [value if type(value) is Failed else failed for value in found]
+            failed = HookFailed(error)
+            return [value if type(value) is HookFailed else failed for value in found]
         finished = iter(_each(hooks.postprocess, results, "postprocess", times))
-        return [value if type(value) is Failed else next(finished) for value in found]
+        return [value if type(value) is HookFailed else next(finished) for value in found]
 
 
 class Inference:
     """A service without a transport."""
 
-    def __init__(self, steps: Steps, request: Schema, response: Schema, media: Media, metrics: Metrics) -> None:
+    def __init__(self, steps: Steps, request: Schema, response: Schema, media: Serialisation, metrics: Metrics) -> None:
         self.media = media
         self._steps = steps
         self._request = request
@@ -135,7 +135,7 @@ class Inference:
         if isinstance(item, Outcome):
             return item
         result, error = caught(self._steps.one, item)
-        return self._written(result) if error is None else Failed(error)
+        return self._written(result) if error is None else HookFailed(error)
 
     def many(self, bodies: Sequence[bytes]) -> list[Outcome]:
         """Answer a batch with `batch_inference`, which sees only the requests that are valid."""
@@ -153,16 +153,16 @@ class Inference:
             return Garbled(str(error))
         if isinstance(error, Invalid):
             self._invalid.inc()
-            return Refused(error.errors)
-        return Failed(error)
+            return BodyRefused(error.errors)
+        return HookFailed(error)
 
     def _written(self, result: Any) -> Outcome:
-        if type(result) is Failed:
+        if type(result) is HookFailed:
             return result
         body, error = caught(self._body, result)
         if error is None:
             return Answered(body)
-        return Unfit(error.errors) if isinstance(error, Invalid) else Failed(error)
+        return UnfitResult(error.errors) if isinstance(error, Invalid) else HookFailed(error)
 
     def _body(self, result: Any) -> bytes | str:
         value = self.media.plain(result)
@@ -177,7 +177,7 @@ def _each(step: Callable[[Any], Any], items: Sequence[Any], name: str, times: Su
     with times.labels(process=name).time():
         for item in items:
             value, error = caught(step, item)
-            made.append(value if error is None else Failed(error))
+            made.append(value if error is None else HookFailed(error))
     return made
 
 

@@ -19,7 +19,7 @@ class Unreadable(ValueError):
     """Bytes are not of the serialisation the service speaks."""
 
 
-class Media(ABC):
+class Serialisation(ABC):
     """A serialisation.
 
     Attributes:
@@ -67,7 +67,7 @@ class Media(ABC):
         return value.tolist() if hasattr(value, "tolist") else msgspec.to_builtins(value)
 
 
-class Json(Media):
+class Json(Serialisation):
     """JSON as the standard library writes it: its texts and its spelling of numbers are what clients know."""
 
     name = JSON
@@ -77,7 +77,7 @@ class Json(Media):
     is_json = True
 
     def loads(self, body: bytes) -> Any:
-        """Return the data in a body; see `Media.loads`."""
+        """Return the data in a body; see `Serialisation.loads`."""
         try:
             return msgspec.json.decode(body)
         except (ValueError, RecursionError):
@@ -88,11 +88,11 @@ class Json(Media):
             raise Unreadable(str(error)) from None
 
     def dumps(self, value: Any) -> str:
-        """Return data as text; see `Media.dumps`."""
+        """Return data as text; see `Serialisation.dumps`."""
         return json.dumps(value, default=self.convert)
 
 
-class MsgPack(Media):
+class MsgPack(Serialisation):
     """msgpack."""
 
     name = MSGPACK
@@ -105,12 +105,12 @@ class MsgPack(Media):
         self._encode = msgspec.msgpack.Encoder(enc_hook=self.convert).encode
 
     def loads(self, body: bytes) -> Any:
-        """Return the data in a body; see `Media.loads`."""
+        """Return the data in a body; see `Serialisation.loads`."""
         try:
             return msgspec.msgpack.decode(body)
         except (ValueError, TypeError, RecursionError) as error:  # TypeError: a map or a list as a key
             raise Unreadable(str(error)) from None
 
     def dumps(self, value: Any) -> bytes:
-        """Return data as bytes; see `Media.dumps`."""
+        """Return data as bytes; see `Serialisation.dumps`."""
         return self._encode(value)

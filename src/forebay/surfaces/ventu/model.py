@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from forebay.surfaces.ventu.batch_protocol import BatchProtocol
 from forebay.surfaces.ventu.config import Config
 from forebay.surfaces.ventu.handover import hand_over
-from forebay.surfaces.ventu.inference import Failed
+from forebay.surfaces.ventu.inference import HookFailed
 from forebay.surfaces.ventu.schema import Invalid, NotPossible, Schema
 from forebay.surfaces.ventu.service import Service
 from forebay.surfaces.ventu.wsgi import WsgiApp
@@ -123,7 +123,7 @@ class Ventu:
             self.logger.info("Single inference warm-up with example: %s", self.req_example)
             results = [service.steps.one(self._ventu_example("request"))]
         for result in results:
-            if type(result) is Failed:
+            if type(result) is HookFailed:
                 raise result.error
             if self.resp_example:
                 self._ventu_example("response")

@@ -11,14 +11,14 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from forebay.surfaces.ventu.inference import Answered, Garbled, Refused, Unfit
+from forebay.surfaces.ventu.inference import Answered, BodyRefused, Garbled, UnfitResult
 from forebay.surfaces.ventu.media import JSON
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from forebay.surfaces.ventu.inference import Outcome
-    from forebay.surfaces.ventu.media import Media
+    from forebay.surfaces.ventu.media import Serialisation
 
 
 class Action(Enum):
@@ -59,10 +59,10 @@ HOME: Final = {
 _ASSETS: Final = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
 
 
-class Pages:
+class ServicePages:
     """The paths of a service."""
 
-    def __init__(self, media: Media, document: Mapping[str, Any]) -> None:
+    def __init__(self, media: Serialisation, document: Mapping[str, Any]) -> None:
         """Prepare the answers that never change.
 
         Args:
@@ -112,16 +112,16 @@ class Pages:
         return Reply(200, self.media.name, _bytes(self.media.dumps(status)))
 
 
-def reply_to(outcome: Outcome, media: Media) -> Reply:
+def reply_to(outcome: Outcome, media: Serialisation) -> Reply:
     """Return the answer that an outcome makes."""
     if isinstance(outcome, Answered):
         return Reply(200, media.name, _bytes(outcome.body))
     if isinstance(outcome, Garbled):
         text = f"Could not parse {media.label} body - {outcome.reason}"
         return problem(400, f"Invalid {media.label}", text)
-    if isinstance(outcome, Refused):
+    if isinstance(outcome, BodyRefused):
         return Reply(422, media.name, _bytes(media.dumps(outcome.errors)))
-    if isinstance(outcome, Unfit):
+    if isinstance(outcome, UnfitResult):
         return Reply(500, media.name, _bytes(media.dumps(outcome.errors)))
     return broken()
 

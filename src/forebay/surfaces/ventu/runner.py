@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from forebay.errors import ConfigError, ForebayError, ModelError, nearest
 from forebay.serving.models.model import load_module
 from forebay.surfaces.ventu import handover, shim
-from forebay.surfaces.ventu.inference import Failed
+from forebay.surfaces.ventu.inference import HookFailed
 from forebay.surfaces.ventu.pages import reply_to
 from forebay.types.failures import failure_of, text_of, trace_of
 from forebay.workers.user_code import caught
@@ -28,7 +28,7 @@ FACTORIES = ("create_model", "create_app")
 """Functions that are called when a file holds no Ventu object."""
 
 
-def build(*, path: str, name: str | None) -> BatchRunner:
+def build(*, path: str, name: str | None) -> VentuBatchRunner:
     """Build the runner; the reference that worker processes are given.
 
     Args:
@@ -54,16 +54,16 @@ def build(*, path: str, name: str | None) -> BatchRunner:
     raise ModelError(msg, trace=trace_of(error)) from error
 
 
-def _loaded(path: Path, name: str | None) -> BatchRunner:
+def _loaded(path: Path, name: str | None) -> VentuBatchRunner:
     try:
-        return BatchRunner(find(load_module(path), name), path)
+        return VentuBatchRunner(find(load_module(path), name), path)
     except handover.Handed as handed:
         module = handed.module
         if module is None:
             raise
         sys.modules[module.__name__] = module  # an import that was broken off leaves nothing behind
         model = handed.model if name is None or not hasattr(module, name) else None
-        return BatchRunner(model or find(module, name), path, left_out=handed.call)
+        return VentuBatchRunner(model or find(module, name), path, left_out=handed.call)
 
 
 def _placed(path: str, message: str) -> str:
@@ -179,7 +179,7 @@ def _model_of(value: Any) -> Ventu | None:
     return None
 
 
-class BatchRunner:
+class VentuBatchRunner:
     """Answers batches with `[status, media type, body]` for each request.
 
     A model that only has `inference` is asked for one result after the other.
@@ -228,7 +228,7 @@ class BatchRunner:
         bodies = [bytes(item.body) or media.nothing for item in items]
         outcomes = inference.many(bodies) if self._is_batched else [inference.one(body) for body in bodies]
         return [
-            failure_of(outcome.error) if isinstance(outcome, Failed) else list(reply_to(outcome, media))[:3]
+            failure_of(outcome.error) if isinstance(outcome, HookFailed) else list(reply_to(outcome, media))[:3]
             for outcome in outcomes
         ]
 

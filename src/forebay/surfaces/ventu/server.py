@@ -13,7 +13,7 @@ from forebay.server.app import App, Served
 from forebay.server.config import HttpConfig
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.ventu.asgi import HEALTH, VentuHttp
-from forebay.surfaces.ventu.pages import Pages
+from forebay.surfaces.ventu.pages import ServicePages
 from forebay.transports.http.listener import HttpListener
 from forebay.transports.server import Server
 from forebay.workers.runner import RunnerSpec
@@ -56,7 +56,7 @@ def serve(model: Ventu, host: str, port: int, threads: int) -> None:
         return await asyncio.to_thread(service.metrics.page)
 
     face = VentuHttp(endpoint, metrics, max_body_bytes=model.max_body_bytes)
-    face.pages = Pages(service.media, service.document())
+    face.pages = ServicePages(service.media, service.document())
     http = HttpConfig(host=host, port=port, max_body_bytes=model.max_body_bytes, allowed_hosts=("*",))
     listener = HttpListener(http, {}, face)
 

@@ -7,7 +7,7 @@ import inspect
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.surfaces.ventu.inference import Failed, Inference, Steps
+from forebay.surfaces.ventu.inference import HookFailed, Inference, Steps
 from forebay.surfaces.ventu.media import Json, MsgPack
 from forebay.surfaces.ventu.metrics import Metrics
 from forebay.surfaces.ventu.openapi import document
@@ -16,7 +16,7 @@ from forebay.types.failures import words_of
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
-    from forebay.surfaces.ventu.media import Media
+    from forebay.surfaces.ventu.media import Serialisation
     from forebay.surfaces.ventu.model import Ventu
     from forebay.surfaces.ventu.pages import Reply
     from forebay.surfaces.ventu.schema import Schema
@@ -40,7 +40,7 @@ class Service:
 
     def __init__(self, model: Ventu, request: Schema, response: Schema) -> None:
         self._model = model
-        self.media: Media = MsgPack() if model.use_msgpack else Json()
+        self.media: Serialisation = MsgPack() if model.use_msgpack else Json()
         self.request = request
         self.response = response
         self.metrics = Metrics()
@@ -50,7 +50,7 @@ class Service:
     def answer(self, body: bytes) -> Reply:
         """Answer one body with `inference`; an empty one is an object without fields."""
         outcome = self.inference.one(body or self.media.nothing)
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, HookFailed):
             log.error("Inference failed", exc_info=outcome.error)
         return reply_to(outcome, self.media)
 

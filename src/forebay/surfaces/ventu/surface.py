@@ -18,7 +18,7 @@ from forebay.surfaces.contract import Project
 from forebay.surfaces.ventu.asgi import VentuHttp
 from forebay.surfaces.ventu.media import Json, MsgPack
 from forebay.surfaces.ventu.metrics import FOLDER, merged, shared_folder, write
-from forebay.surfaces.ventu.pages import Pages, Reply
+from forebay.surfaces.ventu.pages import Reply, ServicePages
 from forebay.surfaces.ventu.server import OPAQUE
 from forebay.types.call import ALONE
 from forebay.workers.private_folder import PrivateFolder
@@ -68,7 +68,7 @@ class VentuSurface:
 
     def build(self, target: str, options: Options) -> Project:
         """Build the project's one endpoint; none of its code is run here."""
-        from forebay.transports.http.asgi import Pages as NativePages
+        from forebay.transports.http.asgi import ServerPages as NativePages
 
         path, name = _split(target)
         environment = dict(os.environ)
@@ -143,7 +143,7 @@ class _App(App):
         assert self.face is not None
         if about["left_out"]:
             log.info("%s: %s() is not called: forebay answers over HTTP and batches", self._path, about["left_out"])
-        self.face.pages = Pages(MsgPack() if about["use_msgpack"] else Json(), about["document"])
+        self.face.pages = ServicePages(MsgPack() if about["use_msgpack"] else Json(), about["document"])
 
     def _tell_slow(self) -> None:
         why = "it loads a large model, or does something at its top level that never ends"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from forebay.surfaces.ventu.pages import Action, Pages, Reply, too_large
+from forebay.surfaces.ventu.pages import Action, Reply, ServicePages, too_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +23,7 @@ class WsgiApp:
     def __init__(self, model: Ventu) -> None:
         self.model = model
         self._service = model.ventu_service
-        self._pages = Pages(self._service.media, self._service.document())
+        self._pages = ServicePages(self._service.media, self._service.document())
 
     def __call__(self, environ: Mapping[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer one request."""

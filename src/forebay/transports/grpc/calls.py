@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.errors import ForebayError, QueueFull
 from forebay.observe.ended_calls import EndedCall
 from forebay.transports.grpc import frames, statuses
-from forebay.transports.grpc.messages import STEP_BYTES, BadMessage, Inbox, Unpacking
+from forebay.transports.grpc.messages import STEP_BYTES, BadMessage, MessageBuffer, Unpacking
 from forebay.transports.grpc.statuses import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from forebay.transports.grpc.connection import Connection
-    from forebay.transports.grpc.heads import Head
+    from forebay.transports.grpc.connection import GrpcConnection
+    from forebay.transports.grpc.heads import CallHead
     from forebay.transports.grpc.sending import Outgoing
 
 log = logging.getLogger("forebay.requests")
@@ -71,7 +71,7 @@ class OpenCall:
     outgoing: Outgoing | None = None
     trailers: bytes | None = None
     _refusal: tuple[Status, str] = Status.RESOURCE_EXHAUSTED, ""
-    _inbox: Inbox | None = None
+    _inbox: MessageBuffer | None = None
     _task: asyncio.Task[None] | None = None
     _arrival: asyncio.Future[None] | None = None
     _room: asyncio.Future[None] | None = None
@@ -80,7 +80,7 @@ class OpenCall:
     _held = 0
     _allowed = STREAM_WINDOW
 
-    def __init__(self, connection: Connection, stream: int, head: Head, window: int, epoch: int) -> None:
+    def __init__(self, connection: GrpcConnection, stream: int, head: CallHead, window: int, epoch: int) -> None:
         self.stream = stream
         self.window = window
         self._connection = connection
@@ -227,7 +227,7 @@ class OpenCall:
             return
         inbox = self._inbox
         if inbox is None:
-            inbox = self._inbox = Inbox(self._head.encoding, port.config.max_message_bytes)
+            inbox = self._inbox = MessageBuffer(self._head.encoding, port.config.max_message_bytes)
         inbox.add(payload)
         port.buffered_bytes += len(payload)
         if port.buffered_bytes > port.config.max_buffered_bytes:
@@ -238,7 +238,7 @@ class OpenCall:
             self._receive_only(inbox)
         self._allow_more()
 
-    def _receive_only(self, inbox: Inbox) -> None:
+    def _receive_only(self, inbox: MessageBuffer) -> None:
         """Begin the method once its only message has come."""
         try:
             inbox.check()
@@ -324,7 +324,7 @@ class OpenCall:
         else:
             self._receive_only(self._inbox)
 
-    def _take(self, inbox: Inbox) -> bytes | Unpacking | None:
+    def _take(self, inbox: MessageBuffer) -> bytes | Unpacking | None:
         """Take the next message, unpacked if it is small."""
         before = len(inbox)
         self._hold(0)
@@ -438,7 +438,7 @@ class OpenCall:
         return outgoing is not None and bool(outgoing.pieces) and epoch - outgoing.moved > max_quiet
 
 
-def ended(head: Head, peer: str, status: Status) -> EndedCall:
+def ended(head: CallHead, peer: str, status: Status) -> EndedCall:
     """Return what is to be told of a call with this head."""
     given = dict(head.metadata)
     call = EndedCall("gRPC", head.path.decode("latin-1"), client=peer, status=int(status), code=status.name.lower())

@@ -3,7 +3,7 @@
 
 Theory of operation. `data_received` cuts what came into frames and acts on each. A header block that was seen before
 means the same again as long as the client's compression table has not changed, and is not read again: it stands for a
-`Head`, which knows the method. A message that comes whole in one DATA frame goes to its method at once; everything
+`CallHead`, which knows the method. A message that comes whole in one DATA frame goes to its method at once; everything
 else is collected by `OpenCall.receive`.
 
 What is to be written during one turn of the loop is gathered and leaves in one write at the end of it. A short answer
@@ -31,7 +31,7 @@ from forebay.transports.grpc.sending import Sender
 from forebay.transports.grpc.statuses import Status
 
 if TYPE_CHECKING:
-    from forebay.transports.grpc.port import Port
+    from forebay.transports.grpc.port import GrpcPort
     from forebay.transports.grpc.sending import Outgoing
 
 log = logging.getLogger("forebay")
@@ -47,7 +47,7 @@ _END: Final = Struct(f">5sI{len(statuses.OK)}s")
 _END_HEAD: Final = frames.head(len(statuses.OK), frames.HEADERS, frames.END_FLAGS, 0)[:5]
 
 
-class Connection(asyncio.Protocol):
+class GrpcConnection(asyncio.Protocol):
     """One client connection.
 
     Attributes:
@@ -55,7 +55,7 @@ class Connection(asyncio.Protocol):
         peer: Who is there, as `ADDRESS:PORT`.
     """
 
-    def __init__(self, port: Port) -> None:
+    def __init__(self, port: GrpcPort) -> None:
         self.port = port
         self.peer = ""
         self._calls: dict[int, OpenCall] = {}

@@ -93,7 +93,7 @@ class StreamFault(Exception):
         self.reason = reason
 
 
-class FrameReader:
+class Http2FrameReader:
     """Cuts the bytes of a connection into frames."""
 
     def __init__(self) -> None:

@@ -47,7 +47,7 @@ class Method:
         self.is_public = is_public
 
 
-class Head:
+class CallHead:
     """What is known of a call before its messages.
 
     Attributes:
@@ -112,7 +112,7 @@ class HeadReader:
         self._keys = [key.encode() for key in api_keys]
         self._max_bytes = max_bytes
 
-    def read(self, fields: Sequence[Field], size: int) -> Head:
+    def read(self, fields: Sequence[Field], size: int) -> CallHead:
         """Return what a list of fields means.
 
         Args:
@@ -122,7 +122,7 @@ class HeadReader:
         Raises:
             Malformed: If it is no request at all.
         """
-        head = Head()
+        head = CallHead()
         if size > self._max_bytes:
             msg = f"the metadata is {size} bytes long, {self._max_bytes} are allowed"
             head.refuse(Status.RESOURCE_EXHAUSTED, msg)
@@ -137,7 +137,7 @@ class HeadReader:
             self._read_call(head, asked, fields)
         return head
 
-    def _read_call(self, head: Head, asked: Mapping[bytes, bytes], fields: Sequence[Field]) -> None:
+    def _read_call(self, head: CallHead, asked: Mapping[bytes, bytes], fields: Sequence[Field]) -> None:
         method = self._methods.get(asked[b":path"])
         if self._keys and not (method is not None and method.is_public) and not self._has_key(fields):
             text = "an API key is needed, as x-api-key or as authorization: Bearer"

@@ -93,7 +93,7 @@ class BadBlock(Exception):
     """A header block that cannot be read; nothing after it on its connection can be read either."""
 
 
-class TooMuch(Exception):
+class HeaderBlockTooLarge(Exception):
     """A header block that says far more than is allowed; as it was not read, nothing after it can be read."""
 
 
@@ -145,7 +145,7 @@ class Decoder:
                     self._evict(0)
                     left -= OVERHEAD_BYTES
                     if left < 0:
-                        raise TooMuch
+                        raise HeaderBlockTooLarge
                     continue
                 else:
                     is_new = byte & 0x40
@@ -162,7 +162,7 @@ class Decoder:
                 size = len(name) + len(value) + OVERHEAD_BYTES
                 left -= size
                 if left < 0:
-                    raise TooMuch
+                    raise HeaderBlockTooLarge
                 listed += size
                 if listed <= limit:
                     fields.append(field)
@@ -231,7 +231,7 @@ def _string(block: bytes, at: int, max_bytes: int) -> tuple[bytes, int]:
     if end > len(block):
         raise IndexError
     if (length * 8 // huffman.LONGEST if is_packed else length) > max_bytes:
-        raise TooMuch
+        raise HeaderBlockTooLarge
     data = block[at:end]
     return (huffman.unpack(data) if is_packed else data), end
 

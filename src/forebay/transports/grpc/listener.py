@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.errors import ConfigError
 from forebay.transports.acceptor import Acceptor, adopting
 from forebay.transports.binding import why_not
-from forebay.transports.grpc.connection import Connection
+from forebay.transports.grpc.connection import GrpcConnection
 from forebay.transports.grpc.heads import HeadReader
 from forebay.transports.grpc.methods import by_path
-from forebay.transports.grpc.port import Port
+from forebay.transports.grpc.port import GrpcPort
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ class GrpcListener:
         self._is_ready = is_ready
         self._source = source
         self._health: Any = None
-        self._port: Port | None = None
+        self._port: GrpcPort | None = None
         self._acceptor: Acceptor | None = None
 
     async def start(self) -> tuple[str, int]:
@@ -79,8 +79,8 @@ class GrpcListener:
         services += Reflection(services).services()
         heads = HeadReader(by_path(services, SERVICE), config.api_keys, config.max_metadata_bytes)
         loop = asyncio.get_running_loop()
-        port = Port(config, heads, loop)
-        connect = lambda: Connection(port)  # noqa: E731
+        port = GrpcPort(config, heads, loop)
+        connect = lambda: GrpcConnection(port)  # noqa: E731
         if (tls := _tls(config)) is None:
             adopt = adopting(connect)
         else:
@@ -123,7 +123,7 @@ class GrpcListener:
             await asyncio.wait(list(port.tasks), timeout=CLOSING_S)
 
     @staticmethod
-    async def _wait_closed(port: Port, timeout_s: float) -> None:
+    async def _wait_closed(port: GrpcPort, timeout_s: float) -> None:
         """Wait until no connection is left; not on the data path, so looking now and then is good enough."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):

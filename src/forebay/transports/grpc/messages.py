@@ -42,7 +42,7 @@ def prefix(size: int) -> bytes:
     return _PREFIX.pack(0, size)
 
 
-class Inbox:
+class MessageBuffer:
     """The bytes of one call that have come and were not taken yet."""
 
     def __init__(self, encoding: bytes, max_bytes: int) -> None:

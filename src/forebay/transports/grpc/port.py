@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from forebay.observe.ended_calls import EndedCall
     from forebay.server.config import GrpcConfig
     from forebay.transports.grpc.calls import OpenCall
-    from forebay.transports.grpc.connection import Connection
+    from forebay.transports.grpc.connection import GrpcConnection
     from forebay.transports.grpc.heads import HeadReader
 
 log = logging.getLogger("forebay.requests")
@@ -34,7 +34,7 @@ SHORTEST_LOOK_S: Final = 0.005
 """Shortest time between two looks at the deadlines."""
 
 
-class Port:
+class GrpcPort:
     """What all connections of a listener share.
 
     Attributes:
@@ -56,7 +56,7 @@ class Port:
         self.heads = heads
         self.loop = loop
         self.epoch = 0
-        self.connections: set[Connection] = set()
+        self.connections: set[GrpcConnection] = set()
         self.tells = config.access_log or bool(ended_calls.listeners)
         self.calls = 0
         self.public_streams = 0

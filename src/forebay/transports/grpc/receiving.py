@@ -16,13 +16,13 @@ from forebay.transports.grpc import frames, statuses
 from forebay.transports.grpc.calls import STREAM_WINDOW, OpenCall, ended
 from forebay.transports.grpc.frames import ConnectionFault, Reason, StreamFault
 from forebay.transports.grpc.heads import Malformed, check_trailers
-from forebay.transports.grpc.hpack import BadBlock, Decoder, TooMuch
+from forebay.transports.grpc.hpack import BadBlock, Decoder, HeaderBlockTooLarge
 from forebay.transports.grpc.messages import PREFIX_BYTES
 from forebay.transports.grpc.statuses import Status
 
 if TYPE_CHECKING:
-    from forebay.transports.grpc.connection import Connection
-    from forebay.transports.grpc.heads import Head
+    from forebay.transports.grpc.connection import GrpcConnection
+    from forebay.transports.grpc.heads import CallHead
     from forebay.transports.grpc.sending import Sender
 
 CONNECTION_WINDOW: Final = 16 * 1024 * 1024
@@ -68,7 +68,7 @@ class Receiver:
         last_stream: The last call that it began.
     """
 
-    def __init__(self, connection: Connection, calls: dict[int, OpenCall], sender: Sender) -> None:
+    def __init__(self, connection: GrpcConnection, calls: dict[int, OpenCall], sender: Sender) -> None:
         """Begin to listen.
 
         Args:
@@ -80,7 +80,7 @@ class Receiver:
         self._connection = connection
         self._calls = calls
         self._sender = sender
-        self._reader = frames.FrameReader()
+        self._reader = frames.Http2FrameReader()
         self._untold = 0
         # Where the conversation is.
         self.is_greeted = False
@@ -90,7 +90,7 @@ class Receiver:
         self._skipped: deque[tuple[int, int]] = deque(maxlen=MAX_SKIPPED)
         # Header blocks.
         self._decoder = Decoder(port.config.max_metadata_bytes)
-        self._heads: dict[bytes, Head] = {}
+        self._heads: dict[bytes, CallHead] = {}
         self._heads_stamp = 0
         self._block: bytearray | None = None
         self._block_stream = 0
@@ -286,7 +286,7 @@ class Receiver:
             if is_last:
                 call.close_early()
 
-    def _read_head(self, stream: int, block: bytes) -> Head:
+    def _read_head(self, stream: int, block: bytes) -> CallHead:
         decoder = self._decoder
         fields, size = self._decode(block)
         if decoder.changes != self._heads_stamp or len(self._heads) >= MAX_HEADS:
@@ -310,11 +310,11 @@ class Receiver:
             return self._decoder.decode(block)
         except BadBlock as error:
             raise ConnectionFault(Reason.COMPRESSION_ERROR, str(error)) from None
-        except TooMuch:
+        except HeaderBlockTooLarge:
             msg = f"a header block says more than twice the {self._port.config.max_metadata_bytes} bytes it may"
             raise ConnectionFault(Reason.ENHANCE_YOUR_CALM, msg) from None
 
-    def _why_not_public(self, head: Head) -> str | None:
+    def _why_not_public(self, head: CallHead) -> str | None:
         """Return why a call that needs no key may not begin now; None if it may."""
         self.waste()
         max_watches = self._port.config.max_watches
@@ -329,7 +329,7 @@ class Receiver:
         if not is_last:
             self._connection.reset(stream, Reason.NO_ERROR)
 
-    def _turn_away_now(self, stream: int, head: Head, text: str, *, is_last: bool) -> None:
+    def _turn_away_now(self, stream: int, head: CallHead, text: str, *, is_last: bool) -> None:
         """Refuse a call that could be taken at another time."""
         refusal = statuses.HEADERS + statuses.trailers(Status.RESOURCE_EXHAUSTED, text)
         self._turn_away(stream, refusal, is_last=is_last)

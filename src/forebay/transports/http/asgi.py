@@ -90,7 +90,7 @@ def routes_of(app: App, config: HttpConfig) -> dict[bytes, Route]:
 
 def asgi_app(app: App, config: HttpConfig) -> ASGIApp:
     """Return an ASGI application that answers for `app`; whoever runs it starts and drains the app."""
-    pages = Pages(app, config)
+    pages = ServerPages(app, config)
     by_target = routes_of(app, config)
     routes: list[PathRoute] = []
 
@@ -134,7 +134,7 @@ def asgi_app(app: App, config: HttpConfig) -> ASGIApp:
     return answering
 
 
-def _paths(app: App, pages: Pages, by_target: Mapping[bytes, Route]) -> list[PathRoute]:
+def _paths(app: App, pages: ServerPages, by_target: Mapping[bytes, Route]) -> list[PathRoute]:
     predictions = {target.decode(): Predict(route) for target, route in by_target.items()}
     routes = [PathRoute(path, _Methods(post=predict, get=pages.model)) for path, predict in predictions.items()]
     if app.only is None:
@@ -172,7 +172,7 @@ class Predict:
         """Read the body, submit, and write the answer or the parts of it as they come."""
         route = self._route.turn()
         head = route.read_head(scope["headers"], scope["query_string"])
-        answer: Answer | None = None
+        answer: AsgiAnswer | None = None
         try:
             if head.problem is not None:
                 raise head.problem
@@ -182,7 +182,7 @@ class Predict:
                 route = head.route or route
                 if head.problem is not None:
                     raise head.problem
-            answer = Answer(route, head, send, scope.get(TOLD))
+            answer = AsgiAnswer(route, head, send, scope.get(TOLD))
             outcome = await answer.wait(body, receive, self._origin)
             await answer.end(outcome)
         except Cancelled:
@@ -206,7 +206,7 @@ class Predict:
         return body
 
 
-class Answer:
+class AsgiAnswer:
     """The answer to one request over ASGI."""
 
     def __init__(self, route: Route, head: Head, send: Send, call: EndedCall | None = None) -> None:
@@ -303,7 +303,7 @@ class Answer:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
-class Pages:
+class ServerPages:
     """What a server tells about itself."""
 
     def __init__(self, app: App, config: HttpConfig) -> None:

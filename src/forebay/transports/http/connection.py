@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fast lane: inference requests are answered inside uvicorn's own protocol class, without ASGI.
 
-Theory of operation. A `Connection` is uvicorn's httptools protocol, and one of the two drivers of a `Conversation`,
-whose states say what may happen; the parser is the other one. When the head of a request is complete, the target
+Theory of operation. A `HttpConnection` is uvicorn's httptools protocol, and one of the two drivers of a
+`ConnectionState`, whose states say what may happen; the parser is the other one. When the head of a request is
+complete, the target
 decides: a POST to a model takes the fast lane (no task, no future, no scope), everything else is handed to uvicorn's
 unchanged code and so to the ASGI application. Answers of both lanes leave in the order in which their requests came: at
 most one is being worked on, later ones of a pipelining client wait, and reading is paused while any does.
 
-A client mostly sends the same head again and again. Once the parser has read one, the `Lane` remembers its bytes: a
+A client mostly sends the same head again and again. Once the parser has read one, the `HttpPort` remembers its bytes: a
 request that arrives whole, between two others, with a remembered head is not parsed at all. Only heads are remembered
 that say all there is to say about the message (a length, nothing unusual), so the same bytes mean the same again.
 
@@ -45,7 +46,7 @@ from forebay.transports.http.connection_state import (
     REFUSE,
     SETTLED,
     SHUT,
-    Conversation,
+    ConnectionState,
     check_framing,
 )
 from forebay.transports.http.errors import NotHttp, TooSlow
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
-    from forebay.transports.http.port import Lane
+    from forebay.transports.http.port import HttpPort
     from forebay.types.call import Outcome
 
 LINGER_S: Final = 1.0
@@ -75,7 +76,7 @@ _TOLD_METHODS: Final = b"POST ", b"GET ", b"HEAD ", b"CONNECT "
 _answers = itertools.count(1)
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """One client connection, both lanes."""
 
     __slots__ = (
@@ -109,7 +110,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(
         self,
-        lane: Lane,
+        lane: HttpPort,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -118,7 +119,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self.release = 0
         self._lane = lane
-        talk = self._talk = Conversation(lane.config.max_head_bytes)
+        talk = self._talk = ConnectionState(lane.config.max_head_bytes)
         self.pipeline = talk.waiting
         self._parser: Any = self.parser
         self._reply_method = self._reply
@@ -776,7 +777,7 @@ def _nowhere(_data: bytes) -> None:
 class _LastWords:
     """Stands in for the transport under the last answer, so that its client has a moment to read it."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: HttpConnection) -> None:
         self.write = connection.transport.write
         self.is_closing = connection.transport.is_closing
         self.close = connection.hang_up_early
@@ -793,7 +794,7 @@ def _with_known_method(data: bytes) -> bytes:
 class _Rest:
     """Reads the rest of a message whose head another parser has read, and nothing after it."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: HttpConnection) -> None:
         self.on_body = connection.on_body
         self.on_message_complete = connection.on_message_complete
         self._has_begun = False

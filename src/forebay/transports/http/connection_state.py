@@ -18,10 +18,10 @@ go, and whether an answer is due.
 
 `TABLE` says which event leads from which state to which; an event that is not in a state's row is a defect of ours. The
 shortcut (`WHOLE`) is one transition out of one state: a segment that is one whole message, read before byte by byte the
-same. `Connection` does it and its way back (`SETTLED`) in its own hot path, by assigning the state; a test holds both
-against the table.
+same. `HttpConnection` does it and its way back (`SETTLED`) in its own hot path, by assigning the state; a test holds
+both against the table.
 
-`Conversation` also counts what arrives, while it arrives: line and headers, what frames a chunked body (extensions,
+`ConnectionState` also counts what arrives, while it arrives: line and headers, what frames a chunked body (extensions,
 trailers), and whether all of it comes fast enough. `check_framing` refuses heads whose end could be read in two ways.
 """
 
@@ -117,7 +117,7 @@ TABLE: Final[Mapping[State, Mapping[Event, State]]] = {
 }
 
 
-class Conversation:
+class ConnectionState:
     """Where one connection is, what waits for its turn, and what of the limits is used up.
 
     Attributes:

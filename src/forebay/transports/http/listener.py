@@ -15,8 +15,8 @@ from forebay.errors import ConfigError
 from forebay.transports.acceptor import Acceptor, adopting
 from forebay.transports.binding import why_not
 from forebay.transports.http.called import telling
-from forebay.transports.http.connection import Connection
-from forebay.transports.http.port import Lane
+from forebay.transports.http.connection import HttpConnection
+from forebay.transports.http.port import HttpPort
 from forebay.transports.http.tls import TlsDoor
 
 if TYPE_CHECKING:
@@ -60,12 +60,12 @@ class HttpListener:
         if config.keyfile and not config.certfile:
             msg = "--keyfile was given without --certfile; TLS needs the certificate as well"
             raise ConfigError(msg)
-        self._lane = Lane(config, routes, is_any_method=is_any_method)
+        self._lane = HttpPort(config, routes, is_any_method=is_any_method)
         self._state = ServerState()
         app = _quiet(asgi)
         self._uvicorn = Config(
             telling(app, self._lane.tell_ended) if self._lane.tells else app,
-            http=Connection,  # type: ignore[arg-type]
+            http=HttpConnection,  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,
@@ -94,8 +94,8 @@ class HttpListener:
             msg = f"port {config.port} is not possible; a number from 0 to 65535 is needed"
             raise ConfigError(msg)
 
-        def connect() -> Connection:
-            return Connection(self._lane, self._uvicorn, self._state, {}, loop)
+        def connect() -> HttpConnection:
+            return HttpConnection(self._lane, self._uvicorn, self._state, {}, loop)
 
         try:
             if self._uvicorn.ssl is not None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from forebay.errors import ForebayError
     from forebay.observe.ended_calls import EndedCall
     from forebay.server.config import HttpConfig
-    from forebay.transports.http.connection import Connection
+    from forebay.transports.http.connection import HttpConnection
     from forebay.transports.http.route import Head, Route
 
 log = logging.getLogger("forebay.refusals")
@@ -37,7 +37,7 @@ MAX_HEADS: Final = 1024
 """Heads that are remembered; when there are more, all are forgotten and learned anew."""
 
 
-class Lane:
+class HttpPort:
     """What all connections of a listener share.
 
     Attributes:
@@ -67,7 +67,7 @@ class Lane:
         self.held_bytes = 0
         self.hosts = Hosts(config)
         self.greeted = 0
-        self.connections: set[Connection] = set()
+        self.connections: set[HttpConnection] = set()
         self._line: RefusalLine | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ids = os.urandom(4).hex().encode()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
-    from forebay.transports.http.port import Lane
+    from forebay.transports.http.port import HttpPort
 
 log = logging.getLogger("forebay")
 
@@ -39,7 +39,7 @@ _LINGER_BYTES: Final = 256 * 1024
 class TlsDoor:
     """Listens on one address."""
 
-    def __init__(self, lane: Lane, context: ssl.SSLContext, connect: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(self, lane: HttpPort, context: ssl.SSLContext, connect: Callable[[], asyncio.Protocol]) -> None:
         """Describe the door.
 
         Args:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import forebay
-from forebay.protocols.pipeline.literal import Limits, array_text, parse
+from forebay.protocols.pipeline.literal import LiteralLimits, array_text, parse
 
 LONG = 10_000_000
 
@@ -316,7 +316,7 @@ def test_ten_hostile_megabytes_take_less_than_a_second_and_little_room(name):  #
 
 
 def test_limits():
-    small = Limits(max_bytes=100, max_elements=10, max_tokens=20, max_depth=3)
+    small = LiteralLimits(max_bytes=100, max_elements=10, max_tokens=20, max_depth=3)
     for text in ("[" * 4 + "]" * 4, "'" + "x" * 100 + "'", str([0] * 11), f"array({[0] * 11})", str(["a"] * 12)):
         assert parse(text, "literal", small) is text
         assert parse(text, "literal") is not text

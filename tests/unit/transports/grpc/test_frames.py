@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forebay.transports.grpc import frames
-from forebay.transports.grpc.frames import ConnectionFault, FrameReader, Reason
+from forebay.transports.grpc.frames import ConnectionFault, Http2FrameReader, Reason
 
 plain = st.tuples(st.integers(0, 255), st.integers(0, 255), st.integers(0, frames.MAX_STREAM), st.binary(max_size=300))
 
@@ -37,14 +37,14 @@ def fault_of(reader, data):
 @example([(frames.DATA, frames.END_STREAM, 1, b"abc")], list(range(12)))
 def test_frames_do_not_depend_on_how_they_come(sent, cuts):
     stream = b"".join(frames.frame(*one) for one in sent)
-    reader = FrameReader()
+    reader = Http2FrameReader()
     found = [one for piece in pieces(stream, cuts) for one in cut(reader, piece)]
     assert found == sent
     assert not reader.is_inside
 
 
 def test_half_a_frame_is_waited_for():
-    reader = FrameReader()
+    reader = Http2FrameReader()
     data = frames.frame(frames.PING, 0, 0, b"12345678")
     assert list(cut(reader, data[:-1])) == []
     assert reader.is_inside
@@ -54,14 +54,14 @@ def test_half_a_frame_is_waited_for():
 
 def test_reading_may_stop_at_any_frame():
     sent = [(frames.PING, 0, 0, bytes([number] * 8)) for number in range(4)]
-    reader = FrameReader()
+    reader = Http2FrameReader()
     assert next(cut(reader, b"".join(frames.frame(*one) for one in sent[:3]))) == sent[0]
     assert reader.is_inside
     assert list(cut(reader, frames.frame(*sent[3]))) == sent[1:]
 
 
 def test_what_comes_first_is_skipped_once_it_is_whole():
-    reader = FrameReader()
+    reader = Http2FrameReader()
     for byte in b"wor":
         reader.feed(bytes([byte]))
     assert reader.skip(b"word") == b"wor"
@@ -72,19 +72,19 @@ def test_what_comes_first_is_skipped_once_it_is_whole():
 
 def test_the_highest_bit_of_a_stream_means_nothing():
     data = frames.head(0, frames.DATA, 0, 0x80000005)
-    assert list(cut(FrameReader(), data)) == [(frames.DATA, 0, 5, b"")]
+    assert list(cut(Http2FrameReader(), data)) == [(frames.DATA, 0, 5, b"")]
 
 
 def test_a_frame_that_is_too_long_is_refused_by_its_head():
     longest = frames.frame(frames.DATA, 0, 1, bytes(frames.MIN_FRAME_BYTES))
-    reader = FrameReader()
+    reader = Http2FrameReader()
     assert len(list(cut(reader, longest))) == 1
     assert fault_of(reader, frames.head(frames.MIN_FRAME_BYTES + 1, 0, 0, 1)).reason is Reason.FRAME_SIZE_ERROR
 
 
 def test_what_came_before_a_frame_that_is_too_long_is_not_lost():
     data = frames.frame(frames.DATA, 0, 1, b"x") + frames.head(frames.MAX_FRAME_BYTES, frames.DATA, 0, 1)
-    reading = cut(FrameReader(), data)
+    reading = cut(Http2FrameReader(), data)
     assert next(reading) == (frames.DATA, 0, 1, b"x")
     with pytest.raises(ConnectionFault):
         next(reading)
@@ -93,7 +93,7 @@ def test_what_came_before_a_frame_that_is_too_long_is_not_lost():
 @given(st.lists(st.binary(max_size=60), max_size=8))
 @settings(max_examples=100, deadline=None)
 def test_random_bytes_raise_nothing_else(chunks):
-    reader = FrameReader()
+    reader = Http2FrameReader()
     try:
         for chunk in chunks:
             list(cut(reader, chunk))

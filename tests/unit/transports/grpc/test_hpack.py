@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.transports.grpc import huffman, statuses
-from forebay.transports.grpc.hpack import BadBlock, Decoder, TooMuch, literal
+from forebay.transports.grpc.hpack import BadBlock, Decoder, HeaderBlockTooLarge, literal
 
 PLENTY = 1 << 20
 
@@ -211,7 +211,7 @@ TOO_MUCH = {
 
 @pytest.mark.parametrize("name", TOO_MUCH)
 def test_reading_stops_where_it_is_too_much(name):  # F10
-    with pytest.raises(TooMuch):
+    with pytest.raises(HeaderBlockTooLarge):
         Decoder(1000).decode(TOO_MUCH[name] + BAD)
 
 
@@ -256,5 +256,5 @@ def test_random_bytes_raise_nothing_else(blocks):
         for block in blocks:
             found, size = decoder.decode(block)
             assert sum(len(name) + len(value) + 32 for name, value in found) <= min(size, 2000)
-    except (BadBlock, TooMuch):
+    except (BadBlock, HeaderBlockTooLarge):
         pass

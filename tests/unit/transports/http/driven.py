@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `Connection` without a socket: the test gives it segments and seconds, and reads what it wrote."""
+"""A `HttpConnection` without a socket: the test gives it segments and seconds, and reads what it wrote."""
 
 import asyncio
 import re
@@ -12,8 +12,8 @@ from uvicorn.server import ServerState
 from forebay.protocols.native import Contract
 from forebay.server.app import Served
 from forebay.server.config import HttpConfig
-from forebay.transports.http.connection import Connection
-from forebay.transports.http.port import Lane
+from forebay.transports.http.connection import HttpConnection
+from forebay.transports.http.port import HttpPort
 from forebay.transports.http.route import Route
 
 
@@ -98,7 +98,7 @@ class Client:
     """One connection."""
 
     def __init__(self, door):
-        self.connection = Connection(door.lane, door.uvicorn, door.state, {}, door.loop)
+        self.connection = HttpConnection(door.lane, door.uvicorn, door.state, {}, door.loop)
         self.transport = Transport()
         self.connection.connection_made(self.transport)
 
@@ -153,7 +153,7 @@ class Door:
             )
             for each in (self.alpha, self.beta)
         }
-        self.lane = Lane(http, self.routes)
+        self.lane = HttpPort(http, self.routes)
         self.state = ServerState()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -9,7 +9,7 @@ import pytest
 from forebay.errors import ForebayError
 from forebay.protocols.native import status_of
 from forebay.transports.http import connection_state
-from forebay.transports.http.connection import Connection
+from forebay.transports.http.connection import HttpConnection
 from forebay.transports.http.connection_state import (
     ASKED,
     BODY,
@@ -26,7 +26,7 @@ from forebay.transports.http.connection_state import (
     SETTLED,
     TABLE,
     WHOLE,
-    Conversation,
+    ConnectionState,
     Event,
     State,
     check_framing,
@@ -41,13 +41,13 @@ def test_the_shortcut_is_one_transition_out_of_one_state():
 
 
 def test_the_hot_path_goes_where_the_table_says():
-    source = inspect.getsource(Connection.data_received)
+    source = inspect.getsource(HttpConnection.data_received)
     assert re.findall(r"talk\.state is (\w+)", source) == ["IDLE"]
     assert re.findall(r"talk\.state = (\w+)  # (\w+)", source) == [(TABLE[IDLE][WHOLE].name, "WHOLE")]
-    source = inspect.getsource(Connection._reply)
+    source = inspect.getsource(HttpConnection._reply)
     assert re.findall(r"talk\.state is (\w+)", source) == ["DUE"]
     assert re.findall(r"talk\.state = (\w+)  # (\w+)", source) == [(TABLE[DUE][SETTLED].name, "SETTLED")]
-    assert len(re.findall(r"\.state = ", inspect.getsource(Connection))) == 2
+    assert len(re.findall(r"\.state = ", inspect.getsource(HttpConnection))) == 2
 
 
 def test_every_state_can_be_reached_and_left():
@@ -80,7 +80,7 @@ def read(talk, *, head=50, body=0, asks=ASKED):
 
 
 def test_only_a_segment_of_exactly_one_whole_message_may_be_remembered():
-    talk = Conversation(1000)
+    talk = ConnectionState(1000)
     talk.begin_segment()
     read(talk)
     assert talk.may_be_remembered
@@ -105,13 +105,13 @@ def test_only_a_segment_of_exactly_one_whole_message_may_be_remembered():
 
 
 def test_an_impossible_event_is_a_defect():
-    talk = Conversation(1000)
+    talk = ConnectionState(1000)
     with pytest.raises(KeyError):
         talk.on(SETTLED)
 
 
 def test_a_head_counts_while_it_arrives():
-    talk = Conversation(1000)
+    talk = ConnectionState(1000)
     talk.begin_segment()
     talk.begin()
     talk.end_segment(600, 1.0)
@@ -121,7 +121,7 @@ def test_a_head_counts_while_it_arrives():
 
 
 def test_a_head_that_begins_late_in_a_segment_is_not_charged_for_what_was_before_it():
-    talk = Conversation(1000)
+    talk = ConnectionState(1000)
     talk.begin_segment()
     read(talk, body=5000)
     talk.begin()
@@ -130,7 +130,7 @@ def test_a_head_that_begins_late_in_a_segment_is_not_charged_for_what_was_before
 
 
 def test_what_frames_a_body_may_not_be_longer_than_the_body_for_long():
-    talk = Conversation(1000)
+    talk = ConnectionState(1000)
     talk.begin_segment()
     talk.begin()
     talk.on(READ)
@@ -149,7 +149,7 @@ def test_what_frames_a_body_may_not_be_longer_than_the_body_for_long():
 
 
 def test_a_message_must_come_with_a_certain_rate_and_nothing_else_must():
-    talk = Conversation(1000)
+    talk = ConnectionState(1000)
     assert not talk.is_too_slow(1000.0, 30.0)
     talk.begin_segment()
     talk.begin()

@@ -20,7 +20,7 @@ from forebay.surfaces.pipeline import codes
 from forebay.surfaces.pipeline import script as scripts
 from forebay.surfaces.pipeline.dag.op_workers import built, captured
 from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions, log_call, stopped
-from forebay.surfaces.pipeline.dag.served_graph import HANDOVER_S, NEVER_S, Hosted, inside_of, slots_of
+from forebay.surfaces.pipeline.dag.served_graph import HANDOVER_S, NEVER_S, ServedGraph, inside_of, slots_of
 from forebay.surfaces.pipeline.figures.observers import Outlets
 from forebay.surfaces.pipeline.figures.profile import CallTimes
 from forebay.surfaces.pipeline.figures.reports import Reports
@@ -168,7 +168,7 @@ def runner_of(server: PipelineServer, count: int, given: int = 0) -> GraphRunner
     def make(ctx: WorkerContext) -> _InProcess:
         dag, config = built(server)
         ids = itertools.count(ctx.index + given * count, count)
-        return _InProcess(Hosted(server.name, dag, config, scripts.running, ids))
+        return _InProcess(ServedGraph(server.name, dag, config, scripts.running, ids))
 
     return GraphRunner(make)
 
@@ -176,7 +176,7 @@ def runner_of(server: PipelineServer, count: int, given: int = 0) -> GraphRunner
 class _InProcess:
     """The graph of one of the processes."""
 
-    def __init__(self, hosted: Hosted) -> None:
+    def __init__(self, hosted: ServedGraph) -> None:
         self._hosted = hosted
 
     async def start(self) -> None:

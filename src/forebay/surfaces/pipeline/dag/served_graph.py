@@ -39,7 +39,7 @@ HANDOVER_S: Final = 0.8
 """What a worker was running when it died waits so long for another one."""
 
 
-class Hosted:
+class ServedGraph:
     """A graph on workers of this process, or of processes it starts, with its store.
 
     Attributes:

@@ -120,7 +120,7 @@ def _check_ops(ops: Iterable[Op], *, first_arrival: bool) -> None:
             msg = f"the name '{op.name}' {whose}; give each op a name of its own"
             raise ConfigError(msg)
         names.add(op.name)
-        hooks.Hooks(op)  # raises if one of them cannot be called
+        hooks.OpHooks(op)  # raises if one of them cannot be called
         if not inputs:
             msg = f"op '{op.name}' has no input_ops, so nothing would ever run it; give it the RequestOp or another op"
             raise ConfigError(msg)

@@ -76,14 +76,14 @@ class OpAnalyst:
             return {name: self.qps(name) for name in self._durations}
         return {step: 1000 / time_ms if time_ms else float("inf") for step, time_ms in self.times(op).items()}
 
-    def cost(self, op: str) -> capacity.Cost:
+    def cost(self, op: str) -> capacity.NodeCost:
         """Return what a run of an op costs its worker.
 
         Raises:
             ConfigError: If there is no such op.
         """
         times = self.times(op)
-        return capacity.Cost(*(times.get(step, 0.0) / 1000 for step in STEPS))
+        return capacity.NodeCost(*(times.get(step, 0.0) / 1000 for step in STEPS))
 
     def calls_per_run(self, op: str) -> float:
         """Return how many calls there were for each run of an op, at least 1: those of a batch share one.

@@ -64,7 +64,7 @@ _ERRORS: Final[Mapping[grpc.StatusCode, type[ForebayError]]] = {
 Metadata = Sequence[tuple[str, str]]
 
 
-class Result(Mapping[str, Any]):
+class ClientResult(Mapping[str, Any]):
     """An answer, in the form of every version.
 
     Its attributes are those of the message: `err_no`, `err_msg`, `key`, `value`, `tensors`. As a mapping it has the
@@ -107,7 +107,7 @@ class Result(Mapping[str, Any]):
         return self._read
 
 
-class PredictFuture(Future[Result]):
+class PredictFuture(Future[ClientResult]):
     """An answer that is on its way; see `concurrent.futures.Future`."""
 
     call: Any = None
@@ -186,7 +186,7 @@ class PipelineClient:
             timeout: Seconds until it is given up; None takes the client's.
 
         Returns:
-            A `Result`. What went wrong in the pipeline stands in it.
+            A `ClientResult`. What went wrong in the pipeline stands in it.
 
         Raises:
             TypeError: If the arguments cannot be sent.
@@ -296,7 +296,7 @@ class AsyncPipelineClient:
         profile: bool = False,
         log_id: int = 0,
         timeout: float | None = None,  # noqa: ASYNC109 - the server is told of it
-    ) -> Result:
+    ) -> ClientResult:
         """Ask for a prediction; see `PipelineClient.predict`."""
         _check_fetch(fetch)
         request = request_of(
@@ -420,12 +420,12 @@ def _order(methods: list[Any], turn: Iterator[int]) -> list[Any]:
     return methods[first:] + methods[:first]
 
 
-def _result(message: Any, fetch: Sequence[str] | None) -> Result:
+def _result(message: Any, fetch: Sequence[str] | None) -> ClientResult:
     for name, text in zip(message.key, message.value, strict=False):
         if name == PROFILE_KEY and text:
             sys.stdout.write(text if text.endswith("\n") else text + "\n")
             sys.stdout.flush()
-    return Result(message, fetch)
+    return ClientResult(message, fetch)
 
 
 def _is_elsewhere(error: Any) -> bool:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from forebay.server.config import HttpConfig
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.pipeline.dag.predictions import Predictions
-    from forebay.transports.http.asgi import Pages
+    from forebay.transports.http.asgi import ServerPages
     from forebay.transports.http.route import Head
     from forebay.types.call import Request
 
@@ -156,7 +156,7 @@ class _GatewayRoute(Route):
 class PipelineHttp:
     """The ASGI application."""
 
-    def __init__(self, gateway: Gateway, config: HttpConfig, pages: Pages | None) -> None:
+    def __init__(self, gateway: Gateway, config: HttpConfig, pages: ServerPages | None) -> None:
         """Describe the face.
 
         Args:

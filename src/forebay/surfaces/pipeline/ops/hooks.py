@@ -92,7 +92,7 @@ class Unpacked(msgspec.Struct):
     log_id: int
 
 
-class Hooks:
+class OpHooks:
     """The three hooks of one op.
 
     What they raise leaves as a `ForebayError` with a number: that of the error itself, 10000 for an exception, 7000

@@ -64,7 +64,7 @@ def unpack(request: Any, mode: RequestParse) -> dict[str, Any]:
         budget = literal.Budget(sum(map(len, values)))
         try:
             found = {name: literal.parse(text, mode, budget=budget) for name, text in found.items()}
-        except literal.TooMuch as much:
+        except literal.LiteralTooLarge as much:
             text = f"the values of the request take too much: {much}"
             raise error(CustomExceptionCode.RPC_PACKAGE_ERROR.value, text) from None
     if request.tensors:

@@ -22,7 +22,7 @@ from forebay.errors import ConfigError, DeadlineExceeded, ForebayError, ModelErr
 from forebay.graph.values import inputs_of
 from forebay.surfaces.pipeline.codes import CustomExceptionCode, error, number_of
 from forebay.surfaces.pipeline.ops import merge
-from forebay.surfaces.pipeline.ops.hooks import Hooks, overrides
+from forebay.surfaces.pipeline.ops.hooks import OpHooks, overrides
 from forebay.surfaces.pipeline.script import not_imported
 from forebay.types.call import After, Failure
 from forebay.types.failures import failure_of, text_of, trace_of, words_of
@@ -226,7 +226,7 @@ class OpRunner:
         self._calls = BoundedCalls()
         self._is_worn = False
         self._op: Op | None = None
-        self._hooks: Hooks | None = None
+        self._hooks: OpHooks | None = None
 
     def open(self, ctx: WorkerContext) -> None:
         """Initialise the op, unless another worker of this process did.
@@ -261,7 +261,7 @@ class OpRunner:
 
     def _use(self, op: Op) -> None:
         self._op = op
-        self._hooks = Hooks(op, debug=self._settings.debug_errors)
+        self._hooks = OpHooks(op, debug=self._settings.debug_errors)
 
     def _has_process(self, op: Op) -> bool:
         return op.client is not None or (self._settings.run_process and overrides(op, "process"))

@@ -16,7 +16,7 @@ handler         a local model as scripts of the original make one
 
 from forebay.surfaces.pipeline.predictors.clients import client_for
 from forebay.surfaces.pipeline.predictors.handler import LocalServiceHandler
-from forebay.surfaces.pipeline.predictors.model_client import Client
+from forebay.surfaces.pipeline.predictors.model_client import Predictor
 from forebay.surfaces.pipeline.predictors.settings import LocalConf, PredictorSettings
 
-__all__ = ["Client", "LocalConf", "LocalServiceHandler", "PredictorSettings", "client_for"]
+__all__ = ["LocalConf", "LocalServiceHandler", "Predictor", "PredictorSettings", "client_for"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import DeadlineExceeded, InvalidRequest, RunnerFailed, ValidationError
 from forebay.remotes.grpc_calls import GrpcCalls
-from forebay.remotes.servers import Endpoint, Servers
+from forebay.remotes.servers import ServerAddress, Servers
 from forebay.runtimes.signature import one_feed
 from forebay.surfaces.pipeline.codes import CustomExceptionCode
 from forebay.surfaces.pipeline.predictors.model_client import NumberedClient
@@ -31,7 +31,7 @@ class ChainedClient(NumberedClient):
         Raises:
             ConfigError: If an endpoint is none, or grpcio is not installed.
         """
-        endpoints = [Endpoint.parse(text, "grpc", "server_endpoints") for text in settings.server_endpoints]
+        endpoints = [ServerAddress.parse(text, "grpc", "server_endpoints") for text in settings.server_endpoints]
         self._servers = Servers(endpoints, [GrpcCalls(endpoint) for endpoint in endpoints], settings.timeout_s)
         self._pack_tensors = settings.pack_tensors
         self._wanted = settings.wanted

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError
 from forebay.remotes.kserve import KServeBackend
-from forebay.remotes.servers import Endpoint
+from forebay.remotes.servers import ServerAddress
 from forebay.surfaces.pipeline.predictors.chained import ChainedClient
 from forebay.surfaces.pipeline.predictors.descriptions import describe
 from forebay.surfaces.pipeline.predictors.general_servers import GeneralModelBackend
@@ -21,14 +21,14 @@ from forebay.surfaces.pipeline.predictors.watching import watched_client
 if TYPE_CHECKING:
     from forebay.runtimes.model_file import Backend
     from forebay.runtimes.signature import Signature
-    from forebay.surfaces.pipeline.predictors.model_client import Client
+    from forebay.surfaces.pipeline.predictors.model_client import Predictor
     from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
     from forebay.surfaces.pipeline.predictors.watching import ModelWatch
 
 
 def client_for(
     settings: PredictorSettings, *, concurrency_idx: int | None, process: bool, watch: ModelWatch | None = None
-) -> Client:
+) -> Predictor:
     """Make the client of one worker of an op; it is used by one call at a time, remote ones by any number.
 
     Args:
@@ -67,7 +67,7 @@ class _Hosted:
         self.takes_text = is_reference(self._conf.model_config)
         signature = None if self.takes_text else describe(Path(self._conf.model_config))
         host = take_host(self._conf, index)
-        endpoints = [Endpoint.parse(text, "http") for text in host.endpoints]
+        endpoints = [ServerAddress.parse(text, "http") for text in host.endpoints]
         self._client = ModelClient(GeneralModelBackend(endpoints, settings.timeout_s), signature, settings.wanted)
         self._is_closed = False
         self.feed_names_ = self._client.feed_names_
@@ -91,7 +91,7 @@ class _Hosted:
 
 def _backend(settings: PredictorSettings) -> Backend:
     scheme = "grpc" if settings.kind == "grpc" else "http"
-    endpoints = [Endpoint.parse(text, scheme, "server_endpoints") for text in settings.server_endpoints]
+    endpoints = [ServerAddress.parse(text, scheme, "server_endpoints") for text in settings.server_endpoints]
     if settings.protocol == "kserve_v2":
         return KServeBackend(endpoints, settings.name, settings.timeout_s)
     return GeneralModelBackend(endpoints, settings.timeout_s)

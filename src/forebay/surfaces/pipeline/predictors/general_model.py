@@ -48,7 +48,7 @@ _NUMBERS: Final = {name: number for number, name in TYPES.items() if number != 6
 _USUAL: Final = 1
 
 
-class Tensor(msgspec.Struct, omit_defaults=True):
+class GeneralTensor(msgspec.Struct, omit_defaults=True):
     """One array. Whole numbers of 64 bits may come as texts, as protobuf's JSON has them."""
 
     elem_type: int | None = None
@@ -66,10 +66,10 @@ class Tensor(msgspec.Struct, omit_defaults=True):
     tensor_content: bytes | None = None
 
 
-class Request(msgspec.Struct, omit_defaults=True):
+class GeneralRequest(msgspec.Struct, omit_defaults=True):
     """What a model is asked."""
 
-    tensor: list[Tensor]
+    tensor: list[GeneralTensor]
     fetch_var_names: list[str] = []
     log_id: int | str = 0
 
@@ -77,11 +77,11 @@ class Request(msgspec.Struct, omit_defaults=True):
 class Output(msgspec.Struct, omit_defaults=True):
     """What one engine of a server gave."""
 
-    tensor: list[Tensor] = []
+    tensor: list[GeneralTensor] = []
     engine_name: str = ""
 
 
-class Response(msgspec.Struct):
+class GeneralResponse(msgspec.Struct):
     """What a server answers."""
 
     outputs: list[Output] = []
@@ -109,7 +109,7 @@ def number_of(var: Var, array: Array) -> int:
     return number
 
 
-def pack(var: Var, value: Value) -> Tensor:
+def pack(var: Var, value: Value) -> GeneralTensor:
     """Make a tensor of an array.
 
     Raises:
@@ -117,7 +117,7 @@ def pack(var: Var, value: Value) -> Tensor:
     """
     array = value.array
     number = number_of(var, array)
-    made = Tensor(number, list(array.shape), None, var.name, var.alias)
+    made = GeneralTensor(number, list(array.shape), None, var.name, var.alias)
     if value.lod is not None:
         made.lod = value.lod.tolist()
     if number in CONTENT:
@@ -130,7 +130,7 @@ def pack(var: Var, value: Value) -> Tensor:
     return made
 
 
-def unpack(tensor: Tensor, usual: int = _USUAL) -> Value:
+def unpack(tensor: GeneralTensor, usual: int = _USUAL) -> Value:
     """Make an array of a tensor.
 
     Args:
@@ -177,12 +177,12 @@ def _lengths(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _broken(tensor: Tensor, what: str) -> Exception:
+def _broken(tensor: GeneralTensor, what: str) -> Exception:
     name = tensor.alias_name or tensor.name
     return RunnerFailed(f"tensor '{name}' cannot be read: {what}")
 
 
-def pack_all(found: Mapping[str, Any]) -> list[Tensor]:
+def pack_all(found: Mapping[str, Any]) -> list[GeneralTensor]:
     """Make tensors of a model's results, each with its own offsets where it has some.
 
     Raises:

@@ -11,8 +11,15 @@ import msgspec
 from forebay.errors import RunnerFailed
 from forebay.remotes.grpc_calls import GrpcCalls
 from forebay.remotes.http_calls import HttpCalls
-from forebay.remotes.servers import Endpoint, Servers, Unreachable
-from forebay.surfaces.pipeline.predictors.general_model import PATH, Request, Response, described, pack, unpack
+from forebay.remotes.servers import ServerAddress, Servers, Unreachable
+from forebay.surfaces.pipeline.predictors.general_model import (
+    PATH,
+    GeneralRequest,
+    GeneralResponse,
+    described,
+    pack,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from forebay.runtimes.signature import Feed, Signature, Value, Var
@@ -21,7 +28,7 @@ if TYPE_CHECKING:
 class _Face(Protocol):
     """One server by one of its two faces."""
 
-    def infer(self, feed: Feed, fetch: Sequence[Var], log_id: int, deadline: float) -> Response: ...
+    def infer(self, feed: Feed, fetch: Sequence[Var], log_id: int, deadline: float) -> GeneralResponse: ...
 
     def close(self) -> None: ...
 
@@ -29,7 +36,7 @@ class _Face(Protocol):
 class GeneralModelBackend:
     """The same model on several servers."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], timeout_s: float) -> None:
+    def __init__(self, endpoints: Sequence[ServerAddress], timeout_s: float) -> None:
         """Describe them.
 
         Args:
@@ -72,17 +79,17 @@ class GeneralModelBackend:
 
 
 class _Http:
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: ServerAddress) -> None:
         self._calls = HttpCalls(endpoint)
 
-    def infer(self, feed: Feed, fetch: Sequence[Var], log_id: int, deadline: float) -> Response:
-        request = Request([pack(var, value) for var, value in feed], [var.alias for var in fetch], log_id)
+    def infer(self, feed: Feed, fetch: Sequence[Var], log_id: int, deadline: float) -> GeneralResponse:
+        request = GeneralRequest([pack(var, value) for var, value in feed], [var.alias for var in fetch], log_id)
         body = msgspec.json.encode(request)
         answer = self._calls.call("POST", PATH, deadline, body, {"Content-Type": "application/json"})
         if answer.status in {502, 503}:
             raise Unreachable(f"it answers {answer.status}")
         try:
-            response = msgspec.json.decode(answer.body, type=Response)
+            response = msgspec.json.decode(answer.body, type=GeneralResponse)
         except (msgspec.DecodeError, RecursionError):
             response = None
         if response is None or (answer.status >= 400 and not response.err_no):
@@ -96,13 +103,13 @@ class _Http:
 
 
 class _Grpc:
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: ServerAddress) -> None:
         self._calls = GrpcCalls(endpoint)
         from forebay.surfaces.pipeline.predictors import rpc_tensors
 
         self._codec = rpc_tensors
 
-    def infer(self, feed: Feed, fetch: Sequence[Var], log_id: int, deadline: float) -> Response:
+    def infer(self, feed: Feed, fetch: Sequence[Var], log_id: int, deadline: float) -> GeneralResponse:
         request = self._codec.encode_request(feed, fetch, log_id)
         return self._codec.decode_response(self._calls.call(self._codec.PATH, request, deadline))
 

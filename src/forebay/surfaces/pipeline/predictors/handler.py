@@ -14,7 +14,7 @@ from forebay.surfaces.pipeline.predictors.model_processes import ModelHost, leav
 from forebay.surfaces.pipeline.predictors.settings import LocalConf, PredictorSettings
 
 if TYPE_CHECKING:
-    from forebay.surfaces.pipeline.predictors.model_client import Client
+    from forebay.surfaces.pipeline.predictors.model_client import Predictor
 
 
 class LocalServiceHandler:
@@ -107,7 +107,7 @@ class LocalServiceHandler:
         """Start the processes, if `prepare_server` was not called before."""
         self.prepare_server()
 
-    def get_client(self, concurrency_idx: int | None = None) -> Client:
+    def get_client(self, concurrency_idx: int | None = None) -> Predictor:
         """Return what predicts: a model of its own for each call, or a client of the processes.
 
         Args:

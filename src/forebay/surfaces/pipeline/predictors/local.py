@@ -21,7 +21,7 @@ from forebay.types.devices import Device
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forebay.surfaces.pipeline.predictors.model_client import Client
+    from forebay.surfaces.pipeline.predictors.model_client import Predictor
 
 _REFERENCE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _DEVICES: Final = {-1: "gpu", 1: "gpu", 2: "tensorrt", 4: "xpu", 5: "Ascend", 6: "Ascend", 7: "IPU"}
@@ -29,7 +29,7 @@ _PADDLE_ONLY: Final = ("mem_optim", "use_mkldnn", "mkldnn_cache_capacity", "mkld
 _TENSORRT_ONLY: Final = ("use_calib", "min_subgraph_size")
 
 
-def local_client(conf: LocalConf, wanted: Sequence[str], index: int | None) -> Client:
+def local_client(conf: LocalConf, wanted: Sequence[str], index: int | None) -> Predictor:
     """Load a model.
 
     Args:

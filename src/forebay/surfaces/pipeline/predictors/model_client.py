@@ -24,7 +24,7 @@ _NUMBERS: Final = (
 """What a pipeline calls the errors of models and of those who are asked for predictions."""
 
 
-class Client(Protocol):
+class Predictor(Protocol):
     """What an op asks for predictions."""
 
     def predict(
@@ -57,7 +57,7 @@ class Client(Protocol):
 
 
 class NumberedClient(ABC):
-    """A `Client` whose errors have a pipeline's numbers; it is here that they get them."""
+    """A `Predictor` whose errors have a pipeline's numbers; it is here that they get them."""
 
     def predict(
         self,
@@ -66,7 +66,7 @@ class NumberedClient(ABC):
         batch: bool = True,
         log_id: int = 0,
     ) -> dict[str, Any]:
-        """Ask the model, as `Client.predict`."""
+        """Ask the model, as `Predictor.predict`."""
         try:
             return self.ask(feed, fetch, batch, log_id)
         except ForebayError as problem:

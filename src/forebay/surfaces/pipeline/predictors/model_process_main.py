@@ -22,7 +22,7 @@ from forebay.runtimes.signature import LOD
 from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline.codes import err_of
 from forebay.surfaces.pipeline.predictors import general_model
-from forebay.surfaces.pipeline.predictors.model_client import Client, numbered
+from forebay.surfaces.pipeline.predictors.model_client import Predictor, numbered
 from forebay.surfaces.pipeline.predictors.model_processes import WRONG
 from forebay.surfaces.pipeline.predictors.settings import LocalConf
 from forebay.surfaces.pipeline.predictors.watching import watch_of, watched_client
@@ -36,7 +36,7 @@ class _Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, listener: socket.socket, model: Client) -> None:
+    def __init__(self, listener: socket.socket, model: Predictor) -> None:
         super().__init__(("127.0.0.1", 0), _Exchange, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
@@ -53,11 +53,11 @@ class _Server(ThreadingHTTPServer):
             if not isinstance(problem, ForebayError):
                 problem = InvalidRequest(f"the body cannot be read: {problem}")
             told = err_of(numbered(problem))
-            found = general_model.Response(err_no=told.err_no, err_msg=told.text)
+            found = general_model.GeneralResponse(err_no=told.err_no, err_msg=told.text)
         return msgspec.json.encode(found)
 
-    def _predict(self, body: bytes) -> general_model.Response:
-        request = msgspec.json.decode(body, type=general_model.Request)
+    def _predict(self, body: bytes) -> general_model.GeneralResponse:
+        request = msgspec.json.decode(body, type=general_model.GeneralRequest)
         feed: dict[str, Any] = {}
         for tensor in request.tensor:
             name, value = tensor.alias_name or tensor.name, general_model.unpack(tensor)
@@ -66,7 +66,7 @@ class _Server(ThreadingHTTPServer):
                 feed[name + LOD] = value.lod
         with self._running:
             found = self._model.predict(feed, request.fetch_var_names, log_id=int(request.log_id))
-        return general_model.Response([general_model.Output(general_model.pack_all(found))])
+        return general_model.GeneralResponse([general_model.Output(general_model.pack_all(found))])
 
 
 class _Exchange(BaseHTTPRequestHandler):

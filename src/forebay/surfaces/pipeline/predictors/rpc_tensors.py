@@ -10,7 +10,14 @@ from google.protobuf.message import DecodeError
 
 from forebay.errors import RunnerFailed, ValidationError
 from forebay.protocols.pipeline import general_model as messages
-from forebay.surfaces.pipeline.predictors.general_model import CONTENT, FIELDS, Output, Response, Tensor, number_of
+from forebay.surfaces.pipeline.predictors.general_model import (
+    CONTENT,
+    FIELDS,
+    GeneralResponse,
+    GeneralTensor,
+    Output,
+    number_of,
+)
 
 if TYPE_CHECKING:
     from forebay.runtimes.signature import Feed, Value, Var
@@ -34,7 +41,7 @@ def encode_request(feed: Feed, fetch: Sequence[Var], log_id: int) -> bytes:
     return request.SerializeToString()
 
 
-def decode_response(data: bytes) -> Response:
+def decode_response(data: bytes) -> GeneralResponse:
     """Read an answer.
 
     Raises:
@@ -46,7 +53,7 @@ def decode_response(data: bytes) -> Response:
         text = f"the model server's answer cannot be read: {problem}"
         raise RunnerFailed(text) from problem
     outputs = [Output(list(map(_tensor, one.tensor)), one.engine_name) for one in response.outputs]
-    return Response(outputs, response.err_no, response.err_msg)
+    return GeneralResponse(outputs, response.err_no, response.err_msg)
 
 
 def _fill(tensor: Any, var: Var, value: Value) -> None:
@@ -64,8 +71,8 @@ def _fill(tensor: Any, var: Var, value: Value) -> None:
     getattr(tensor, FIELDS[number]).extend(map(str, elements) if array.dtype.kind in "USO" else elements)
 
 
-def _tensor(message: Any) -> Tensor:
-    tensor = Tensor(
+def _tensor(message: Any) -> GeneralTensor:
+    tensor = GeneralTensor(
         message.elem_type or None,
         list(message.shape),
         list(message.lod) or None,

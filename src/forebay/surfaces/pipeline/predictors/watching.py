@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from forebay.runtimes.watching import FileWatch, Unfit, Watched, one_version
+from forebay.runtimes.watching import FileWatch, UnfitModel, WatchedModel, one_version
 from forebay.surfaces.pipeline.predictors.descriptions import DESCRIPTIONS
 from forebay.surfaces.pipeline.predictors.local import is_reference, load_model, local_client
 from forebay.surfaces.pipeline.predictors.model_client import ModelClient
 
 if TYPE_CHECKING:
-    from forebay.surfaces.pipeline.predictors.model_client import Client
+    from forebay.surfaces.pipeline.predictors.model_client import Predictor
     from forebay.surfaces.pipeline.predictors.settings import LocalConf
 
 __all__ = ["ModelWatch", "WatchedClient", "one_version", "watch_of", "watched_client"]
@@ -46,16 +46,16 @@ class Trial(msgspec.Struct, frozen=True, eq=False):
 
         Raises:
             Unfit: If its answer has other types.
-            ForebayError: As `Client.predict`.
+            ForebayError: As `Predictor.predict`.
         """
         found = model.predict(self.feed, self.fetch, self.batch)
         for name, dtype in self.types.items():
             if found[name].dtype != dtype:
-                raise Unfit(f"it gives '{name}' as {found[name].dtype} instead of {dtype}")
+                raise UnfitModel(f"it gives '{name}' as {found[name].dtype} instead of {dtype}")
 
 
-class WatchedClient(Watched[ModelClient]):
-    """A `Client` whose model is replaced; what replaces it is tried with the first feed that was answered."""
+class WatchedClient(WatchedModel[ModelClient]):
+    """A `Predictor` whose model is replaced; what replaces it is tried with the first feed that was answered."""
 
     takes_text = False
 
@@ -76,7 +76,7 @@ class WatchedClient(Watched[ModelClient]):
         batch: bool = True,
         log_id: int = 0,
     ) -> dict[str, Any]:
-        """Ask the model, as `Client.predict`."""
+        """Ask the model, as `Predictor.predict`."""
         found = self.model.predict(feed, fetch, batch, log_id)
         if self.trial is None:
             types = {name: array.dtype for name, array in found.items()}
@@ -108,7 +108,7 @@ def watch_of(name: str, conf: LocalConf) -> ModelWatch | None:
     return ModelWatch(name, Path(conf.model_config), conf.model_poll_s)
 
 
-def watched_client(conf: LocalConf, wanted: Sequence[str], index: int | None, watch: ModelWatch | None) -> Client:
+def watched_client(conf: LocalConf, wanted: Sequence[str], index: int | None, watch: ModelWatch | None) -> Predictor:
     """Load a model as `local_client` does; one that is watched is replaced when it changes.
 
     Raises:

@@ -87,7 +87,7 @@ class _Walker(Walker):
         raise ConfigError(message)
 
 
-class Backend(Protocol):
+class EntryStore(Protocol):
     """Where entries lie. All threads of a process share one."""
 
     def write(self, run: str, name: str, value: Any, readers: int) -> None:
@@ -282,7 +282,7 @@ class Storage:
 
 
 @functools.lru_cache(maxsize=8)
-def _backend(config: StoreConfig) -> Backend:
+def _backend(config: StoreConfig) -> EntryStore:
     max_bytes = int(config.max_mb * (1 << 20))
     if config.type == "redis":
         from forebay.surfaces.pipeline.store.redis import RedisBackend
