@@ -55,16 +55,23 @@ def line(server, request, status=None):
     return [one for one in find() if status in {None, one["status"]}][-1]
 
 
+def answered(server, answer):
+    """The line of a call that has an answer."""
+
+    def find():
+        return [one for one in server.records if one.get("request_id") == answer.headers["x-request-id"]]
+
+    eventually(find)
+    (found,) = find()
+    return found
+
+
 @pytest.mark.parametrize("headers", [{}, {"x-request-id": "mine"}, {"origin": "http://a"}])
 def test_a_call_of_a_model_has_all_that_is_known_of_it(server, headers):
     answer = server.client.post("/models/doubles?secret=1", json=21, headers=headers)
     assert answer.text == "42"
 
-    def is_there():
-        return any(one.get("request_id") == answer.headers["x-request-id"] for one in server.records)
-
-    eventually(is_there)
-    (found,) = [one for one in server.records if one.get("request_id") == answer.headers["x-request-id"]]
+    found = answered(server, answer)
     expected = {"message": "POST /models/doubles 200", "model": "doubles", "status": 200, "bytes": 2, "code": "ok"}
     assert found.items() >= {"level": "info", "batch_size": 1, **expected}.items()
     assert 0.0 <= found["queue_ms"] <= found["ms"]
@@ -96,7 +103,7 @@ def test_calls_that_no_model_answers_are_listed(server):
 @pytest.mark.parametrize("origin", [(), ("origin: http://a",)])
 def test_a_stream_that_was_called_off_is_listed(server, origin):
     whole = server.client.post("/models/counts", json=3)
-    assert line(server, "POST /models/counts")["bytes"] == len(whole.content)
+    assert answered(server, whole)["bytes"] == len(whole.content)
     seen = len([one for one in server.records if one.get("code") == "cancelled"])
     with server.connect() as wire:
         head = wire.head("POST", "/models/counts", "content-type: application/json", "content-length: 4", *origin)
