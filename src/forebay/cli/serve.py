@@ -74,13 +74,20 @@ def options_of(parsed: argparse.Namespace) -> Options:
 
 def run(parsed: argparse.Namespace) -> int:
     """Serve until stopped."""
+    from contextlib import nullcontext
+
     from forebay.observe.log import configure, tell
-    from forebay.surfaces import build
+    from forebay.observe.otel import tracing
+    from forebay.surfaces import build, surface_of
     from forebay.surfaces.project_server import server_of
+    from forebay.transports.binding import require_free
 
     options = options_of(parsed)
     log_format = options.log_format or ("text" if sys.stderr.isatty() else "json")
     configure(options.log_level or "info", log_format)
+    surface = surface_of(options.target)
+    if surface is not None and surface.name == "native":  # others may have ports of their own
+        require_free(options.http.host, options.http.port)
     project = build(options.target, options)
     configure(options.log_level or project.log_level or "info", log_format)
     tell(*(f"warning: {warning}" for warning in [*options.warnings, *project.warnings]))
@@ -91,4 +98,5 @@ def run(parsed: argparse.Namespace) -> int:
         door = [] if project.app.door is None else [f"workers attach at {project.app.door.shown}"]
         tell(f"ready at {address}{open_to}", *(f"  {line}" for line in [*project.summary, *door]))
 
-    return server_of(project, drain_s=options.drain_s, ready=ready).run()
+    with tracing() if options.otel else nullcontext():
+        return server_of(project, drain_s=options.drain_s, ready=ready).run()

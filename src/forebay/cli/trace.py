@@ -9,7 +9,7 @@ import threading
 import time
 from http.client import HTTPException, InvalidURL
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib import error, request
 
 import msgspec
@@ -35,6 +35,9 @@ examples:
 
 MARGIN_S = 60.0
 """How long the server may take to write the trace after it has recorded it."""
+
+IDLE: Final = 0.05
+"""Of a node that runs for less than this share of the time it is not known what it limits."""
 
 
 def add_parser(commands: Any) -> None:
@@ -107,10 +110,11 @@ def report(summary: Summary, qps: float | None) -> list[str]:
     ]
     limit = next(node for node in summary.nodes if node.name == summary.bottleneck)
     workers = "1 worker" if limit.slots == 1 else f"{limit.slots} workers"
-    lines.append(
-        f"bottleneck: {limit.name}, busy {limit.busy:.0%} of the time with {workers}; "
-        f"it lets up to {summary.throughput:.4g} requests/s through"
-    )
+    lets = f"lets up to {summary.throughput:.4g} requests/s through"
+    if limit.busy < IDLE:
+        lines.append(f"nothing was busy: {limit.name}, the busiest, ran {limit.busy:.1%} of the time; it {lets}")
+    else:
+        lines.append(f"bottleneck: {limit.name}, busy {limit.busy:.0%} of the time with {workers}; it {lets}")
     lines.append(
         f"a request that waits nowhere takes {summary.average_cost_s * 1000:.4g} ms on the critical path "
         f"({', '.join(summary.critical_path)})"

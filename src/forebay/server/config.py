@@ -190,6 +190,7 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
             one in use goes on.
         log_format: One JSON object a line, or text for a person.
         log_level: What is logged.
+        otel: Send traces to an OpenTelemetry collector; the OTEL_* variables say where. Needs the extra `otel`.
         extra_routes: Whether forebay's own paths answer beside those of a project of another server.
         state_dir: Folder for the readiness files of a project.
     """
@@ -204,6 +205,7 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None, Written("--log-level", usual="info", key="level")
     ] = None
+    otel: Annotated[bool, Written("--otel")] = False
     extra_routes: Annotated[bool, Written("--extra-routes")] = True
     state_dir: Annotated[Path | None, Written("--state-dir", "FOLDER", "its original's places", is_path=True)] = None
 

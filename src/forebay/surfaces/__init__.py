@@ -22,6 +22,13 @@ def surfaces() -> list[Surface]:
     return [VentuSurface(), PipelineSurface(), NativeSurface(), NucleusSurface()]
 
 
+def surface_of(target: str | None) -> Surface | None:
+    """Return the surface that knows a target, None if none does; what only attaches is native."""
+    from forebay.surfaces.native import NativeSurface
+
+    return NativeSurface() if target is None else next((one for one in surfaces() if one.detect(target)), None)
+
+
 def build(target: str | None, options: Options) -> Project:
     """Build the project a target names; None is one that has only what attaches.
 
@@ -35,18 +42,18 @@ def build(target: str | None, options: Options) -> Project:
             msg = "nothing to serve: give a TARGET, such as model.py, or let workers attach with --attach ADDRESS"
             raise ConfigError(msg)
         return NativeSurface().build(None, options)
-    for surface in surfaces():
-        if surface.detect(target):
-            if surface.name != "native" and (options.attach.address or options.overrides.python):
-                msg = f"--attach and --python are for forebay's own models; {target} is a {surface.name} project"
-                raise ConfigError(msg)
-            if surface.name != "native" and (named := {"name", "version", "env", "devices"} & options.given):
-                msg = f"{min(named)} is for forebay's own models; {target} is a {surface.name} project"
-                raise ConfigError(msg)
-            if surface.name != "pipeline" and options.arguments:
-                msg = f"{options.arguments[0]!r} follows the target; only scripts of pipelines take arguments"
-                raise ConfigError(msg)
-            return surface.build(target, options)
+    surface = surface_of(target)
+    if surface is not None:
+        if surface.name != "native" and (options.attach.address or options.overrides.python):
+            msg = f"--attach and --python are for forebay's own models; {target} is a {surface.name} project"
+            raise ConfigError(msg)
+        if surface.name != "native" and (named := {"name", "version", "env", "devices"} & options.given):
+            msg = f"{min(named)} is for forebay's own models; {target} is a {surface.name} project"
+            raise ConfigError(msg)
+        if surface.name != "pipeline" and options.arguments:
+            msg = f"{options.arguments[0]!r} follows the target; only scripts of pipelines take arguments"
+            raise ConfigError(msg)
+        return surface.build(target, options)
     path = Path(target)
     found = "is a folder without a project file" if path.is_dir() else "is no project file"
     if not path.exists():

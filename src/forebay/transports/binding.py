@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import errno
+import socket
+
+from forebay.errors import ConfigError
 
 
 def why_not(host: str, port: int, error: OSError | UnicodeError, source: str = "") -> str:
@@ -27,3 +30,23 @@ def why_not(host: str, port: int, error: OSError | UnicodeError, source: str = "
     if error.errno == errno.EADDRNOTAVAIL:
         return f"{host} is no address of this machine; choose one with --host, 0.0.0.0 takes all"
     return f"{where} cannot be bound: {error.strerror or error}"
+
+
+def require_free(host: str, port: int) -> None:
+    """Check that a port is free, before time goes into what would listen there; what else may be wrong shows later.
+
+    Raises:
+        ConfigError: If it is in use.
+    """
+    if not port:
+        return
+    try:
+        kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(kind, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(why_not(host, port, error)) from error
+    except (UnicodeError, OverflowError):
+        pass  # said where the port is opened

@@ -251,6 +251,8 @@ def explain(error: BaseException, body: Buffer | None = None) -> Explanation:
     if isinstance(error, msgspec.ValidationError):
         return _explain_msgspec(str(error))
     if isinstance(error, msgspec.DecodeError):
+        if body is not None and not memoryview(body).nbytes:
+            return Explanation("malformed", "The body is empty", None, 0)
         message = str(error)
         if found := _BYTE.search(message):
             return Explanation("malformed", message, None, int(found[1]))
@@ -412,6 +414,8 @@ def _alias_value(annotation: Any) -> Any:
 # ---------------------------------------------------------------------------------------------------------------------
 # Explanations
 
+_OUR_MODULES: Final = re.compile(r"\bforebay_target_\w+_[0-9a-f]{8}\.")
+"""Names that files of users are imported under (`load_module`)."""
 _BYTE: Final = re.compile(r"\(byte (\d+)\)$")
 # The path is always last. A field name of the client's that looks like one fools only its sender.
 _AT: Final = re.compile(r" - at (?:`key` in )?`(\$[^`]*)`$")
@@ -625,4 +629,5 @@ def _spell(annotation: Any) -> str:
     """Write an annotation as the user wrote it."""
     if annotation is types.NoneType:
         return "`None`"
-    return f"`{annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)}`"
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return f"`{_OUR_MODULES.sub('', text)}`"

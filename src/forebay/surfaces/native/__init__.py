@@ -311,6 +311,15 @@ def _process_pool(spec: RunnerSpec, overrides: Overrides, devices: Sequence[Devi
     )
 
 
+def _marked(error: SyntaxError) -> str:
+    """Return the line that cannot be read, with a caret below it, as further lines."""
+    if not error.text or not error.offset:
+        return ""
+    line = error.text.rstrip("\n")
+    shown = line.lstrip()
+    return f"\n    {shown}\n    {' ' * max(error.offset - 1 - len(line) + len(shown), 0)}^"
+
+
 def _spec(file: Path, name: str, *, isolate_errors: bool) -> RunnerSpec:
     kwargs = {"path": str(file.absolute()), "name": name, "isolate_errors": isolate_errors}
     return RunnerSpec(factory="forebay.serving.models.model_runner:from_file", kwargs=kwargs)
@@ -329,7 +338,7 @@ def import_file(path: Path) -> ModuleType:
         line = _line(error, path)
         raise ConfigError(f"{path}{line}: {error.message}") if line else error from None
     if isinstance(error, SyntaxError):
-        msg = f"{path}:{error.lineno}: {error.msg}"
+        msg = f"{path}:{error.lineno}: {error.msg}{_marked(error)}"
     elif isinstance(error, ModuleNotFoundError):
         msg = f"{path}{_line(error, path)} imports '{error.name}', which is not installed here"
     else:

@@ -292,7 +292,9 @@ class AsgiAnswer:
         if self._started:
             return
         self._started = True
-        self.id = self.id or next_id()
+        self.id = (self.request.id if self.request is not None else self.id) or next_id()
+        if self.request is not None:
+            self.request.id = self.id
         media = native.RAW_TYPE if self._route.contract.raw_output else native.STREAM_TYPE
         headers = [
             (b"content-type", media.encode()),

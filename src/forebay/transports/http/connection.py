@@ -628,7 +628,10 @@ class HttpConnection(HttpToolsProtocol):
             return
         self._has_started = True
         self._is_chunked = head.chunked
-        self._request_id = head.id or next_id()
+        request = self._request
+        self._request_id = (request.id if request is not None else head.id) or next_id()
+        if request is not None:
+            request.id = self._request_id
         lines = [
             STATUS_LINE[200] + b"content-type: " + (native.RAW_TYPE if raw else native.STREAM_TYPE).encode(),
             b"cache-control: no-store",

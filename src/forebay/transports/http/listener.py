@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from uvicorn.config import Config
@@ -78,8 +79,7 @@ class HttpListener:
         try:
             self._uvicorn.load()
         except OSError as error:
-            msg = f"the TLS files {config.certfile} and {config.keyfile} cannot be used: {error.strerror or error}"
-            raise ConfigError(msg) from error
+            raise ConfigError(_why_no_tls(config.certfile, config.keyfile, error)) from error
         self._door: TlsDoor | Acceptor | None = None
 
     async def start(self) -> tuple[str, int]:
@@ -139,6 +139,24 @@ class HttpListener:
             async with asyncio.timeout(timeout_s):
                 while self._lane.connections or self._lane.greeted:  # noqa: ASYNC110 - a connection closes in six ways
                     await asyncio.sleep(0.02)
+
+
+def _why_no_tls(certfile: str | None, keyfile: str | None, error: OSError) -> str:
+    """Return the sentence for TLS files that cannot be used, with the cure."""
+    held: dict[str, bytes] = {}
+    for file in (certfile, keyfile):
+        try:
+            if file is not None:
+                held[file] = Path(file).read_bytes()
+        except OSError as unread:
+            return f"the TLS file {file}: {unread.strerror}"
+    if certfile is not None and b"BEGIN CERTIFICATE" not in held[certfile]:
+        return f"{certfile} holds no certificate in PEM"
+    if keyfile is None and certfile is not None and b"PRIVATE KEY" not in held[certfile]:
+        return f"{certfile} holds no private key; name the file that does with --keyfile"
+    if "KEY_VALUES_MISMATCH" in str(error):
+        return f"{keyfile} is the key of another certificate than that in {certfile}"
+    return f"the TLS files {certfile} and {keyfile} cannot be used: {error.strerror or error}"
 
 
 def _quiet(app: ASGIApp) -> ASGIApp:

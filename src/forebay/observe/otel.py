@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces for OpenTelemetry: a span for each call of a model, with its waits, batches and runs below.
+
+Theory of operation. Nothing is measured here: a call that has ended (`ended_calls.py`) and a batch that was answered
+(`timeline.py`) are told with all of their moments, and become spans afterwards. They belong together by the id of the
+request. A batch may be told before its call, as those of the nodes of a graph are, or after it; what came first waits,
+bounded. A batch is in the trace of every call that it answers, linked to the other ones. The exporter's own thread
+sends what there is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections import OrderedDict
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from forebay.errors import ConfigError
+from forebay.observe import ended_calls, timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from forebay.observe.ended_calls import EndedCall
+    from forebay.observe.timeline import BatchRecord, Step
+
+# The packages need not be installed where this file is type-checked, so what comes from them is `Any`.
+TracerProvider: TypeAlias = Any
+SpanContext: TypeAlias = Any
+
+KEPT: Final = 10_000
+"""Calls whose batches may still come, and calls that may still come for batches."""
+MAX_LINKS: Final = 32
+"""Calls that a batch is linked to."""
+MAX_NODES: Final = 256
+"""Batches of one call that wait for it."""
+
+
+class Tracing:
+    """Makes spans of calls and batches, on the loop; `called` and `ran` are told of them."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        """Make one; what the provider's processors do with a span is their affair."""
+        self._provider = provider
+        self._api: Any = importlib.import_module("opentelemetry.trace")
+        self._span: Any = importlib.import_module("opentelemetry.sdk.trace").ReadableSpan
+        scopes: Any = importlib.import_module("opentelemetry.sdk.util.instrumentation")
+        self._scope = scopes.InstrumentationScope("forebay")
+        propagation: Any = importlib.import_module("opentelemetry.trace.propagation.tracecontext")
+        self._propagator = propagation.TraceContextTextMapPropagator()
+        self._calls: OrderedDict[str, SpanContext | None] = OrderedDict()
+        self._waiting: OrderedDict[str, list[tuple[BatchRecord, Step]]] = OrderedDict()
+
+    def called(self, call: EndedCall) -> None:
+        """Make the span of a call, and of the batches that waited for it; pages and probes have none."""
+        api = self._api
+        is_grpc = call.method == "gRPC"
+        if not call.model and call.method in {"GET", "HEAD", "OPTIONS"}:
+            return
+        context = self._propagator.extract({"traceparent": call.parent} if call.parent else {})
+        parent = api.get_current_span(context).get_span_context()
+        ids = self._provider.id_generator
+        trace_id = parent.trace_id if parent.is_valid else ids.generate_trace_id()
+        name = call.path.removeprefix("/") if is_grpc else f"{call.method} {call.path}"
+        attributes: dict[str, Any] = {"client.address": call.client, "forebay.code": call.code}
+        if is_grpc:
+            attributes |= {"rpc.system": "grpc", "rpc.grpc.status_code": call.status}
+        else:
+            attributes |= {"http.request.method": call.method, "url.path": call.path}
+            attributes |= {"http.response.status_code": call.status, "http.response.body.size": call.body_bytes}
+        for what, value in (("model", call.model), ("request_id", call.request_id), ("batch_size", call.batch_size)):
+            if value:
+                attributes[f"forebay.{what}"] = value
+        sampled = self._provider.sampler.should_sample(context, trace_id, name, api.SpanKind.SERVER, attributes)
+        own: SpanContext | None = None
+        if sampled.decision.is_sampled():
+            flags = api.TraceFlags(api.TraceFlags.SAMPLED)
+            own = api.SpanContext(trace_id, ids.generate_span_id(), is_remote=False, trace_flags=flags)
+        waiting = self._waiting.pop(call.request_id, ())
+        _keep(self._calls, call.request_id, own)
+        if own is None:
+            return
+        for record, step in waiting:
+            self._emit_batch(own, record, step)
+        is_wrong = call.status != 0 if is_grpc else call.status >= 500
+        self._emit(
+            name,
+            own,
+            parent if parent.is_valid else None,
+            (call.started or call.ended, call.ended),
+            {**attributes, **(sampled.attributes or {})},
+            kind=api.SpanKind.SERVER,
+            error=call.code if is_wrong else "",
+        )
+
+    def ran(self, record: BatchRecord) -> None:
+        """Make the spans of a batch for each of its calls, or let them wait for those that have not ended."""
+        for step in record.steps:
+            if step.id in self._calls:
+                call = self._calls[step.id]
+                if call is not None:
+                    self._emit_batch(call, record, step)
+                continue
+            waiting = self._waiting.get(step.id)
+            if waiting is None:
+                waiting = _keep(self._waiting, step.id, list[tuple[Any, Any]]())
+            if len(waiting) < MAX_NODES:
+                waiting.append((record, step))
+
+    def _emit_batch(self, call: SpanContext, record: BatchRecord, step: Step) -> None:
+        name = record.endpoint.name
+        others = (self._calls.get(other.id) for other in record.steps[: MAX_LINKS + 1] if other is not step)
+        links = [self._api.Link(other) for other in others if other is not None][:MAX_LINKS]
+        rows = sum(one.size for one in record.steps)
+        attributes = {"forebay.model": name, "forebay.batch_size": rows, "forebay.worker": record.worker}
+        self._emit(f"queue {name}", self._below(call), call, (step.arrived, record.taken), {"forebay.model": name})
+        batch = self._below(call)
+        self._emit(f"batch {name}", batch, call, (record.taken, record.done), attributes, links=links)
+        if record.started:
+            about = {"forebay.model": name, "process.pid": record.pid}
+            self._emit(f"model {name}", self._below(call), batch, (record.started, record.ended), about)
+
+    def _below(self, call: SpanContext) -> SpanContext:
+        number = self._provider.id_generator.generate_span_id()
+        return self._api.SpanContext(call.trace_id, number, is_remote=False, trace_flags=call.trace_flags)
+
+    def _emit(  # noqa: PLR0913 - a span has so many parts
+        self,
+        name: str,
+        own: SpanContext,
+        parent: SpanContext | None,
+        moments: tuple[float, float],
+        attributes: dict[str, Any],
+        *,
+        kind: Any = None,
+        links: Sequence[Any] = (),
+        error: str = "",
+    ) -> None:
+        api = self._api
+        since_epoch = time.time_ns() - time.monotonic_ns()
+        began, ended = (since_epoch + round(moment * 1e9) for moment in moments)
+        span = self._span(
+            name,
+            own,
+            parent,
+            self._provider.resource,
+            attributes,
+            links=links,
+            kind=kind or api.SpanKind.INTERNAL,
+            status=api.Status(api.StatusCode.ERROR, error) if error else api.Status(),
+            start_time=began,
+            end_time=max(began, ended),
+            instrumentation_scope=self._scope,
+        )
+        processor: Any = getattr(self._provider, "_active_span_processor")  # noqa: B009 - what `add_span_processor` fills
+        processor.on_end(span)
+
+
+def _keep(kept: OrderedDict[str, Any], key: str, value: Any) -> Any:
+    kept[key] = value
+    if len(kept) > KEPT:
+        kept.popitem(last=False)
+    return value
+
+
+def provider() -> TracerProvider:
+    """Return what sends spans where the OTEL_* variables say, an OTLP collector on this machine if they do not.
+
+    Raises:
+        ConfigError: If the packages are not installed, or a variable says what is not possible.
+    """
+    names = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+    protocol = next((os.environ[name] for name in names if os.environ.get(name)), "http/protobuf")
+    if protocol not in {"grpc", "http/protobuf"}:
+        msg = f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}; grpc and http/protobuf are possible"
+        raise ConfigError(msg)
+    way = protocol.partition("/")[0]
+    try:
+        resources: Any = importlib.import_module("opentelemetry.sdk.resources")
+        sdk: Any = importlib.import_module("opentelemetry.sdk.trace")
+        export: Any = importlib.import_module("opentelemetry.sdk.trace.export")
+        otlp: Any = importlib.import_module(f"opentelemetry.exporter.otlp.proto.{way}.trace_exporter")
+    except ImportError as error:
+        msg = f"--otel needs packages that are not installed ({error.name}): pip install 'forebay[otel]'"
+        raise ConfigError(msg) from error
+    about = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "forebay"}
+    made = sdk.TracerProvider(resource=resources.Resource.create(about))
+    made.add_span_processor(export.BatchSpanProcessor(otlp.OTLPSpanExporter()))
+    return made
+
+
+@contextmanager
+def tracing(given: TracerProvider | None = None) -> Generator[None]:
+    """Make spans of what happens in the block, on ports that are made in it.
+
+    Args:
+        given: What takes the spans; None for what the OTEL_* variables say.
+
+    Raises:
+        ConfigError: See `provider`.
+    """
+    made = given or provider()
+    spans = Tracing(made)
+    ended_calls.listen(spans.called)
+    try:
+        with timeline.listening(spans.ran):
+            yield
+    finally:
+        ended_calls.unlisten(spans.called)
+        made.shutdown()

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces: spans of calls and batches, in memory and as a collector gets them."""
+
+import http.server
+import threading
+from concurrent import futures
+from typing import Any
+
+import grpc
+import pytest
+from tests.waiting import eventually
+
+from forebay.observe.ended_calls import EndedCall
+from forebay.observe.otel import Tracing, tracing
+from forebay.observe.timeline import BatchRecord, Step
+
+pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+MODEL = """
+import forebay
+
+class Doubles(forebay.Model):
+    def predict(self, batch: list[int]) -> list[int]:
+        return [2 * sample for sample in batch]
+
+class Adds(forebay.Model):
+    def predict(self, batch: list[int]) -> list[int]:
+        return [1 + sample for sample in batch]
+
+doubles, adds = forebay.node(Doubles), forebay.node(Adds)
+
+@forebay.compose
+def both(x: int) -> int:
+    return adds(doubles(x))
+"""
+
+
+@pytest.fixture
+def memory():
+    """A provider that keeps the spans, and where it keeps them."""
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return provider, exporter
+
+
+class Watched:
+    name, slots, waiting, in_flight = "m", 1, 0, 0
+
+
+def batch(*ids, name="m"):
+    endpoint: Any = type("", (Watched,), {"name": name})()
+    steps = tuple(Step(one, 1.0, 1) for one in ids)
+    return BatchRecord(endpoint, steps, 2.0, 2.5, 3.5, 4.0, "0", 7, [], 0, 0)
+
+
+def call(request_id, **more):
+    return EndedCall("POST", "/models/m", **{"started": 0.5, "ended": 4.5, "status": 200, "code": "ok", "model": "m",
+                                            "request_id": request_id, **more})  # fmt: skip
+
+
+@pytest.mark.parametrize("first", ["call", "batch"])
+def test_a_call_has_its_queue_batch_and_run_below(memory, first):
+    provider, exporter = memory
+    spans = Tracing(provider)
+    told = [lambda: spans.called(call("a")), lambda: spans.called(call("b")), lambda: spans.ran(batch("a", "b"))]
+    for tell in told if first == "call" else reversed(told):
+        tell()
+    found = exporter.get_finished_spans()
+    for mine in {span.context.trace_id for span in found}:
+        by_name = {span.name: span for span in found if span.context.trace_id == mine}
+        top, run = by_name["POST /models/m"], by_name["batch m"]
+        assert top.parent is None
+        assert by_name["queue m"].parent.span_id == run.parent.span_id == top.context.span_id
+        assert by_name["model m"].parent.span_id == run.context.span_id
+        assert run.attributes["forebay.batch_size"] == 2
+        lengths = {name: round((span.end_time - span.start_time) / 1e9, 3) for name, span in by_name.items()}
+        assert lengths == {"POST /models/m": 4.0, "queue m": 1.0, "batch m": 2.0, "model m": 1.0}
+    linked = [link.context.trace_id for span in found for link in span.links]
+    assert len({span.context.trace_id for span in found}) == 2
+    assert set(linked) <= {span.context.trace_id for span in found}
+    assert linked
+
+
+def test_the_callers_trace_goes_on_and_its_wish_not_to_be_sampled_holds(memory):
+    provider, exporter = memory
+    spans = Tracing(provider)
+    spans.called(call("a", parent=f"00-{TRACE}-{PARENT}-01"))
+    spans.ran(batch("a"))
+    spans.called(call("b", parent=f"00-{TRACE}-{PARENT}-00"))
+    spans.ran(batch("b"))
+    spans.called(call("c", parent="nonsense"))
+    spans.called(EndedCall("GET", "/metrics", status=200))
+    top, *below, other = exporter.get_finished_spans()
+    assert {f"{span.context.trace_id:032x}" for span in (top, *below)} == {TRACE}
+    assert f"{top.parent.span_id:016x}" == PARENT
+    assert other.attributes["forebay.request_id"] == "c"
+    assert other.parent is None
+
+
+def test_what_is_kept_is_bounded(memory, monkeypatch):
+    monkeypatch.setattr("forebay.observe.otel.KEPT", 10)
+    spans = Tracing(memory[0])
+    for number in range(100):
+        spans.ran(batch(f"r{number}"))
+        spans.called(call(f"c{number}"))
+    assert len(spans._waiting) == len(spans._calls) == 10
+
+
+class Collector(http.server.BaseHTTPRequestHandler):
+    server: Any
+
+    def do_POST(self):
+        self.server.got(self.rfile.read(int(self.headers["content-length"])))
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, format, *args):
+        pass
+
+
+@pytest.fixture(params=["http/protobuf", "grpc"])
+def collector(request):
+    """A collector that speaks OTLP: the spans it got, and the environment that leads there."""
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+        ExportTraceServiceRequest,
+        ExportTraceServiceResponse,
+    )
+
+    spans = []
+
+    def got(body):
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            name = {one.key: one.value.string_value for one in resource.resource.attributes}["service.name"]
+            spans.extend((name, span) for scope in resource.scope_spans for span in scope.spans)
+
+    environment = {"OTEL_EXPORTER_OTLP_PROTOCOL": request.param, "OTEL_BSP_SCHEDULE_DELAY": "100"}
+    if request.param == "grpc":
+        server = grpc.server(futures.ThreadPoolExecutor(1))
+        export = grpc.unary_unary_rpc_method_handler(
+            lambda body, _context: got(body) or ExportTraceServiceResponse().SerializeToString()
+        )
+        service = "opentelemetry.proto.collector.trace.v1.TraceService"
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {"Export": export})])
+        environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        yield spans, environment
+        server.stop(0).wait()
+        return
+    with http.server.HTTPServer(("127.0.0.1", 0), Collector) as server:
+        vars(server)["got"] = got
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{server.server_port}"
+        yield spans, environment
+        server.shutdown()
+        thread.join()
+
+
+def test_a_collector_gets_the_spans_of_a_graph(collector, serve, tmp_path):
+    spans, environment = collector
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    server = serve(f"{path}:both", "--worker-kind", "thread", "--otel", env=environment)
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+    answer = server.client.post("/models/both", json=20, headers=headers)
+    assert answer.json() == 41
+    wanted = {
+        f"{what} {node}" for node in ("both", "both/doubles", "both/adds") for what in ("queue", "batch")
+    } | {"POST /models/both", "model both/doubles", "model both/adds"}  # fmt: skip
+    eventually(lambda: {span.name for _, span in spans} >= wanted)
+    assert {name for name, _ in spans} == {"forebay"}
+    assert {span.trace_id.hex() for _, span in spans} == {TRACE}
+    (top,) = [span for _, span in spans if span.name == "POST /models/both"]
+    assert top.parent_span_id.hex() == PARENT
+    given = {one.key: one.value for one in top.attributes}
+    assert given["forebay.request_id"].string_value == answer.headers["x-request-id"]
+    assert given["http.response.status_code"].int_value == 200
+
+
+def test_without_a_collector_calls_are_answered_and_the_server_ends(serve, tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
+    server = serve(f"{path}:Adds", "--worker-kind", "thread", "--otel", env=environment)
+    assert server.call("adds", 1).json() == 2
+    server.signal()
+    assert server.wait() == 0
+
+
+def test_a_protocol_that_is_none_is_told(cli, tmp_path, monkeypatch):
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "smoke")
+    found = cli("serve", f"{path}:Adds", "--otel")
+    assert found.returncode == 2
+    assert "OTEL_EXPORTER_OTLP_PROTOCOL is 'smoke'; grpc and http/protobuf are possible" in found.stderr
+
+
+def test_ports_tell_nothing_once_the_traces_have_ended(memory):
+    from forebay.observe import ended_calls, timeline
+
+    with tracing(memory[0]):
+        assert ended_calls.listeners
+        assert timeline.listeners
+    assert not ended_calls.listeners
+    assert not timeline.listeners
