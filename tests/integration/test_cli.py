@@ -120,7 +120,6 @@ def test_an_unknown_command_is_named_with_the_known_ones(cli):
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("import forebay\n\ndef broken(:\n    pass\n", ["model.py:3"]),
         ("import forebay\nimport no_such_package\n", ["model.py:2", "no_such_package", "not installed"]),
         ("import forebay\n\n1 / 0\n", ["model.py:3", "ZeroDivisionError"]),
         ("import sys\nsys.exit(0)\n", ["model.py:2", "SystemExit"]),
