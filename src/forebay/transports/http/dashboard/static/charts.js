@@ -8,6 +8,7 @@ const LEFT = 48;
 const RIGHT = 78;
 const TOP = 10;
 const BOTTOM = 22;
+const STEPS_S = [10, 15, 20, 30, 60, 120, 180, 300];
 
 /** The moment that is pointed at, as seconds before now; null if none is. */
 export const cursor = {
@@ -126,12 +127,12 @@ export class TimeChart {
     const { at, y } = this.scale;
     const lines = at.map((value) => s("line", { x1: LEFT, x2: LEFT + this.wide, y1: y(value), y2: y(value) }));
     const labels = isEmpty ? [] : at.map((value) => s("text", { x: LEFT - 8, y: y(value) + 4, class: "y" }, this.options.format(value)));
-    const steps = this.wide < 260 ? 2 : 5;
+    const most = this.wide < 260 ? 3 : 6;
+    const step = STEPS_S.find((one) => this.seconds / one <= most) ?? this.seconds;
     const times = [];
-    for (let step = 0; step <= steps; step += 1) {
-      const back = this.seconds * (1 - step / steps);
-      const x = LEFT + (step / steps) * this.wide;
-      const text = back < 1 ? "now" : Math.round(back) < 60 ? `−${Math.round(back)} s` : `−${Number((back / 60).toFixed(1))} min`;
+    for (let back = 0; back <= this.seconds; back += step) {
+      const x = LEFT + (1 - back / this.seconds) * this.wide;
+      const text = back === 0 ? "now" : back % 60 ? `−${back} s` : `−${back / 60} min`;
       times.push(s("line", { x1: x, x2: x, y1: TOP + this.tall, y2: TOP + this.tall + 4 }));
       times.push(s("text", { x, y: TOP + this.tall + 17, class: "x" }, text));
     }

@@ -139,6 +139,7 @@ export class History {
     for (const [name, beat] of merged) {
       const line = this.line(name);
       line.push(Object.assign(beat, gauges(line)));
+      for (const node of this.graphs.get(name) ?? []) beat.waiting += this.line(`${name}/${node}`).state.waiting;
       if (owners.has(name)) continue;
       for (const field of COUNTED) all[field] += beat[field];
       for (const field of BUCKETS) merge(all[field], entries(beat[field]));
@@ -181,14 +182,14 @@ export class History {
     return this.recent(`${name}${VERSION}${version}`, seconds);
   }
 
-  /** Sums of the last seconds of a line. */
-  recent(name, seconds) {
+  /** Sums of the last seconds of a line; without what went into which bucket if that is not wanted. */
+  recent(name, seconds, isWhole = true) {
     const from = this.now - seconds;
     let dt = 0;
     for (let at = this.ticks.length - 1; at >= 0 && this.ticks[at].at > from; at -= 1) dt += this.ticks[at].dt;
     const sum = emptyBeat(this.now, Math.max(dt, 1e-9));
     const beats = this.lines.get(name)?.beats ?? [];
-    for (let at = beats.length - 1; at >= 0 && beats[at].at > from; at -= 1) addTo(sum, beats[at]);
+    for (let at = beats.length - 1; at >= 0 && beats[at].at > from; at -= 1) addTo(sum, beats[at], isWhole);
     return sum;
   }
 
@@ -198,7 +199,7 @@ export class History {
   }
 
   /** The last seconds of a line in columns; null where the server was not heard. */
-  columns(name, seconds, wanted) {
+  columns(name, seconds, wanted, isWhole = true) {
     const width = Math.max(Math.round(seconds / wanted), 2);
     const end = Math.floor(this.now / width) * width; // what has not ended yet would look like a fall
     const columns = Array.from({ length: Math.ceil(seconds / width) }, () => null);
@@ -219,7 +220,7 @@ export class History {
       for (; next < beats.length && beats[next].at <= until; next += 1) {
         gauge = beats[next];
         if (beats[next].at <= begin + at * width || !column) continue;
-        addTo(column, beats[next]);
+        addTo(column, beats[next], isWhole);
         if (!highest || gauge.waiting > highest.waiting) highest = gauge;
       }
       if (!column) continue;
@@ -241,8 +242,9 @@ function stateOf(facts) {
   return { inFlight: facts.in_flight ?? 0, waiting: facts.waiting ?? 0, alive, idle, slots, restarts };
 }
 
-function addTo(sum, beat) {
+function addTo(sum, beat, isWhole = true) {
   for (const field of COUNTED) sum[field] += beat[field];
+  if (!isWhole) return;
   for (const field of BUCKETS) merge(sum[field], entries(beat[field]));
 }
 

@@ -66,11 +66,15 @@ export class Models {
   arrange() {
     const wanted = this.filter.value.trim().toLowerCase();
     const found = this.models.filter((model) => model.name.toLowerCase().includes(wanted));
-    const shown = this.isWhole ? found : found.slice(0, SHOWN);
+    let shown = found;
+    if (found.length > SHOWN && !this.isWhole) {
+      const asked = new Map(found.map((model) => [model, this.history?.recent(model.name, NOW_S, false).ok ?? 0]));
+      shown = [...found].sort((one, other) => asked.get(other) - asked.get(one)).slice(0, SHOWN);
+    }
     this.body.replaceChildren(...shown.map((model) => this.rows.get(model.name).element));
     this.shown = shown.map((model) => model.name);
     this.more.hidden = shown.length === found.length;
-    say(this.more, `Show all ${found.length}`);
+    say(this.more, `These are the ${shown.length} busiest; show all ${found.length}`);
   }
 
   #row(name) {
@@ -104,14 +108,15 @@ export class Models {
   }
 
   show(history, seconds) {
+    this.history = history;
     const { bounds } = history;
     for (const name of this.shown ?? []) {
       const { cells, spark } = this.rows.get(name);
       const sum = history.recent(name, NOW_S);
       const line = history.line(name);
-      const { columns } = history.columns(name, seconds, 40);
+      const { columns } = history.columns(name, seconds, 40, false);
       spark.show(columns.map((column) => (column ? (column.ok + column.failed) / column.dt : null)));
-      const window = history.recent(name, seconds);
+      const window = history.recent(name, seconds, false);
       const nodes = history.graphs.get(name)?.map((node) => history.line(`${name}/${node}`).state);
       const workers = nodes ? nodes.reduce((all, one) => ({ alive: all.alive + one.alive, restarts: all.restarts + one.restarts }), { alive: 0, restarts: 0 }) : line.state;
       say(cells.rate, count((sum.ok + sum.failed) / sum.dt));
