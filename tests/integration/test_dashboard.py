@@ -64,6 +64,8 @@ def test_a_browser_at_the_root_is_sent_to_the_page(zoo):
     answer = zoo.client.get("/", headers=BROWSER)
     assert (answer.status_code, answer.headers["location"]) == (307, "ui")
     assert zoo.client.get("/ui").headers["content-type"].startswith("text/html")
+    slash = zoo.client.get("/ui/")
+    assert str(slash.url.join(slash.headers["location"])) == f"{zoo.url}/ui"
 
 
 def test_a_program_at_the_root_gets_what_it_got(zoo, launch):

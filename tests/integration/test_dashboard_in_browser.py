@@ -157,6 +157,8 @@ def test_names_from_elsewhere_are_texts_wherever_they_stand(browser, server, loa
         page.until("document.querySelector('.drawing text')")
         page.until("document.querySelector('.faults .message')")
         assert page.text("#detail h2") == HOSTILE
+        assert HOSTILE in page.text("#notices"), "what could not be read anew"
+        assert HOSTILE in page.text("#detail .notice"), "and the version that could not be loaded"
         assert page.eval("document.querySelectorAll('img, script:not([src])').length") == 0
         assert page.eval("window.hacked ?? null") is None
 

@@ -70,9 +70,9 @@ def wants_page(request: Request) -> bool:
     return "text/html" in request.headers.get("accept", "")
 
 
-def to_page() -> Response:
+def to_page(address: str = PREFIX[1:]) -> Response:
     """Send a browser to the page; the address is relative, so that it holds below the prefix of a proxy."""
-    return Response(status_code=307, headers={"location": PREFIX[1:], "vary": "accept", "cache-control": "no-store"})
+    return Response(status_code=307, headers={"location": address, "vary": "accept", "cache-control": "no-store"})
 
 
 class Dashboard:
@@ -107,6 +107,8 @@ class Dashboard:
             NotFound: If there is none of this name.
         """
         name = request.path_params.get("file", "index.html")
+        if not name:  # with a slash at its end, what the page loads would be looked for one level too deep
+            return to_page(f"..{PREFIX}")
         if name not in _files():
             msg = f"the dashboard has no file '{name[:100]}'"
             raise NotFound(msg)
