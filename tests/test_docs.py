@@ -17,6 +17,9 @@ from starlette.testclient import TestClient
 ROOT = Path(__file__).parents[1]
 SHOWN = {
     "README.md": {"iris.py": ("iris", {"measures": [5.1, 3.5, 1.4, 0.2]}, "setosa")},
+    "docs/how-to/requests.md": {
+        "thumbnails.py": ("thumbnails", {"image": "Y2F0"}, {"name": None, "bytes": 3, "sha": "9d989e8d"}),
+    },
     "docs/how-to/test-a-model.md": {"test_shout.py": ()},
     "docs/how-to/embed.md": {"shop.py": ()},
     "docs/how-to/compose-models.md": {

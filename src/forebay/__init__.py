@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from forebay.surfaces.embedding.mounted import asgi
     from forebay.surfaces.embedding.started import start
     from forebay.types.call import Failure, Media
+    from forebay.types.file import File
     from forebay.workers.cancel import is_cancelled
 
 __version__ = "0.1.0"
@@ -54,6 +55,7 @@ _HOMES = {
     "ConfigError": "forebay.errors",
     "DeadlineExceeded": "forebay.errors",
     "Failure": "forebay.types.call",
+    "File": "forebay.types.file",
     "ForebayError": "forebay.errors",
     "InvalidRequest": "forebay.errors",
     "Lazy": "forebay.arrays.lazy",
@@ -93,6 +95,7 @@ __all__ = [
     "ConfigError",
     "DeadlineExceeded",
     "Failure",
+    "File",
     "ForebayError",
     "InvalidRequest",
     "Lazy",

@@ -42,6 +42,15 @@ def test_samples_of_a_bucket_run_together_and_are_answered_at_their_own_length(s
     assert [answer["shape"] for answer in answers] == [[2, 4], [2, 4], [2, 8], [2, 8]]
 
 
+def test_buckets_are_those_of_what_preprocess_returns(server, at_once):  # F61
+    asked = ["a", "a b", "a b c", "a b c d e"]
+    answers = at_once(*(lambda text=text: server.call("tokenizer", text).json() for text in asked))
+    assert answers == [[2, 2], [2, 2], [2, 8], [2, 8]]
+    answers = at_once(*(lambda text=text: server.call("tokenizer", text) for text in ["a " * 9, "a", "a b", "a b c"]))
+    assert [answer.status_code for answer in answers] == [422, 200, 200, 200]
+    assert [answer.json() for answer in answers[1:]] == [[2, 2], [2, 2], [1, 8]]
+
+
 def test_a_sample_longer_than_the_largest_bucket_is_refused_by_name(server):
     answer = server.call("tagger", {"ids": list(range(9))})
     assert answer.status_code == 422

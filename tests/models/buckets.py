@@ -56,6 +56,20 @@ class Words(forebay.Model):
         return [sorted(batch)] * len(batch)
 
 
+class Tokenizer(forebay.Model):
+    """Pads what `preprocess` makes of a text; waits until there are four."""
+
+    max_batch_size = 4
+    max_wait_ms = 5_000
+    pad = forebay.Pad({"ids": ("length",)}, buckets={"length": [2, 8]})
+
+    def preprocess(self, sample: str) -> dict:
+        return {"ids": [len(word) for word in sample.split()]}
+
+    def predict(self, batch: forebay.Padded) -> list[list[int]]:
+        return [list(batch.arrays["ids"].shape)] * len(batch)
+
+
 class Poisoned(forebay.Model):
     """Takes four at a time; fails, or ends its worker, as a whole where one of them says so."""
 

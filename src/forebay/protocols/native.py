@@ -36,6 +36,7 @@ JSON_TYPE: Final = "application/json"
 MSGPACK_TYPE: Final = "application/msgpack"
 RAW_TYPE: Final = "application/octet-stream"
 STREAM_TYPE: Final = "text/event-stream"
+FORM_TYPE: Final = "multipart/form-data"
 
 TOO_LARGE: Final = "too_large"
 """Code of a body over a limit."""
@@ -93,7 +94,9 @@ class NotAcceptable(Refusal):
 
 
 PARAMS: Final[Mapping[tuple[str, str], Mapping[str, str]]] = {
-    (given, wanted): {"in": given, "out": wanted} for given in ("json", "msgpack") for wanted in ("json", "msgpack")
+    (given, wanted): {"in": given, "out": wanted}
+    for given in ("json", "msgpack", "form", "query")
+    for wanted in ("json", "msgpack")
 }
 """The params of a request by the formats of its body and answer; shared, so that a batch of equals is seen at once."""
 
@@ -108,6 +111,8 @@ class Contract(msgspec.Struct, frozen=True):
         streams: The answer comes in parts.
         query: Parameters of the query that belong to a request; they stand in its `params`, as texts.
         has_media: There are answers of other media types, so that a client may take these alone.
+        is_named: A sample may also be the fields and files of a form, or the parameters of a query.
+        shares_disk: Workers see the files of the server.
     """
 
     raw_input: bool = False
@@ -116,6 +121,8 @@ class Contract(msgspec.Struct, frozen=True):
     streams: bool = False
     query: tuple[str, ...] = ()
     has_media: bool = False
+    is_named: bool = False
+    shares_disk: bool = True
 
 
 def status_of(error: ForebayError) -> int:
@@ -153,19 +160,26 @@ def _error_body(error: ForebayError, request_id: str) -> bytes:
     return msgspec.json.encode({"error": body}, enc_hook=str)
 
 
-def params_of(contract: Contract, content_type: str, accept: str) -> Mapping[str, str]:
-    """Choose the formats of a request.
+def params_of(contract: Contract, content_type: str, accept: str, *, in_query: bool = False) -> Mapping[str, str]:
+    """Choose the formats of a request; its sample is the body, or the query.
 
     Raises:
         UnsupportedMedia: If the body's media type is not read here.
         NotAcceptable: If the client takes none of the formats there are.
     """
-    given = "json"
-    if not contract.raw_input and content_type:
+    given = "query" if in_query else "json"
+    if content_type and not in_query and contract.is_named and is_form(content_type):
+        given = "form"
+    elif not contract.raw_input and content_type and not in_query:
         media = content_type.partition(";")[0].strip().lower()
         found = _FORMATS.get(media)
         if found is None:
-            msg = f"the body's type is '{media[:100]}', this endpoint reads {JSON_TYPE} and {MSGPACK_TYPE}"
+            reads = (
+                f"{JSON_TYPE}, {MSGPACK_TYPE} and {FORM_TYPE}"
+                if contract.is_named
+                else f"{JSON_TYPE} and {MSGPACK_TYPE}"
+            )
+            msg = f"the body's type is '{media[:100]}', this endpoint reads {reads}"
             if media == "application/x-www-form-urlencoded":
                 msg += " (with curl, add -H 'content-type: application/json')"
             raise UnsupportedMedia(msg)
@@ -177,6 +191,11 @@ def params_of(contract: Contract, content_type: str, accept: str) -> Mapping[str
             raise NotAcceptable(msg)
         wanted = "json"
     return PARAMS[given, wanted]
+
+
+def is_form(content_type: str) -> bool:
+    """Tell whether a body is a form with files."""
+    return content_type.partition(";")[0].strip().lower() == FORM_TYPE
 
 
 def params_with_query(contract: Contract, params: Mapping[str, str], query: bytes) -> Mapping[str, str]:

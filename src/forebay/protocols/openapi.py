@@ -26,6 +26,7 @@ _REF: Final = _COMPONENTS + "{name}"
 _JSON: Final = "application/json"
 _MSGPACK: Final = ("application/msgpack", "application/x-msgpack")
 _BINARY: Final = "application/octet-stream"
+_FORM: Final = "multipart/form-data"
 _EVENTS: Final = "text/event-stream"
 
 
@@ -56,6 +57,8 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
     version: str | None = None
     description: str = ""
     streams: bool = False
+    is_named: bool = False
+    """A sample may also be a form, or with a stream a query."""
     batchable: bool = False
     """The body is a JSON array of samples, and so is the answer."""
     query: Mapping[str, Documented] = msgspec.field(default_factory=dict[str, Documented])
@@ -144,8 +147,13 @@ def _predict(endpoint: Described, operation_id: str, request: Json, answer: Json
             **_failures(codes, api_key=api_key),
         },
     }
-    if endpoint.description:
-        operation["description"] = endpoint.description
+    described = [endpoint.description] if endpoint.description else []
+    if endpoint.is_named and endpoint.streams:
+        described.append(
+            "A GET with the fields of the sample as query parameters answers the same, for an EventSource."
+        )
+    if described:
+        operation["description"] = "\n\n".join(described)
     return operation
 
 
@@ -210,9 +218,13 @@ def _bodies(endpoint: Described, schemas: _Schemas) -> tuple[Json, Json]:
     result = schemas.add(endpoint.output, endpoint.name)
     if endpoint.input.raw:
         request: Json = {_BINARY: {"schema": sample}}
+        if endpoint.is_named:
+            request[_FORM] = {"schema": {"type": "object", "additionalProperties": sample, "maxProperties": 1}}
     else:
         sent = {"type": "array", "items": sample} if endpoint.batchable else sample
         request = {media: {"schema": sent} for media in (_JSON, *_MSGPACK)}
+        if endpoint.is_named and not endpoint.batchable:
+            request[_FORM] = {"schema": sample}
     others: Json = {"*/*": {"schema": {"type": "string", "format": "binary"}}} if endpoint.output.has_media else {}
     if endpoint.streams:
         # 3.1 has no word for the type of one event; 3.2 calls it itemSchema.

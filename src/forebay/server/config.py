@@ -27,6 +27,11 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_body_bytes: Longest request body; longer ones get 413.
         max_buffered_bytes: Bytes of bodies that are still arriving, of all connections together; the connection that
             holds most of them is then answered 503 and closed.
+        max_form_bytes: Longest form (multipart/form-data); its files may lie on disk.
+        max_form_parts: Fields and files of a form.
+        max_form_disk_bytes: Files of forms that lie on disk may have so much together; more get 503.
+        form_memory_bytes: So much of the files of a form is kept in memory; those beyond lie in the folder for
+            temporary files (TMPDIR) until the request is answered. Its fields may be as long together, or get 413.
         max_head_bytes: Longest request line and headers together; longer ones get 431.
         max_connections: Connections at a time; more are answered 503 and closed.
         backlog: Connections that the kernel keeps until the server takes them.
@@ -50,6 +55,10 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[Port, Written("--http-port", "PORT")] = 8080
     max_body_bytes: Annotated[Count, Written("--max-body-bytes", "N")] = 64 * 1024 * 1024
     max_buffered_bytes: Annotated[Count, Written("--max-buffered-bytes", "N")] = 1024 * 1024 * 1024
+    max_form_bytes: Annotated[Count, Written("--max-form-bytes", "N")] = 1024 * 1024 * 1024
+    max_form_parts: Annotated[Count, Written("--max-form-parts", "N")] = 256
+    max_form_disk_bytes: Annotated[Count, Written("--max-form-disk-bytes", "N")] = 8 * 1024 * 1024 * 1024
+    form_memory_bytes: Annotated[Count, Written("--form-memory-bytes", "N")] = 1024 * 1024
     max_head_bytes: Annotated[int, Meta(ge=256), Written("--max-head-bytes", "N")] = 64 * 1024
     max_connections: Annotated[Count, Written("--max-connections", "N")] = 16_384
     backlog: Annotated[Count, Written("--backlog", "N")] = 2048

@@ -80,10 +80,6 @@ def test_the_bucket_is_the_key_where_there_is_no_other():
         ),
         ({"pad": {"ids": ("length",)}}, r"MyModel\.pad is .*; a forebay\.Pad or None is needed"),
         ({"pad": Pad(("length",)), "predict": generator}, "MyModel has pad and its predict is a generator"),
-        (
-            {"pad": Pad(("length",), buckets={"length": [1]}), "preprocess": lambda self, sample: sample},
-            r"MyModel\.pad has buckets and the class has `preprocess`.*write a batch_key",
-        ),
         ({"isolate_errors": "yes"}, r"MyModel\.isolate_errors is 'yes'; True or False is needed"),
         (
             {"isolate_errors": True, "predict": generator},

@@ -302,7 +302,7 @@ def test_malformed_msgpack():
 def test_truncated_without_the_body_has_no_position():
     with pytest.raises(msgspec.DecodeError) as caught:
         ANY.decoder("json")(b"[")
-    assert explain(caught.value) == ("malformed", "Input data was truncated", None, None)
+    assert explain(caught.value) == ("malformed", "Input data was truncated", None, None, ())
 
 
 @pytest.mark.parametrize("annotation", [Any, Tree, Fish, Shoal], ids=str)
@@ -326,7 +326,9 @@ def test_nesting_that_only_pydantic_minds_is_malformed():
     [
         (Rows, {"rows": [{"x": 1}, {"x": 2}, {"x": 3}, {"x": "a"}]}, "$.rows[3].x", "Expected `int`, got `str`"),
         (Rows, [], "$", "Expected `object`, got `array`"),
-        (Rows, {}, "$", "missing required field `rows`"),
+        (Rows, {}, "$.rows", "missing required field `rows`"),  # F56
+        (list[Rows], [{"rows": []}, {}], "$[1].rows", "missing required field `rows`"),
+        (Shoal, {"fish": [{}]}, "$.fish[0].kind", "Field required"),
         (dict[str, int], {"a": "b"}, "$[...]", "Expected `int`, got `str`"),
         (dict[int, int], {"a": 1}, "$", "Expected `int`, got `str`"),
         (Annotated[int, msgspec.Meta(ge=0)], -1, "$", ">= 0"),
@@ -342,6 +344,38 @@ def test_invalid(annotation, value, path, words, format):
     assert found.path == path
     assert words in found.message
     assert found.position is None
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    "annotation,value,meant",
+    [
+        (Rows, {"row": []}, "; `row` is there, did you mean `rows`?"),
+        (list[Rows], [{"rows": []}, {"rwos": []}], "; `rwos` is there, did you mean `rows`?"),
+        (Shoal, {"fish": [{"knid": "a", "finCount": 1}]}, "; `knid` is there, did you mean `kind`?"),
+        (Rows, {"entirely": []}, ""),
+        (Rows, {"x": []}, ""),  # a field of another type inside
+        (Rows, {}, ""),
+    ],
+)
+def test_a_misspelt_field_is_named_with_the_one_that_is_missing(annotation, value, meant, format):  # F56
+    wire = WireType(annotation)
+    body = PACK[format](value)
+    with pytest.raises(Exception) as caught:
+        wire.decoder(format)(body)
+    message = explain(caught.value, body, wire).message
+    assert meant in message
+    assert ("did you mean" in message) == bool(meant)
+
+
+def test_every_problem_has_its_path():  # F56
+    found = fault(WireType(Shoal), b'{"fish": [{"kind": 1}, {}]}')
+    assert found.path == "$.fish[0].kind"
+    assert [problem["path"] for problem in found.problems] == ["$.fish[0].kind", "$.fish[1].kind"]
+    assert [problem["message"] for problem in found.problems] == [
+        "Input should be a valid string, got `int`",
+        "Field required",
+    ]
 
 
 def test_only_the_first_ten_problems_are_named():

@@ -87,7 +87,7 @@ class Wire:
         """
         body, error = caught(self._decode[item.params["in"]], item.body)
         if error is not None:
-            raise refusal(error, item.body) from None
+            raise refusal(error, item.body, given=self.given) from None
         values = {name: _in_query(name, port, item.params) for name, port in self._in_query.items()}
         if self._only is not None:
             return {self._only: body, **values}

@@ -49,6 +49,7 @@ class BatchRunner(ABC):
         self._pad = settings.pad
         self._isolates = settings.isolate_errors or isolate_errors
         self._in_parts = self._pad is not None or self._isolates
+        self._in_buckets = model_class.batch_key is None
         self._coroutines = Coroutines()
         hooks = (getattr(model_class, name, None) for name in ("preprocess", "postprocess"))
         if settings.is_async or any(inspect.iscoroutinefunction(hook) for hook in hooks):
@@ -175,7 +176,10 @@ class BatchRunner(ABC):
         """Measure the samples if they are padded, and say which of them run together."""
         if self._pad is not None:
             batch.each(self._pad.measure)
-        groups = [range(len(batch.samples))] if self._pad is None else self._pad.alike(batch.samples)
+        if self._pad is None:
+            groups: Sequence[Sequence[int]] = [range(len(batch.samples))]
+        else:
+            groups = self._pad.alike(batch.samples, in_buckets=self._in_buckets)
         return isolation.plan(batch.samples, groups if batch.samples else [], isolate=self._isolates)
 
     def _run_part(self, samples: list[Any]) -> Sequence[Any]:

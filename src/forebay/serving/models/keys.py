@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ForebayError, RunnerFailed
+from forebay.serving.models.schema import FORMATS
 from forebay.serving.models.unreadable import refusal
 from forebay.types.call import Failure
 from forebay.workers.user_code import attempt, caught, user_code
@@ -35,7 +36,8 @@ class SampleKeys:
         """
         self._key_of = key_of
         self._name = name
-        self._decode = {name: given.decoder(name) for name in ("json", "msgpack")}
+        self._given = given
+        self._decode = {name: given.decoder(name) for name in FORMATS}
         self._batchable = batchable
 
     def __call__(self, item: Item) -> list[Hashable]:
@@ -53,7 +55,7 @@ class SampleKeys:
     def _read(self, decode: Callable[[Any], Any], row: Any, number: int | None) -> Hashable:
         sample, error = caught(decode, row)
         if error is not None:
-            raise refusal(error, row, number) from None
+            raise refusal(error, row, number, self._given) from None
         try:
             return key_of_sample(self._key_of, self._name, sample)
         except ForebayError as error:

@@ -185,7 +185,7 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
         policy=model.policy,
         latency_objective_ms=model.latency_objective_ms,
         devices=devices,
-        batch_key=model.batch_key if model.batch_key is not None or model.pad is None else _bucket_key(model.pad),
+        batch_key=_key_of(model),
         pad=model.pad,
         isolate_errors=model.isolate_errors,
         streams=streams,
@@ -289,16 +289,17 @@ def _check_key_and_pad(model: type[Model], *, streams: bool, one_input: bool) ->
     if streams:
         msg = f"{where} has pad and its predict is a generator; streams are not padded: pad in predict, and yield"
         raise ConfigError(msg)
-    if pad.buckets and key_of is None and hasattr(model, "preprocess"):
-        msg = (
-            f"{where}.pad has buckets and the class has `preprocess`, which runs too late to tell the bucket of a "
-            "sample; write a batch_key, a function of the sample before it (one that returns None lets all mix)"
-        )
-        raise ConfigError(msg)
 
 
-def _bucket_key(pad: Pad) -> Callable[[Any], Hashable] | None:
-    return pad.key_of if pad.buckets else None
+def _key_of(model: type[Model]) -> Callable[[Any], Hashable] | None:
+    """Return the key of a class; without one of its own the bucket is.
+
+    What `preprocess` makes of a sample is not known before the queue: then workers run the buckets of a batch apart.
+    """
+    pad = model.pad
+    if model.batch_key is not None or pad is None:
+        return model.batch_key
+    return pad.key_of if pad.buckets and not hasattr(model, "preprocess") else None
 
 
 def _check_key_parameters(model: type[Model], key_of: Callable[[Any], Hashable]) -> None:

@@ -14,7 +14,7 @@ from forebay.errors import BadOutcome
 from forebay.serving.models.batch_runner import BatchRunner, Samples
 from forebay.serving.models.model import load_module, models_in, settings_of
 from forebay.serving.models.outputs import declared_of
-from forebay.serving.models.schema import io_types, media_in_parts
+from forebay.serving.models.schema import FORMATS, io_types, media_in_parts
 from forebay.serving.models.unreadable import refusal
 from forebay.types.call import Failure, Media
 from forebay.types.failures import failure_of, text_of, trace_of
@@ -44,7 +44,8 @@ class ModelRunner(BatchRunner):
         """
         super().__init__(model_class, settings_of(model_class), isolate_errors=isolate_errors)
         given, answer = io_types(model_class)
-        self._decode = {name: given.decoder(name) for name in ("json", "msgpack")}
+        self._given = given
+        self._decode = {name: given.decoder(name) for name in FORMATS}
         self._encode = {name: answer.encoder(name) for name in ("json", "msgpack")}
         self._declared = declared_of(answer) if model_class.check_outputs else None
         takes_media = answer.has_media or answer.annotation is Any or not model_class.check_outputs
@@ -69,7 +70,7 @@ class ModelRunner(BatchRunner):
             for number, row in enumerate(rows):
                 sample, error = caught(decode, row)
                 if error is not None:
-                    failures[owner] = failure_of(refusal(error, row, number if self._batchable else None))
+                    failures[owner] = failure_of(refusal(error, row, number if self._batchable else None, self._given))
                     break
                 found.append(sample)
             else:

@@ -171,15 +171,23 @@ class Pad:
             self._target(axis, lengths[axis])
         return Measured(sample, arrays, lengths)
 
-    def alike(self, samples: Sequence[Measured]) -> list[list[int]]:
-        """Return the places of the samples that can be stacked: those whose axes without a name are of equal size."""
-        shapes = [
+    def alike(self, samples: Sequence[Measured], *, in_buckets: bool = False) -> list[list[int]]:
+        """Return the places of the samples that can be stacked: those whose axes without a name are of equal size.
+
+        Args:
+            samples: All of them.
+            in_buckets: Keep samples of unlike buckets apart.
+        """
+        shapes: list[Any] = [
             [
                 tuple(size if axis is None else -1 for axis, size in _named(axes, one.arrays[name].shape))
                 for name, axes in self._axes.items()
             ]
             for one in samples
         ]
+        if in_buckets:
+            for shape, one in zip(shapes, samples, strict=True):
+                shape.append(tuple([self._target(axis, one.lengths[axis]) for axis in self.buckets]))
         if all(shape == shapes[0] for shape in shapes):
             return [list(range(len(samples)))]
         places = sorted(range(len(samples)), key=shapes.__getitem__)

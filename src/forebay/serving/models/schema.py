@@ -12,7 +12,8 @@ written, or `Any`, every JSON value passes.
 |---|---|
 | whatever msgspec knows (structs, dataclasses, typed dicts, unions, `Annotated[..., Meta]`) | JSON or msgpack |
 | whatever involves pydantic v2 (models, `Field`, `annotated_types`) | JSON or msgpack, by a `TypeAdapter` |
-| `bytes` as input | the body untouched, whatever its media type |
+| `bytes` as input | the body untouched, whatever its media type; the one file of a form |
+| `forebay.File`, `bytes` inside other types | base64 in JSON, bytes in msgpack; a file of a form |
 | `bytes` as output | `application/octet-stream` |
 | `forebay.Media` as output, also in a union with others | its own media type |
 
@@ -27,19 +28,23 @@ from __future__ import annotations
 import collections.abc
 import inspect
 import json
+import operator
 import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, cast, final
 
 import msgspec
 
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, nearest
+from forebay.serving.models.named import NamedReader
 from forebay.types.call import Media
 from forebay.types.failures import words_of
+from forebay.types.file import SCHEMA as FILE_SCHEMA
+from forebay.types.file import File
 from forebay.workers.user_code import caught
 
 if typing.TYPE_CHECKING:
@@ -54,6 +59,9 @@ MAX_PROBLEMS: Final = 10
 """Problems named in one message; a body of a million bad rows must not make an answer of a million lines."""
 
 _FORMATS: Final = ("json", "msgpack")
+_NAMED: Final = ("form", "query")
+FORMATS: Final = (*_FORMATS, *_NAMED)
+"""What a sample may come in."""
 
 
 @final
@@ -68,7 +76,18 @@ class WireType:
         ConfigError: The type cannot travel.
     """
 
-    __slots__ = ("_adapter", "_decoders", "_encoders", "annotation", "direction", "has_media", "raw", "refers")
+    __slots__ = (
+        "_adapter",
+        "_decoders",
+        "_encoders",
+        "_hook",
+        "_names",
+        "annotation",
+        "direction",
+        "has_media",
+        "raw",
+        "refers",
+    )
 
     def __init__(self, annotation: Any, direction: Literal["input", "output"] = "input") -> None:
         encoded = without_media(annotation) if direction == "output" else annotation
@@ -78,8 +97,11 @@ class WireType:
         self.direction = direction
         self.raw = encoded is Media or _unwrap(encoded) is bytes
         self._adapter = None if self.raw else _pydantic_adapter(self.annotation)
+        has_files = direction == "input" and not self.raw and any(part is File for part in _parts(self.annotation, {}))
+        self._hook = _read_file if has_files else None
         self._decoders: dict[str, Decode] = {}
         self._encoders: dict[str, Encode] = {}
+        self._names: frozenset[str] | None = None
         self.refers = False
         """Whether a decoded value can refer to the body it was read from."""
         if direction == "input":
@@ -96,7 +118,9 @@ class WireType:
         """
         found = self._decoders.get(format)
         if found is None:
-            found = self._decoders[format] = self._make_decoder(_checked(format))
+            named = format in _NAMED
+            found = self._named_decoder(format) if named else self._make_decoder(_checked(format))
+            self._decoders[format] = found
         return found
 
     def encoder(self, format: str) -> Encode:
@@ -132,6 +156,14 @@ class WireType:
             return {}, {}
         return schema, schema.pop("$defs", {})
 
+    @property
+    def field_names(self) -> frozenset[str]:
+        """The names of all fields inside."""
+        if self._names is None:
+            schema, parts = self.json_schema("#/{name}")
+            self._names = frozenset(name for part in (schema, *parts.values()) for name in part.get("properties", ()))
+        return self._names
+
     def _make_decoder(self, format: str) -> Decode:
         if self.raw:
             if self.annotation is bytes:
@@ -140,13 +172,23 @@ class WireType:
             return lambda body: convert(bytes(body))
         if self._adapter is None:
             if format == "json":
-                return msgspec.json.Decoder(self.annotation).decode
-            return msgspec.msgpack.Decoder(self.annotation).decode
+                return msgspec.json.Decoder(self.annotation, dec_hook=self._hook).decode
+            return msgspec.msgpack.Decoder(self.annotation, dec_hook=self._hook).decode
         if format == "json":
             validate_json = self._adapter.validate_json
             return lambda body: validate_json(bytes(body) if isinstance(body, memoryview) else body)
         unpack, validate = msgspec.msgpack.Decoder().decode, self._adapter.validate_python
         return lambda body: validate(unpack(body))
+
+    def _named_decoder(self, format: str) -> Decode:
+        if self._adapter is not None:
+            convert = self._adapter.validate_python
+        elif self.annotation is Any:
+            convert = _as_it_is
+        else:
+            convert = partial(msgspec.convert, type=self.annotation, strict=False, dec_hook=self._hook)
+        reader = NamedReader(*self.json_schema("#/{name}"), convert)
+        return reader.form if format == "form" else reader.query
 
     def _make_encoder(self, format: str) -> Encode:
         if self.annotation is Media:
@@ -169,7 +211,8 @@ class WireType:
         nodes, error = caught(self._nodes)
         if error is not None:
             raise ConfigError(f"{_spell(self.annotation)} cannot be read from a request: {words_of(error)}") from error
-        custom = next((node.cls for node in nodes if isinstance(node, msgspec.inspect.CustomType)), None)
+        customs = [node.cls for node in nodes if isinstance(node, msgspec.inspect.CustomType)]
+        custom = next((cls for cls in customs if cls is not File), None)
         self.refers = any(isinstance(node, _REFERRING) for node in nodes)
         if custom is not None:
             raise ConfigError(
@@ -235,9 +278,11 @@ class Explanation(NamedTuple):
     message: str
     path: str | None
     position: int | None
+    problems: Sequence[Mapping[str, str]] = ()
+    """The path and the message of each, if there are several."""
 
 
-def explain(error: BaseException, body: Buffer | None = None) -> Explanation:
+def explain(error: BaseException, body: Buffer | None = None, given: WireType | None = None) -> Explanation:
     """Turn what a decoder raised into words.
 
     `malformed`: not JSON or msgpack at all, or nested too deeply. `invalid`: readable, of the wrong type. `internal`:
@@ -247,9 +292,11 @@ def explain(error: BaseException, body: Buffer | None = None) -> Explanation:
     Args:
         error: What the decoder raised.
         body: What it was given; only with it can the position of a truncated body or of a bad character be told.
+        given: What was to be read; only with it and the body can a misspelt field be told.
     """
+    known = frozenset[str]() if given is None else given.field_names
     if isinstance(error, msgspec.ValidationError):
-        return _explain_msgspec(str(error))
+        return _explain_msgspec(str(error), body, known)
     if isinstance(error, msgspec.DecodeError):
         if body is not None and not memoryview(body).nbytes:
             return Explanation("malformed", "The body is empty", None, 0)
@@ -263,7 +310,7 @@ def explain(error: BaseException, body: Buffer | None = None) -> Explanation:
         return Explanation("malformed", "The body is nested too deeply", None, None)
     pydantic_core: Any = sys.modules.get("pydantic_core")  # who never loaded it has none of its errors
     if pydantic_core is not None and isinstance(error, pydantic_core.ValidationError):
-        return _explain_pydantic(cast("Any", error))
+        return _explain_pydantic(cast("Any", error), known)
     return Explanation("internal", f"{type(error).__name__} while the body was decoded", None, None)
 
 
@@ -326,8 +373,18 @@ def _msgspec_schema(annotation: Any, ref_template: str) -> tuple[dict[str, Any],
     return schema, components
 
 
-def _any_schema(_custom: type) -> dict[str, Any]:
-    return {}
+def _any_schema(custom: type) -> dict[str, Any]:
+    return dict(FILE_SCHEMA) if custom is File else {}
+
+
+def _read_file(kind: type, value: Any) -> Any:
+    if kind is not File:
+        raise NotImplementedError
+    return File.read_from(value)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def _is_union(annotation: Any) -> bool:
@@ -377,6 +434,8 @@ def _pydantic_adapter(annotation: Any) -> TypeAdapter[Any] | None:
 def _is_pydantic(part: Any) -> bool:
     # annotated_types are pydantic's constraints: msgspec would read past them in silence.
     kind: type = part if isinstance(part, type) else type(part)
+    if kind is File:
+        return False
     if any(base.__module__.partition(".")[0] in _PYDANTIC for base in kind.__mro__):
         return True
     return hasattr(part, "__get_pydantic_core_schema__") or hasattr(part, "__pydantic_core_schema__")
@@ -428,9 +487,42 @@ def _malformed(message: str, position: int | None) -> Explanation:
     return Explanation("malformed", message, None, position)
 
 
-def _explain_msgspec(message: str) -> Explanation:
+def _explain_msgspec(message: str, body: Buffer | None, known: frozenset[str]) -> Explanation:
     found = _AT.search(message)
-    return Explanation("invalid", message, found[1] if found else "$", None)  # without a path it is the whole body
+    path = found[1] if found else "$"  # without a path it is the whole body
+    if missing := _MISSING.match(message):
+        if known and body is not None and memoryview(body).nbytes <= _MAX_SEARCHED_BYTES:
+            message += _misspelt(missing[1], _fields_at(path, bytes(body)), known)
+        path += _step(missing[1])
+    elif (unknown := _UNKNOWN.match(message)) and (meant := nearest(unknown[1], known)):
+        message += f"; did you mean `{meant}`?"
+    return Explanation("invalid", message, path, None)
+
+
+_MISSING: Final = re.compile(r"Object missing required field `([^`]*)`")
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `([^`]{1,100})`")
+_STEPS: Final = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+_MAX_SEARCHED_BYTES: Final = 64 * 1024
+_MAX_SEARCHED_FIELDS: Final = 64
+
+
+def _fields_at(path: str, body: bytes) -> Any:
+    """Return the object at a path of a body that could be read, or something else if it is not found."""
+    decode: Decode = (msgspec.msgpack if body[:1] >= b"\x80" else msgspec.json).decode
+    found, error = caught(decode, body)
+    for name, place in _STEPS.findall(path):
+        if error is None:
+            found, error = caught(operator.getitem, found, name or int(place))
+    return found if error is None else None
+
+
+def _misspelt(missing: str, sent: Any, known: frozenset[str]) -> str:
+    """Return the field that was probably meant to be a missing one, as the end of a sentence; empty if none was."""
+    if not isinstance(sent, dict) or len(cast("dict[Any, Any]", sent)) > _MAX_SEARCHED_FIELDS:
+        return ""
+    others = [name for name in cast("dict[Any, Any]", sent) if isinstance(name, str) and name not in known]
+    meant = nearest(missing, [name for name in others if len(name) <= 2 * len(missing)])
+    return f"; `{meant}` is there, did you mean `{missing}`?" if meant else ""
 
 
 def _find_bad_character(error: UnicodeDecodeError, body: Buffer | None) -> int | None:
@@ -449,20 +541,24 @@ def _find_bad_character(error: UnicodeDecodeError, body: Buffer | None) -> int |
     return None
 
 
-def _explain_pydantic(error: Any) -> Explanation:
+def _explain_pydantic(error: Any, known: frozenset[str]) -> Explanation:
     problems: list[dict[str, Any]] = error.errors(include_url=False, include_context=False)
     first = problems[0]
     if first["type"] == "json_invalid":
         return _explain_pydantic_json(str(first["msg"]), first["input"])
     if any(problem["type"] in ("recursion_loop", "recursion_depth_exceeded") for problem in problems):
         return Explanation("malformed", "The body is nested too deeply", None, None)
-    lines = [
-        f"{problem['msg']}, got `{type(problem['input']).__name__}` - at `{_path(problem['loc'])}`"
-        for problem in problems[:MAX_PROBLEMS]
-    ]
+    told: list[dict[str, str]] = []
+    for problem in problems[:MAX_PROBLEMS]:
+        if problem["type"] == "missing":
+            message = problem["msg"] + _misspelt(str(problem["loc"][-1]), problem["input"], known)
+        else:
+            message = f"{problem['msg']}, got `{type(problem['input']).__name__}`"
+        told.append({"path": _path(problem["loc"]), "message": message})
+    lines = [f"{one['message']} - at `{one['path']}`" for one in told]
     if len(problems) > MAX_PROBLEMS:
         lines.append(f"and {len(problems) - MAX_PROBLEMS} more")
-    return Explanation("invalid", "; ".join(lines), _path(first["loc"]), None)
+    return Explanation("invalid", "; ".join(lines), told[0]["path"], None, told if len(told) > 1 else ())
 
 
 def _explain_pydantic_json(message: str, body: Any) -> Explanation:

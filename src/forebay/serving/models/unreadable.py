@@ -3,37 +3,57 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+import re
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import ForebayError, InvalidRequest, ValidationError
 from forebay.serving.models.schema import explain
 from forebay.types.failures import failure_of
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
-def refusal(error: BaseException, body: Any, number: int | None = None) -> ForebayError:
+    from forebay.serving.models.schema import WireType
+
+
+def refusal(error: BaseException, body: Any, number: int | None = None, given: WireType | None = None) -> ForebayError:
     """Turn what was raised while one sample was read into the error of its request.
 
     Args:
         error: What the decoder, or code of the user's that looked at the sample, raised.
         body: The bytes of the sample.
         number: Its place in the request's array of samples; None if the body is one sample.
+        given: The type of a sample.
     """
     if isinstance(error, ForebayError):
         if number is None or type(error) is not ValidationError:
             return error
         detail = cast("dict[str, Any]", error.detail) if isinstance(error.detail, dict) else {}
         return _invalid(error.message, detail.get("path"), number)
-    why = explain(error, body)
+    why = explain(error, body, given)
     if why.kind == "internal":
         return failure_of(error).error
     if why.kind == "invalid":
-        return _invalid(why.message, why.path, number)
+        message = why.message
+        if number is None and why.path == "$" and _IS_ARRAY.search(message):
+            message += "; a request is one sample here (a model with `batchable = True` takes arrays of them)"
+        return _invalid(message, why.path, number, why.problems)
     message = why.message if number is None else f"sample {number}: {why.message}"
     return InvalidRequest(message, detail=None if why.position is None else {"position": why.position})
 
 
-def _invalid(message: str, path: str | None, number: int | None) -> ValidationError:
+_IS_ARRAY: Final = re.compile(r"got `(array|list)`")
+
+
+def _invalid(
+    message: str, path: str | None, number: int | None, problems: Sequence[Mapping[str, str]] = ()
+) -> ValidationError:
+    def placed(path: str | None) -> str | None:
+        return path if number is None else f"$[{number}]" + (path or "$").removeprefix("$")
+
     if number is not None:
         message = f"sample {number}: {message}"
-        path = f"$[{number}]" + (path or "$").removeprefix("$")
-    return ValidationError(message, detail={"path": path})
+    detail: dict[str, Any] = {"path": placed(path)}
+    if problems:
+        detail["errors"] = [{**one, "path": placed(one["path"])} for one in problems]
+    return ValidationError(message, detail=detail)

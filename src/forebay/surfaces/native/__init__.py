@@ -215,6 +215,7 @@ def serve_model(model: type[Model], overrides: Overrides, spec: RunnerSpec | Non
         batchable=settings.batchable,
         streams=settings.streams,
         has_media=answer.has_media,
+        is_named=True,
     )
     described = Described(
         name=settings.name,
@@ -224,6 +225,7 @@ def serve_model(model: type[Model], overrides: Overrides, spec: RunnerSpec | Non
         output=answer,
         streams=settings.streams,
         batchable=settings.batchable,
+        is_named=True,
     )
     return Served(endpoint, contract, described)
 

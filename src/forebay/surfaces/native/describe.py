@@ -75,6 +75,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     devices: Annotated[tuple[Words, ...], msgspec.Meta(max_length=1024)] = ()
     input: WireSchema
     output: WireSchema
+    is_named: bool = False
 
     @property
     def settings(self) -> ModelSettings:
@@ -91,6 +92,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
             batchable=self.batchable,
             streams=self.streams,
             has_media=self.output.has_media,
+            is_named=self.is_named,
+            shares_disk=False,
         )
 
     @property
@@ -104,6 +107,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
             output=self.output,
             streams=self.streams,
             batchable=self.batchable,
+            is_named=self.is_named,
         )
 
     def differences(self, other: Description) -> str:
@@ -117,7 +121,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(found)
 
 
-_PLAIN = tuple(field for field in Description.__struct_fields__ if field not in {"input", "output"})
+_PLAIN = tuple(field for field in Description.__struct_fields__ if field not in {"input", "output", "is_named"})
 
 
 def describe(model: type[Model]) -> Description:
@@ -135,7 +139,7 @@ def describe(model: type[Model]) -> Description:
         raise ConfigError(msg)
     given, answer = io_types(model)
     plain = {name: getattr(settings, name) for name in _PLAIN}
-    return Description(input=_schema(given), output=_schema(answer), **plain)
+    return Description(input=_schema(given), output=_schema(answer), is_named=True, **plain)
 
 
 def check(given: Any) -> Description:

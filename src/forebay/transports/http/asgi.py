@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route as PathRoute
 
 import forebay
-from forebay.errors import Cancelled, ForebayError, NotFound, nearest
+from forebay.errors import Cancelled, ForebayError, NotFound, TooLarge, nearest
 from forebay.observe.exposition import Exposition, Reading, pieces
 from forebay.observe.serving_metrics import ServingCollector
 from forebay.protocols import native, openapi
@@ -32,13 +32,14 @@ from forebay.serving.servings import registry
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.called import TOLD
 from forebay.transports.http.dashboard.page import PREFIX, Dashboard, is_public, to_page, wants_page
-from forebay.transports.http.errors import MethodNotAllowed, Unauthorized
+from forebay.transports.http.errors import ForeignPage, MethodNotAllowed, Unauthorized
 from forebay.transports.http.route import Route, SharedRoute, error_answer, key_is_known, request_id_of
+from forebay.transports.http.staging import Staging
 from forebay.transports.http.trace_page import TracePage
 from forebay.types.call import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from forebay.server.config import HttpConfig
     from forebay.serving.endpoint import Endpoint
     from forebay.transports.http.route import Head
+    from forebay.transports.http.staging import Staged
     from forebay.types.call import Origin, Request
 
 _ASSETS: Final = {
@@ -60,24 +62,26 @@ _ASSETS: Final = {
 def routes_of(app: App, config: HttpConfig) -> dict[bytes, Route]:
     """Return the models by the target of their POST requests, as both lanes know them; kept as the app changes."""
     routes: dict[bytes, Route] = {}
+    staging = Staging(config)
 
     def route_of(served: Served, *, is_one_of_several: bool = False) -> Route:
         limit, keys, origins = config.max_body_bytes, config.api_keys, config.cors_origins
-        return Route(served, limit, keys, origins, is_one_of_several=is_one_of_several)
+        return Route(served, limit, keys, origins, staging, is_one_of_several=is_one_of_several)
 
     def fill() -> None:
         before = dict(routes)
         routes.clear()
         for name, default in app.served.items():
             versions = app.versions(name)
-            target = f"/models/{quote(name, safe='')}"
+            target = f"/models/{quote(name, safe='')}".encode()
             for version, served in versions.ready.items():
-                routes[f"{target}/versions/{quote(version, safe='')}".encode()] = route_of(served)
+                one_target = target + f"/versions/{quote(version, safe='')}".encode()
+                routes[one_target] = routes[one_target + b"/"] = route_of(served)
             sharing = [versions.ready[version] for version in versions.weights]
             route = route_of(default)
             if len(sharing) > 1:
                 route = SharedRoute({one: route_of(one, is_one_of_several=True) for one in sharing}, versions.turn)
-            routes[target.encode()] = route
+            routes[target] = routes[target + b"/"] = route
             if app.only is default:
                 routes[b"/"] = route
         for target, route in before.items():
@@ -131,12 +135,29 @@ def asgi_app(app: App, config: HttpConfig) -> ASGIApp:
     handlers: Any = {ForebayError: failed, HTTPException: unknown}
     answering = Starlette(middleware=middleware, exception_handlers=handlers)
     answering.router.routes = cast("list[BaseRoute]", routes)  # the same list, so that it changes with the app
-    return answering
+    return _without_last_slash(answering)
+
+
+def _without_last_slash(app: ASGIApp) -> ASGIApp:
+    """Let a path with a slash at its end mean the same as without."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].endswith("/") and _path(scope) not in {"/", PREFIX + "/"}:
+            scope = {**scope, "path": scope["path"][:-1]}
+        await app(scope, receive, send)
+
+    return answer
 
 
 def _paths(app: App, pages: ServerPages, by_target: Mapping[bytes, Route]) -> list[PathRoute]:
-    predictions = {target.decode(): Predict(route) for target, route in by_target.items()}
-    routes = [PathRoute(path, _Methods(post=predict, get=pages.model)) for path, predict in predictions.items()]
+    predictions = {
+        target.decode(): Predict(route)
+        for target, route in by_target.items()
+        if target == b"/" or not target.endswith(b"/")
+    }
+    routes = [
+        PathRoute(path, _Methods(post=predict, get=_Get(predict, pages.model))) for path, predict in predictions.items()
+    ]
     if app.only is None:
         routes.append(PathRoute("/", _Methods(get=pages.index)))
     if pages.dashboard is not None:
@@ -170,13 +191,22 @@ class Predict:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, submit, and write the answer or the parts of it as they come."""
+        in_query = scope["method"] == "GET"
         route = self._route.turn()
-        head = route.read_head(scope["headers"], scope["query_string"])
+        head = route.read_head(scope["headers"], scope["query_string"], in_query=in_query)
         answer: AsgiAnswer | None = None
+        staged: Staged | None = None
         try:
             if head.problem is not None:
                 raise head.problem
-            body = await self._read_body(route, head, receive)
+            if in_query:
+                _require_no_foreign_page(scope["headers"])
+                body = scope["query_string"]
+            elif head.is_staged:
+                staged = route.stage(head)
+                body = await self._read_staged(head, staged, receive)
+            else:
+                body = await self._read_body(route, head, receive)
             if route.is_retired:
                 head = route.now(head)
                 route = head.route or route
@@ -191,6 +221,23 @@ class Predict:
             if answer is None or answer.request is None:
                 route.endpoint.reject(error)
             await _send(send, *route.fault(error, (head.id if answer is None else answer.id) or next_id()))
+        finally:
+            if staged is not None:
+                staged.close()
+
+    def runs_for(self, scope: Scope) -> bool:
+        """Tell whether a GET runs the model: one that streams is asked so by an `EventSource`, or with a query."""
+        contract = self._route.contract
+        if not contract.is_named or not contract.streams:
+            return False
+        accepts = b",".join([value for name, value in scope["headers"] if name == b"accept"])
+        return bool(scope["query_string"]) or native.STREAM_TYPE.encode() in accepts.lower()
+
+    async def _read_staged(self, head: Head, staged: Staged, receive: Receive) -> bytes:
+        if head.length > staged.max_bytes:
+            msg = f"the body has {head.length} bytes, at most {staged.max_bytes} are taken"
+            raise TooLarge(msg)
+        return _arrived(await staged.read(receive))
 
     async def _read_body(self, route: Route, head: Head, receive: Receive) -> bytes:
         limit = route.max_body_bytes
@@ -200,10 +247,24 @@ class Predict:
             body = await read_body(receive, limit)
         except BodyTooLong:
             raise route.too_large() from None
-        if body is None:
-            msg = "the client went away"
-            raise Cancelled(msg)
-        return body
+        return _arrived(body)
+
+
+def _arrived(body: bytes | None) -> bytes:
+    if body is None:
+        msg = "the client went away"
+        raise Cancelled(msg)
+    return body
+
+
+def _require_no_foreign_page(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Refuse what a page of another site fetches as a picture or the like: then there is no Origin to judge by."""
+    said = dict(headers)
+    if said.get(b"sec-fetch-site") == b"cross-site" and b"origin" not in said:
+        msg = (
+            "a page of another site calls, as if this were a picture or a link; call from a script, with --cors-origin"
+        )
+        raise ForeignPage(msg)
 
 
 class AsgiAnswer:
@@ -456,6 +517,20 @@ class _Pieces(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
+class _Get:
+    """The GET of a model: its page, unless it is asked for a stream."""
+
+    def __init__(self, predict: Predict, page: Any) -> None:
+        self._predict = predict
+        self._page = page
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "GET" and self._predict.runs_for(scope):
+            await self._predict(scope, receive, send)
+        else:
+            await (await self._page(HttpRequest(scope, receive)))(scope, receive, send)
+
+
 class _Methods:
     """Calls the function for the request's method; every other method gets 405, or 204 for OPTIONS."""
 
@@ -473,7 +548,7 @@ class _Methods:
             error = MethodNotAllowed(f"{method[:20]} is not possible here, {self._allow.decode()} are")
             status, headers, body = error_answer(error, "")
             await _send(send, status, headers + allow, body)
-        elif isinstance(handler, Predict):
+        elif isinstance(handler, Predict | _Get):
             await handler(scope, receive, send)
         else:
             response = await handler(HttpRequest(scope, receive))

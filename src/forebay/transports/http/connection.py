@@ -86,6 +86,7 @@ class HttpConnection(HttpToolsProtocol):
         "_has_started",
         "_is_advancing",
         "_is_chunked",
+        "_is_staged",
         "_lane",
         "_parser",
         "_reading",
@@ -140,6 +141,7 @@ class HttpConnection(HttpToolsProtocol):
         self._sent_bytes = 0
         self._is_chunked = True
         self._is_advancing = False
+        self._is_staged = False
         # The head this client sent last.
         self._usual = Head()
         self._usual_raw = b""
@@ -273,6 +275,7 @@ class HttpConnection(HttpToolsProtocol):
         self.url = b""
         self.headers = []
         self._reading = None
+        self._is_staged = False
         self._body = b""
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -309,6 +312,10 @@ class HttpConnection(HttpToolsProtocol):
                 raise problem
             self._take_slow_lane(upgrades=upgrades)
             return
+        if problem is None and route.is_staged(headers):
+            self._is_staged = True
+            self._take_slow_lane(upgrades=upgrades)
+            return
         head = self._reading = route.turn().read_head(headers, query)
         head.target = target
         if problem is not None:
@@ -336,8 +343,9 @@ class HttpConnection(HttpToolsProtocol):
         head = self._reading
         if head is None:
             if not self.cycle.response_complete:
-                self._hold(len(body))
                 super().on_body(body)
+                # What is read in steps has left the cycle by then, to where it is counted.
+                self._hold(len(self.cycle.body) - self.held_bytes if self._is_staged else len(body))
             elif received > self._lane.config.max_body_bytes:  # its answer did not say that the connection closes
                 raise NotHttp("the request was answered, and its body goes on")
             return

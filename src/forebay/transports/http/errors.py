@@ -28,7 +28,9 @@ class MethodNotAllowed(Refusal):
 
 
 class UnsupportedEncoding(UnsupportedMedia):
-    """The body is packed."""
+    """The body is packed with something else than what is taken."""
+
+    takes: bytes = b"identity"
 
 
 class TooSlow(Refusal):

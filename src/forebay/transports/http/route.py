@@ -19,12 +19,14 @@ from forebay.errors import ForebayError, InternalError, InvalidRequest, NotFound
 from forebay.protocols import native
 from forebay.serving.endpoint import next_id
 from forebay.transports.http.errors import ForeignPage, Unauthorized, UnsupportedEncoding
+from forebay.transports.http.staging import PACKINGS
 from forebay.types.call import Media, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from forebay.server.app import Served
+    from forebay.transports.http.staging import Staged, Staging
     from forebay.types.call import Origin, Reply
 
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
@@ -44,7 +46,7 @@ def error_headers(error: ForebayError) -> list[tuple[bytes, bytes]]:
     if isinstance(error, Unauthorized):
         return [(b"www-authenticate", b"Bearer")]
     if isinstance(error, UnsupportedEncoding):
-        return [(b"accept-encoding", b"identity")]
+        return [(b"accept-encoding", error.takes)]
     return []
 
 
@@ -74,6 +76,8 @@ class Head(msgspec.Struct, eq=False):
         length: Content-Length, -1 if not given.
         expects_continue: Whether the client waits for "100 Continue" before it sends the body.
         is_usual: Whether the same bytes may be taken for the same head again, without parsing them.
+        packing: What the body is packed with, if it has to be unpacked.
+        form: The Content-Type of a form, with its boundary.
         is_simple: Whether a request is its body and nothing else: no time limit, no id, one sample, one answer.
         submit: The endpoint's.
         is_full: The endpoint's: whether it would refuse a request now.
@@ -95,6 +99,8 @@ class Head(msgspec.Struct, eq=False):
     chunked: bool = True
     problem: ForebayError | None = None
     length: int = -1
+    packing: bytes = b""
+    form: bytes = b""
     expects_continue: bool = False
     is_usual: bool = True
     is_simple: bool = False
@@ -106,6 +112,11 @@ class Head(msgspec.Struct, eq=False):
     refusal_stamp: int = -1
     headers: Iterable[tuple[bytes, bytes]] = ()
     query: bytes = b""
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether its body is read in steps, beside the loop."""
+        return bool(self.packing or self.form)
 
 
 class Route:
@@ -123,6 +134,7 @@ class Route:
         max_body_bytes: int,
         api_keys: Iterable[str],
         origins: Iterable[str] = (),
+        staging: Staging | None = None,
         *,
         is_one_of_several: bool = False,
     ) -> None:
@@ -133,6 +145,7 @@ class Route:
         self.is_simple = not served.contract.batchable and not served.contract.streams
         self.contract = served.contract
         self.max_body_bytes = max_body_bytes
+        self._staging = staging
         self._api_keys = [key.encode() for key in api_keys]
         self._origins = frozenset(origin.encode() for origin in origins)
         self._max_samples = self.endpoint.batching.capacity if served.contract.batchable else 1
@@ -154,17 +167,24 @@ class Route:
         if route is None:
             head.problem = head.problem or NotFound(f"the model '{self.endpoint.name}' is not served any more")
             return head
-        found = route.turn().read_head(head.headers, head.query)
+        found = route.turn().read_head(head.headers, head.query, in_query=head.params["in"] == "query")
         found.keep_alive, found.chunked, found.is_simple = head.keep_alive, head.chunked, False
         found.target = head.target
         return found
 
-    def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"") -> Head:
+    def is_staged(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Tell whether a body is read in steps, beside the loop."""
+        for name, value in headers:
+            if name == b"content-encoding" or (name == b"content-type" and value[:10].lower() == b"multipart/"):
+                return self._staging is not None
+        return False
+
+    def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"", *, in_query: bool = False) -> Head:
         """Read the headers of a request; names are in lower case. What is wrong with them becomes its `problem`."""
         endpoint = self.endpoint
         head = Head(self, submit=endpoint.submit, is_full=endpoint.is_full, headers=headers, query=query)
         head.is_usual = not self.is_one_of_several
-        content_type = accept = host = origin = b""
+        content_type = accept = host = origin = packing = b""
         keys: list[bytes] = []
         for name, value in headers:
             wanted = _HEADERS.get(name)
@@ -190,20 +210,37 @@ class Route:
                     head.expects_continue = value.lower() == b"100-continue"
                 elif wanted == _ORIGIN:
                     origin = value
-                elif wanted == _ENCODING and not self.contract.raw_input:
-                    head.problem = head.problem or _encoding_problem(value)
+                elif wanted == _ENCODING:
+                    packing = value.strip().lower()
         if self._api_keys and not any(key_is_known(self._api_keys, key) for key in keys):
             head.problem = Unauthorized("an API key is needed, as X-API-Key or as Authorization: Bearer")
         if origin and head.problem is None:
             head.problem = self._origin_problem(origin, host, content_type)
         try:
-            head.params = native.params_of(self.contract, content_type.decode("latin-1"), accept.decode("latin-1"))
+            named = content_type.decode("latin-1"), accept.decode("latin-1")
+            head.params = native.params_of(self.contract, *named, in_query=in_query)
+            if head.params["in"] == "form":
+                self._require_staging()
+                head.form = content_type
+            if packing and (head.form or not self.contract.raw_input):
+                self._read_packing(head, packing)
             if self.contract.query:
                 head.params = native.params_with_query(self.contract, head.params, query)
         except ForebayError as error:
             head.problem = head.problem or error
         head.is_simple = self.is_simple and head.timeout_s == NEVER and head.is_usual and head.problem is None
         return head
+
+    def stage(self, head: Head) -> Staged:
+        """Begin to read a body in steps.
+
+        Raises:
+            ForebayError: If it is refused before.
+        """
+        if head.is_full():
+            raise self.is_full_error
+        assert self._staging is not None
+        return self._staging.open(head, self.max_body_bytes)
 
     @functools.cached_property
     def is_full_error(self) -> QueueFull:
@@ -254,6 +291,24 @@ class Route:
         shown = origin[:100].decode("latin-1")
         return ForeignPage(f"a page of {shown!r} calls; let its origin in with --cors-origin, or name the body's type")
 
+    def _read_packing(self, head: Head, packing: bytes) -> None:
+        if packing == b"identity":
+            return
+        if packing not in PACKINGS or self._staging is None:
+            found = packing[:40].decode("latin-1")
+            takes = "as it is, without one" if self._staging is None else "with gzip or deflate, or as it is"
+            error = UnsupportedEncoding(f"the body's Content-Encoding is {found!r}; send it {takes}")
+            if self._staging is not None:
+                error.takes = b"gzip, deflate, identity"
+            raise error
+        head.packing = packing
+
+    def _require_staging(self) -> None:
+        """Refuse forms where none is read: arrays of samples, and other lanes than the one that reads in steps."""
+        if self._staging is None or self.contract.batchable:
+            msg = f"arrays of samples are sent as {native.JSON_TYPE} or {native.MSGPACK_TYPE}, a form is one sample"
+            raise native.UnsupportedMedia(msg)
+
     def _read_timeout(self, head: Head, value: bytes) -> None:
         milliseconds = int(value) if value.isdigit() and len(value) < _MAX_DIGITS else 0
         if milliseconds < 1:
@@ -270,10 +325,14 @@ class SharedRoute(Route):
         """Ask `next_one` for each request whose turn it is."""
         self.is_retired = False
         self.is_one_of_several = True
-        self.endpoint = next(iter(routes)).endpoint
+        self.endpoint, self.contract = next(iter(routes)).endpoint, next(iter(routes)).contract
         self.successor = None
         self._routes = routes
         self._next = next_one
+
+    def is_staged(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Tell whether a body is read in steps; whose turn it is, whoever reads it asks."""
+        return next(iter(self._routes.values())).is_staged(headers)
 
     def turn(self) -> Route:
         """Return the route of the next request."""
@@ -304,13 +363,6 @@ _HEADERS: Final = {
     b"host": _HOST,
     b"content-encoding": _ENCODING,
 }
-
-
-def _encoding_problem(value: bytes) -> ForebayError | None:
-    if value.strip().lower() in {b"", b"identity"}:
-        return None
-    found = value[:40].decode("latin-1")
-    return UnsupportedEncoding(f"the body's Content-Encoding is {found!r}; send it as it is, without one")
 
 
 def key_is_known(known: Iterable[bytes], given: bytes) -> bool:

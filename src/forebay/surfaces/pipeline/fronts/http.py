@@ -135,7 +135,7 @@ class _GatewayRoute(Route):
     def __init__(self, asked: _Asked, config: HttpConfig) -> None:
         super().__init__(Served(cast("Endpoint", asked), _CONTRACT), config.max_body_bytes, config.api_keys)
 
-    def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"") -> Head:
+    def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"", *, in_query: bool = False) -> Head:
         """Read the headers of a request."""
         return super().read_head([(name, value) for name, value in headers if name not in _IGNORED])
 

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples from named values: the fields and files of a form, or the parameters of a query.
+
+What a value is stands in the schema of its field, and not in the request: it becomes bytes where bytes are declared, a
+number where a number is, and is read as JSON where an object is. A field that holds an array takes all values of its
+name. A type without fields takes the one value there is, whatever its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias, cast
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from forebay.errors import InvalidRequest, ValidationError, nearest
+from forebay.types.file import File, Part
+
+Schema: TypeAlias = Mapping[str, Any]
+
+MAX_PARAMETERS: Final = 100
+"""Parameters of a query."""
+_JSON: Final = "application/json"
+_parts: Final = msgspec.msgpack.Decoder(list[Part])
+
+
+class NamedReader:
+    """Reads samples of one type."""
+
+    def __init__(self, schema: Schema, parts: Mapping[str, Schema], convert: Callable[[Any], Any]) -> None:
+        """Prepare to read.
+
+        Args:
+            schema: Of a sample.
+            parts: The schemas it refers to, as `#/NAME`.
+            convert: Makes a sample of plain values, reading texts as numbers where numbers belong.
+        """
+        self._parts = parts
+        self._convert = convert
+        self._whole = schema
+        choices = self._choices(schema)
+        objects = [one for one in choices if _is_object(one)]
+        self._has_fields = bool(objects) or not choices
+        self._fields: dict[str, Schema] = {}
+        self._others: Schema = {}
+        for one in objects:
+            self._fields |= one.get("properties", {})
+            others: Any = one.get("additionalProperties")
+            self._others = cast("Schema", others) if isinstance(others, dict) else self._others
+
+    def form(self, body: Any) -> Any:
+        """Read the parts of a form, as the server wrote them down.
+
+        Raises:
+            ValidationError: If they are no sample.
+        """
+        return self._read([(part.name, part) for part in _parts.decode(body)], "the form")
+
+    def query(self, body: Any) -> Any:
+        """Read a query string.
+
+        Raises:
+            InvalidRequest: If it has too many parameters, or is not UTF-8.
+            ValidationError: If they are no sample.
+        """
+        try:
+            text = bytes(body).decode("ascii")
+            given = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_PARAMETERS, errors="strict")
+        except ValueError as error:
+            msg = f"the query cannot be read: {error}"
+            raise InvalidRequest(msg) from error
+        return self._read([(name, Part(name, value.encode())) for name, value in given], "the query")
+
+    def _read(self, given: Sequence[tuple[str, Part]], where: str) -> Any:
+        if not self._has_fields:
+            if len(given) != 1:
+                found = ", ".join(f"'{name[:40]}'" for name, _ in given[:10]) or "nothing"
+                msg = f"{where} has {found}; this model takes one value"
+                raise ValidationError(msg, detail={"path": "$"})
+            return self._convert(self._value(self._whole, [given[0][1]], given[0][0]))
+        values: dict[str, list[Part]] = {}
+        for name, part in given:
+            values.setdefault(name, []).append(part)
+        if self._fields:
+            self._require_fields(values, where)
+        return self._convert({name: self._value(self._of(name), parts, name) for name, parts in values.items()})
+
+    def _of(self, name: str) -> Schema:
+        return self._fields.get(name, self._others)
+
+    def _require_fields(self, values: Mapping[str, Any], where: str) -> None:
+        """Refuse a form of which nothing is known: somebody expects it to be read otherwise."""
+        if values and not self._others and not any(name in self._fields for name in values):
+            name = next(iter(values))
+            hint = nearest(name, self._fields)
+            meant = f"; did you mean '{hint}'?" if hint else f", it has {', '.join(map(repr, self._fields))}"
+            msg = f"{where} has '{name[:40]}', which is no field of a sample{meant}"
+            raise ValidationError(msg, detail={"path": "$"})
+
+    def _value(self, schema: Schema, parts: Sequence[Part], name: str) -> Any:
+        choices = self._choices(schema)
+        arrays = [one for one in choices if one.get("type") == "array"]
+        if arrays and not (len(parts) == 1 and _is_json(parts[0], b"[")):
+            items = cast("Schema", arrays[0].get("items") or {})
+            return [self._one(self._choices(items), part, name) for part in parts]
+        if len(parts) > 1:
+            msg = f"'{name[:40]}' is there {len(parts)} times, and takes one value"
+            raise ValidationError(msg, detail={"path": f"$.{name}"})
+        return self._one(choices, parts[0], name)
+
+    def _one(self, choices: Sequence[Schema], part: Part, name: str) -> Any:
+        kinds = {one.get("type") for one in choices}
+        for one in choices:
+            if "contentMediaType" in one:
+                return File.of(part)
+            if "contentEncoding" in one or one.get("format") == "binary":
+                return File.of(part).read()
+        if not choices and (part.filename is not None or part.size >= 0):
+            return File.of(part)
+        try:
+            text = File.of(part).read().decode()
+        except UnicodeDecodeError as error:
+            msg = f"'{name[:40]}' is no text in UTF-8: {error.reason}"
+            raise ValidationError(msg, detail={"path": f"$.{name}"}) from None
+        if part.type == _JSON or (kinds & {"object", "array"} and _is_json(part, b"{", b"[")):
+            return _loaded(text, name)
+        return None if text == "null" and "null" in kinds else text
+
+    def _choices(self, schema: Schema) -> list[Schema]:
+        """Return what a value may be, without references; empty if it may be anything."""
+        found: list[Schema] = []
+        todo = [schema]
+        for _ in range(100):  # a type may refer to itself
+            if not todo:
+                break
+            one = todo.pop()
+            reference = one.get("$ref")
+            if reference is not None:
+                todo.append(self._parts.get(reference.removeprefix("#/"), {}))
+            elif inner := one.get("anyOf") or one.get("oneOf") or one.get("allOf"):
+                todo += inner
+            elif isinstance(kinds := one.get("type"), list):
+                found += [{**one, "type": kind} for kind in cast("list[str]", kinds)]
+            elif one and ("type" in one or "enum" in one or "const" in one or "properties" in one):
+                found.append(one)
+        return found
+
+
+def _is_object(schema: Schema) -> bool:
+    return schema.get("type") == "object" or "properties" in schema
+
+
+def _is_json(part: Part, *begins: bytes) -> bool:
+    return part.type == _JSON or (part.size < 0 and part.content.lstrip()[:1] in begins)
+
+
+def _loaded(text: str, name: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        msg = f"'{name[:40]}' is no JSON: {error}"
+        raise ValidationError(msg, detail={"path": f"$.{name}"}) from None
+
+
+def named(parts: Iterable[Part]) -> bytes:
+    """Write down the parts of a form, for `NamedReader.form`."""
+    return msgspec.msgpack.encode(list(parts))

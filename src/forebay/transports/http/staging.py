@@ -1,0 +1,414 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bodies that are read in steps beside the loop: packed ones, and forms whose long files go to disk as they come.
+
+Theory of operation. Pieces of a body arrive on the loop; each is fed to a `Staged` in a thread. What it is made of:
+`_Unpacker` (gzip, deflate) in front of a sink, which is `_Whole` (any other body) or `_Form`. Every limit counts what
+was unpacked, while it is, so that a bomb is refused at the limit and not after it. What is unpacked, and what a form
+keeps in memory and on disk, is counted for all requests together until the request is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import tempfile
+import threading
+import zlib
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
+
+from forebay.errors import InvalidRequest, TooLarge, Unavailable
+from forebay.protocols.native import UnsupportedMedia
+from forebay.serving.models.named import named
+from forebay.types.file import Part
+from forebay.workers.private_folder import PrivateFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.types import Receive
+
+    from forebay.server.config import HttpConfig
+    from forebay.transports.http.route import Head
+
+PACKINGS: Final = frozenset({b"gzip", b"x-gzip", b"deflate"})
+"""What bodies may be packed with."""
+_STEP_BYTES: Final = 64 * 1024
+_MAX_HEADERS: Final = 8
+_MAX_HEADER_BYTES: Final = 4096
+_MAX_NAME_BYTES: Final = 256
+_PLAIN_CODINGS: Final = frozenset({"", "7bit", "8bit", "binary"})
+
+
+class Staging:
+    """How the bodies of a server are staged, and what all of them take."""
+
+    def __init__(self, config: HttpConfig) -> None:
+        """Read the limits."""
+        self.config = config
+        limit = config.max_buffered_bytes
+        self.memory = _Budget(limit, f"the bodies that were unpacked have {limit} bytes together")
+        limit = config.max_form_disk_bytes
+        self.disk = _Budget(limit, f"the files of forms that are answered have {limit} bytes together")
+
+    def open(self, head: Head, max_body_bytes: int) -> Staged:
+        """Begin to read the body of a request.
+
+        Raises:
+            InvalidRequest: If it is a form whose boundary is not said.
+        """
+        assert head.route is not None
+        sink: _Sink
+        if head.params["in"] == "form":
+            sink = _Form(head.form, self, on_disk=head.route.contract.shares_disk, max_body_bytes=max_body_bytes)
+        else:
+            sink = _Whole(max_body_bytes, self)
+        return Staged(_Unpacker(head.packing, sink) if head.packing else sink, sink)
+
+
+class Staged:
+    """One body; `close` it once the request is answered."""
+
+    def __init__(self, entry: _Entry, sink: _Sink) -> None:
+        self.max_bytes = sink.max_bytes
+        self._entry = entry
+        self._sink = sink
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    async def read(self, receive: Receive) -> bytes | None:
+        """Read all of it, and return what the worker reads; None if the client goes away before its end.
+
+        Raises:
+            ForebayError: If it is refused.
+        """
+        received = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            piece: bytes = message.get("body", b"")
+            received += len(piece)
+            if received > self.max_bytes:
+                msg = f"the body is too long, at most {self.max_bytes} bytes are taken"
+                raise TooLarge(msg)
+            if piece:
+                await asyncio.to_thread(self._do, self._entry.feed, piece)
+            if not message.get("more_body", False):
+                return await asyncio.to_thread(self._do, self._finish)
+
+    def close(self) -> None:
+        """Remove what is left of it."""
+        with self._lock:
+            self._is_closed = True
+            self._sink.close()
+
+    def _finish(self) -> bytes:
+        self._entry.end()
+        return self._sink.body()
+
+    def _do(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        with self._lock:
+            if self._is_closed:
+                return None
+            try:
+                return step(*arguments)
+            except OSError as error:
+                msg = f"the files of a form cannot be kept: {error.strerror}"
+                raise Unavailable(msg) from error
+
+
+class _Budget:
+    """Bytes of all requests together; used by threads."""
+
+    def __init__(self, limit: int, why: str) -> None:
+        self._left = limit
+        self._why = why
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> None:
+        with self._lock:
+            if size > self._left:
+                msg = f"{self._why}; try again later"
+                raise Unavailable(msg)
+            self._left -= size
+
+    def give(self, size: int) -> None:
+        with self._lock:
+            self._left += size
+
+
+class _Entry(Protocol):
+    def feed(self, data: bytes) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class _Sink(_Entry, Protocol):
+    max_bytes: int
+
+    def body(self) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class _Unpacker:
+    """Unpacks what it is fed, a step at a time."""
+
+    def __init__(self, packing: bytes, sink: _Sink) -> None:
+        self._sink = sink
+        self._is_gzip = packing != b"deflate"
+        self._packing = packing.decode()
+        self._unpack: Any = zlib.decompressobj(zlib.MAX_WBITS | 16) if self._is_gzip else None
+        self._begin = b""
+        self._is_inside = True
+
+    def feed(self, data: bytes) -> None:
+        if self._unpack is None:
+            data = self._begin = self._begin + data
+            if len(data) < len("xx"):
+                return
+            # Some send what the name says, without the two bytes that RFC 9110 asks for.
+            is_wrapped = data[0] & 15 == zlib.DEFLATED and int.from_bytes(data[:2], "big") % 31 == 0
+            self._unpack = zlib.decompressobj(zlib.MAX_WBITS if is_wrapped else -zlib.MAX_WBITS)
+        try:
+            self._feed(data)
+        except zlib.error as error:
+            msg = f"the body is not packed with {self._packing}: {error}"
+            raise InvalidRequest(msg) from None
+
+    def _feed(self, data: bytes) -> None:
+        while data:
+            if self._unpack.eof:
+                if not self._is_gzip:
+                    msg = f"the body goes on after what was packed with {self._packing}"
+                    raise InvalidRequest(msg)
+                self._unpack = zlib.decompressobj(zlib.MAX_WBITS | 16)
+            self._sink.feed(self._unpack.decompress(data, _STEP_BYTES))
+            data = self._unpack.unconsumed_tail or self._unpack.unused_data
+
+    def end(self) -> None:
+        if self._unpack is not None:
+            self._sink.feed(self._unpack.flush())
+        if self._unpack is None or not self._unpack.eof:
+            msg = f"the body breaks off before the end of what was packed with {self._packing}"
+            raise InvalidRequest(msg)
+        self._sink.end()
+
+
+class _Whole:
+    """A body that is kept in memory."""
+
+    def __init__(self, max_bytes: int, staging: Staging) -> None:
+        self.max_bytes = max_bytes
+        self._budget = staging.memory
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> None:
+        if self._size + len(data) > self.max_bytes:
+            msg = f"the body is longer than {self.max_bytes} bytes once it is unpacked"
+            raise TooLarge(msg)
+        self._budget.take(len(data))
+        self._size += len(data)
+        self._pieces.append(data)
+
+    def end(self) -> None:
+        pass
+
+    def body(self) -> bytes:
+        return b"".join(self._pieces)
+
+    def close(self) -> None:
+        self._pieces.clear()
+        self._budget.give(self._size)
+        self._size = 0
+
+
+class _Form:
+    """The parts of a form: fields in memory, files in memory or on disk."""
+
+    def __init__(self, content_type: bytes, staging: Staging, *, on_disk: bool, max_body_bytes: int) -> None:
+        from python_multipart.multipart import MultipartParser, parse_options_header
+
+        config = staging.config
+        # Where workers do not see the disk, a form is a body like any other.
+        self.max_bytes = config.max_form_bytes if on_disk else max_body_bytes
+        self._max_memory_bytes = config.form_memory_bytes if on_disk else max_body_bytes
+        self._max_parts = config.max_form_parts
+        self._on_disk = on_disk
+        self._staging = staging
+        self._options = parse_options_header
+        boundary = self._options(content_type)[1].get(b"boundary", b"")
+        if not boundary:
+            msg = "the Content-Type multipart/form-data names no boundary"
+            raise InvalidRequest(msg)
+        try:
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._begin,
+                    "on_header_field": self._on_header_name,
+                    "on_header_value": self._on_header_value,
+                    "on_header_end": self._on_header_end,
+                    "on_headers_finished": self._on_head,
+                    "on_part_data": self._on_data,
+                    "on_part_end": self._end_part,
+                    "on_end": self._on_end,
+                },
+                max_header_count=_MAX_HEADERS,
+                max_header_size=_MAX_HEADER_BYTES,
+            )
+        except ValueError as error:
+            msg = f"the boundary of the form cannot be used: {error}"
+            raise InvalidRequest(msg) from None
+        self._parser.logger.disabled = True  # it warns of what clients are told
+        self._parts: list[Part] = []
+        self._paths: list[Path] = []
+        self._size = self._in_fields = self._in_files = self._memory = self._disk = 0
+        self._is_whole = False
+        self._header = [b"", b""]
+        self._headers: dict[bytes, bytes] = {}
+        self._name, self._filename, self._type = "", None, ""
+        self._content = bytearray()
+        self._file: BinaryIO | None = None
+
+    def feed(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size > self.max_bytes:
+            msg = f"the form is longer than {self.max_bytes} bytes"
+            raise TooLarge(msg)
+        try:
+            self._parser.write(data)
+        except ValueError as error:  # python-multipart's own are
+            msg = f"the form cannot be read: {error}"
+            raise InvalidRequest(msg) from None
+
+    def end(self) -> None:
+        if not self._is_whole:
+            msg = "the form breaks off before its last boundary"
+            raise InvalidRequest(msg)
+
+    def body(self) -> bytes:
+        return named(self._parts)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+        self._staging.memory.give(self._memory)
+        self._staging.disk.give(self._disk)
+        self._parts, self._paths = [], []
+        self._memory = self._disk = 0
+
+    # What the parser finds
+
+    def _begin(self) -> None:
+        if len(self._parts) >= self._max_parts:
+            msg = f"the form has more than {self._max_parts} fields and files"
+            raise TooLarge(msg)
+        self._headers = {}
+        self._header = [b"", b""]
+        self._content = bytearray()
+
+    def _on_header_name(self, data: bytes, start: int, end: int) -> None:
+        self._header[0] += data[start:end]
+
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._header[1] += data[start:end]
+
+    def _on_header_end(self) -> None:
+        name, value = self._header
+        self._headers[name.lower()] = value.strip()
+        self._header = [b"", b""]
+
+    def _on_head(self) -> None:
+        kind, options = self._options(self._headers.get(b"content-disposition", b""))
+        name = options.get(b"name")
+        if kind != b"form-data" or name is None:
+            msg = "a part of the form has no name: Content-Disposition: form-data; name=... is needed"
+            raise InvalidRequest(msg)
+        coding = _text(self._headers.get(b"content-transfer-encoding", b"")).lower()
+        if coding not in _PLAIN_CODINGS:
+            msg = f"a part of the form has the Content-Transfer-Encoding {coding[:40]!r}; send its bytes as they are"
+            raise UnsupportedMedia(msg)
+        self._name = _text(name)
+        if len(self._name) > _MAX_NAME_BYTES:
+            msg = f"the name of a field is longer than {_MAX_NAME_BYTES} characters"
+            raise TooLarge(msg)
+        filename = options.get(b"filename")
+        self._filename = None if filename is None else _text(filename)
+        self._type = _text(self._options(self._headers.get(b"content-type", b""))[0])
+
+    def _on_data(self, data: bytes, start: int, end: int) -> None:
+        size = end - start
+        is_field = self._filename is None
+        if is_field:
+            self._in_fields += size
+            if self._in_fields > self._max_memory_bytes:
+                msg = f"the fields of the form are longer than {self._max_memory_bytes} bytes"
+                raise TooLarge(msg)
+        elif self._file is None and self._on_disk and self._in_files + size > self._max_memory_bytes:
+            self._move_to_disk()
+        if self._file is not None:
+            self._write(data[start:end])
+            return
+        self._staging.memory.take(size)
+        self._memory += size
+        self._in_files += 0 if is_field else size
+        self._content += data[start:end]
+
+    def _move_to_disk(self) -> None:
+        handle, path = tempfile.mkstemp(dir=_folder().path)
+        self._paths.append(Path(path))
+        self._file = os.fdopen(handle, "wb")
+        self._write(bytes(self._content))
+        size = len(self._content)
+        self._staging.memory.give(size)
+        self._memory -= size
+        self._in_files -= size
+
+    def _write(self, data: bytes) -> None:
+        assert self._file is not None
+        self._staging.disk.take(len(data))
+        self._disk += len(data)
+        self._file.write(data)
+
+    def _end_part(self) -> None:
+        content, size = bytes(self._content), -1
+        if self._file is not None:
+            size = self._file.tell()
+            self._file.close()
+            self._file = None
+            content = str(self._paths[-1]).encode()
+        self._parts.append(Part(self._name, content, self._filename, self._type, size))
+
+    def _on_end(self) -> None:
+        self._is_whole = True
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        msg = f"a name in the form is no text in UTF-8: {value[:40]!r}"
+        raise InvalidRequest(msg) from None
+
+
+@cache
+def _folder() -> PrivateFolder:
+    """Return where files of forms lie; it is gone when the server is, however it ends."""
+    folder = PrivateFolder(Path(tempfile.gettempdir()))
+    folder.guard()
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # and not a fork of it
+            folder.remove()
+
+    atexit.register(remove)
+    return folder

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests as people send them: forms, packed bodies, queries; in all kinds of workers."""
+
+import base64
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.conftest import MODELS
+
+RUN = "import sys; from forebay.cli.main import main; sys.exit(main())"
+OPTIONS = ["--form-memory-bytes", "2000", "--max-form-bytes", "200000", "--max-body-bytes", "100000"]
+
+
+@pytest.fixture(scope="module", params=["process", "thread", "inline"])
+def server(request, launch, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    found = launch("requests.py", "--worker-kind", request.param, *OPTIONS, env={"TMPDIR": str(folder)})
+    found.folder = folder
+    return found
+
+
+def left(server):
+    return [path for path in Path(server.folder).rglob("tmp*") if path.is_file()]
+
+
+def send(server, model, files, **data):
+    return server.client.post(f"/models/{model}", files=files, data=data)
+
+
+def test_files_and_fields_are_those_of_the_sample(server):  # F52
+    answer = send(
+        server,
+        "pictures",
+        {"image": ("a.png", b"\x01\x02", "image/png"), "mask": b"\x03"},
+        label="é",
+        size=7,
+        tags=["x", "y"],
+    )
+    assert answer.json() == {
+        "filename": "a.png",
+        "type": "image/png",
+        "size": 2,
+        "sum": 3,
+        "is_on_disk": False,
+        "label": "é",
+        "number": 7,
+        "tags": ["x", "y"],
+        "mask": [3],
+    }
+    assert send(server, "strict", {"image": b"123"}, score="2.5", is_new="true").json() == [3, 2.5, True]
+    assert send(server, "anything", {"image": ("a", b"123")}, x="1").json() == {
+        "image": "File('a', 'application/octet-stream', <3 bytes>)",
+        "x": "1",
+    }
+    assert send(server, "keyed", {"image": b"123"}, label="a").json() == "a"
+
+
+def test_long_files_go_over_the_disk_and_leave_nothing(server):
+    answer = send(server, "pictures", {"image": ("long", b"\x01" * 150_000)}, label="")
+    assert (answer.json()["sum"], answer.json()["is_on_disk"]) == (150_000, True)
+    assert left(server) == []
+
+
+def test_the_one_file_of_a_form_is_what_a_model_of_bytes_gets(server):  # F52
+    assert send(server, "raw", {"whatever": b"12345"}).json() == 5
+    assert send(server, "raw", {"whatever": bytes(5000)}).json() == 5000
+    answer = send(server, "raw", {"a": b"12345", "b": b"1"})
+    assert answer.status_code == 422
+    assert answer.json()["error"]["message"] == "the form has 'a', 'b'; this model takes one value"
+    assert left(server) == []
+
+
+def test_a_file_in_json_is_base64(server):
+    sample = {"image": base64.b64encode(b"\x05\x06").decode(), "label": "a", "mask": base64.b64encode(b"\x07").decode()}
+    found = server.call("pictures", sample).json()
+    assert (found["sum"], found["mask"], found["filename"], found["is_on_disk"]) == (11, [7], None, False)
+    refused = server.call("pictures", {**sample, "image": "not base64!"})
+    assert refused.status_code == 422
+    assert refused.json()["error"]["message"] == "Invalid base64 encoded string - at `$.image`"
+
+
+@pytest.mark.parametrize(
+    "model, files, data, status, why",
+    [
+        ("pictures", {"image": b"1"}, {}, 422, "Object missing required field `label`"),
+        (
+            "pictures",
+            {"imgae": b"1"},
+            {"label": "a"},
+            422,
+            "Object contains unknown field `imgae`; did you mean `image`?",
+        ),
+        ("pictures", {"image": b"1"}, {"label": ["a", "b"]}, 422, "'label' is there 2 times, and takes one value"),
+        ("pictures", {"image": b"1"}, {"label": "a", "size": "many"}, 422, "Expected `int`, got `str` - at `$.size`"),
+        ("pictures", {"image": b"1", "label": b"\xff"}, {}, 422, "'label' is no text in UTF-8"),
+        ("pictures", {"image": bytes(300_000)}, {"label": "a"}, 413, "the body has 300"),
+        ("pictures", {"image": b""}, {"label": "a" * 3000}, 413, "the fields of the form are longer than 2000 bytes"),
+        ("strict", {"image": b"1"}, {"score": "x"}, 422, "at `$.score`"),
+        ("rows", {"image": b"1"}, {}, 415, "arrays of samples are sent as application/json or application/msgpack"),
+    ],
+)
+def test_a_form_that_does_not_fit_is_told(server, model, files, data, status, why):
+    answer = send(server, model, files, **data)
+    assert answer.status_code == status, answer.text
+    assert why in answer.json()["error"]["message"]
+    assert left(server) == []
+
+
+def test_a_form_that_is_none_is_told(server):
+    for kind, body, why in [
+        ("multipart/form-data", b"x", "names no boundary"),
+        ("multipart/form-data; boundary=x", b"x", "cannot be read"),
+        ("multipart/form-data; boundary=x", b"--x\r\n", "breaks off"),
+    ]:
+        answer = server.client.post("/models/pictures", content=body, headers={"content-type": kind})
+        assert answer.status_code == 400
+        assert why in answer.json()["error"]["message"]
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_file_leaves_nothing(server, eventually):
+    begin = b'--x\r\ncontent-disposition: form-data; name="image"; filename=a\r\n\r\n' + bytes(50_000)
+    with server.connect() as wire:
+        wire.send(
+            wire.head(
+                "POST", "/models/pictures", "content-type: multipart/form-data; boundary=x", "content-length: 100000"
+            )
+        )
+        wire.send(begin)
+        eventually(lambda: len(left(server)) == 1)
+    eventually(lambda: left(server) == [])
+
+
+def test_packed_bodies_are_unpacked(server):
+    packed = {"content-encoding": "gzip", "content-type": "application/json"}
+
+    def post(body, **headers):
+        return server.client.post("/models/says", content=body, headers={**packed, **headers})
+
+    plain = json.dumps({"text": "a" * 5000, "times": 1}).encode()
+    assert post(gzip.compress(plain)).text == "data: " + json.dumps("a" * 5000 + " 0") + "\n\n"
+    assert post(gzip.compress(bytes(10_000_000))).status_code == 413
+    assert post(plain).status_code == 400
+    assert post(plain, **{"content-encoding": "br"}).headers["accept-encoding"] == "gzip, deflate, identity"
+    with server.connect() as wire:  # the connection is good for another request
+        body = gzip.compress(plain)
+        for _ in range(2):
+            answer = wire.ask("POST", "/models/says", body, headers=["content-encoding: gzip"])
+            assert answer.status == 200
+
+
+def test_a_packed_form_is_a_form(server):
+    form = b'--x\r\ncontent-disposition: form-data; name="a"; filename=a\r\n\r\n' + bytes(50_000) + b"\r\n--x--"
+    headers = {"content-encoding": "gzip", "content-type": "multipart/form-data; boundary=x"}
+    assert server.client.post("/models/raw", content=gzip.compress(form), headers=headers).json() == 50_000
+
+
+def test_an_event_source_gets_a_stream(server):  # F50
+    answer = server.client.get(
+        "/models/says", params={"text": "a", "times": 3}, headers={"accept": "text/event-stream"}
+    )
+    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.text == 'data: "a 0"\n\ndata: "a 1"\n\ndata: "a 2"\n\n'
+    assert server.client.get("/models/says?text=b&times=1").text == 'data: "b 0"\n\n'
+    assert server.client.get("/models/says").json()["name"] == "says"
+    assert server.client.get("/models/says/?text=b&times=1").text == 'data: "b 0"\n\n'
+    refused = server.client.get("/models/says?times=1")
+    assert refused.status_code == 422
+    assert refused.json()["error"]["detail"] == {"path": "$.text"}
+    for query, status in [("?text=a&times=x", 422), ("?text=%ff", 400), ("?" + "a=1&" * 200, 400), ("?txt=a", 422)]:
+        assert server.client.get("/models/says" + query).status_code == status
+    assert server.client.get("/models/raw?x=1").json()["name"] == "raw"
+
+
+def test_pages_of_other_sites_start_no_stream(server):
+    for headers in [{"sec-fetch-site": "cross-site"}, {"origin": "http://page.example"}]:
+        answer = server.client.get("/models/says?text=a", headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "foreign_page")
+
+
+def test_forms_are_documented(server):
+    content = server.client.get("/openapi.json").json()["paths"]["/models/pictures"]["post"]["requestBody"]["content"]
+    assert "multipart/form-data" in content
+
+
+def test_workers_that_attach_get_forms_whole(launch, tmp_path, eventually):
+    address = f"unix:{tmp_path}/socket"
+    server = launch(None, "--attach", address, *OPTIONS, env={"TMPDIR": str(tmp_path)})
+    command = [sys.executable, "-c", RUN, "worker", str(MODELS / "requests.py:Pictures"), "--connect", address]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as worker:
+        try:
+            eventually(lambda: server.client.get("/models/pictures").status_code == 200)
+            answer = send(server, "pictures", {"image": ("long", b"\x01" * 50_000)}, label="")
+            assert (answer.json()["sum"], answer.json()["is_on_disk"]) == (50_000, False)
+            assert send(server, "pictures", {"image": bytes(150_000)}, label="").status_code == 413
+        finally:
+            worker.terminate()

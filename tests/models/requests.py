@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that are sent forms, packed bodies and queries."""
+
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pydantic
+
+import forebay
+
+
+class Picture(msgspec.Struct, forbid_unknown_fields=True):
+    """A picture and what is to become of it."""
+
+    image: forebay.File
+    label: str
+    size: int = 0
+    tags: list[str] = []
+    mask: bytes | None = None
+
+
+class Seen(msgspec.Struct):
+    """What came of a picture."""
+
+    filename: str | None
+    type: str
+    size: int
+    sum: int
+    is_on_disk: bool
+    label: str
+    number: int
+    tags: list[str]
+    mask: list[int] | None = None
+
+
+class Pictures(forebay.Model):
+    """Looks at pictures."""
+
+    def predict(self, batch: list[Picture]) -> list[Seen]:
+        return [self.seen(one) for one in batch]
+
+    def seen(self, one: Picture) -> Seen:
+        image = one.image
+        with image.open() as file:
+            content = file.read()
+        assert content == image.read()
+        assert image.path is None or image.path.is_file()
+        mask = None if one.mask is None else list(one.mask)
+        told = image.filename, image.type, image.size, sum(content), image.path is not None
+        return Seen(*told, one.label, one.size, one.tags, mask)
+
+
+class Form(pydantic.BaseModel):
+    """The same in pydantic."""
+
+    image: forebay.File
+    score: float
+    is_new: bool = False
+
+
+class Strict(forebay.Model):
+    """Takes a model of pydantic's."""
+
+    def predict(self, batch: list[Form]) -> list[list]:
+        return [[one.image.size, one.score, one.is_new] for one in batch]
+
+
+class Raw(forebay.Model):
+    """Takes bytes, and answers how many."""
+
+    def predict(self, batch: list[bytes]) -> list[int]:
+        return [len(one) for one in batch]
+
+
+class Anything(forebay.Model):
+    """Takes whatever comes."""
+
+    def predict(self, batch):
+        return [{name: str(value) for name, value in one.items()} for one in batch]
+
+
+class Rows(forebay.Model):
+    """Takes arrays of numbers."""
+
+    batchable = True
+
+    def predict(self, batch: list[int]) -> list[int]:
+        return batch
+
+
+class Prompt(msgspec.Struct):
+    """What to say, and how often."""
+
+    text: str
+    times: int = 2
+
+
+class Says(forebay.Model):
+    """Says it again and again."""
+
+    def predict(self, batch: list[Prompt]) -> Iterator[list[str | None]]:
+        for number in range(max(one.times for one in batch)):
+            yield [f"{one.text} {number}" if number < one.times else None for one in batch]
+
+
+class Keyed(forebay.Model):
+    """Has a key of a field, and is slow enough for two to meet."""
+
+    max_wait_ms = 1
+
+    @staticmethod
+    def batch_key(sample: Picture) -> str:
+        return sample.label
+
+    def predict(self, batch: list[Picture]) -> list[str]:
+        time.sleep(0.001)
+        return [one.label for one in batch]
