@@ -7,6 +7,7 @@ import gzip
 import itertools
 import zlib
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -30,7 +31,7 @@ class Route:
 
 def head(boundary="XX", packing=b"", *, form=True, shares_disk=True):
     return Head(
-        route=Route(shares_disk=shares_disk),
+        route=cast("Any", Route(shares_disk=shares_disk)),
         params={"in": "form" if form else "json", "out": "json"},
         packing=packing,
         form=f'multipart/form-data; boundary="{boundary}"'.encode() if form else b"",
@@ -216,7 +217,7 @@ def test_long_files_lie_on_disk_until_the_request_is_closed():
 def test_what_breaks_off_leaves_no_file():
     staged = staging().open(head(), 100_000)
     staged._do(staged._entry.feed, written([("c", "long", "", bytes(1000))])[:-20])
-    (path,) = staged._sink._paths
+    (path,) = cast("Any", staged._sink)._paths
     assert path.exists()
     staged.close()
     assert not path.exists()
