@@ -19,6 +19,7 @@ SHOWN = {
     "README.md": {"iris.py": ("iris", {"measures": [5.1, 3.5, 1.4, 0.2]}, "setosa")},
     "docs/how-to/requests.md": {
         "thumbnails.py": ("thumbnails", {"image": "Y2F0"}, {"name": None, "bytes": 3, "sha": "9d989e8d"}),
+        "greeter.py": ("greeter", "Ann", "Hello Ann"),
     },
     "docs/how-to/test-a-model.md": {"test_shout.py": ()},
     "docs/how-to/embed.md": {"shop.py": ()},

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from forebay.surfaces.embedding.mounted import asgi
     from forebay.surfaces.embedding.started import start
     from forebay.types.call import Failure, Media
+    from forebay.types.context import Context
     from forebay.types.file import File
     from forebay.workers.cancel import is_cancelled
 
@@ -53,6 +54,7 @@ _HOMES = {
     "BatchMismatch": "forebay.errors",
     "BatchResultMismatch": "forebay.errors",
     "ConfigError": "forebay.errors",
+    "Context": "forebay.types.context",
     "DeadlineExceeded": "forebay.errors",
     "Failure": "forebay.types.call",
     "File": "forebay.types.file",
@@ -93,6 +95,7 @@ __all__ = [
     "BatchMismatch",
     "BatchResultMismatch",
     "ConfigError",
+    "Context",
     "DeadlineExceeded",
     "Failure",
     "File",

@@ -186,15 +186,54 @@ def test_forms_are_documented(server):
     assert "multipart/form-data" in content
 
 
-def test_workers_that_attach_get_forms_whole(launch, tmp_path, eventually):
+def test_workers_that_attach_get_forms_whole_and_are_told_of_requests(launch, tmp_path, eventually):
     address = f"unix:{tmp_path}/socket"
     server = launch(None, "--attach", address, *OPTIONS, env={"TMPDIR": str(tmp_path)})
-    command = [sys.executable, "-c", RUN, "worker", str(MODELS / "requests.py:Pictures"), "--connect", address]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as worker:
+    command = [sys.executable, "-c", RUN, "worker", "--connect", address]
+    with (
+        subprocess.Popen([*command, str(MODELS / "requests.py:Pictures")], stderr=subprocess.DEVNULL) as worker,
+        subprocess.Popen([*command, str(MODELS / "requests.py:Asks")], stderr=subprocess.DEVNULL) as other,
+    ):
         try:
+            eventually(lambda: server.client.get("/models/asks").status_code == 200)
+            answer = server.call("asks", 1, x_tag="a")
+            assert (answer.json()["tag"], answer.json()["id"]) == ("a", answer.headers["x-request-id"])
             eventually(lambda: server.client.get("/models/pictures").status_code == 200)
             answer = send(server, "pictures", {"image": ("long", b"\x01" * 50_000)}, label="")
             assert (answer.json()["sum"], answer.json()["is_on_disk"]) == (50_000, False)
             assert send(server, "pictures", {"image": bytes(150_000)}, label="").status_code == 413
         finally:
             worker.terminate()
+            other.terminate()
+
+
+def test_a_model_that_asks_knows_its_requests(server, at_once):  # F52
+    def ask(tag):
+        return server.call("asks", tag, x_tag=str(tag))
+
+    for number, answer in enumerate(at_once(*(lambda tag=tag: ask(tag) for tag in range(4)))):
+        found = answer.json()
+        assert [found[name] for name in ("sample", "pre", "tag", "post")] == [number, *[str(number)] * 3]
+        assert found["id"] == answer.headers["x-request-id"]
+        assert found["client"][0] == "127.0.0.1"
+        assert found["device"] == "cpu"
+        assert found["worker"] == 0
+    assert 1 < server.call("asks", 1).json()["remaining_s"] <= 30
+    assert server.call("asks", 1, x_request_timeout_ms="1000").json()["remaining_s"] <= 1
+    assert server.call("asks", 1, x_request_id="mine").json()["id"] == "mine"
+    assert server.call("asks", -1).status_code == 422
+    assert server.call("asks-async", [1, 2], x_tag="a").json() == [[1, "a"], [2, "a"]]
+    assert server.client.post("/models/asks", json=1, headers=[("x-tag", "a"), ("X-Tag", "b")]).json()["tag"] == "a, b"
+
+
+def test_a_stream_that_asks_knows_its_request(server):  # F52
+    answer = server.client.get("/models/tells?text=a")
+    name = answer.headers["x-request-id"]
+    assert answer.text == f'data: ["{name}","{name}"]\n\ndata: ["a","{name}"]\n\n'
+    answer = server.call("tells", {"text": "a"})
+    assert answer.headers["x-request-id"] in answer.text
+
+
+def test_a_long_answer_of_a_model_that_asks_has_the_id_it_was_told(server):
+    told = server.call("asks", 10**5, x_tag="a" * 40_000)
+    assert told.json()["id"] == told.headers["x-request-id"]

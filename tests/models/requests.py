@@ -116,3 +116,48 @@ class Keyed(forebay.Model):
     def predict(self, batch: list[Picture]) -> list[str]:
         time.sleep(0.001)
         return [one.label for one in batch]
+
+
+class Asks(forebay.Model):
+    """Answers what it is told of requests, in each of its methods."""
+
+    max_wait_ms = 50
+
+    def preprocess(self, sample: int, context: forebay.Context) -> dict:
+        if sample < 0:
+            raise forebay.ValidationError("no such number")
+        return {"sample": sample, "pre": context.headers.get("x-tag")}
+
+    def predict(self, batch: list[dict], *, context: list[forebay.Context]) -> list[dict]:
+        return [{**one, "tag": told.headers.get("x-tag")} for one, told in zip(batch, context, strict=True)]
+
+    def postprocess(self, result: dict, context: forebay.Context) -> dict:
+        return {
+            **result,
+            "post": context.headers.get("x-tag"),
+            "id": context.request_id,
+            "client": context.client,
+            "remaining_s": context.remaining_s,
+            "device": context.device,
+            "worker": context.worker,
+        }
+
+
+class AsksAsync(forebay.Model):
+    """The same, where methods are coroutines."""
+
+    batchable = True
+
+    async def predict(self, batch: list[int], context: list[forebay.Context]) -> list[list]:
+        return [[one, told.headers.get("x-tag")] for one, told in zip(batch, context, strict=True)]
+
+
+class Tells(forebay.Model):
+    """Streams what it is told."""
+
+    def predict(self, batch: list[Prompt], context: list[forebay.Context]) -> Iterator[list[str]]:
+        yield [told.request_id for told in context]
+        yield [one.text for one in batch]
+
+    def postprocess(self, result: str, context: forebay.Context) -> list[str]:
+        return [result, context.request_id]

@@ -113,6 +113,7 @@ class Contract(msgspec.Struct, frozen=True):
         has_media: There are answers of other media types, so that a client may take these alone.
         is_named: A sample may also be the fields and files of a form, or the parameters of a query.
         shares_disk: Workers see the files of the server.
+        has_context: The model asks for headers and the like.
     """
 
     raw_input: bool = False
@@ -123,6 +124,7 @@ class Contract(msgspec.Struct, frozen=True):
     has_media: bool = False
     is_named: bool = False
     shares_disk: bool = True
+    has_context: bool = False
 
 
 def status_of(error: ForebayError) -> int:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import BadOutcome
 from forebay.serving.models import isolation
+from forebay.serving.models.model import takes_context
 from forebay.serving.models.padding import Padded, require_numpy
 from forebay.types.call import Failure
+from forebay.types.context import PARAM, context_of
 from forebay.types.failures import failure_in, failure_of
 from forebay.workers.coroutines import Coroutines
 from forebay.workers.phases import lap
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from forebay.serving.models.model import Model, ModelSettings
     from forebay.types.call import Item, Outcome
+    from forebay.types.context import Context
     from forebay.workers.runner import WorkerContext
 
 
@@ -43,13 +46,19 @@ class BatchRunner(ABC):
         self._class = model_class
         self._settings = settings
         self._model: Any = None
-        self._predict: Callable[[list[Any]], Any] = _not_open
+        self._predict: Callable[..., Any] = _not_open
         self._preprocess: Callable[[Any], Any] | None = None
         self._postprocess: Callable[[Any], Any] | None = None
         self._pad = settings.pad
         self._isolates = settings.isolate_errors or isolate_errors
         self._in_parts = self._pad is not None or self._isolates
         self._in_buckets = model_class.batch_key is None
+        self._has_context = settings.has_context
+        self._context_in = {
+            name: settings.has_context and takes_context(model_class, name)
+            for name in ("predict", "preprocess", "postprocess")
+        }
+        self._worker = 0
         self._coroutines = Coroutines()
         hooks = (getattr(model_class, name, None) for name in ("preprocess", "postprocess"))
         if settings.is_async or any(inspect.iscoroutinefunction(hook) for hook in hooks):
@@ -102,6 +111,7 @@ class BatchRunner(ABC):
         self._model = None
 
     def _load(self, ctx: WorkerContext) -> Any:
+        self._worker = ctx.index
         if self._pad is not None:
             require_numpy(f"{self._class.__qualname__}.pad")
         self._model = self._class()
@@ -121,22 +131,22 @@ class BatchRunner(ABC):
     def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]]:
         """Run a batch; see `Runner.run`."""
         ended = lap.get()
-        batch = self._decoded(items)
+        batch = self._read(items)
         if self._preprocess is not None:
-            batch.each(self._preprocess)
+            batch.each(self._preprocess, in_context=self._context_in["preprocess"])
         if ended is not None:
             ended("preprocess")
         if self._settings.streams:
-            return self._stream(batch, self._predict(batch.samples))
+            return self._stream(batch, self._predicted(batch))
         if self._in_parts:
             results: Any = isolation.run(self._plan(batch), self._run_part)
         else:
-            results = self._predict(batch.samples) if batch.samples else []
+            results = self._predicted(batch) if batch.samples else []
         if ended is not None:
             ended("predict")
         batch.take_results(results)
         if self._postprocess is not None:
-            batch.each(self._postprocess)
+            batch.each(self._postprocess, in_context=self._context_in["postprocess"])
         outcomes = self._encoded(batch)
         if ended is not None:
             ended("postprocess")
@@ -144,24 +154,24 @@ class BatchRunner(ABC):
 
     async def _run_async(self, items: Sequence[Item]) -> Sequence[Outcome] | AsyncIterator[Sequence[Any]]:
         ended = lap.get()
-        batch = self._decoded(items)
+        batch = self._read(items)
         if self._preprocess is not None:
-            await batch.each_async(self._preprocess)
+            await batch.each_async(self._preprocess, in_context=self._context_in["preprocess"])
         if ended is not None:
             ended("preprocess")
         if self._settings.streams:
-            return self._stream_async(batch, self._predict(batch.samples))
+            return self._stream_async(batch, self._predicted(batch))
         if self._in_parts:
             results: Any = await isolation.run_async(self._plan(batch), self._run_part_async)
         else:
-            results = self._predict(batch.samples) if batch.samples else []
+            results = self._predicted(batch) if batch.samples else []
             if inspect.isawaitable(results):
                 results = await results
         if ended is not None:
             ended("predict")
         batch.take_results(results)
         if self._postprocess is not None:
-            await batch.each_async(self._postprocess)
+            await batch.each_async(self._postprocess, in_context=self._context_in["postprocess"])
         outcomes = self._encoded(batch)
         if ended is not None:
             ended("postprocess")
@@ -172,6 +182,17 @@ class BatchRunner(ABC):
         result = self._coroutines.run(self._run_async(items))
         return self._coroutines.steps(result) if hasattr(result, "__anext__") else result  # pyright: ignore[reportArgumentType, reportReturnType]
 
+    def _read(self, items: Sequence[Item]) -> Samples:
+        batch = self._decoded(items)
+        if self._has_context:
+            batch.told = [context_of(item.params, str(self._model.device), self._worker) for item in items]
+        return batch
+
+    def _predicted(self, batch: Samples) -> Any:
+        if self._context_in["predict"]:
+            return self._predict(batch.samples, context=batch.contexts())
+        return self._predict(batch.samples)
+
     def _plan(self, batch: Samples) -> isolation.Plan:
         """Measure the samples if they are padded, and say which of them run together."""
         if self._pad is not None:
@@ -180,16 +201,25 @@ class BatchRunner(ABC):
             groups: Sequence[Sequence[int]] = [range(len(batch.samples))]
         else:
             groups = self._pad.alike(batch.samples, in_buckets=self._in_buckets)
-        return isolation.plan(batch.samples, groups if batch.samples else [], isolate=self._isolates)
+        samples = (
+            list(zip(batch.samples, batch.contexts(), strict=True)) if self._context_in["predict"] else batch.samples
+        )
+        return isolation.plan(samples, groups if batch.samples else [], isolate=self._isolates)
 
     def _run_part(self, samples: list[Any]) -> Sequence[Any]:
-        given = self._padded(samples)
-        return self._unpadded(given, self._predict(given))
+        given, context = self._asked(samples)
+        return self._unpadded(given, self._predict(given, **context))
 
     async def _run_part_async(self, samples: list[Any]) -> Sequence[Any]:
-        given = self._padded(samples)
-        results = self._predict(given)
+        given, context = self._asked(samples)
+        results = self._predict(given, **context)
         return self._unpadded(given, await results if inspect.isawaitable(results) else results)
+
+    def _asked(self, samples: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Return what `predict` is called with: samples, and what is known of their requests if it asks."""
+        if not self._context_in["predict"]:
+            return self._padded(samples), {}
+        return self._padded([sample for sample, _ in samples]), {PARAM: [context for _, context in samples]}
 
     def _padded(self, samples: list[Any]) -> list[Any]:
         return samples if self._pad is None else self._pad.together(samples)
@@ -204,7 +234,14 @@ class BatchRunner(ABC):
             if batch.samples:
                 for step in steps:
                     self._check_step(batch, step)
-                    yield self._parts(batch, [None if part is None else self._finished(part) for part in step])
+                    told = batch.contexts() if self._context_in["postprocess"] else None
+                    yield self._parts(
+                        batch,
+                        [
+                            None if part is None else self._finished(part, *_context(told, place))
+                            for place, part in enumerate(step)
+                        ],
+                    )
         finally:
             close(steps)
 
@@ -215,8 +252,13 @@ class BatchRunner(ABC):
             if batch.samples:
                 async for step in steps:
                     self._check_step(batch, step)
+                    told = batch.contexts() if self._context_in["postprocess"] else None
                     yield self._parts(
-                        batch, [None if part is None else await self._finished_async(part) for part in step]
+                        batch,
+                        [
+                            None if part is None else await self._finished_async(part, *_context(told, place))
+                            for place, part in enumerate(step)
+                        ],
                     )
         finally:
             await aclose(steps)
@@ -231,17 +273,21 @@ class BatchRunner(ABC):
             )
             raise BadOutcome(msg)
 
-    def _finished(self, part: Any) -> Any:
+    def _finished(self, part: Any, *context: Context) -> Any:
         """Return a part after `postprocess`, or the failure it ends in."""
         failed = _failed(part)
         if failed is not None or self._postprocess is None:
             return failed or part
-        return attempt(self._postprocess, part)
+        return (
+            attempt(_in_context, self._postprocess, part, context[0]) if context else attempt(self._postprocess, part)
+        )
 
-    async def _finished_async(self, part: Any) -> Any:
+    async def _finished_async(self, part: Any, *context: Context) -> Any:
         failed = _failed(part)
         if failed is not None or self._postprocess is None:
             return failed or part
+        if context:
+            return await attempt_async(_in_context, self._postprocess, part, context[0])
         return await attempt_async(self._postprocess, part)
 
 
@@ -255,14 +301,28 @@ class Samples:
         self.samples = samples
         self.owners = range(len(items)) if owners is None else owners
         self.failures = failures
+        self.told: list[Context] = []
+        """What is known of the request of each item, if the model asks."""
 
-    def each(self, step: Callable[[Any], Any]) -> None:
+    def contexts(self) -> list[Context]:
+        """Return what is known of the request of each sample."""
+        return [self.told[owner] for owner in self.owners]
+
+    def each(self, step: Callable[..., Any], *, in_context: bool = False) -> None:
         """Replace each sample by what `step` makes of it; what raises fails its own item."""
-        self._settle([attempt(step, sample) for sample in self.samples])
+        if in_context:
+            pairs = zip(self.samples, self.contexts(), strict=True)
+            self._settle([attempt(_in_context, step, sample, context) for sample, context in pairs])
+        else:
+            self._settle([attempt(step, sample) for sample in self.samples])
 
-    async def each_async(self, step: Callable[[Any], Any]) -> None:
+    async def each_async(self, step: Callable[..., Any], *, in_context: bool = False) -> None:
         """Do the same with a step that may be a coroutine function."""
-        self._settle([await attempt_async(step, sample) for sample in self.samples])
+        if in_context:
+            pairs = zip(self.samples, self.contexts(), strict=True)
+            self._settle([await attempt_async(_in_context, step, sample, context) for sample, context in pairs])
+        else:
+            self._settle([await attempt_async(step, sample) for sample in self.samples])
 
     def take_results(self, results: Any) -> None:
         """Check that there is one result for each sample and set aside those that are errors.
@@ -290,6 +350,14 @@ class Samples:
         pairs = [(o, s) for o, s in zip(self.owners, samples, strict=True) if o not in self.failures]
         self.owners = [owner for owner, _ in pairs]
         self.samples = [sample for _, sample in pairs]
+
+
+def _in_context(step: Callable[..., Any], sample: Any, context: Context) -> Any:
+    return step(sample, context=context)
+
+
+def _context(told: Sequence[Context] | None, place: int) -> Sequence[Context]:
+    return () if told is None else (told[place],)
 
 
 def _failed(result: Any) -> Failure | None:

@@ -18,6 +18,7 @@ import msgspec
 from forebay.errors import ConfigError, nearest
 from forebay.serving.models.padding import Pad
 from forebay.serving.models.spelling import check_constructor, check_spelling, like_predict
+from forebay.types.context import PARAM
 from forebay.types.devices import written
 from forebay.types.settings import Checked, Count, Milliseconds, SomeMilliseconds, declared
 
@@ -124,6 +125,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     streams: bool
     is_async: bool
     description: str
+    has_context: bool = False
 
 
 def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
@@ -149,7 +151,8 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
         _check_parameters(model, "predict", "batch")
     for hook in ("preprocess", "postprocess"):
         if hasattr(model, hook):
-            _check_parameters(model, hook, "sample" if hook == "preprocess" else "result")
+            takes = "sample" if hook == "preprocess" else "result"
+            _check_parameters(model, hook, takes, may_have_context=one_input)
     name = model.name or kebab(model.__name__)
     if not NAME.fullmatch(name):
         msg = f"{where}.name is {name!r}; {NAME_IS}"
@@ -191,7 +194,16 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
         streams=streams,
         is_async=inspect.iscoroutinefunction(predict) or inspect.isasyncgenfunction(predict),
         description=inspect.cleandoc(model.__doc__ or "") if model.__doc__ != Model.__doc__ else "",
+        has_context=one_input and any(takes_context(model, name) for name in ("predict", "preprocess", "postprocess")),
     )
+
+
+def takes_context(model: type[Model], method: str) -> bool:
+    """Tell whether a method asks for the context of requests: it has a parameter of that name."""
+    try:
+        return PARAM in inspect.signature(getattr(model, method, None)).parameters  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError):
+        return False  # there is none, or it has no signature
 
 
 def kebab(name: str) -> str:
@@ -317,13 +329,15 @@ def _check_key_parameters(model: type[Model], key_of: Callable[[Any], Hashable])
         raise ConfigError(msg) from None
 
 
-def _check_parameters(model: type[Model], method: str, takes: str) -> None:
+def _check_parameters(model: type[Model], method: str, takes: str, *, may_have_context: bool = True) -> None:
     function = inspect.getattr_static(model, method)
     static = isinstance(function, staticmethod)
     try:
         parameters = list(inspect.signature(getattr(model, method)).parameters.values())
     except (TypeError, ValueError):
         return  # a callable without a signature: found out when it is called
+    if may_have_context:
+        parameters = [p for p in parameters if p.name != PARAM]
     bound = static or isinstance(function, classmethod)
     needed = [p for p in parameters if p.default is p.empty and p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD}]
     starred = any(p.kind is p.VAR_POSITIONAL for p in parameters)

@@ -42,6 +42,7 @@ import msgspec
 from forebay.errors import ConfigError, nearest
 from forebay.serving.models.named import NamedReader
 from forebay.types.call import Media
+from forebay.types.context import PARAM
 from forebay.types.failures import words_of
 from forebay.types.file import SCHEMA as FILE_SCHEMA
 from forebay.types.file import File
@@ -629,7 +630,7 @@ class _Method:
 
     def _parameter(self) -> tuple[str, Any]:
         parameters = self._signature().parameters.values()
-        names = list(parameters)[1 if self.bound else 0 :]
+        names = [one for one in list(parameters)[1 if self.bound else 0 :] if one.name != PARAM]
         if not names:
             raise ConfigError(f"{self.place} takes no argument, expected one beside `self`")
         return f"parameter `{names[0].name}`", names[0].annotation

@@ -216,6 +216,7 @@ def serve_model(model: type[Model], overrides: Overrides, spec: RunnerSpec | Non
         streams=settings.streams,
         has_media=answer.has_media,
         is_named=True,
+        has_context=settings.has_context,
     )
     described = Described(
         name=settings.name,

@@ -76,6 +76,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     input: WireSchema
     output: WireSchema
     is_named: bool = False
+    has_context: bool = False
 
     @property
     def settings(self) -> ModelSettings:
@@ -94,6 +95,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
             has_media=self.output.has_media,
             is_named=self.is_named,
             shares_disk=False,
+            has_context=self.has_context,
         )
 
     @property

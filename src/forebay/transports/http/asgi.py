@@ -213,7 +213,10 @@ class Predict:
                 if head.problem is not None:
                     raise head.problem
             answer = AsgiAnswer(route, head, send, scope.get(TOLD))
-            outcome = await answer.wait(body, receive, self._origin)
+            origin = self._origin
+            if origin is None and route.contract.has_context:
+                origin = Peer(scope.get("client"))
+            outcome = await answer.wait(body, receive, origin)
             await answer.end(outcome)
         except Cancelled:
             return
@@ -267,6 +270,13 @@ def _require_no_foreign_page(headers: Iterable[tuple[bytes, bytes]]) -> None:
         raise ForeignPage(msg)
 
 
+class Peer(msgspec.Struct, eq=False):
+    """Who sent a request that came over ASGI."""
+
+    client: tuple[str, int] | None
+    release: int = 0
+
+
 class AsgiAnswer:
     """The answer to one request over ASGI."""
 
@@ -290,6 +300,7 @@ class AsgiAnswer:
         route = self._route
         request = self.request = route.request(self._head, body, self._reply, origin)
         request.on_part = self._part
+        self.id = request.id
         route.endpoint.submit(request)
         gone = asyncio.ensure_future(left(receive))
         writing = asyncio.ensure_future(self._write_parts()) if route.contract.streams else None

@@ -528,6 +528,9 @@ class HttpConnection(HttpToolsProtocol):
             else:
                 self._advance()
             return
+        if request.id and not head.id:  # the model was told another one than the next
+            self._reply_in_full(head, request, outcome)
+            return
         number = b"" if head.id else b"%x" % next(_answers)
         self.transport.write(b"%b%b\r\ncontent-length: %d\r\n\r\n" % (prefix, number, size))
         self.transport.write(outcome)

@@ -21,6 +21,7 @@ from forebay.serving.endpoint import next_id
 from forebay.transports.http.errors import ForeignPage, Unauthorized, UnsupportedEncoding
 from forebay.transports.http.staging import PACKINGS
 from forebay.types.call import Media, Request
+from forebay.types.context import PARAM, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -76,6 +77,7 @@ class Head(msgspec.Struct, eq=False):
         length: Content-Length, -1 if not given.
         expects_continue: Whether the client waits for "100 Continue" before it sends the body.
         is_usual: Whether the same bytes may be taken for the same head again, without parsing them.
+        texts: The headers as texts, for models that ask.
         packing: What the body is packed with, if it has to be unpacked.
         form: The Content-Type of a form, with its boundary.
         is_simple: Whether a request is its body and nothing else: no time limit, no id, one sample, one answer.
@@ -99,6 +101,7 @@ class Head(msgspec.Struct, eq=False):
     chunked: bool = True
     problem: ForebayError | None = None
     length: int = -1
+    texts: Mapping[str, str] | None = None
     packing: bytes = b""
     form: bytes = b""
     expects_continue: bool = False
@@ -142,7 +145,8 @@ class Route:
         self.is_retired = False
         self.is_one_of_several = is_one_of_several
         self.successor: Route | None = None
-        self.is_simple = not served.contract.batchable and not served.contract.streams
+        contract = served.contract
+        self.is_simple = not (contract.batchable or contract.streams or contract.has_context)
         self.contract = served.contract
         self.max_body_bytes = max_body_bytes
         self._staging = staging
@@ -214,6 +218,8 @@ class Route:
                     packing = value.strip().lower()
         if self._api_keys and not any(key_is_known(self._api_keys, key) for key in keys):
             head.problem = Unauthorized("an API key is needed, as X-API-Key or as Authorization: Bearer")
+        if self.contract.has_context:
+            head.texts = _texts(headers)
         if origin and head.problem is None:
             head.problem = self._origin_problem(origin, host, content_type)
         try:
@@ -260,6 +266,11 @@ class Route:
             TooLarge: If it is an array of more samples than may wait.
         """
         request = Request(body, reply, params=head.params, origin=origin, id=head.id)
+        if head.texts is not None:
+            request.id = head.id or next_id()
+            client = getattr(origin, "client", None)
+            timeout_s = min(head.timeout_s, self.endpoint.config.timeout_s if head.timeout_s == NEVER else NEVER)
+            request.params = {**head.params, PARAM: told(head.texts, request.id, client, timeout_s)}
         if self.contract.batchable:
             request.body = native.samples_of(body, head.params, self._max_samples)
             request.size = len(request.body)
@@ -363,6 +374,14 @@ _HEADERS: Final = {
     b"host": _HOST,
     b"content-encoding": _ENCODING,
 }
+
+
+def _texts(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in headers:
+        text, before = value.decode("latin-1"), found.get(name.decode("latin-1"))
+        found[name.decode("latin-1")] = text if before is None else f"{before}, {text}"
+    return found
 
 
 def key_is_known(known: Iterable[bytes], given: bytes) -> bool:

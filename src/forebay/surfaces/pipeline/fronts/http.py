@@ -12,15 +12,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import msgspec
-
 from forebay.errors import ForebayError, QueueFull, TooLarge
 from forebay.protocols.native import Contract, status_of
 from forebay.protocols.pipeline import rest
 from forebay.server.app import Served
 from forebay.serving.endpoint import EndpointConfig
 from forebay.surfaces.pipeline.fronts.admission import begin
-from forebay.transports.http.asgi import Predict
+from forebay.transports.http.asgi import Peer, Predict
 from forebay.transports.http.errors import Unauthorized
 from forebay.transports.http.route import Route, error_headers, key_is_known
 from forebay.types.call import Failure
@@ -193,7 +191,7 @@ class PipelineHttp:
             await _write(send, 405, rest.fault_json(12, "Method Not Allowed"), (b"allow", allowed))
         elif is_service:
             route = self._gateway.route(segments[1], segments[2])
-            await Predict(route, _Client(scope.get("client")))(scope, receive, send)
+            await Predict(route, Peer(scope.get("client")))(scope, receive, send)
         else:
             await self._page(path, scope, receive, send)
 
@@ -212,13 +210,6 @@ class PipelineHttp:
             return True
         given = [value for name, value in scope["headers"] if name in {b"x-api-key", b"authorization"}]
         return any(key_is_known(self._api_keys, value) for value in given)
-
-
-class _Client(msgspec.Struct, eq=False):
-    """Who sent a request that came over ASGI."""
-
-    client: tuple[str, int] | None
-    release: int = 0
 
 
 def with_cors(face: PipelineHttp, http: HttpConfig) -> ASGIApp:
