@@ -79,7 +79,11 @@ class NodeRunner(BatchRunner):
         super().open(ctx)
         if self._ports is not None and len(self._ports) > 1:
             predict = self._predict
-            self._predict = lambda samples: predict(*map(list, zip(*samples, strict=True)))
+
+            def each_input(samples: list[Any]) -> Any:
+                return predict(*map(list, zip(*samples, strict=True)))
+
+            self._predict = each_input
 
     def _decoded(self, items: Sequence[Item]) -> Samples:
         samples: list[Any] = []
