@@ -247,7 +247,7 @@ def test_iterables_hold_batches_that_fit(item):
     with pytest.raises(
         InvalidRequest, match=r"client_preprocessing must return a stream of Batch of maximum size 2, got: "
     ):
-        Serving.new(doubled).batch_size(2).run([cat(1), item])
+        Serving.new(doubled).batch_size(2).client_preprocessing(lambda rows: (rows, None)).run([cat(1), item])
 
 
 def test_nothing_runs_for_an_empty_batch():

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from forebay.arrays.lazy import Lazy
 from forebay.arrays.libraries import Piece, kind_of
-from forebay.arrays.structure import flatten, map_leaves
+from forebay.arrays.structure import flatten, list_of_numbers, map_leaves
 from forebay.arrays.template import Template
 from forebay.errors import BatchMismatch, InvalidRequest
 
@@ -241,6 +241,12 @@ def _extend(batch: Batch, entries: Iterable[Any], *, stacked: bool) -> Batch:
     parts: list[EntryRows] = []
     for index, entry in enumerate(entries):
         leaves, structure = flatten(entry)
+        if (numbers := list_of_numbers(structure, leaves)) is not None:
+            msg = (
+                f"entry {index}: {numbers[0]} is a list of numbers, which would be one array each; write "
+                f"np.array({numbers[1]!r:.60})"
+            )
+            raise InvalidRequest(msg)
         if stacked:
             found, rows = Template.of_row(leaves, structure), 1
         else:

@@ -124,9 +124,8 @@ def check_options(compiler: str, options: Options, known: Iterable[str]) -> None
     allowed = sorted({*known, "batch_keys", "device", "max_concurrency"})
     for name in options:
         if name not in allowed:
-            raise ConfigError(
-                f"compiler {compiler!r} has no option {name!r} (it has {_names(allowed)}){_hint(name, allowed)}"
-            )
+            hint = _hint(name, [*allowed, "compiler"])
+            raise ConfigError(f"compiler {compiler!r} has no option {name!r} (it has {_names(allowed)}){hint}")
 
 
 def concurrent(options: Options) -> list[dict[str, Any]]:

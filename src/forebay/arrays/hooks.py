@@ -70,8 +70,12 @@ def hook(name: str, x: T) -> T:
         x: A tree of arrays whose first axis is the batch.
 
     Raises:
-        ConfigError: The hook is asked for, but jax traces the function on behalf of somebody else.
+        ConfigError: The name is no text; or the hook is asked for, but jax traces the function on behalf of somebody
+            else.
     """
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] - the two are easily swapped
+        msg = f"hook(name, x) is called with {name!r:.60}; its name is a text, got {type(name).__name__}"
+        raise ConfigError(msg + (f": write hook({x!r}, ...)" if isinstance(x, str) else ""))
     current = _current.get()
     if current is not None and name in current.names:
         if not current.tracing and _is_traced(x):

@@ -9,9 +9,9 @@ comes back as a plain one unless it is a dataclass or has named fields.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from types import NoneType
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -69,6 +69,7 @@ class Structure(msgspec.Struct, frozen=True):
 
 
 LEAF = Structure()
+_NUMBERS: Final = frozenset({bool, int, float, complex})
 
 
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
@@ -79,6 +80,27 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
     """
     leaves: list[Any] = []
     return leaves, _flatten(tree, leaves, ())
+
+
+def list_of_numbers(structure: Structure, leaves: Sequence[Any]) -> tuple[str, list[Any]] | None:
+    """Return where a list of nothing but plain numbers is, or of such lists, and it; None if there is none."""
+    return _list_of_numbers(structure, leaves, "$") if any(type(leaf) in _NUMBERS for leaf in leaves) else None
+
+
+def _list_of_numbers(structure: Structure, leaves: Sequence[Any], path: str) -> tuple[str, list[Any]] | None:
+    if structure.size and structure.type is list and _is_nested(structure):
+        return (path, structure.unflatten(leaves)) if all(type(leaf) in _NUMBERS for leaf in leaves) else None
+    first = 0
+    for key, child in zip(structure.keys, structure.children, strict=True):
+        found = _list_of_numbers(child, leaves[first : first + child.size], path + _step(key))
+        if found is not None:
+            return found
+        first += child.size
+    return None
+
+
+def _is_nested(structure: Structure) -> bool:
+    return structure == LEAF or (structure.type is list and all(map(_is_nested, structure.children)))
 
 
 def _flatten(tree: Any, leaves: list[Any], path: tuple[Hashable, ...]) -> Structure:

@@ -103,7 +103,7 @@ def test_batches_are_equal_by_value():  # S4
         ([{"a": array(1, 2, 3)}, {"a": array(1, 2)}], "$.a", ("{'a': int64[3]}", "{'a': int64[2]}")),
         ([(1, 2), (1, 2.0)], "$[1]", ("(int64[], int64[])", "(int64[], float64[])")),
         ([{"a": 1}, {"b": 1}], "$", ("{'a': int64[]}", "{'b': int64[]}")),
-        ([{"a": [1]}, {"a": (1,)}], "$.a", ("{'a': [int64[]]}", "{'a': (int64[],)}")),
+        ([{"a": [array(1)]}, {"a": (array(1),)}], "$.a", ("{'a': [int64[1]]}", "{'a': (int64[1],)}")),
         ([Point(1, 2), Point(1, None)], "$.y", ("Point(x=int64[], y=int64[])", "Point(x=int64[], y=None)")),
     ],
     ids=["shape", "dtype", "keys", "containers", "fields"],

@@ -78,17 +78,30 @@ def finish_stream(settings: ServingSettings, stream: Any, info: Any) -> Any:
     """Run the client postprocessing on a stream; without one, return the stream.
 
     Raises:
-        ConfigError: The postprocessing is a coroutine function.
+        ConfigError: The postprocessing is a coroutine function, or an async generator function.
     """
     fn = settings.client_postprocessing
+    if inspect.isasyncgenfunction(fn):
+        msg = f"{_name(fn)} is an async generator function; await batched_run_async, or write it with `def`"
+        raise ConfigError(msg)
     return stream if fn is None else _here(fn, fn(stream, info))
 
 
 async def finish_stream_async(settings: ServingSettings, stream: Any, info: Any) -> Any:
-    """Run the client postprocessing on a stream, which may be a coroutine function; see `finish_stream`."""
+    """Run the client postprocessing on a stream, which may be a coroutine function; see `finish_stream`.
+
+    Raises:
+        ConfigError: The postprocessing is a generator function, which cannot read what is asynchronous.
+    """
     fn = settings.client_postprocessing
     if fn is None:
         return stream
+    if inspect.isgeneratorfunction(fn):
+        msg = (
+            f"{_name(fn)} is a generator function; batched_run_async gives it an async iterator: write it with "
+            "`async def` and `async for`, or call batched_run"
+        )
+        raise ConfigError(msg)
     returned = fn(stream, info)
     return await returned if inspect.isawaitable(returned) else returned
 
@@ -120,7 +133,7 @@ def each(settings: ServingSettings, batches: Iterable[Batch], limit: int | None)
     _refuse_hooks(settings)
     item: Batch | None = None
     for item in batches:
-        yield _one(item, limit)
+        yield _one(settings, item, limit)
     if item is None:
         raise InvalidRequest(_NOTHING)
 
@@ -134,7 +147,7 @@ async def each_async(settings: ServingSettings, batches: Any, limit: int | None)
     _refuse_hooks(settings)
     item: Batch | None = None
     async for item in cast("AsyncIterable[Batch]", batches):
-        yield _one(item, limit)
+        yield _one(settings, item, limit)
     if item is None:
         raise InvalidRequest(_NOTHING)
 
@@ -156,7 +169,9 @@ def _refuse_hooks(settings: ServingSettings) -> None:
         raise InvalidRequest(msg)
 
 
-def _one(item: Any, limit: int | None) -> Batch:
+def _one(settings: ServingSettings, item: Any, limit: int | None) -> Batch:
+    if not isinstance(item, Batch) and settings.client_preprocessing is None:
+        raise InvalidRequest(_needs_batches(f"an iterable with {_shown(item)}"))
     if not isinstance(item, Batch) or (limit is not None and item.size > limit):
         size = "" if limit is None else f" of maximum size {limit}"
         msg = f"client_preprocessing must return a stream of Batch{size}, got: {item!r}"
@@ -169,12 +184,15 @@ def _one(item: Any, limit: int | None) -> Batch:
 
 def _default(given: Any) -> tuple[Prepared, Any]:
     if not _can_run(given):
-        msg = (
-            f"without a client_preprocessing a serving takes a Batch or an iterable of Batch, got {_shown(given)}; "
-            "give Batch.stack([row, ...]) or Batch.concatenate([rows, ...]), or set a client_preprocessing"
-        )
-        raise InvalidRequest(msg)
+        raise InvalidRequest(_needs_batches(_shown(given)))
     return given, "client_info"
+
+
+def _needs_batches(got: str) -> str:
+    return (
+        f"without a client_preprocessing a serving takes a Batch or an iterable of Batch, got {got}; "
+        "give Batch.stack([row, ...]) or Batch.concatenate([rows, ...]), or set a client_preprocessing"
+    )
 
 
 def _checked(fn: Callable[..., Any], returned: Any) -> tuple[Prepared, Any]:

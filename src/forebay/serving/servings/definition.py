@@ -12,7 +12,7 @@ from forebay.arrays.trees import concatenate, copy_rows
 from forebay.errors import ConfigError, ForebayError, ModelError
 from forebay.serving.servings import client
 from forebay.serving.servings.execution import Execution
-from forebay.serving.servings.module import Jitted, module_of, name_of
+from forebay.serving.servings.module import TO_JIT, Function, Jitted, module_of, name_of
 from forebay.serving.servings.settings import ServingSettings, alike, check_options
 from forebay.types.failures import text_of
 from forebay.workers.user_code import caught
@@ -233,7 +233,9 @@ class Serving(Generic[In, Out]):
             return execution
         if isinstance(error, ForebayError):
             raise error
-        msg = f"{name_of(settings.module)} could not be initialised: {text_of(error)}"
+        # The options are taken for arrays.
+        hint = f"; {TO_JIT}" if isinstance(settings.module, Function) and "mappingproxy" in text_of(error) else ""
+        msg = f"{name_of(settings.module)} could not be initialised: {text_of(error)}{hint}"
         raise ModelError(msg) from error
 
     def _joined(self, batches: Iterator[Batch]) -> tuple[Any, Any]:

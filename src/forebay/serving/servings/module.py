@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast, runtime_checkable
 
 from forebay.errors import ConfigError
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from forebay.arrays.batch import Batch
 
 Kind = Literal["inline", "process"]
+
+TO_JIT: Final = "a function of arrays itself goes to Serving.jit"
 
 Executable = Callable[[], "tuple[Any, Any]"]
 """Runs one batch: returns the output, a tree of arrays with the rows on their first axis, and metadata."""
@@ -101,7 +103,7 @@ class _Compiled:
             msg = (
                 f"{function.name} should return, when it is called with the "
                 f"{'batch key and the ' if self._takes_key else ''}compile options, a function that expects one "
-                f"argument. Got: {made!r}"
+                f"argument. Got: {made!r}; {TO_JIT}"
             )
             raise ConfigError(msg)
         return made
