@@ -100,6 +100,20 @@ def test_a_model_file_runs_on_its_device(tmp_path, monkeypatch):
     assert options[0].device == Device("gpu", 1, "gpu:1")
 
 
+def test_a_worker_that_joins_is_on_its_device_before_it_imports(cli, tmp_path):
+    (tmp_path / "tell.py").write_text(
+        "import os, forebay\n"
+        "print(os.environ['FOREBAY_DEVICE'], sorted(os.sched_getaffinity(0)), flush=True)\n"
+        "class Model(forebay.Model):\n    def predict(self, batch): return batch\n"
+    )
+    there = ["worker", str(tmp_path / "tell.py"), "--connect", "unix:nowhere", "--once"]
+    told = cli(*there, "--device", f"cpu:{CORE}")
+    assert told.stdout == f"cpu [{CORE}]\n"
+    told = cli(*there, "--device", "cuda:0,cuda:1")
+    assert (told.returncode, told.stdout) == (2, "")
+    assert "argument --device: 'cuda:0,cuda:1' is not possible, one device is needed, and 2 are told" in told.stderr
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # What is written, and what is there
 

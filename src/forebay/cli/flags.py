@@ -31,7 +31,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         group = parser.add_argument_group(_TITLES[struct])
         for setting in declared(struct).values():
             if setting.written.flag is not None:
-                _add(group, setting)
+                add_flag(group, setting)
 
 
 def told_in(parsed: argparse.Namespace) -> Told:
@@ -49,7 +49,20 @@ def told_in(parsed: argparse.Namespace) -> Told:
     return told
 
 
-def _add(group: argparse._ArgumentGroup, setting: Setting) -> None:  # pyright: ignore[reportPrivateUsage]
+def add_flag(
+    group: argparse._ActionsContainer,  # pyright: ignore[reportPrivateUsage]
+    setting: Setting,
+    *more_names: str,
+    **own: Any,
+) -> None:
+    """Add the flag of one setting.
+
+    Args:
+        group: Where it stands in the help.
+        setting: It.
+        more_names: What else it is called.
+        own: What argparse is told beside that, or instead.
+    """
     flag = setting.written.flag
     assert flag is not None
     usual = f" ({setting.usual})" if setting.usual else ""
@@ -64,7 +77,7 @@ def _add(group: argparse._ArgumentGroup, setting: Setting) -> None:  # pyright: 
         more |= {"choices": sorted(setting.choices)}
     else:
         more |= {"type": reading(setting), "metavar": setting.written.metavar}
-    group.add_argument(flag, **more)
+    group.add_argument(*more_names, flag, **{**more, **own})
 
 
 def _listed(setting: Setting, given: list[str]) -> Any:

@@ -24,8 +24,8 @@ examples:
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    from forebay.cli.flags import reading
-    from forebay.server.config import Overrides
+    from forebay.cli.flags import add_flag
+    from forebay.server.config import WorkerConfig
     from forebay.types.settings import declared
 
     parser = commands.add_parser(
@@ -36,23 +36,9 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("target", metavar="TARGET", help="a Python file with one forebay.Model, or file.py:Name")
-    parser.add_argument(
-        "--connect",
-        required=True,
-        metavar="ADDRESS",
-        help="where the server lets workers attach, unix:PATH or tcp:HOST:PORT",
-    )
-    parser.add_argument("--secret", metavar="SECRET", help="what the server asks for, or @FILE, or in FOREBAY_SECRET")
-    parser.add_argument(
-        "--threads",
-        type=reading(declared(Overrides)["threads"]),
-        default=1,
-        metavar="N",
-        help="batches to run at a time, in as many threads (1)",
-    )
-    parser.add_argument(
-        "--once", action="store_true", help="end when the server goes away or is not there, instead of waiting for it"
-    )
+    for setting in declared(WorkerConfig).values():
+        own = {"required": True} if setting.name == "connect" else {"default": setting.default}
+        add_flag(parser, setting, **own)
     parser.set_defaults(run=run, parser=parser)
 
 
@@ -64,12 +50,15 @@ def run(parsed: argparse.Namespace) -> int:
     from forebay.surfaces.native import import_file, split_target
     from forebay.surfaces.native.describe import describe
     from forebay.workers.address import parse_address
+    from forebay.workers.devices import move_to
     from forebay.workers.joining import JoiningWorker
     from forebay.workers.runner import RunnerSpec
     from forebay.workers.shared_secret import read_secret
 
     address = parse_address(parsed.connect)
     secret = read_secret(parsed.secret, "--secret")
+    if parsed.device is not None:
+        move_to(parsed.device)
     path, name = split_target(parsed.target)
     models = models_in(import_file(path), name)
     if len(models) > 1:

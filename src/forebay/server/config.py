@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from forebay.serving.models.model import Model
 from forebay.types.settings import Checked, Count, Milliseconds, Seconds, SomeMilliseconds, SomeSeconds, Written
-from forebay.workers.devices import existing
+from forebay.workers.devices import existing, existing_one
 
 WorkerKind = Literal["inline", "thread", "process"]
 
@@ -217,6 +217,24 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     otel: Annotated[bool, Written("--otel")] = False
     extra_routes: Annotated[bool, Written("--extra-routes")] = True
     state_dir: Annotated[Path | None, Written("--state-dir", "FOLDER", "its original's places", is_path=True)] = None
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that joins a server: `forebay worker`.
+
+    Attributes:
+        connect: Where the server lets workers attach, unix:PATH or tcp:HOST:PORT.
+        secret: What the server asks for, or @FILE, or in FOREBAY_SECRET.
+        threads: Batches to run at a time, in as many threads.
+        device: What it runs on: cuda:1, or a set of processors, cpu:0-3; told to the model before it is imported.
+        once: End when the server goes away or is not there, instead of waiting for it.
+    """
+
+    connect: Annotated[str, Written("--connect", "ADDRESS")] = ""
+    secret: Annotated[str | None, Written("--secret", "SECRET")] = None
+    threads: Annotated[Count, Written("--threads", "N")] = 1
+    device: Annotated[str | None, Written("--device", "DEVICE"), Checked(existing_one)] = None
+    once: Annotated[bool, Written("--once")] = False
 
 
 SECTIONS: Final = (HttpConfig, Overrides, AttachConfig, GrpcConfig, ProcessConfig)

@@ -136,10 +136,10 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         if self.choices:
             return ", ".join(self.choices)
         if self.above is not None:
-            return f"above {self.above:g}"
+            return f"above {_shown(self.above)}"
         if self.highest is not None:
-            return f"{self.lowest:g} to {self.highest:g}"
-        return "" if self.lowest is None else f"at least {self.lowest:g}"
+            return f"{_shown(self.lowest or 0)} to {_shown(self.highest)}"
+        return "" if self.lowest is None else f"at least {_shown(self.lowest)}"
 
     def needed(self, *, in_python: bool = False) -> str:
         """Return what is allowed, as the end of a sentence."""
@@ -170,11 +170,10 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         if self.is_list:
             values: Any = [value] if isinstance(value, str) else value
             if isinstance(values, list | tuple) and all(isinstance(one, str) for one in values):  # pyright: ignore[reportUnknownVariableType]
-                found: Any = tuple(values)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-                return found if self.also is None else self.also(found)
+                return self._also(tuple(values))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         elif self._is_allowed(value):
             made: Any = self.kind
-            return value if in_python or self.kind not in {float, Path} else made(value)
+            return self._also(value if in_python or self.kind not in {float, Path} else made(value))
         hint = nearest(str(value), self.choices) if self.choices else None
         raise ValueError(self.needed(in_python=in_python) + (f"; did you mean '{hint}'?" if hint else ""))
 
@@ -195,6 +194,9 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         elif self.is_list:
             value = [one.strip() for one in text.split(",") if one.strip()]
         return self.check(value)
+
+    def _also(self, value: Any) -> Any:
+        return value if self.also is None else self.also(value)
 
     def _is_allowed(self, value: Any) -> bool:
         if self.kind in {int, float}:
@@ -256,6 +258,10 @@ def _setting(name: str, hint: Any, docs: Mapping[str, str], default: Any) -> Set
         written=next((extra for extra in extras if isinstance(extra, Written)), Written()),
         also=next((extra.check for extra in extras if isinstance(extra, Checked)), None),
     )
+
+
+def _shown(number: float) -> str:
+    return str(int(number)) if number == int(number) else f"{number:g}"
 
 
 def _documented(cls: type) -> dict[str, str]:

@@ -72,6 +72,26 @@ def existing(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(map(str, devices))
 
 
+def existing_one(text: str) -> str:
+    """Return a device as it is written.
+
+    Raises:
+        ValueError: With what is allowed, if it is misspelt or surely not there, or if there are several.
+    """
+    found = existing([text])
+    if len(found) != 1:
+        msg = f"one device is needed, and {len(found)} are told"
+        raise ValueError(msg)
+    return found[0]
+
+
+def move_to(text: str) -> None:
+    """Put this process on a device, before it imports what runs there."""
+    (device,) = read_devices([text])
+    os.environ.update(environment_on(device, os.environ))
+    run_on(device.cores)
+
+
 def doubtful(devices: Sequence[Device]) -> str:
     """Return why devices may not be there; empty if nothing speaks against them."""
     told = [str(device) for device in devices if device.kind in NVIDIA]

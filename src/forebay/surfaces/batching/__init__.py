@@ -3,12 +3,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
-from forebay.server.config import HttpConfig
+from forebay.server.config import HttpConfig, Port
+from forebay.types.settings import Checked, Count, Written
 from forebay.workers.job_frames import MAX_FRAME_BYTES
+
+
+def _place(address: Any) -> Any:
+    kind, colon, rest = address.partition(":")
+    if not address or (colon and kind in {"unix", "tcp"}):
+        hint = f"; did you mean -protocol {kind} -address {rest}?" if rest else ""
+        msg = f"a path is needed, or HOST:PORT with -protocol tcp{hint}"
+        raise ValueError(msg)
+    return address
 
 
 class BatchingSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,14 +39,14 @@ class BatchingSettings(msgspec.Struct, frozen=True, kw_only=True):
         metrics_port: Port for forebay's own paths, such as /metrics; None leaves them out.
     """
 
-    address: str = "batch.socket"
-    batch: int = 32
-    capacity: int = 1024
-    host: str = "127.0.0.1"
-    latency_ms: int = 10
-    port: int = 8080
-    protocol: Literal["unix", "tcp"] = "unix"
-    timeout_ms: int = 5000
-    max_body_bytes: int = HttpConfig().max_body_bytes
-    max_frame_bytes: int = MAX_FRAME_BYTES
-    metrics_port: int | None = None
+    address: Annotated[str, Written("--address", "PATH|HOST:PORT"), Checked(_place)] = "batch.socket"
+    batch: Annotated[Count, Written("--batch", "N")] = 32
+    capacity: Annotated[Count, Written("--capacity", "N")] = 1024
+    host: Annotated[str, Written("--host", "ADDRESS")] = "127.0.0.1"
+    latency_ms: Annotated[int, Meta(ge=0), Written("--latency", "MS")] = 10
+    port: Annotated[Port, Written("--port", "PORT")] = 8080
+    protocol: Annotated[Literal["unix", "tcp"], Written("--protocol")] = "unix"
+    timeout_ms: Annotated[Count, Written("--timeout", "MS")] = 5000
+    max_body_bytes: Annotated[Count, Written("--max-body-bytes", "N")] = HttpConfig().max_body_bytes
+    max_frame_bytes: Annotated[int, Meta(ge=1, le=(1 << 31) - 1), Written("--max-frame-bytes", "N")] = MAX_FRAME_BYTES
+    metrics_port: Annotated[Port | None, Written("--metrics-port", "PORT")] = None
