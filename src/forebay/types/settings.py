@@ -16,7 +16,7 @@ import typing
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "FOREBAY_"
 """How variables of the environment begin that are settings."""
+
+P = ParamSpec("P")
+Self_ = TypeVar("Self_")
+R = TypeVar("R")
 
 Count = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0)]
@@ -165,8 +169,10 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ValueError: With what is needed instead.
         """
-        if self.kind is object or (value is None and self.is_optional and in_python):
+        if value is None and self.is_optional and in_python:
             return value
+        if self.kind is object:
+            return self._also(value)
         if self.is_list:
             values: Any = [value] if isinstance(value, str) else value
             if isinstance(values, list | tuple) and all(isinstance(one, str) for one in values):  # pyright: ignore[reportUnknownVariableType]
@@ -213,6 +219,17 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         return type(value) is (str if self.kind is Path else self.kind)
 
 
+def keywords_of(
+    _struct: Callable[P, object], /
+) -> Callable[[Callable[Concatenate[Self_, ...], R]], Callable[Concatenate[Self_, P], R]]:
+    """Let a method take what a struct declares, for editors and type checkers: it is called with these keywords."""
+
+    def same(method: Callable[Concatenate[Self_, ...], R]) -> Callable[Concatenate[Self_, P], R]:
+        return method
+
+    return same
+
+
 @cache
 def declared(cls: type[Any]) -> Mapping[str, Setting]:
     """Return the settings that a class declares, by name: fields of a struct, class variables of others."""
@@ -234,14 +251,14 @@ def _setting(name: str, hint: Any, docs: Mapping[str, str], default: Any) -> Set
     inner = list(told.types) if isinstance(told, types.UnionType) else [told]
     is_optional = any(isinstance(one, types.NoneType) for one in inner)
     (kind, *others) = [one for one in inner if not isinstance(one, types.NoneType)]
-    is_list = isinstance(kind, types.VarTupleType | types.ListType)
+    is_list = isinstance(kind, types.VarTupleType | types.ListType) and isinstance(kind.item_type, types.StrType)
     choices: tuple[str, ...] = ()
     if isinstance(kind, types.LiteralType):
         choices = tuple(map(str, kind.values))
     is_number = isinstance(kind, types.IntType | types.FloatType)
     kinds: dict[type, type] = {types.IntType: int, types.FloatType: float, types.BoolType: bool, types.StrType: str}
-    kinds |= {types.LiteralType: str, types.VarTupleType: str, types.ListType: str, types.BytesType: str}
-    found: type = object if others else kinds.get(type(kind), object)
+    kinds |= {types.LiteralType: str, types.BytesType: str}
+    found: type = object if others else str if is_list else kinds.get(type(kind), object)
     if isinstance(kind, types.CustomType) and kind.cls is Path:
         found = Path
     return Setting(

@@ -13,8 +13,9 @@ from forebay.errors import ConfigError, ForebayError, ModelError
 from forebay.serving.servings import client
 from forebay.serving.servings.execution import Execution
 from forebay.serving.servings.module import TO_JIT, Function, Jitted, module_of, name_of
-from forebay.serving.servings.settings import ServingSettings, alike, check_options
+from forebay.serving.servings.settings import ProcessOptions, ServingSettings, StartOptions, alike, check_options
 from forebay.types.failures import text_of
+from forebay.types.settings import keywords_of
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
@@ -28,11 +29,9 @@ if TYPE_CHECKING:
         Iterator,
         Sequence,
     )
-    from typing import Unpack
 
     from forebay.serving.servings.execution import Executed, Sink
     from forebay.serving.servings.module import Kind
-    from forebay.serving.servings.settings import StartOptions
     from forebay.serving.servings.started import ServingProcess
 
 In = TypeVar("In")
@@ -141,7 +140,8 @@ class Serving(Generic[In, Out]):
             raise ValueError(msg)
         return self._with(batch_size=rows)
 
-    def process_options(self, **options: Unpack[StartOptions]) -> Serving[In, Out]:
+    @keywords_of(ProcessOptions)
+    def process_options(self, **options: Any) -> Serving[In, Out]:
         """Set options of `start` beforehand, beside those that were set; see `ProcessOptions`.
 
         Raises:
@@ -201,7 +201,8 @@ class Serving(Generic[In, Out]):
             return client.finish(settings, self._joined(batches), info)
         return client.finish_stream(settings, self.events(batches), info)
 
-    def start(self, name: str | None = None, **options: Unpack[StartOptions]) -> ServingProcess[In, Out]:
+    @keywords_of(StartOptions)
+    def start(self, name: str | None = None, **options: Any) -> ServingProcess[In, Out]:
         """Start it as a process: threads that execute what any number of callers hand in, in batches.
 
         Args:

@@ -5,26 +5,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypedDict, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
 from forebay.arrays.libraries import find_kind
 from forebay.errors import ConfigError, nearest
+from forebay.types.settings import Checked, Count, Milliseconds, declared
 
 
-class StartOptions(TypedDict, total=False):
-    """The options of `Serving.start` and `Serving.process_options`; see `ProcessOptions`."""
+def _keys(value: Any) -> tuple[Hashable, ...]:
+    if not isinstance(value, list | tuple) or not value:
+        msg = "a list with at least one batch key is needed"
+        raise ValueError(msg)
+    keys = tuple(cast("Sequence[Hashable]", value))
+    for key in keys:
+        try:
+            hash(key)
+        except TypeError:
+            msg = f"{key!r} is not hashable; names or numbers are"
+            raise ValueError(msg) from None
+    if len(set(keys)) < len(keys):
+        msg = "a batch key stands there twice"
+        raise ValueError(msg)
+    return keys
 
-    batch_keys: Sequence[Hashable]
-    batch_size: int
-    batch_timeout_ms: float
-    partitions: bool | int | Sequence[Any]
-    distribution_weight: int
-    shutdown_ms: float
-    max_queue_rows: int
-    pad_to_batch_size: bool
-    worker_kind: Literal["thread", "process"]
+
+def _partitions(value: Any) -> bool | int | tuple[Any, ...]:
+    if type(value) is bool or (type(value) is int and value >= 1):
+        return value
+    if type(value) in {list, tuple} and value:
+        return tuple(cast("Sequence[Any]", value))
+    msg = "True (one for each device), a number of at least 1 or a list of devices is needed"
+    raise ValueError(msg)
 
 
 class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,20 +56,26 @@ class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
         worker_kind: Where partitions live: threads of this program, or operating system processes of their own.
     """
 
-    batch_keys: tuple[Hashable, ...] = ("default",)
-    batch_size: int = 1
-    batch_timeout_ms: float = 100
-    partitions: bool | int | tuple[Any, ...] = False
-    distribution_weight: int = 1
-    shutdown_ms: float = 30_000
-    max_queue_rows: int | None = None
+    batch_keys: Annotated[Sequence[Any], Checked(_keys)] = ("default",)
+    batch_size: Count = 1
+    batch_timeout_ms: Milliseconds = 100
+    partitions: Annotated[bool | int | Sequence[Any], Checked(_partitions)] = False
+    distribution_weight: Count = 1
+    shutdown_ms: Milliseconds = 30_000
+    max_queue_rows: Count | None = None
     pad_to_batch_size: bool = False
-    worker_kind: str = "thread"
+    worker_kind: Literal["thread", "process"] = "thread"
 
     @property
     def capacity(self) -> int:
         """Rows that may wait."""
         return 64 * self.batch_size if self.max_queue_rows is None else self.max_queue_rows
+
+
+class StartOptions(ProcessOptions, frozen=True):
+    """What `Serving.start` takes: the name that the process is found under, and the options."""
+
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,16 +128,20 @@ def check_options(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: One is unknown or has a value that is not possible.
     """
+    known = declared(ProcessOptions)
     checked: dict[str, Any] = {}
     for name, value in given.items():
-        check = _CHECKS.get(name)
-        if check is None:
-            hint = nearest(name, _CHECKS)
+        if name not in known:
+            hint = nearest(name, known)
             msg = f"{name!r} is no option of a started serving; " + (
-                f"did you mean {hint!r}?" if hint else f"there are {', '.join(_CHECKS)}"
+                f"did you mean {hint!r}?" if hint else f"there are {', '.join(known)}"
             )
             raise ConfigError(msg)
-        checked[name] = check(name, value)
+        try:
+            checked[name] = known[name].check(value, in_python=True)
+        except ValueError as error:
+            msg = f"{name} is {value!r}; {error}"
+            raise ConfigError(msg) from error
     return checked
 
 
@@ -149,7 +172,7 @@ def partitions_of(settings: ServingSettings, options: ProcessOptions) -> list[di
     wanted = options.partitions
     if wanted is True:
         made = _ask_compiler(compile_options)
-    elif isinstance(wanted, tuple):
+    elif not isinstance(wanted, bool | int):
         made = [{**compile_options, "device": device} for device in wanted]
     else:
         made = [compile_options] * max(int(wanted), 1)
@@ -168,73 +191,3 @@ def _ask_compiler(compile_options: dict[str, Any]) -> list[dict[str, Any]]:
         raise ConfigError(msg)
     options = {name: value for name, value in compile_options.items() if name != "compiler"}
     return [{**compile_options, **one} for one in compiler.partitions(options)]
-
-
-def _whole(name: str, value: Any) -> int:
-    if type(value) is not int or value < 1:
-        msg = f"{name} is {value!r}; a whole number of at least 1 is needed"
-        raise ConfigError(msg)
-    return value
-
-
-def _milliseconds(name: str, value: Any) -> float:
-    if type(value) not in {int, float} or not 0 <= value < float("inf"):
-        msg = f"{name} is {value!r}; milliseconds of at least 0 are needed"
-        raise ConfigError(msg)
-    return value
-
-
-def _flag(name: str, value: Any) -> bool:
-    if type(value) is not bool:
-        msg = f"{name} is {value!r}; True or False is needed"
-        raise ConfigError(msg)
-    return value
-
-
-def _keys(name: str, value: Any) -> tuple[Hashable, ...]:
-    if not isinstance(value, list | tuple) or not value:
-        msg = f"{name} is {value!r}; a list with at least one batch key is needed"
-        raise ConfigError(msg)
-    keys = tuple(cast("Sequence[Hashable]", value))
-    for key in keys:
-        try:
-            hash(key)
-        except TypeError:
-            msg = f"{name} has {key!r}, which is not hashable; names or numbers are"
-            raise ConfigError(msg) from None
-    if len(set(keys)) < len(keys):
-        msg = f"{name} is {value!r}; a batch key stands there twice"
-        raise ConfigError(msg)
-    return keys
-
-
-def _partitions(name: str, value: Any) -> bool | int | tuple[Any, ...]:
-    if type(value) is bool or (type(value) is int and value >= 1):
-        return value
-    if type(value) in {list, tuple} and value:
-        return tuple(cast("Sequence[Any]", value))
-    msg = f"{name} is {value!r}; True (one for each device), a number of at least 1 or a list of devices is needed"
-    raise ConfigError(msg)
-
-
-def _worker_kind(name: str, value: Any) -> str:
-    if value not in {"thread", "process"}:
-        hint = nearest(str(value), ["thread", "process"])
-        msg = f"{name} is {value!r}; 'thread' and 'process' are possible" + (
-            f", did you mean {hint!r}?" if hint else ""
-        )
-        raise ConfigError(msg)
-    return value
-
-
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "batch_keys": _keys,
-    "batch_size": _whole,
-    "batch_timeout_ms": _milliseconds,
-    "partitions": _partitions,
-    "distribution_weight": _whole,
-    "shutdown_ms": _milliseconds,
-    "max_queue_rows": _whole,
-    "pad_to_batch_size": _flag,
-    "worker_kind": _worker_kind,
-}
