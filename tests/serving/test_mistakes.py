@@ -52,13 +52,13 @@ def test_a_function_of_arrays_given_to_new_is_told_of_jit(given):  # F60
 
 def test_a_hook_with_its_arguments_swapped_is_told():  # F60
     with pytest.raises(ConfigError, match=r"hook\(name, x\).* .* its name is a text, got ndarray: write hook\('mean'"):
-        forebay.hook(np.ones(2), "mean")
+        forebay.hook(np.ones(2), "mean")  # pyright: ignore[reportArgumentType]
 
 
 def test_an_iterable_of_something_else_is_not_blamed_on_a_preprocessing_that_there_is_not():  # F60
     serving = Serving.jit(lambda x: x)
     with pytest.raises(InvalidRequest, match=r"^without a client_preprocessing .* Batch\.stack\(\[row, \.\.\.\]\)"):
-        serving.run([np.array([1.0])])
+        serving.run([np.array([1.0])])  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidRequest, match=r"^client_preprocessing must return a stream of Batch"):
         serving.client_preprocessing(lambda rows: (rows, None)).run([np.array([1.0])])
 
