@@ -344,7 +344,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         """A process has ended, whatever became of its connections; or it could not be started."""
         for slot, life in list(worker.slots.items()):
             if life <= end.life:
-                slot.hang_up()
+                slot.hear_out()
         if worker.ready_life <= end.life:
             worker.ready_life = 0
         self._changed.set()

@@ -8,8 +8,10 @@ violates the protocol is hung up on, and what it was running is handed on like t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
+import os
 import time
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -183,6 +185,17 @@ class WorkerSlot(asyncio.Protocol):
     def stop(self) -> None:
         """Tell the worker to end once it has answered."""
         self._write(self._conversation.stop())
+
+    def hear_out(self) -> None:
+        """Hear what a worker has said that has ended since, then close the connection."""
+        transport, descriptor = self._transport, self.fileno()
+        with contextlib.suppress(OSError):  # there is no more
+            while descriptor >= 0 and transport is not None and not transport.is_closing():
+                data = os.read(descriptor, 1 << 18)
+                if not data:
+                    break
+                self.data_received(data)
+        self.hang_up()
 
     def hang_up(self) -> None:
         """Close the connection; `connection_lost` follows."""
