@@ -74,7 +74,7 @@ def by_original(endpoints, calls):
         capture_output=True,
         text=True,
         check=False,
-        timeout=40,
+        timeout=150,
         cwd="/",
     )
     assert ran.returncode == 0, ran.stderr
@@ -236,7 +236,7 @@ def test_rest_answers_are_those_of_the_original(servers, path, body):  # P6, P19
 def test_the_original_server_is_a_model_of_ours(servers):  # P114
     endpoint, _ = servers["original"]
     settings = PredictorSettings(
-        name="chained", client_type="pipeline_grpc", server_endpoints=[endpoint], timeout_ms=20_000
+        name="chained", client_type="pipeline_grpc", server_endpoints=[endpoint], timeout_ms=60_000
     )
     client = client_for(settings, concurrency_idx=None, process=False)
     try:
@@ -270,7 +270,7 @@ def doubling_client(request, doubling):
         client_type=request.param,
         endpoint_protocol="paddle",
         server_endpoints=[f"127.0.0.1:{doubling[request.param == 'grpc']}"],
-        timeout_ms=20_000,
+        timeout_ms=60_000,
     )
     client = client_for(settings, concurrency_idx=None, process=False)
     yield client
