@@ -140,7 +140,7 @@ def test_the_package_and_the_project_file_name_the_same_version():
 def test_the_readme_names_every_extra_that_it_should():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     text = (ROOT / "README.md").read_text()
-    unused = {"dev", "docs", "rich"}  # ours, and nothing imports rich
+    unused = {"dev", "docs"}  # ours
     assert [name for name in project["optional-dependencies"] if f"`{name}`" not in text and name not in unused] == []
     assert text.index("pip install") < text.index("make demo")
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.waiting import eventually
 
 from forebay.observe import author_metrics
-from forebay.observe.author_metrics import MAX_ENDED, MAX_SERIES, Family, Store
+from forebay.observe.author_metrics import MAX_ENDED, MAX_SERIES, Family, MetricStore
 
 MODEL = """
 import os
@@ -127,7 +127,7 @@ def shown(store):
 
 
 def test_counts_of_many_that_ended_are_kept_in_one_sum():
-    store = Store()
+    store = MetricStore()
     for number in range(3 * MAX_ENDED):
         store.told(number, "0", sent(counter(1.0)))
         store.gone(number)
@@ -151,21 +151,21 @@ def test_counts_of_many_that_ended_are_kept_in_one_sum():
     ],
 )
 def test_what_cannot_stand_on_a_page_is_left_out(odd):
-    store = Store()
+    store = MetricStore()
     store.told(1, "0", sent(counter(2.0)))
     store.told(2, "1", odd)
     assert shown(store) == {("a_total",): 2.0}
 
 
 def test_a_label_of_the_authors_is_not_taken():
-    store = Store()
+    store = MetricStore()
     gauge = Family("g", "gauge", "", "", "all", [("g", {"worker": "theirs"}, 1.0)])
     store.told(1, "0", sent(gauge))
     assert shown(store) == {("g", ("forebay_worker", "0"), ("worker", "theirs")): 1.0}
 
 
 def test_a_page_takes_so_many_series(caplog):
-    store = Store()
+    store = MetricStore()
     samples = [("g", {"n": str(number)}, 1.0) for number in range(MAX_SERIES)]
     for worker in ("0", "1"):
         store.told(worker, worker, sent(counter(1.0), Family("g", "gauge", "", "", "all", samples)))

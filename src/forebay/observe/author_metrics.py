@@ -74,7 +74,7 @@ _decoder = msgspec.msgpack.Decoder(list[Family])
 # In a worker
 
 
-class Reporter:
+class MetricReporter:
     """Sends what the registry of this process holds, whenever it has changed; from a thread of its own."""
 
     def __init__(self, send: Callable[[bytes], object]) -> None:
@@ -170,7 +170,7 @@ def of_registry(*, is_servers: bool = False) -> Iterator[Family]:
 # In the server
 
 
-class Store:
+class MetricStore:
     """The last word of each worker process."""
 
     def __init__(self) -> None:
@@ -297,5 +297,5 @@ def _how(family: Family) -> Callable[[float, float], float] | None:
     return {"sum": float.__add__, "max": max, "min": min}.get(family.mode.removeprefix("live"))
 
 
-store = Store()
+store = MetricStore()
 """Of this process: what models count is counted once for it, whatever servers it runs."""

@@ -70,7 +70,7 @@ class Histogram:
         return sum(self.counts)
 
 
-class Reason(msgspec.Struct, frozen=True, gc=False):
+class FailureReason(msgspec.Struct, frozen=True, gc=False):
     """Why a request failed; texts only, for an error holds all that was alive where it was raised.
 
     Attributes:
@@ -107,7 +107,7 @@ class EndpointMetrics:
 
     def __init__(self) -> None:
         self.codes: dict[str, int] = {"ok": 0}
-        self.reasons: dict[str, Reason] = {}
+        self.reasons: dict[str, FailureReason] = {}
         self.request_s = Histogram(SECONDS)
         self.queue_s = Histogram(SECONDS)
         self.model_s = Histogram(SECONDS)
@@ -120,4 +120,6 @@ class EndpointMetrics:
         self.codes[code] = self.codes.get(code, 0) + 1
         is_users = isinstance(error, UserCodeError)
         trace = error.trace if isinstance(error, UserCodeError) else ""
-        self.reasons[code] = Reason(time.time(), type(error).__name__, error.message, trace, is_users, request_id)
+        self.reasons[code] = FailureReason(
+            time.time(), type(error).__name__, error.message, trace, is_users, request_id
+        )

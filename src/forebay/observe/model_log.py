@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
 from forebay.observe.ids import next_id
 from forebay.types.caught import caught
 from forebay.types.failures import text_of, trace_of
-from forebay.types.log_line import Line
+from forebay.types.log_line import LogLine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -53,7 +53,7 @@ level: int | None = None
 """Lowest level of what is written; None while the lines of models are nobody's business here."""
 
 
-class Origin(Protocol):
+class LogOrigin(Protocol):
     """Who speaks."""
 
     def say(self, record: logging.LogRecord) -> None:
@@ -61,7 +61,7 @@ class Origin(Protocol):
         ...
 
 
-origin: ContextVar[Origin | None] = ContextVar("forebay_origin", default=None)
+origin: ContextVar[LogOrigin | None] = ContextVar("forebay_origin", default=None)
 """Set by a worker around what it runs."""
 
 model: ContextVar[str] = ContextVar("forebay_model", default="")
@@ -79,7 +79,7 @@ def named(name: str) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def speaking(who: Origin | None) -> Generator[None]:
+def speaking(who: LogOrigin | None) -> Generator[None]:
     """Say who speaks in the block."""
     token = origin.set(who)
     try:
@@ -88,7 +88,7 @@ def speaking(who: Origin | None) -> Generator[None]:
         origin.reset(token)
 
 
-class Budget:
+class LineBudget:
     """Lets so many lines pass in a second, and tells how many it did not."""
 
     def __init__(self, tell: Callable[[int], object]) -> None:
@@ -123,10 +123,10 @@ class Budget:
         self._tell(dropped)
 
 
-def told_dropped(dropped: int) -> Line:
+def told_dropped(dropped: int) -> LogLine:
     """Return the line that says how many are missing."""
     text = f"{dropped} lines of a worker were dropped: it wrote more than {LINES} in a second"
-    return Line("forebay.models", logging.WARNING, time.time(), text)
+    return LogLine("forebay.models", logging.WARNING, time.time(), text)
 
 
 class Voice:
@@ -135,9 +135,9 @@ class Voice:
     def __init__(self, model: str, worker: str) -> None:
         """Say whose lines they are."""
         self._fields: dict[str, Any] = {"model": model, "worker": worker} if model else {"worker": worker}
-        self._budget = Budget(lambda dropped: write(told_dropped(dropped), self._fields))
+        self._budget = LineBudget(lambda dropped: write(told_dropped(dropped), self._fields))
 
-    def say(self, line: Line | logging.LogRecord, entries: list[Any] | None = None) -> None:
+    def say(self, line: LogLine | logging.LogRecord, entries: list[Any] | None = None) -> None:
         """Write a line.
 
         Args:
@@ -151,7 +151,7 @@ class Voice:
             fields = {**fields, "request_ids": _ids_of(entries)}
             if len(entries) > SHOWN_IDS:
                 fields["requests"] = len(entries)
-        write(line if isinstance(line, Line) else line_of(line), fields)
+        write(line if isinstance(line, LogLine) else line_of(line), fields)
 
     def say_raw(self, stream: str, data: bytes) -> None:
         """Write whole lines that came through a descriptor."""
@@ -187,7 +187,7 @@ def _ids_of(entries: list[Any]) -> list[str]:
     return [entry.id for entry in entries[:SHOWN_IDS]]
 
 
-def line_of(record: logging.LogRecord) -> Line:
+def line_of(record: logging.LogRecord) -> LogLine:
     """Return a record as it travels: its arguments are in its text, and what is not plain has become text."""
     trace = trace_of(record.exc_info[1]) if record.exc_info and record.exc_info[1] else ""
     extra: dict[str, Any] = {}
@@ -196,7 +196,7 @@ def line_of(record: logging.LogRecord) -> Line:
             is_plain = type(value) in _PLAIN and (type(value) is not int or value.bit_length() < 64)
             extra[_cut(name, 200)] = value if is_plain else _cut(str(value), MAX_TEXT)
     text = record.getMessage()
-    return Line(record.name, record.levelno, record.created, _cut(text, MAX_TEXT), _cut(trace, MAX_TRACE), extra)
+    return LogLine(record.name, record.levelno, record.created, _cut(text, MAX_TEXT), _cut(trace, MAX_TRACE), extra)
 
 
 _PLAIN: Final = frozenset({int, float, bool, type(None)})
@@ -207,13 +207,13 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}... and {len(text) - most} characters more"
 
 
-def printed(stream: str, text: str) -> Line:
+def printed(stream: str, text: str) -> LogLine:
     """Return a line that was printed to `stdout` or `stderr`; of a line that was written over, what stayed."""
     shown = text.rstrip("\r").rpartition("\r")[2]
-    return Line(stream, STREAM_LEVELS[stream], time.time(), _cut(shown, MAX_TEXT))
+    return LogLine(stream, STREAM_LEVELS[stream], time.time(), _cut(shown, MAX_TEXT))
 
 
-def write(line: Line, fields: Mapping[str, Any]) -> None:
+def write(line: LogLine, fields: Mapping[str, Any]) -> None:
     """Write what a worker said, with what the server knows of it."""
     if level is None or line.level < level:
         return
@@ -295,7 +295,7 @@ class Printed:
         for line in lines:
             self.write(line)
 
-    def _say(self, who: Origin, text: str) -> None:
+    def _say(self, who: LogOrigin, text: str) -> None:
         line = printed(self._name, text)
         record = logging.makeLogRecord(
             {"name": line.logger, "levelno": line.level, "levelname": logging.getLevelName(line.level)}

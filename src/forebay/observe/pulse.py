@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
     from forebay.observe.exposition import Reading
-    from forebay.observe.metrics import Histogram, Reason
+    from forebay.observe.metrics import FailureReason, Histogram
 
 MAX_FAULTS = 50
 """Errors that are told to who begins to watch, the newest."""
@@ -225,7 +225,7 @@ def _more(histogram: Histogram, before: list[int]) -> Counts:
 
 
 def _fault(reading: Reading, code: str) -> Fault:
-    reason: Reason = reading.metrics.reasons[code]
+    reason: FailureReason = reading.metrics.reasons[code]
     return Fault(
         endpoint=reading.endpoint,
         code=code,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 
-class Line(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class LogLine(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A record as it travels.
 
     Attributes:

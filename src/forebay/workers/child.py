@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from forebay.errors import BadOutcome, ConfigError, ForebayError, InvalidRequest
-from forebay.observe.author_metrics import Reporter
-from forebay.observe.model_log import Budget, capture, line_of, origin, told_dropped
+from forebay.observe.author_metrics import MetricReporter
+from forebay.observe.model_log import LineBudget, capture, line_of, origin, told_dropped
 from forebay.types.call import Failure, Media
 from forebay.workers import frames, shared_secret
 from forebay.workers.address import dial, parse_address
@@ -278,7 +278,7 @@ class WorkerConnection:
         return view if self.lends else bytes(view)
 
 
-def serve(connection: WorkerConnection, runner: Runner, metrics: Reporter | None = None) -> None:
+def serve(connection: WorkerConnection, runner: Runner, metrics: MetricReporter | None = None) -> None:
     """Ask for batches and run them until the server says stop or is gone; look whether the model has metrics."""
     if "log" in connection.options:
         origin.set(connection)
@@ -376,7 +376,7 @@ class _BesideBatches(logging.Handler):
         self.emit = connection.say
 
 
-_lines = Budget(lambda dropped: log.warning("%s", told_dropped(dropped).text))
+_lines = LineBudget(lambda dropped: log.warning("%s", told_dropped(dropped).text))
 
 
 def wire_error(error: ForebayError) -> list[Any]:
@@ -432,7 +432,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
         for thread in threads:
             thread.start()
-        metrics = Reporter(lambda data: connection.send_aside(["metrics", data]))
+        metrics = MetricReporter(lambda data: connection.send_aside(["metrics", data]))
         metrics.look()
         serve(connection, runner, metrics)
         for thread in threads:

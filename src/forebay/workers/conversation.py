@@ -20,7 +20,7 @@ import msgspec
 
 from forebay.errors import InternalError, InvalidRequest, TooLarge, revive
 from forebay.types.call import Failure, Media
-from forebay.types.log_line import Line
+from forebay.types.log_line import LogLine
 from forebay.workers import frames
 from forebay.workers.pool import CREDIT
 
@@ -142,7 +142,7 @@ class Logged(msgspec.Struct, frozen=True, gc=False):
     """The worker's model has logged or printed a line, if it is not 0 while this batch ran."""
 
     batch_id: int
-    line: Line
+    line: LogLine
 
 
 class Counted(msgspec.Struct, frozen=True, gc=False):
@@ -376,7 +376,7 @@ class Conversation:
         if not self._is_asked_for_lines:
             msg = "it sends lines of a log that it was not asked for"
             raise InvalidRequest(msg)
-        return Logged(msgspec.convert(batch_id, int), msgspec.convert(line, Line))
+        return Logged(msgspec.convert(batch_id, int), msgspec.convert(line, LogLine))
 
     def _count_metrics(self, message: list[Any]) -> Counted:
         _, data = message

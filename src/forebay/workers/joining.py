@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from forebay.errors import ForebayError, InvalidRequest, ModelError
-from forebay.observe.author_metrics import Reporter
+from forebay.observe.author_metrics import MetricReporter
 from forebay.observe.log import TextFormatter
 from forebay.observe.model_log import capture, origin
 from forebay.workers.child import WorkerConnection, WorkerRefused, serve, wire_error
@@ -74,7 +74,7 @@ class JoiningWorker:
         self._once = once
         self._tell = tell
         self._leaving = threading.Event()
-        self._metrics = Reporter(self._tell_metrics)
+        self._metrics = MetricReporter(self._tell_metrics)
         self._connections: set[WorkerConnection] = set()
         self._refused: WorkerRefused | None = None
         self._says_waiting = True

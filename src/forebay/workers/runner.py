@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -56,21 +56,12 @@ class Runner(Protocol):
         ...
 
 
-class AsyncRunner(Protocol):
-    """A runner whose `run` is a coroutine function; on the inline pool it shares the server's loop."""
-
-    async def run_async(self, items: Sequence[Item]) -> Sequence[Outcome] | AsyncIterator[Sequence[Any]]:
-        """Run a batch, as `Runner.run`."""
-        ...
-
-
 class RunnerSpec(msgspec.Struct, frozen=True):
     """A runner by reference, so that any process can build it; never a pickled object.
 
     Attributes:
         factory: `"package.module:function"`; the function returns a `Runner`.
         kwargs: Its arguments, plain data only.
-        setup: Environment of the worker process: variables to set, folders to append to `sys.path`, the working folder.
         local: The factory itself, for pools in this process when the function cannot be imported by name.
     """
 

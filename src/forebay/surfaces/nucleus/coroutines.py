@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Coroutines:
+class HandlerCoroutines:
     """One event loop a thread, made when first needed and kept: what a handler leaves on it stays valid."""
 
     def __init__(self) -> None:

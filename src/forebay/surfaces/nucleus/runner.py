@@ -25,7 +25,7 @@ from starlette.exceptions import HTTPException
 from forebay.errors import ModelError
 from forebay.surfaces.nucleus import answers
 from forebay.surfaces.nucleus.answers import Streamed
-from forebay.surfaces.nucleus.coroutines import Coroutines
+from forebay.surfaces.nucleus.coroutines import HandlerCoroutines
 from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.payload import BadPayload, parse
 from forebay.types.call import After
@@ -100,7 +100,7 @@ class NucleusRunner:
         self._batched = batched
         self._requirements = requirements
         self._verbs: dict[str, Verb] = {}
-        self._coroutines = Coroutines()
+        self._coroutines = HandlerCoroutines()
         self._one_batch = threading.Lock()
 
     def open(self, ctx: WorkerContext) -> None:

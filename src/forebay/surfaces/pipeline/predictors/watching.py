@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from forebay.runtimes.watching import FileWatch, UnfitModel, WatchedModel, one_version
+from forebay.runtimes.watching import FileWatch, UnfitModel, WatchedModel
 from forebay.surfaces.pipeline.predictors.descriptions import DESCRIPTIONS
 from forebay.surfaces.pipeline.predictors.local import is_reference, load_model, local_client
 from forebay.surfaces.pipeline.predictors.model_client import ModelClient
@@ -20,8 +20,6 @@ from forebay.surfaces.pipeline.predictors.model_client import ModelClient
 if TYPE_CHECKING:
     from forebay.surfaces.pipeline.predictors.model_client import Predictor
     from forebay.surfaces.pipeline.predictors.settings import LocalConf
-
-__all__ = ["ModelWatch", "WatchedClient", "one_version", "watch_of", "watched_client"]
 
 log = logging.getLogger("forebay.pipeline")
 

@@ -38,7 +38,10 @@ class Audience:
     """The viewers of one server."""
 
     def __init__(
-        self, make: Callable[[], Awaitable[Event]], stopped: Callable[[], object], is_ending: Callable[[], bool]
+        self,
+        make: Callable[[], Awaitable[DashboardEvent]],
+        stopped: Callable[[], object],
+        is_ending: Callable[[], bool],
     ) -> None:
         """Wait for viewers.
 
@@ -96,7 +99,7 @@ class Audience:
             self._stopped()
 
 
-class Event:
+class DashboardEvent:
     """One event; what strangers may not see is left out only where there are any."""
 
     def __init__(self, write: Callable[[bool], bytes]) -> None:

@@ -21,7 +21,7 @@ import forebay
 from forebay.errors import NotFound
 from forebay.graph.drawing.draw import draw
 from forebay.observe.pulse import Beat, Bounds, Pulse, for_strangers
-from forebay.transports.http.dashboard.audience import Audience, Event
+from forebay.transports.http.dashboard.audience import Audience, DashboardEvent
 from forebay.transports.http.own_page import refuse_foreign_page
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class Dashboard:
         head, _, rest = svg.partition("<style>")
         return Response(head + rest.partition("</style>")[2], media_type=_TYPES["svg"], headers=_HEADERS)
 
-    async def _make(self) -> Event:
+    async def _make(self) -> DashboardEvent:
         turns = self._pulse.beat()
         while True:
             try:
@@ -167,10 +167,10 @@ class Dashboard:
             await asyncio.sleep(0)
         told = {"at": time.time(), "monotonic": time.monotonic(), "changes": self._changes}
 
-        def write(is_trusted: bool) -> bytes:  # noqa: FBT001 - of `Event`
+        def write(is_trusted: bool) -> bytes:  # noqa: FBT001 - of `DashboardEvent`
             return _event("beat", told | {"beats": beats if is_trusted else [*map(_public, beats)]})
 
-        return Event(write)
+        return DashboardEvent(write)
 
     def _changed(self) -> None:
         self._changes += 1

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Promises about the tree: one name for each thing, and modules that can be imported in any order."""
+
+import ast
+import graphlib
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+MODULES = {
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): ast.parse(path.read_bytes())
+    for path in SOURCE.rglob("*.py")
+}
+
+
+def run_at_import(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Every statement that runs when its module is imported."""
+    for statement in statements:
+        yield statement
+        if isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING":
+            yield from run_at_import(statement.orelse)
+        elif isinstance(statement, ast.If | ast.Try | ast.With | ast.ClassDef):
+            for field in ("body", "orelse", "finalbody"):
+                yield from run_at_import(getattr(statement, field, []))
+            for handler in getattr(statement, "handlers", []):
+                yield from run_at_import(handler.body)
+
+
+def test_a_public_class_has_a_name_of_its_own():
+    homes = defaultdict(list)
+    for module, tree in MODULES.items():
+        for statement in tree.body:
+            if isinstance(statement, ast.ClassDef) and not statement.name.startswith("_"):
+                homes[statement.name].append(module)
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    imports = {}
+    for module, tree in MODULES.items():
+        found = imports[module] = set()
+        for statement in run_at_import(tree.body):
+            if isinstance(statement, ast.Import):
+                found.update(each.name for each in statement.names)
+            elif isinstance(statement, ast.ImportFrom) and statement.module is not None:
+                inner = {f"{statement.module}.{each.name}" for each in statement.names} & MODULES.keys()
+                found.update(inner or {statement.module})
+    graph = {module: found & MODULES.keys() - {module} for module, found in imports.items()}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
