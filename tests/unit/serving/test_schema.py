@@ -281,7 +281,7 @@ def test_malformed_json(annotation, body, position):
         pytest.skip("a field nobody asked for is skipped without a look at its characters")
     found = fault(WireType(annotation), body)
     assert found.kind == "malformed"
-    assert f"byte {found.position}" in found.message
+    assert f"byte {found.position}" in found.message or found.message == "The body is empty"
     # msgspec counts the bytes it has read, which may be one or two beyond or before the one it minds.
     assert found.position == pytest.approx(position, abs=0 if annotation is Fish or position < 20 else 2)
     assert found.path is None
