@@ -42,9 +42,10 @@ def write(folder, answer, *, extra="", load="pass", version="1", name="model.py"
 class Load:
     """Clients that ask again and again over connections that stay, and note every answer."""
 
-    def __init__(self, server, path="/models/tells"):
+    def __init__(self, server, path="/models/tells", sample=b"1"):
         self.server = server
         self.path = path
+        self.sample = sample
         self.answers = {}
         self.wrong = []
         self.is_over = False
@@ -64,7 +65,7 @@ class Load:
         try:
             with self.server.connect() as wire:
                 while not self.is_over:
-                    answer = wire.ask("POST", self.path, b"1")
+                    answer = wire.ask("POST", self.path, self.sample)
                     if answer.status != 200:
                         self.wrong.append((answer.status, answer.body))
                     self.answers[answer.body] = self.answers.get(answer.body, 0) + 1
@@ -73,7 +74,8 @@ class Load:
 
     def until(self, answer):
         """Waits until somebody got this answer."""
-        eventually(lambda: f'"{answer}"'.encode() in self.answers or self.wrong, f"an answer {answer}")
+        wanted = answer if isinstance(answer, bytes) else f'"{answer}"'.encode()
+        eventually(lambda: wanted in self.answers or self.wrong, f"an answer {answer}")
 
 
 def states(server, name="tells"):

@@ -77,6 +77,9 @@ class App:
         """Where workers attach, and with them endpoints; opened and closed with the app."""
         self.on_left: Callable[[], None] = lambda: None
         """Called when a version has left, and its memory can be free."""
+        self.source: Callable[[str, str], Served] | None = None
+        """Builds a version of a model as the project says by now, for who has no other factory; called in a thread."""
+        self.load_timeout_s = LOAD_S
         self.problem = ""
         """Why the project could not be read anew, though it should have been."""
         for one in served:
@@ -288,16 +291,19 @@ class App:
         if one.nodes:
             facts["nodes"] = {node: _facts(endpoint) for node, endpoint in one.nodes.items()}
         if version is None:
-            facts["versions"] = [one.describe() for one in versions.all]
+            facts["versions"] = self.describe_versions(name)
         return facts
+
+    def describe_versions(self, name: str) -> list[dict[str, Any]]:
+        """Return where the versions of a model are, also of one that is not served any more."""
+        return [one.describe() for one in self._models[name].all] if name in self._models else []
 
     def describe_all(self) -> list[dict[str, Any]]:
         """Return what `/models` tells of every model, also of those of which no version could be loaded."""
-        found = [self.describe(name) for name in self._served]
-        for name in self._models.keys() - self._served.keys():
-            versions = [one.describe() for one in self._models[name].all]
-            found.append({"name": name, "ready": False, "versions": versions})
-        return found
+        others = self._models.keys() - self._served.keys()
+        return [self.describe(name) for name in self._served] + [
+            {"name": name, "ready": False, "versions": self.describe_versions(name)} for name in sorted(others)
+        ]
 
     def _all(self) -> Iterator[Served]:
         """Return all that has an endpoint, also what comes or goes."""

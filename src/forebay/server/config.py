@@ -48,6 +48,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
             server takes all.
         cors_origins: Origins whose pages may call, `*` allows all.
         access_log: Log a line for each request.
+        manage: Whether versions that the project names may be loaded, swapped, given weights and unloaded over HTTP.
         dashboard: Whether `/ui` shows what the server does.
     """
 
@@ -71,6 +72,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     allowed_hosts: Annotated[tuple[str, ...], Written("--allowed-host", "NAME")] = ()
     cors_origins: Annotated[tuple[str, ...], Written("--cors-origin", "ORIGIN")] = ()
     access_log: Annotated[bool, Written("--access-log")] = False
+    manage: Annotated[bool | None, Written("--manage", usual="on where requests need a key")] = None
     dashboard: Annotated[bool, Written("--dashboard")] = True
 
 

@@ -8,12 +8,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError
-from forebay.surfaces.embedding.targets import read_targets
+from forebay.surfaces.embedding.targets import read_one, read_targets
 from forebay.surfaces.project_server import server_of
 from forebay.workers.loop_thread import LoopThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import TracebackType
     from typing import Self
 
@@ -59,9 +59,8 @@ class StartedServer:
     def __init__(self, targets: tuple[Target, ...], settings: dict[str, Any], drain_s: float) -> None:
         self.url = ""
         self._ready: Callable[[], None] = lambda: None
-        self._server = server_of(
-            read_targets("forebay.start", targets, settings), drain_s=drain_s, ready=self._is_ready
-        )
+        self._project = read_targets("forebay.start", targets, settings)
+        self._server = server_of(self._project, drain_s=drain_s, ready=self._is_ready)
         self._thread = LoopThread("forebay-server", self._serve)
 
     def __repr__(self) -> str:
@@ -80,6 +79,62 @@ class StartedServer:
             self._thread.call(self._server.stop)  # Ctrl+C while the models are loading
             raise
         atexit.register(self.stop)
+
+    def load(self, target: Target, **settings: Any) -> None:
+        """Load a version of a model beside those that answer; returns once it is ready.
+
+            server.load(NewIris, name="iris", version="2")
+
+        One of the same name and version is replaced without a failed request. A further version has no weight until
+        `share` gives it some; `/models/iris/versions/2` asks it.
+
+        Args:
+            target: A class, a composition, or the path of a file, which is imported anew.
+            **settings: Options of `forebay serve` for models, by their names in Python.
+
+        Raises:
+            ForebayError: Why it cannot be loaded; what is served goes on.
+        """
+        self._change("load", target, settings, self._project.app.load)
+
+    def swap(self, target: Target, **settings: Any) -> None:
+        """Load a version as `load` does; once it is ready it answers in place of those that did, which leave.
+
+        Raises:
+            ForebayError: Why it cannot be loaded; what is served goes on.
+        """
+        self._change("swap", target, settings, self._project.app.swap)
+
+    def unload(self, name: str, version: str) -> None:
+        """Let a version answer what it has accepted and leave.
+
+        Raises:
+            ForebayError: If it is not there, or nobody would answer in its place.
+        """
+        self._thread.run(self._project.app.unload(name, version))
+
+    def share(self, name: str, weights: Mapping[str, int]) -> None:
+        """Say which versions answer what names none, and in which parts: `{"1": 90, "2": 10}`.
+
+        Raises:
+            ForebayError: If one of them is not there, or nobody would answer.
+        """
+
+        async def share() -> None:
+            self._project.app.share(name, weights)
+
+        self._thread.run(share())
+
+    def reload(self) -> None:
+        """Have the project read anew, as SIGHUP does where `forebay serve` runs; returns at once.
+
+        Raises:
+            ConfigError: If classes are served, which have no file to be read.
+        """
+        if self._project.reload is None:
+            msg = "classes are served, and there is nothing to read anew; give the new class to `load` or `swap`"
+            raise ConfigError(msg)
+        self._thread.call(self._project.reload)
 
     def stop(self) -> None:
         """Close the port, answer what was accepted, end the workers; once it has ended nothing is left to do."""
@@ -101,6 +156,11 @@ class StartedServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _change(self, what: str, target: Target, settings: dict[str, Any], change: Callable[..., Any]) -> None:
+        served = read_one(f"server.{what}", target, settings)
+        config = served.endpoint.config
+        self._thread.run(change(config.name, config.version, lambda: served))
 
     async def _serve(self, ready: Callable[[], None]) -> int:
         self._ready = ready

@@ -13,7 +13,8 @@ from forebay.graph.composition.compose import Composition
 from forebay.server.config import HttpConfig, Overrides
 from forebay.serving.models.model import Model
 from forebay.surfaces import build
-from forebay.surfaces.native import Built, project_of, serve_model
+from forebay.surfaces.native import Built, project_of, serve_model, serve_target, split_target
+from forebay.surfaces.native.fresh_modules import fresh_modules
 from forebay.surfaces.native.graphs import GraphTarget, serve_composition
 from forebay.surfaces.options import Side, options_of
 from forebay.types.settings import declared
@@ -21,6 +22,7 @@ from forebay.types.settings import declared
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from forebay.server.app import Served
     from forebay.server.setting_sources import Told
     from forebay.surfaces.contract import Options, Project
 
@@ -58,6 +60,26 @@ def read_targets(
     usual = Side({Overrides: {"worker_kind": "thread"}}, attrgetter("name"))
     options = options_of(None, side, usual)
     return project_of([_built(caller, target, options) for target in targets], options.http)
+
+
+def read_one(caller: str, target: Target, settings: Mapping[str, Any]) -> Served:
+    """Build one model of what a program hands over; a file is imported anew.
+
+    Raises:
+        ConfigError: If it is wrong, or is several models.
+    """
+    side = Side(_told(caller, settings, ()), attrgetter("name"))
+    if isinstance(target, str | Path):
+        options = options_of(str(target), side)
+        with fresh_modules([split_target(str(target))[0].resolve().parent]):
+            built = serve_target(str(target), options.overrides, options.given)
+    else:
+        usual = Side({Overrides: {"worker_kind": "thread"}}, attrgetter("name"))
+        built = _built(caller, target, options_of(None, side, usual))
+    if len(built.served) != 1:
+        msg = f"{caller}() takes one model at a time, and {target} has {len(built.served)}; name one as {target}:NAME"
+        raise ConfigError(msg)
+    return built.served[0]
 
 
 def _built(caller: str, target: Any, options: Options) -> Built:

@@ -83,6 +83,7 @@ class NativeSurface:
         )
         for entry, one in zip(entries, built, strict=True):
             reloading.made(entry, one.served)
+        project.app.source, project.app.load_timeout_s = reloading.find, options.load_timeout_s
         project.reload, project.on_ready, project.on_stop = reloading.ask, reloading.watch, reloading.end
         if options.attach.address is not None:
             Lobby(

@@ -33,6 +33,7 @@ from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.called import TOLD
 from forebay.transports.http.dashboard.page import PREFIX, Dashboard, is_public, to_page, wants_page
 from forebay.transports.http.errors import ForeignPage, MethodNotAllowed, Unauthorized
+from forebay.transports.http.management import Management
 from forebay.transports.http.route import Route, SharedRoute, error_answer, key_is_known, request_id_of
 from forebay.transports.http.staging import Staging
 from forebay.transports.http.trace_page import TracePage
@@ -78,12 +79,11 @@ def routes_of(app: App, config: HttpConfig) -> dict[bytes, Route]:
                 one_target = target + f"/versions/{quote(version, safe='')}".encode()
                 routes[one_target] = routes[one_target + b"/"] = route_of(served)
             sharing = [versions.ready[version] for version in versions.weights]
-            route = route_of(default)
-            if len(sharing) > 1:
-                route = SharedRoute({one: route_of(one, is_one_of_several=True) for one in sharing}, versions.turn)
-            routes[target] = routes[target + b"/"] = route
-            if app.only is default:
-                routes[b"/"] = route
+            for paths in [(target, target + b"/"), *([(b"/",)] if app.only is default else [])]:
+                route = route_of(default)
+                if len(sharing) > 1:
+                    route = SharedRoute({one: route_of(one, is_one_of_several=True) for one in sharing}, versions.turn)
+                routes.update(dict.fromkeys(paths, route))
         for target, route in before.items():
             route.retire(routes.get(target))
 
@@ -170,6 +170,10 @@ def _paths(app: App, pages: ServerPages, by_target: Mapping[bytes, Route]) -> li
     return [
         *routes,
         PathRoute("/models", _Methods(get=pages.models)),
+        PathRoute("/models/{name}/weights", _Methods(post=pages.management.share)),
+        PathRoute("/models/{name}/versions/{version}/load", _Methods(post=pages.management.load)),
+        PathRoute("/models/{name}/versions/{version}/swap", _Methods(post=pages.management.swap)),
+        PathRoute("/models/{name}/versions/{version}/unload", _Methods(post=pages.management.unload)),
         PathRoute("/models/{name:path}", _Methods(get=pages.model, post=pages.model)),
         PathRoute("/healthz", _Methods(get=pages.healthz)),
         PathRoute("/readyz", _Methods(get=pages.readyz)),
@@ -390,6 +394,7 @@ class ServerPages:
         self._describing = asyncio.Lock()
         app.watch(self._changed)
         self.trace = TracePage(lambda: app.is_draining)
+        self.management = Management(app, config)
         self.dashboard = Dashboard(app, config, self._endpoints, reading) if config.dashboard else None
 
     async def index(self, request: HttpRequest) -> Response:

@@ -20,6 +20,13 @@ class ForeignPage(Refusal):
     word = "foreign_page"
 
 
+class NotManaged(Refusal):
+    """Versions are not managed over HTTP here."""
+
+    status = 403
+    word = "not_managed"
+
+
 class MethodNotAllowed(Refusal):
     """The path is known, the method is not possible there."""
 

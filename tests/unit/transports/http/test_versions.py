@@ -170,6 +170,20 @@ def test_a_body_for_a_model_that_is_gone_is_answered(houses):
         house.app.find("iris")
 
 
+def test_a_body_that_came_while_another_model_joined_is_answered(houses):
+    house = houses("1")
+    named, unnamed = house.door.connect(), house.door.connect()
+    named.send(request("iris", b"abc")[:-1])
+    unnamed.send(request("iris", b"abc", target="/")[:-1])
+    other = house.make("1")
+    other.endpoint.name = "rose"
+    house.door.loop.run_until_complete(house.app.load("rose", "1", lambda: other))
+    named.send(b"c")
+    unnamed.send(b"c")
+    assert named.answers == [(200, b"1.1 abc")]
+    assert unnamed.statuses == [404]  # nothing is served there any more
+
+
 def test_weights_hold_for_heads_that_are_the_same_again_and_again(houses):
     house = houses("1", "2")
     house.app.share("iris", {"1": 3, "2": 1})

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Versions of models over HTTP: `POST /models/NAME/versions/V/load`, `swap`, `unload`, `POST /models/NAME/weights`.
+
+Only what the project names can be loaded, so that nobody has the server run a file of their choice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+from starlette.responses import Response
+
+from forebay.errors import Cancelled, InvalidRequest, NotFound, TooLarge
+from forebay.transports.http.bodies import BodyTooLong, read_body
+from forebay.transports.http.errors import ForeignPage, NotManaged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.requests import Request
+
+    from forebay.server.app import App, Served
+    from forebay.server.config import HttpConfig
+
+MAX_BODY_BYTES: Final = 64 * 1024
+
+Weight = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+
+
+class Management:
+    """Changes what is served, for those who may."""
+
+    def __init__(self, app: App, config: HttpConfig) -> None:
+        self._app = app
+        self._is_open = bool(config.api_keys) if config.manage is None else config.manage
+        self._origins = config.cors_origins
+
+    async def load(self, request: Request) -> Response:
+        """Load a version that the project names, or load it anew; answers once it is ready."""
+        name, version = self._asked(request)
+        await self._app.load(name, version, self._make(name, version), timeout_s=self._app.load_timeout_s)
+        return self._told(name)
+
+    async def swap(self, request: Request) -> Response:
+        """Load a version, and have it answer in place of those that did."""
+        name, version = self._asked(request)
+        await self._app.swap(name, version, self._make(name, version), timeout_s=self._app.load_timeout_s)
+        return self._told(name)
+
+    async def unload(self, request: Request) -> Response:
+        """Let a version leave; answers when it accepts nothing more."""
+        name, version = self._asked(request)
+        await self._app.unload(name, version)
+        return self._told(name)
+
+    async def share(self, request: Request) -> Response:
+        """Give versions their weights, as `{"1": 90, "2": 10}`."""
+        name, _ = self._asked(request)
+        try:
+            body = await read_body(request.receive, MAX_BODY_BYTES)
+        except BodyTooLong:
+            msg = f"weights are too long, at most {MAX_BODY_BYTES} bytes are taken"
+            raise TooLarge(msg) from None
+        if body is None:
+            msg = "the client went away"
+            raise Cancelled(msg)
+        try:
+            weights = msgspec.json.decode(body, type=dict[str, Weight])
+        except (msgspec.MsgspecError, ValueError) as error:
+            msg = f'weights are an object such as {{"1": 90, "2": 10}}: {error}'
+            raise InvalidRequest(msg) from error
+        self._app.share(name, weights)
+        return self._told(name)
+
+    def _asked(self, request: Request) -> tuple[str, str]:
+        """Return which model and version a request is about.
+
+        Raises:
+            NotManaged: If versions are not managed over HTTP here.
+            ForeignPage: If a page of another origin asks.
+        """
+        if not self._is_open:
+            msg = "versions are managed over HTTP where requests need a key (--api-key), or with --manage"
+            raise NotManaged(msg)
+        origin = request.headers.get("origin", "")
+        is_own = not origin or origin.partition("://")[2] == request.headers.get("host")
+        if not is_own and origin not in self._origins and "*" not in self._origins:
+            msg = f"a page of {origin[:100]!r} calls; let its origin in with --cors-origin"
+            raise ForeignPage(msg)
+        asked: dict[str, Any] = request.path_params
+        return asked["name"], asked.get("version", "")
+
+    def _make(self, name: str, version: str) -> Callable[[], Served]:
+        source = self._app.source
+        if source is None:
+            msg = "this project cannot be read anew, so nothing can be loaded"
+            raise NotFound(msg)
+        return lambda: source(name, version)
+
+    def _told(self, name: str) -> Response:
+        body = msgspec.json.encode({"name": name, "versions": self._app.describe_versions(name)})
+        return Response(body, media_type="application/json")

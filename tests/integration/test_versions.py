@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Versions under one name, managed over HTTP and from Python."""
+
+import httpx
+import pytest
+from tests.integration.test_reload import Load, ask, states, write
+from tests.waiting import eventually
+
+import forebay
+from forebay.errors import ConfigError, InvalidRequest, ModelError, NotFound
+
+KEY = {"x-api-key": "secret"}
+
+YAML = """
+models:
+  - target: v1.py
+    version: "1"
+  - target: v2.py
+    version: "2"
+  - target: v1.py
+    name: other
+worker_kind: thread
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    for number in "12":
+        write(tmp_path, number, name=f"v{number}.py")
+    (tmp_path / "forebay.yaml").write_text(YAML)
+    return tmp_path
+
+
+def test_versions_are_managed_over_http(serve, project):  # F51
+    server = serve(project, "--api-key", "secret")
+    server.client.headers.update(KEY)
+
+    def post(path, status=200, **more):
+        answer = server.client.post(f"/models/tells/{path}", **more)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    assert "versions 1 (1), 2 (0)" in server.log
+    assert ask(server) == "1"
+    assert post("weights", json={"1": 3, "2": 1})["versions"] == [
+        {"version": "1", "state": "ready", "weight": 3},
+        {"version": "2", "state": "ready", "weight": 1},
+    ]
+    assert sorted(ask(server) for _ in range(8)) == ["1"] * 6 + ["2"] * 2
+    post("weights", json={"2": 1})
+    post("versions/1/unload")
+    eventually(lambda: states(server) == [("2", "ready", 1)])
+    assert server.client.post("/models/tells/versions/1", json=1).status_code == 404
+    assert post("versions/2/unload")["versions"][0]["state"] == "leaving"
+    assert server.client.post("/models/tells", json=1).status_code == 404
+    assert ask(server, "/models/other") == "1"
+    write(project, "anew", name="v1.py")
+    post("versions/1/load")
+    assert ask(server) == "anew"
+    post("versions/2/load")
+    assert states(server) == [("1", "ready", 1), ("2", "ready", 0)]
+    post("versions/2/swap")
+    assert ask(server) == "2"
+    eventually(lambda: states(server) == [("2", "ready", 1)])
+    write(project, "bad", name="v2.py", load="raise OSError('no weights')")
+    assert "no weights" in post("versions/2/load", 503)["error"]["message"]
+    assert ask(server) == "2"
+    assert ("2", "failed", 0) in states(server)
+    assert "names no version '3'" in post("versions/3/load", 404)["error"]["message"]
+    assert "no version '3'" in post("versions/3/unload", 404)["error"]["message"]
+    for body in (b"", b"[]", b'{"2": -1}', b'{"2": 0}', b'{"2": "x"}', b"\xff"):
+        post("weights", 400, content=body)
+    assert "foreign" in post("versions/2/unload", 403, headers={"origin": "http://evil.example"})["error"]["code"]
+    assert httpx.post(f"{server.url}/models/tells/versions/2/unload").status_code == 401
+    assert ask(server) == "2"
+
+
+def test_without_a_key_versions_are_managed_only_if_somebody_says_so(serve, project):
+    server = serve(project)
+    answer = server.client.post("/models/tells/versions/2/unload")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "not_managed")
+    assert "--manage" in answer.json()["error"]["message"]
+    server.stop()
+    server = serve(project, "--manage")
+    assert server.client.post("/models/tells/versions/2/unload").status_code == 200
+
+
+class Old(forebay.Model):
+    name = "tells"
+
+    def predict(self, batch):
+        return ["old"] * len(batch)
+
+
+class New(Old):
+    def predict(self, batch):
+        return ["new"] * len(batch)
+
+
+class Broken(Old):
+    def load(self):
+        raise OSError("no weights")
+
+
+def test_a_program_changes_what_its_server_serves(tmp_path):
+    with forebay.start(Old, port=0) as server:
+
+        def tell(path="/models/tells"):
+            return httpx.post(server.url + path, json=1).json()
+
+        assert tell() == "old"
+        server.load(New, version="2")
+        assert (tell(), tell("/models/tells/versions/2")) == ("old", "new")
+        server.share("tells", {"1": 1, "2": 1})
+        assert sorted(tell() for _ in range(4)) == ["new", "new", "old", "old"]
+        with pytest.raises(ModelError, match="no weights"):
+            server.load(Broken, version="2")
+        with pytest.raises(InvalidRequest):
+            server.share("tells", {})
+        server.swap(New, version="3")
+        assert {tell() for _ in range(4)} == {"new"}
+        with pytest.raises(NotFound):
+            server.unload("tells", "2")
+        path = write(tmp_path, "file")
+        server.swap(path, version="4", worker_kind="thread")
+        assert tell() == "file"
+        write(tmp_path, "file anew")
+        server.load(path, version="4", worker_kind="thread")
+        assert tell() == "file anew"
+        with pytest.raises(ConfigError, match="nothing to read anew"):
+            server.reload()
+        with pytest.raises(ConfigError, match="did you mean version"):
+            server.load(New, versoin="2")
+
+
+def test_a_program_has_its_files_read_anew(tmp_path):
+    with forebay.start(write(tmp_path, "a"), port=0, worker_kind="thread") as server:
+        write(tmp_path, "b")
+        server.reload()
+        eventually(lambda: httpx.post(f"{server.url}/models/tells", json=1).json() == "b")
+
+
+def test_a_model_file_is_exchanged_when_it_changes(serve, tmp_path):  # F51
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    helper, kinds = onnx.helper, onnx.TensorProto
+
+    def save(value, name="x"):
+        one = helper.make_tensor("one", kinds.FLOAT, [1], [value])
+        node = helper.make_node("Add", [name, "one"], ["y"])
+        sides = [helper.make_tensor_value_info(side, kinds.FLOAT, ["n", 1]) for side in (name, "y")]
+        graph = helper.make_graph([node], "g", sides[:1], sides[1:], [one])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        onnx.save(model, tmp_path / "draft.onnx")
+        (tmp_path / "draft.onnx").replace(tmp_path / "net.onnx")
+
+    save(1.0)
+    server = serve(tmp_path / "net.onnx", "--worker-kind", "thread", "--reload")  # which looks more often
+    with Load(server, "/models/net", b'{"x": [1]}') as load:
+        load.until(b'{"y":[2.0]}')
+        (tmp_path / "net.onnx").write_bytes(b"no model")
+        eventually(lambda: ("1", "failed", 0) in states(server, "net"))
+        save(2.0)
+        load.until(b'{"y":[3.0]}')
+    assert load.wrong == []
+    assert set(load.answers) == {b'{"y":[2.0]}', b'{"y":[3.0]}'}
+    save(2.0, "z")
+    eventually(lambda: server.client.post("/models/net", json={"z": [1]}).status_code == 200)
+    assert server.client.post("/models/net", json={"x": [1]}).status_code == 422
