@@ -212,7 +212,7 @@ class Predict:
             else:
                 body = await self._read_body(route, head, receive)
             if route.is_retired:
-                head = route.now(head)
+                head = route.now(head, scope["headers"], scope["query_string"])
                 route = head.route or route
                 if head.problem is not None:
                     raise head.problem

@@ -56,7 +56,7 @@ from forebay.types.call import Failure, Request
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from uvicorn.config import Config
     from uvicorn.server import ServerState
@@ -405,9 +405,9 @@ class HttpConnection(HttpToolsProtocol):
             talk.on(SHUT)
         whole = body if type(body) is bytes else bytes(body)
         if is_next:
-            self._answer(head, whole)
+            self._answer(head, whole, self.headers, self.url)
         else:
-            self._put_off((head, whole), None)
+            self._put_off((head, whole, self.headers, self.url), None)
 
     # The slow lane
 
@@ -469,7 +469,7 @@ class HttpConnection(HttpToolsProtocol):
                     return
                 what, app = talk.waiting.pop()
                 if app is None:
-                    self._answer(*cast("tuple[Head, bytes]", what))
+                    self._answer(*what)
                 else:
                     self._work_on(what, app)
         finally:
@@ -479,10 +479,10 @@ class HttpConnection(HttpToolsProtocol):
 
     # The fast lane
 
-    def _answer(self, head: Head, body: bytes) -> None:
+    def _answer(self, head: Head, body: bytes, headers: Sequence[tuple[bytes, bytes]] = (), url: bytes = b"") -> None:
         route = head.route
-        if route is not None and route.is_retired:
-            head = route.now(head)
+        if route is not None and route.is_retired and head.problem is None:
+            head = route.now(head, headers, url.partition(b"?")[2])
             route = head.route
         self._active = head
         is_refused = head.is_full() if head.problem is None else isinstance(head.problem, QueueFull)

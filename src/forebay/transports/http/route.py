@@ -87,8 +87,6 @@ class Head(msgspec.Struct, eq=False):
         stamp: The sweep in which `prefix` was written.
         refusal: The answer of a full queue, without the places where the number of the request stands.
         refusal_stamp: The sweep in which `refusal` was written.
-        headers: As they came.
-        query: As it came.
     """
 
     route: Route | None = None
@@ -113,8 +111,6 @@ class Head(msgspec.Struct, eq=False):
     stamp: int = -1
     refusal: Sequence[bytes] = ()
     refusal_stamp: int = -1
-    headers: Iterable[tuple[bytes, bytes]] = ()
-    query: bytes = b""
 
     @property
     def is_staged(self) -> bool:
@@ -163,15 +159,15 @@ class Route:
         self.is_retired = True
         self.successor = successor
 
-    def now(self, head: Head) -> Head:
+    def now(self, head: Head, headers: Iterable[tuple[bytes, bytes]], query: bytes) -> Head:
         """Return a head as the route of its target reads it by now: while a body came, a version may have left."""
         route: Route | None = self
         while route is not None and route.is_retired:
             route = route.successor
         if route is None:
-            head.problem = head.problem or NotFound(f"the model '{self.endpoint.name}' is not served any more")
+            head.problem = NotFound(f"the model '{self.endpoint.name}' is not served any more")
             return head
-        found = route.turn().read_head(head.headers, head.query, in_query=head.params["in"] == "query")
+        found = route.turn().read_head(headers, query, in_query=head.params["in"] == "query")
         found.keep_alive, found.chunked, found.is_simple = head.keep_alive, head.chunked, False
         found.target = head.target
         return found
@@ -186,7 +182,7 @@ class Route:
     def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"", *, in_query: bool = False) -> Head:
         """Read the headers of a request; names are in lower case. What is wrong with them becomes its `problem`."""
         endpoint = self.endpoint
-        head = Head(self, submit=endpoint.submit, is_full=endpoint.is_full, headers=headers, query=query)
+        head = Head(self, submit=endpoint.submit, is_full=endpoint.is_full)
         head.is_usual = not self.is_one_of_several
         content_type = accept = host = origin = packing = b""
         keys: list[bytes] = []

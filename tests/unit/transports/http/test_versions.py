@@ -184,6 +184,15 @@ def test_a_body_that_came_while_another_model_joined_is_answered(houses):
     assert unnamed.statuses == [404]  # nothing is served there any more
 
 
+def test_what_was_refused_stays_refused(houses):
+    house = houses("1")
+    client = house.door.connect()
+    client.send(request("iris", b"abc")[:-1])
+    house.load("1")
+    house.door.pass_seconds(40)  # the rest did not come in time
+    assert client.statuses == [408]
+
+
 def test_weights_hold_for_heads_that_are_the_same_again_and_again(houses):
     house = houses("1", "2")
     house.app.share("iris", {"1": 3, "2": 1})
