@@ -192,6 +192,47 @@ def test_a_stream_comes_to_its_end_from_the_version_that_began_it(serve, tmp_pat
     eventually(lambda: states(server) == [("1", "ready", 1)])
 
 
+COMPOSED = """
+import forebay
+from helper import WORD
+
+@forebay.node
+def up(number: int) -> str:
+    return WORD
+
+@forebay.compose
+def tells(number: int) -> str:
+    return up(number)
+"""
+
+SERVING = """
+from forebay import Serving
+from helper import VALUE
+
+tells = Serving.new(lambda options: lambda batch: batch.realize() * 0 + VALUE)
+"""
+
+
+def test_a_composition_and_a_serving_are_exchanged_as_models_are(serve, tmp_path):
+    (tmp_path / "composed.py").write_text(COMPOSED)
+    (tmp_path / "serving.py").write_text(SERVING)
+    (tmp_path / "helper.py").write_text("WORD = 'a'\nVALUE = 7\n")
+    targets = "models: [composed.py, {target: 'serving.py:tells', name: serving}]\n"
+    (tmp_path / "forebay.yaml").write_text(targets)
+    server = serve(tmp_path, "--worker-kind", "thread")
+    with Load(server) as composed, Load(server, "/models/serving") as serving:
+        composed.until("a")
+        serving.until(b"7")
+        (tmp_path / "helper.py").write_text("WORD = 'b'\nVALUE = 8\n")
+        server.signal(signal.SIGHUP)
+        composed.until("b")
+        serving.until(b"8")
+    assert composed.wrong == serving.wrong == []
+    assert set(composed.answers) == {b'"a"', b'"b"'}
+    eventually(lambda: states(server) == [("1", "ready", 1)])
+    assert "Traceback" not in server.log
+
+
 YAML = """
 models:
 {models}
