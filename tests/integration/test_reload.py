@@ -282,6 +282,13 @@ def test_a_configuration_is_read_anew(serve, tmp_path):
     assert server.metric("forebay_requests_total", endpoint="tells", version="2", code="ok") > 0
 
 
+def test_other_projects_are_not_reloaded(cli, tmp_path):
+    (tmp_path / "nucleus.yaml").write_text("service:\n  name: it\n")
+    found = cli("serve", tmp_path, "--reload")
+    assert "--reload is for forebay's own models" in found.stderr
+    assert found.returncode != 0
+
+
 def test_a_terminal_that_is_closed_ends_the_server(tmp_path):
     path = write(tmp_path, "a")
     pid, terminal = pty.fork()

@@ -47,6 +47,9 @@ def build(target: str | None, options: Options) -> Project:
         if surface.name != "native" and (options.attach.address or options.overrides.python):
             msg = f"--attach and --python are for forebay's own models; {target} is a {surface.name} project"
             raise ConfigError(msg)
+        if surface.name != "native" and options.reload:
+            msg = f"--reload is for forebay's own models; {target} is a {surface.name} project"
+            raise ConfigError(msg)
         if surface.name != "native" and (named := {"name", "version", "env", "devices"} & options.given):
             msg = f"{min(named)} is for forebay's own models; {target} is a {surface.name} project"
             raise ConfigError(msg)

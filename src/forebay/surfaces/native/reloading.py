@@ -168,16 +168,14 @@ class Reloading:
         self._app.problem = ""
         self._tell_what_stays(options)
         self._files = {entry.target: self._files.get(entry.target, Fingerprint("", ())) for entry in entries}
-        self._entries = entries
+        before, self._entries = self._entries, entries
         wanted: dict[str, dict[str, int | None]] = {}
         broken: set[str] = set()
         for entry in entries:
-            if is_model_file(entry.target) and _key(entry) in self._made:
-                found = _fingerprint(entry)
-                if found == self._files[entry.target]:
-                    for name, version in self._made[_key(entry)]:
-                        wanted.setdefault(name, {})[version] = entry.overrides.weight
-                    continue
+            if is_model_file(entry.target) and entry in before and _fingerprint(entry) == self._files[entry.target]:
+                for name, version in self._made.get(_key(entry), ()):
+                    wanted.setdefault(name, {})[version] = entry.overrides.weight
+                continue
             for name, version, is_up in await self._renew(entry):
                 wanted.setdefault(name, {})[version] = entry.overrides.weight
                 if not is_up:
@@ -298,7 +296,7 @@ class Reloading:
 
 
 def _key(entry: TargetEntry) -> str:
-    """Return what makes an entry the same as before: all that is said of it."""
+    """Return what makes an entry that of before, though other settings of it may have changed."""
     return msgspec.json.encode([entry.target, entry.overrides.name, entry.overrides.version]).decode()
 
 
