@@ -778,7 +778,7 @@ class HttpConnection(HttpToolsProtocol):
         call.code, call.body_bytes, call.request_id = code, self._sent_bytes, self._request_id
         if head.route is not None:
             call.model = head.route.endpoint.name
-            call.parent = next((value for name, value in head.headers if name == b"traceparent"), b"").decode("latin-1")
+            call.parent = head.parent.decode("latin-1")
             if request is not None:
                 call.answered_by(head.route.endpoint, request)
         self._lane.tell_ended(call)

@@ -68,6 +68,7 @@ class Head(msgspec.Struct, eq=False):
         route: Whom it is for; None for a request that could not be read that far.
         method: Of the request, as far as it could be read.
         target: Its target without the query, as far as it could be read.
+        parent: The span that it belongs to, as the client has written it.
         params: Formats of body and answer.
         id: The request's id if the client named one.
         timeout_s: Time the client gives it; infinity leaves it to the endpoint.
@@ -92,6 +93,7 @@ class Head(msgspec.Struct, eq=False):
     route: Route | None = None
     method: bytes = b"POST"
     target: bytes = b""
+    parent: bytes = b""
     params: Mapping[str, str] = msgspec.field(default_factory=lambda: native.PARAMS["json", "json"])
     id: str = ""
     timeout_s: float = NEVER
@@ -169,6 +171,7 @@ class Route:
             return head
         found = route.turn().read_head(headers, query, in_query=head.params["in"] == "query")
         found.keep_alive, found.chunked, found.is_simple = head.keep_alive, head.chunked, False
+        found.method, found.target = head.method, head.target
         found.target = head.target
         return found
 
@@ -202,6 +205,8 @@ class Route:
                 keys.append(value)
             elif wanted == _HOST:
                 host = value
+            elif wanted == _PARENT:
+                head.parent = value
             elif wanted != _CONNECTION or value.lower() != b"keep-alive":
                 head.is_usual = False
                 if wanted == _REQUEST_ID_HEADER:
@@ -353,7 +358,7 @@ class SharedRoute(Route):
 
 
 (_CONTENT_TYPE, _CONTENT_LENGTH, _ACCEPT, _REQUEST_ID_HEADER, _TIMEOUT, _EXPECT, _KEY, _CONNECTION, _UNUSUAL) = range(9)
-_HOST, _ORIGIN, _ENCODING = range(9, 12)
+_HOST, _ORIGIN, _ENCODING, _PARENT = range(9, 13)
 _HEADERS: Final = {
     b"content-type": _CONTENT_TYPE,
     b"content-length": _CONTENT_LENGTH,
@@ -368,6 +373,7 @@ _HEADERS: Final = {
     b"upgrade": _UNUSUAL,
     b"origin": _ORIGIN,
     b"host": _HOST,
+    b"traceparent": _PARENT,
     b"content-encoding": _ENCODING,
 }
 
