@@ -364,7 +364,7 @@ class Hooked(Model):
         (Detect, {"outputs": "ab"}, "outputs='ab' is not possible"),
         (Detect, {"outputs": ["a", "a"]}, "each needs a name of its own"),
         (Detect, {"batched": True}, "batched is for functions"),
-        (Detect, {"batch_key": 3}, "batch_key is 3; a function of the inputs is needed"),
+        (Detect, {"batch_key": 3}, "batch_key=3 is not possible"),
         (len, {"batch_key": len, "name": "length"}, "a node that runs for batches"),
         (Streams, {}, "Streams streams, and a node of a graph has one result"),
         (lambda x: x, {}, "name is '<lambda>'"),

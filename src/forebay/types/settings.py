@@ -31,7 +31,7 @@ PREFIX: Final = "FOREBAY_"
 """How variables of the environment begin that are settings."""
 
 P = ParamSpec("P")
-Self_ = TypeVar("Self_")
+First = TypeVar("First")
 R = TypeVar("R")
 
 Count = Annotated[int, Meta(ge=1)]
@@ -221,11 +221,20 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 def keywords_of(
     _struct: Callable[P, object], /
-) -> Callable[[Callable[Concatenate[Self_, ...], R]], Callable[Concatenate[Self_, P], R]]:
+) -> Callable[[Callable[Concatenate[First, ...], R]], Callable[Concatenate[First, P], R]]:
     """Let a method take what a struct declares, for editors and type checkers: it is called with these keywords."""
 
-    def same(method: Callable[Concatenate[Self_, ...], R]) -> Callable[Concatenate[Self_, P], R]:
+    def same(method: Callable[Concatenate[First, ...], R]) -> Callable[Concatenate[First, P], R]:
         return method
+
+    return same
+
+
+def only_keywords_of(_struct: Callable[P, object], /) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Let a function take nothing but that."""
+
+    def same(function: Callable[..., R]) -> Callable[P, R]:
+        return function
 
     return same
 

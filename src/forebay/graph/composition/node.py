@@ -11,7 +11,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypedDict, Union, Unpack, cast, overload
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, cast, overload
 
 import msgspec
 
@@ -24,6 +24,7 @@ from forebay.graph.spec import OUT
 from forebay.graph.values import SKIP
 from forebay.serving.models.model import Model, settings_of
 from forebay.types.call import Failure
+from forebay.types.settings import keywords_of, only_keywords_of
 from forebay.workers.runner import WorkerContext
 
 if TYPE_CHECKING:
@@ -34,27 +35,8 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 Kind = Literal["inline", "thread", "process"]
 
 
-class NodeOptions(TypedDict, total=False):
-    """Settings of a node as they are written; see `node`."""
-
-    name: str | None
-    workers: int | None
-    threads: int | None
-    worker_kind: Kind | None
-    max_batch_size: int | None
-    max_wait_ms: float | None
-    max_queue: int | None
-    timeout_ms: float | None
-    attempts: int
-    batch_key: Callable[..., Hashable] | None
-    devices: Sequence[str]
-    outputs: Sequence[str]
-    batched: bool
-    check_outputs: bool | None
-
-
 class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node says about itself, checked."""
+    """What a node says about itself; see `node`."""
 
     name: str | None = None
     workers: Count | None = None
@@ -65,9 +47,9 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_queue: Count | None = None
     timeout_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None
     attempts: Count = 1
-    batch_key: Any = None
-    devices: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
+    batch_key: Callable[..., Hashable] | None = None
+    devices: Sequence[str] = ()
+    outputs: Sequence[str] = ()
     batched: bool = False
     check_outputs: bool | None = None
 
@@ -205,11 +187,8 @@ class NodeDefinition:
                 "serve it by itself, or return what it yields as a list"
             )
             raise ConfigError(msg)
-        if settings.batch_key is not None and (not callable(settings.batch_key) or not self.runs_batches):
-            msg = (
-                f"{where}: batch_key is {settings.batch_key!r}; a function of the inputs is needed, and a node that "
-                "runs for batches: a model, or a function with batched=True"
-            )
+        if settings.batch_key is not None and not self.runs_batches:
+            msg = f"{where}: batch_key needs a node that runs for batches: a model, or a function with batched=True"
             raise ConfigError(msg)
         if len(set(settings.outputs)) < len(settings.outputs):
             msg = f"{where}: outputs are {settings.outputs}; each needs a name of its own"
@@ -321,11 +300,13 @@ class _Item(msgspec.Struct):
 
 
 @overload
-def node(target: Callable[..., Any], /, **settings: Unpack[NodeOptions]) -> NodeDefinition: ...
+@keywords_of(NodeSettings)
+def node(target: Callable[..., Any], /, **settings: Any) -> NodeDefinition: ...
 @overload
-def node(**settings: Unpack[NodeOptions]) -> Callable[[Callable[..., Any]], NodeDefinition]: ...
+@only_keywords_of(NodeSettings)
+def node(**settings: Any) -> Callable[[Callable[..., Any]], NodeDefinition]: ...
 def node(
-    target: Callable[..., Any] | None = None, /, **settings: Unpack[NodeOptions]
+    target: Callable[..., Any] | None = None, /, **settings: Any
 ) -> NodeDefinition | Callable[[Callable[..., Any]], NodeDefinition]:
     """Make a node of a function or of a `forebay.Model`, to be called in composed functions.
 
@@ -372,7 +353,7 @@ def _is_model(target: object) -> bool:
     return isinstance(target, type) and issubclass(target, Model)
 
 
-def _checked(target: Callable[..., Any], given: NodeOptions) -> NodeSettings:
+def _checked(target: Callable[..., Any], given: Mapping[str, Any]) -> NodeSettings:
     where = f"node({getattr(target, '__name__', repr(target))})"
     if not callable(target) or isinstance(target, NodeDefinition):
         msg = f"{where}: a function or a forebay.Model is needed"
