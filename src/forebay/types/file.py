@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, cast, final
 import msgspec
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class FormPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A field or a file of a form, on its way to a worker.
 
     Attributes:
@@ -66,7 +66,7 @@ class File:
         return f"File({self.filename!r}, {self.type!r}, <{self.size} bytes>)"
 
     @classmethod
-    def of(cls, part: Part) -> File:
+    def of(cls, part: FormPart) -> File:
         """Return the file that a part is."""
         if part.size < 0:
             return cls(part.content, filename=part.filename, type=part.type)

@@ -15,14 +15,14 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from forebay.errors import InvalidRequest, ValidationError, nearest
-from forebay.types.file import File, Part
+from forebay.types.file import File, FormPart
 
 Schema: TypeAlias = Mapping[str, Any]
 
 MAX_PARAMETERS: Final = 100
 """Parameters of a query."""
 _JSON: Final = "application/json"
-_parts: Final = msgspec.msgpack.Decoder(list[Part])
+_parts: Final = msgspec.msgpack.Decoder(list[FormPart])
 
 
 class NamedReader:
@@ -70,16 +70,16 @@ class NamedReader:
         except ValueError as error:
             msg = f"the query cannot be read: {error}"
             raise InvalidRequest(msg) from error
-        return self._read([(name, Part(name, value.encode())) for name, value in given], "the query")
+        return self._read([(name, FormPart(name, value.encode())) for name, value in given], "the query")
 
-    def _read(self, given: Sequence[tuple[str, Part]], where: str) -> Any:
+    def _read(self, given: Sequence[tuple[str, FormPart]], where: str) -> Any:
         if not self._has_fields:
             if len(given) != 1:
                 found = ", ".join(f"'{name[:40]}'" for name, _ in given[:10]) or "nothing"
                 msg = f"{where} has {found}; this model takes one value"
                 raise ValidationError(msg, detail={"path": "$"})
             return self._convert(self._value(self._whole, [given[0][1]], given[0][0]))
-        values: dict[str, list[Part]] = {}
+        values: dict[str, list[FormPart]] = {}
         for name, part in given:
             values.setdefault(name, []).append(part)
         if self._fields:
@@ -98,7 +98,7 @@ class NamedReader:
             msg = f"{where} has '{name[:40]}', which is no field of a sample{meant}"
             raise ValidationError(msg, detail={"path": "$"})
 
-    def _value(self, schema: Schema, parts: Sequence[Part], name: str) -> Any:
+    def _value(self, schema: Schema, parts: Sequence[FormPart], name: str) -> Any:
         choices = self._choices(schema)
         arrays = [one for one in choices if one.get("type") == "array"]
         if arrays and not (len(parts) == 1 and _is_json(parts[0], b"[")):
@@ -109,7 +109,7 @@ class NamedReader:
             raise ValidationError(msg, detail={"path": f"$.{name}"})
         return self._one(choices, parts[0], name)
 
-    def _one(self, choices: Sequence[Schema], part: Part, name: str) -> Any:
+    def _one(self, choices: Sequence[Schema], part: FormPart, name: str) -> Any:
         kinds = {one.get("type") for one in choices}
         for one in choices:
             if "contentMediaType" in one:
@@ -151,7 +151,7 @@ def _is_object(schema: Schema) -> bool:
     return schema.get("type") == "object" or "properties" in schema
 
 
-def _is_json(part: Part, *begins: bytes) -> bool:
+def _is_json(part: FormPart, *begins: bytes) -> bool:
     return part.type == _JSON or (part.size < 0 and part.content.lstrip()[:1] in begins)
 
 
@@ -163,6 +163,6 @@ def _loaded(text: str, name: str) -> Any:
         raise ValidationError(msg, detail={"path": f"$.{name}"}) from None
 
 
-def named(parts: Iterable[Part]) -> bytes:
+def named(parts: Iterable[FormPart]) -> bytes:
     """Write down the parts of a form, for `NamedReader.form`."""
     return msgspec.msgpack.encode(list(parts))

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 FILE: Final = "forebay.yaml"
 
 
-class File(NamedTuple):
+class ConfigFile(NamedTuple):
     """What a file tells.
 
     Attributes:
@@ -65,7 +65,7 @@ def find_config(target: str | None) -> Path | None:
     return path if path.name == FILE and path.is_file() else None
 
 
-def read_config(path: Path) -> File:
+def read_config(path: Path) -> ConfigFile:
     """Read a configuration.
 
     Raises:
@@ -98,10 +98,10 @@ def read_config(path: Path) -> File:
         Overrides: {name: found.pop(name) for name in declared(Overrides) if name in found},
     }
     told[ProcessConfig] |= {name: found[one.key] for name, one in declared(ProcessConfig).items() if one.key in found}
-    return File(told, targets, document)
+    return ConfigFile(told, targets, document)
 
 
-def entries_of(file: File, target: str | None, told: Mapping[str, Any], *, attaches: bool) -> list[TargetEntry]:
+def entries_of(file: ConfigFile, target: str | None, told: Mapping[str, Any], *, attaches: bool) -> list[TargetEntry]:
     """Return what of a file is served.
 
     Args:

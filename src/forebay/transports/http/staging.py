@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
 from forebay.errors import InvalidRequest, TooLarge, Unavailable
 from forebay.protocols.native import UnsupportedMedia
 from forebay.serving.models.named import named
-from forebay.types.file import Part
+from forebay.types.file import FormPart
 from forebay.workers.private_folder import PrivateFolder
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ class _Form:
             msg = f"the boundary of the form cannot be used: {error}"
             raise InvalidRequest(msg) from None
         self._parser.logger.disabled = True  # it warns of what clients are told
-        self._parts: list[Part] = []
+        self._parts: list[FormPart] = []
         self._paths: list[Path] = []
         self._size = self._in_fields = self._in_files = self._memory = self._disk = 0
         self._is_whole = False
@@ -385,7 +385,7 @@ class _Form:
             self._file.close()
             self._file = None
             content = str(self._paths[-1]).encode()
-        self._parts.append(Part(self._name, content, self._filename, self._type, size))
+        self._parts.append(FormPart(self._name, content, self._filename, self._type, size))
 
     def _on_end(self) -> None:
         self._is_whole = True

@@ -19,7 +19,7 @@ from forebay.protocols.native import Contract, UnsupportedMedia
 from forebay.server.config import HttpConfig
 from forebay.transports.http.route import Head
 from forebay.transports.http.staging import Staging
-from forebay.types.file import Part
+from forebay.types.file import FormPart
 
 MEMORY = 200
 
@@ -63,7 +63,7 @@ def parts_of(body, cuts=(), **more):
                 part.type,
                 part.content if part.size < 0 else Path(part.content.decode()).read_bytes(),
             )
-            for part in msgspec.msgpack.decode(read(staged, cut(body, cuts)), type=list[Part])
+            for part in msgspec.msgpack.decode(read(staged, cut(body, cuts)), type=list[FormPart])
         ]
     finally:
         staged.close()
@@ -205,7 +205,7 @@ def test_long_files_lie_on_disk_until_the_request_is_closed():
         [("a", None, "", b"field"), ("b", "short", "", b"x"), ("c", "long", "", long), ("d", "next", "", b"y")]
     )
     staged = staging().open(head(), 100_000)
-    _, short, on_disk, after = msgspec.msgpack.decode(read(staged, cut(body, range(0, 500, 7))), type=list[Part])
+    _, short, on_disk, after = msgspec.msgpack.decode(read(staged, cut(body, range(0, 500, 7))), type=list[FormPart])
     assert (short.size, on_disk.size, after.size) == (-1, MEMORY + 1, -1)
     path = Path(on_disk.content.decode())
     assert path.read_bytes() == long
@@ -227,7 +227,7 @@ def test_what_breaks_off_leaves_no_file():
 def test_where_workers_do_not_see_the_disk_nothing_lies_there():
     form = written([("c", "long", "", bytes(1000))])
     staged = staging().open(head(shares_disk=False), 5000)
-    (part,) = msgspec.msgpack.decode(read(staged, [form]), type=list[Part])
+    (part,) = msgspec.msgpack.decode(read(staged, [form]), type=list[FormPart])
     assert (part.content, part.size) == (bytes(1000), -1)
     with pytest.raises(TooLarge):
         read(staging().open(head(shares_disk=False), 500), [form])
