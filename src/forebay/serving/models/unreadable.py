@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import ForebayError, InvalidRequest, ValidationError
-from forebay.serving.models.schema import explain
+from forebay.serving.models.decode_errors import explain
 from forebay.types.failures import failure_of
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, QueueFull, TooLarge, Unavailable
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
-from forebay.transports.http.errors import TooSlow
-from forebay.transports.http.route import error_headers
+from forebay.transports.http.errors import TooSlow, error_headers
 from forebay.types.call import Failure, Request
 from forebay.workers.job_slot import JobRefused
 

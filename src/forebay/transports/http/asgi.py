@@ -29,12 +29,12 @@ from forebay.observe.serving_metrics import ServingCollector
 from forebay.protocols import native, openapi
 from forebay.serving.endpoint import next_id
 from forebay.serving.servings import registry
+from forebay.transports.http.asgi_calls import TOLD
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
-from forebay.transports.http.called import TOLD
 from forebay.transports.http.dashboard.page import PREFIX, Dashboard, is_public, to_page, wants_page
-from forebay.transports.http.errors import ForeignPage, MethodNotAllowed, Unauthorized
+from forebay.transports.http.errors import ForeignPage, MethodNotAllowed, Unauthorized, error_answer
 from forebay.transports.http.management import Management
-from forebay.transports.http.route import Route, SharedRoute, error_answer, key_is_known, request_id_of
+from forebay.transports.http.route import Route, SharedRoute, key_is_known, request_id_of
 from forebay.transports.http.staging import Staging
 from forebay.transports.http.trace_page import TracePage
 from forebay.types.call import Failure

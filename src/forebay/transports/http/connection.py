@@ -30,7 +30,7 @@ from forebay.errors import ForebayError, InternalError, QueueFull, Unavailable
 from forebay.observe.ended_calls import CALLED_OFF, EndedCall
 from forebay.protocols import native
 from forebay.serving.endpoint import next_id
-from forebay.transports.http.called import TOLD
+from forebay.transports.http.asgi_calls import TOLD
 from forebay.transports.http.connection_state import (
     ASKED,
     DUE,
@@ -49,9 +49,9 @@ from forebay.transports.http.connection_state import (
     ConnectionState,
     check_framing,
 )
-from forebay.transports.http.errors import NotHttp, TooSlow
+from forebay.transports.http.errors import NotHttp, TooSlow, error_answer
 from forebay.transports.http.port import SWEEP_S
-from forebay.transports.http.route import Head, error_answer
+from forebay.transports.http.route import Head
 from forebay.types.call import Failure, Request
 
 if TYPE_CHECKING:

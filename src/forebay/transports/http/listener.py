@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 from forebay.errors import ConfigError
 from forebay.transports.acceptor import Acceptor, adopting
 from forebay.transports.binding import why_not
-from forebay.transports.http.called import telling
+from forebay.transports.http.asgi_calls import telling
 from forebay.transports.http.connection import HttpConnection
 from forebay.transports.http.port import HttpPort
 from forebay.transports.http.tls import TlsDoor

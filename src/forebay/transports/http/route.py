@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.errors import ForebayError, InternalError, InvalidRequest, NotFound, QueueFull, TooLarge, Unavailable
+from forebay.errors import ForebayError, InternalError, InvalidRequest, NotFound, QueueFull, TooLarge
 from forebay.protocols import native
 from forebay.serving.endpoint import next_id
-from forebay.transports.http.errors import ForeignPage, Unauthorized, UnsupportedEncoding
+from forebay.transports.http.errors import ForeignPage, Unauthorized, UnsupportedEncoding, error_answer
 from forebay.transports.http.staging import PACKINGS
 from forebay.types.call import Media, Request
 from forebay.types.context import PARAM, told
@@ -38,17 +38,6 @@ NEVER: Final = float("inf")
 
 SIMPLE_TYPES: Final = frozenset({"", "text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
 """What a page of another origin may post without its browser asking the server beforehand."""
-
-
-def error_headers(error: ForebayError) -> list[tuple[bytes, bytes]]:
-    """Return the headers that belong to an error."""
-    if isinstance(error, QueueFull | Unavailable):
-        return [(b"retry-after", b"1")]
-    if isinstance(error, Unauthorized):
-        return [(b"www-authenticate", b"Bearer")]
-    if isinstance(error, UnsupportedEncoding):
-        return [(b"accept-encoding", error.takes)]
-    return []
 
 
 def request_id_of(value: bytes) -> str:
@@ -393,14 +382,3 @@ def key_is_known(known: Iterable[bytes], given: bytes) -> bool:
     given = given.strip()
     matches = [hmac.compare_digest(given, key) for key in known]
     return any(matches) and bool(given)
-
-
-def error_answer(error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    """Return status, headers and body of an error answer."""
-    request_id = request_id or next_id()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"x-request-id", request_id.encode()),
-        *error_headers(error),
-    ]
-    return native.status_of(error), headers, native.error_body(error, request_id)

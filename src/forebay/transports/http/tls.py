@@ -18,8 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from forebay.errors import Unavailable
 from forebay.transports.acceptor import Acceptor
-from forebay.transports.http.errors import NotHttp, NotTls, TooSlow
-from forebay.transports.http.route import error_answer
+from forebay.transports.http.errors import NotHttp, NotTls, TooSlow, error_answer
 
 if TYPE_CHECKING:
     import ssl

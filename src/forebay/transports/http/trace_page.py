@@ -12,7 +12,7 @@ from starlette.responses import Response
 from forebay.errors import Cancelled, InvalidRequest, QueueFull
 from forebay.observe.timeline import Recording
 from forebay.observe.trace_format import chrome_trace
-from forebay.transports.http.own_page import refuse_foreign_page
+from forebay.transports.http.foreign_page import refuse_foreign_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable

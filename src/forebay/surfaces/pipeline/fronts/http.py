@@ -19,8 +19,8 @@ from forebay.server.app import Served
 from forebay.serving.endpoint import EndpointConfig
 from forebay.surfaces.pipeline.fronts.admission import begin
 from forebay.transports.http.asgi import Peer, Predict
-from forebay.transports.http.errors import Unauthorized
-from forebay.transports.http.route import Route, error_headers, key_is_known
+from forebay.transports.http.errors import Unauthorized, error_headers
+from forebay.transports.http.route import Route, key_is_known
 from forebay.types.call import Failure
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from forebay.errors import NotFound
 from forebay.graph.drawing.draw import draw
 from forebay.observe.pulse import Beat, Bounds, Pulse, for_strangers
 from forebay.transports.http.dashboard.audience import Audience, DashboardEvent
-from forebay.transports.http.own_page import refuse_foreign_page
+from forebay.transports.http.foreign_page import refuse_foreign_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
