@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -102,7 +103,9 @@ def test_a_program_that_forgets_to_stop_it_ends_all_the_same(tmp_path):
 
 
 def test_a_script_is_served_by_processes_until_ctrl_c(tmp_path):
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell may have it ignored
     process = run(tmp_path, kind="process", then="server.wait()")
+    signal.signal(signal.SIGINT, before)
     assert process.stdout is not None
     assert httpx.post(process.stdout.readline().strip(), json="a").json() == "A"
     process.send_signal(2)

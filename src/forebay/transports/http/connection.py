@@ -119,6 +119,7 @@ class HttpConnection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.release = 0
+        self.url = b""  # a connection may be refused before it has asked for anything
         self._lane = lane
         talk = self._talk = ConnectionState(lane.config.max_head_bytes)
         self.pipeline = talk.waiting
