@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +69,16 @@ ECHOES = {"feed": {"echo": "1", **TENSORS}, "pack_tensor_format": True}
 
 def by_original(endpoints, calls):
     """What the original's client gets: answers, and what old code makes of their texts."""
-    ran = subprocess.run(
-        [PYTHON, "-W", "ignore", DRIVER, "ask", *endpoints],
-        input=json.dumps([{**call, "feed": {**call["feed"], "clientip": "10.0.0.1"}} for call in calls]),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=150,
-        cwd="/",
-    )
+    with tempfile.TemporaryDirectory() as folder:  # for its logs
+        ran = subprocess.run(
+            [PYTHON, "-W", "ignore", DRIVER, "ask", *endpoints],
+            input=json.dumps([{**call, "feed": {**call["feed"], "clientip": "10.0.0.1"}} for call in calls]),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=150,
+            cwd=folder,
+        )
     assert ran.returncode == 0, ran.stderr
     return [(Response.FromString(bytes.fromhex(data)), arrays) for data, arrays in json.loads(ran.stdout)]
 
