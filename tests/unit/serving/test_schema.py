@@ -300,6 +300,12 @@ def test_malformed_msgpack():
         assert fault(wire, b"\xa2a\xff", "msgpack")[::3] == ("malformed", 2)
 
 
+@pytest.mark.parametrize("format", ["json", "msgpack"])
+@pytest.mark.parametrize("annotation", [Any, Fish, Shoal], ids=str)
+def test_an_empty_body_is_called_so(annotation, format):  # F57
+    assert fault(WireType(annotation), b"", format)[:4] == ("malformed", "The body is empty", None, 0)
+
+
 def test_truncated_without_the_body_has_no_position():
     with pytest.raises(msgspec.DecodeError) as caught:
         ANY.decoder("json")(b"[")

@@ -45,6 +45,9 @@ class Explanation(NamedTuple):
     """The path and the message of each, if there are several."""
 
 
+_EMPTY: Final = Explanation("malformed", "The body is empty", None, 0)
+
+
 def explain(error: BaseException, body: Buffer | None = None, given: WireType | None = None) -> Explanation:
     """Turn what a decoder raised into words.
 
@@ -62,7 +65,7 @@ def explain(error: BaseException, body: Buffer | None = None, given: WireType | 
         return _explain_msgspec(str(error), body, known)
     if isinstance(error, msgspec.DecodeError):
         if body is not None and not memoryview(body).nbytes:
-            return Explanation("malformed", "The body is empty", None, 0)
+            return _EMPTY
         message = str(error)
         if found := _BYTE.search(message):
             return Explanation("malformed", message, None, int(found[1]))
@@ -151,6 +154,8 @@ def _explain_pydantic(error: Any, known: frozenset[str]) -> Explanation:
 
 
 def _explain_pydantic_json(message: str, body: Any) -> Explanation:
+    if body == b"":
+        return _EMPTY
     message = message.replace("Invalid JSON: ", "JSON is malformed: ", 1)
     found = _LINE.search(message)
     if found is None or not isinstance(body, bytes | bytearray):
