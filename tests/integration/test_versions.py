@@ -42,6 +42,8 @@ def test_versions_are_managed_over_http(serve, project):  # F51
 
     assert "versions 1 (1), 2 (0)" in server.log
     assert ask(server) == "1"
+    paths = server.client.get("/openapi.json").json()["paths"]
+    assert {"/models/tells/versions/1", "/models/tells/versions/2", "/models/{name}/weights"} <= set(paths)
     assert post("weights", json={"1": 3, "2": 1})["versions"] == [
         {"version": "1", "state": "ready", "weight": 3},
         {"version": "2", "state": "ready", "weight": 1},

@@ -20,7 +20,10 @@ Json: TypeAlias = dict[str, Any]
 PUBLIC_PATHS: Final = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
 """What is answered without an API key: probes carry none, and the page must load before a key can be typed into it."""
 
-_SERVER_IDS: Final = ("list_models", "live", "ready", "metrics", "openapi", "docs")
+_SERVER_IDS: Final = (
+    *("list_models", "live", "ready", "metrics", "openapi", "docs"),
+    *("load_version", "swap_version", "unload_version", "share"),
+)
 _COMPONENTS: Final = "#/components/schemas/"
 _REF: Final = _COMPONENTS + "{name}"
 _JSON: Final = "application/json"
@@ -65,33 +68,37 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters in the query, all of which may be left out."""
 
 
-def document(title: str, version: str, endpoints: Sequence[Described], *, api_key: bool = False) -> Json:
+def document(
+    title: str, version: str, endpoints: Sequence[Described], *, api_key: bool = False, manages: bool = False
+) -> Json:
     """Describe a server.
 
     Args:
         title: Name of the application.
         version: Version of the application.
-        endpoints: What it serves. If it is one, it also answers at `/`.
+        endpoints: What it serves. Those of one name are its versions, first the one that answers what names none. If
+            there is one name, it also answers at `/`.
         api_key: Whether callers must show a key.
+        manages: Whether versions may be managed over HTTP.
     """
     schemas = _Schemas()
     ids: set[str] = set(_SERVER_IDS)
     paths: dict[str, Json] = {}
+    models: dict[str, list[Described]] = {}
     for endpoint in endpoints:
-        request, answer = _bodies(endpoint, schemas)
-        path = f"/models/{quote(endpoint.name, safe='')}"
-        names = ["/", path] if len(endpoints) == 1 else [path]
-        for name in names:
-            operation_id = _operation_id("predict" if name == "/" else f"predict_{endpoint.name}", ids)
-            operation = _predict(endpoint, operation_id, request, answer, api_key=api_key)
-            operation["parameters"] += [
-                {"name": parameter, "in": "query", "schema": schemas.add(wire_type, endpoint.name)}
-                for parameter, wire_type in endpoint.query.items()
-            ]
-            paths[name] = {"post": operation}
-        operation_id = _operation_id(f"describe_{endpoint.name}", ids)
-        paths[path]["get"] = _describe(endpoint, operation_id, api_key=api_key)
+        models.setdefault(endpoint.name, []).append(endpoint)
+    for name, versions in models.items():
+        path = f"/models/{quote(name, safe='')}"
+        places = [("/", "", versions[0])] if len(models) == 1 else []
+        places.append((path, f"_{name}", versions[0]))
+        if len(versions) > 1:
+            told = [(str(one.version), one) for one in versions]
+            places += [(f"{path}/versions/{quote(v, safe='')}", f"_{name}_version_{v}", one) for v, one in told]
+        for place, suffix, endpoint in places:
+            paths[place] = _operations(endpoint, suffix, ids, schemas, api_key=api_key)
     paths |= _housekeeping(api_key=api_key)
+    if manages:
+        paths |= _management(api_key=api_key)
     components: Json = {
         "schemas": schemas.components,
         "parameters": _PARAMETERS,
@@ -117,9 +124,11 @@ def document(title: str, version: str, endpoints: Sequence[Described], *, api_ke
 # Operations
 
 
-def written(title: str, version: str, endpoints: Sequence[Described], *, api_key: bool = False) -> bytes:
+def written(
+    title: str, version: str, endpoints: Sequence[Described], *, api_key: bool = False, manages: bool = False
+) -> bytes:
     """Return the same as JSON; it may be called in a thread, where it lets others run between the endpoints."""
-    return _encoded(document(title, version, endpoints, api_key=api_key), 3)
+    return _encoded(document(title, version, endpoints, api_key=api_key, manages=manages), 3)
 
 
 def _encoded(value: Any, levels: int) -> bytes:
@@ -131,15 +140,34 @@ def _encoded(value: Any, levels: int) -> bytes:
     return b"{" + b",".join(parts) + b"}"
 
 
+def _operations(endpoint: Described, suffix: str, ids: set[str], schemas: _Schemas, *, api_key: bool) -> Json:
+    """Return what can be done at one path of a model."""
+    request, answer = _bodies(endpoint, schemas)
+    query = [
+        {"name": name, "in": "query", "schema": schemas.add(wire_type, endpoint.name)}
+        for name, wire_type in endpoint.query.items()
+    ]
+    post = _predict(endpoint, _operation_id(f"predict{suffix}", ids), request, answer, api_key=api_key)
+    post["parameters"] += query
+    get = _describe(endpoint, _operation_id(f"describe{suffix}", ids), api_key=api_key)
+    if endpoint.is_named and endpoint.streams:
+        sample = {"name": "sample", "in": "query", "schema": schemas.add(endpoint.input, endpoint.name)}
+        fields = {"description": "The fields of a sample", "style": "form", "explode": True}
+        get["summary"] += ", or with a query ask it as an EventSource does"
+        get["parameters"] = [*_HEADERS, sample | fields, *query]
+        get["responses"]["200"]["content"] |= answer
+        get["responses"] |= _failures([*_REFUSALS, "403"], api_key=api_key)
+    return {"post": post, "get": get}
+
+
 def _predict(endpoint: Described, operation_id: str, request: Json, answer: Json, *, api_key: bool) -> Json:
-    codes = ["400", "404", "406", "413", "415", "422", "429", "500", "503", "504"]
-    if endpoint.streams or endpoint.output.raw:
-        codes.remove("406")  # the answer has one format, whatever the client takes
+    # What streams or is bytes has one format, whatever the client takes.
+    codes = [*_REFUSALS, *([] if endpoint.streams or endpoint.output.raw else ["406"])]
     operation: Json = {
         "operationId": operation_id,
         "summary": f"Ask {endpoint.name}",
         "tags": ["models"],
-        "parameters": [{"$ref": f"#/components/parameters/{name}"} for name in _PARAMETERS],
+        "parameters": [*_HEADERS],
         "requestBody": {"required": True, "content": request},
         "responses": {
             "200": {"description": "The parts of the answer, as events" if endpoint.streams else "The answer"}
@@ -147,13 +175,8 @@ def _predict(endpoint: Described, operation_id: str, request: Json, answer: Json
             **_failures(codes, api_key=api_key),
         },
     }
-    described = [endpoint.description] if endpoint.description else []
-    if endpoint.is_named and endpoint.streams:
-        described.append(
-            "A GET with the fields of the sample as query parameters answers the same, for an EventSource."
-        )
-    if described:
-        operation["description"] = "\n\n".join(described)
+    if endpoint.description:
+        operation["description"] = endpoint.description
     return operation
 
 
@@ -203,12 +226,38 @@ def _housekeeping(*, api_key: bool) -> dict[str, Json]:
     return paths
 
 
+def _management(*, api_key: bool) -> dict[str, Json]:
+    def operation(operation_id: str, summary: str, parameters: Sequence[str], **more: Json) -> dict[str, Json]:
+        responses = {
+            "200": _answer("The versions of the model", _JSON, _VERSIONS),
+            **_failures(["400", "403", "404", "413", "500", "503", "504"], api_key=api_key),
+        }
+        found = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in parameters]
+        told = {"operationId": operation_id, "summary": summary, "tags": ["versions"], "parameters": found}
+        return {"post": {**told, "responses": responses, **more}}
+
+    weight = {"type": "integer", "minimum": 0, "maximum": 1_000_000}
+    weights = {"type": "object", "additionalProperties": weight, "examples": [{"1": 90, "2": 10}]}
+    summaries = {
+        "load": "Load a version that the project names, or load it anew",
+        "swap": "Load a version, and have it answer in place of those that did",
+        "unload": "Let a version leave",
+    }
+    paths = {
+        f"/models/{{name}}/versions/{{version}}/{what}": operation(f"{what}_version", summary, ["name", "version"])
+        for what, summary in summaries.items()
+    }
+    body: Json = {"required": True, "content": {_JSON: {"schema": weights}}}
+    shared = operation("share", "Share requests among versions by weights", ["name"], requestBody=body)
+    return paths | {"/models/{name}/weights": shared}
+
+
 def _answer(description: str, media: str, schema: Json) -> Json:
     return {"description": description, "content": {media: {"schema": schema}}}
 
 
 def _failures(codes: list[str], *, api_key: bool) -> Json:
-    chosen = sorted([*codes, "401"]) if api_key else codes
+    chosen = sorted([*codes, "401"] if api_key else codes)
     return {code: {"$ref": f"#/components/responses/{_ERRORS[code][0]}"} for code in chosen}
 
 
@@ -254,6 +303,8 @@ _PARAMETERS: Final[Mapping[str, Json]] = {
     },
 }
 
+_HEADERS: Final = [{"$ref": f"#/components/parameters/{name}"} for name in _PARAMETERS]
+
 _RETRY_AFTER: Final[Json] = {
     "Retry-After": {
         "description": "Seconds to wait before trying again",
@@ -265,6 +316,7 @@ _RETRY_AFTER: Final[Json] = {
 _ERRORS: Final[Mapping[str, tuple[str, str, Json]]] = {
     "400": ("Malformed", "The request cannot be read", {}),
     "401": ("Unauthorized", "The API key is missing or wrong", {}),
+    "403": ("Forbidden", "A web page of another origin asks for what costs something", {}),
     "404": ("NotFound", "There is no such model", {}),
     "406": ("NotAcceptable", "None of the media types the client takes is spoken here", {}),
     "413": ("TooLarge", "The body is larger than allowed", {}),
@@ -274,6 +326,30 @@ _ERRORS: Final[Mapping[str, tuple[str, str, Json]]] = {
     "500": ("Failed", "The model or the server failed", {}),
     "503": ("Unavailable", "Loading, draining, or the worker was lost", {}),
     "504": ("DeadlineExceeded", "The time of the request was over before its answer was ready", {}),
+}
+
+_REFUSALS: Final = ("400", "404", "413", "415", "422", "429", "500", "503", "504")
+"""What a model's answer may be instead of a result."""
+
+_VERSIONS: Final[Json] = {
+    "type": "object",
+    "required": ["name", "versions"],
+    "properties": {
+        "name": {"type": "string"},
+        "versions": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["version", "state", "weight"],
+                "properties": {
+                    "version": {"type": "string"},
+                    "state": {"enum": ["loading", "ready", "leaving", "failed"]},
+                    "weight": {"type": "integer"},
+                    "error": {"type": "string"},
+                },
+            },
+        },
+    },
 }
 
 _STATUS: Final[Json] = {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}}

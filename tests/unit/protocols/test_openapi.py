@@ -143,6 +143,37 @@ def test_streams():
     assert content["text/event-stream"]["x-itemSchema"] == {"$ref": "#/components/schemas/Out"}
 
 
+def test_a_stream_can_be_asked_for_by_a_query():
+    paths = check(document("t", "1", [one(streams=True, is_named=True)]))["paths"]
+    for path in ("/", "/models/fish"):
+        get = paths[path]["get"]
+        (sample,) = [parameter for parameter in get["parameters"] if parameter.get("in") == "query"]
+        assert sample["schema"] == {"$ref": "#/components/schemas/In"}
+        assert (sample["style"], sample["explode"]) == ("form", True)
+        assert list(get["responses"]["200"]["content"]) == ["application/json", "text/event-stream"]
+        assert "422" in get["responses"]
+    assert "parameters" not in check(document("t", "1", [one(is_named=True)]))["paths"]["/models/fish"]["get"]
+
+
+def test_versions_that_stand_side_by_side_have_paths_of_their_own():
+    versions = [one(version="2"), one(version="1", input=WireType(str)), one(name="cat", version="1")]
+    paths = check(document("t", "1", versions))["paths"]
+    assert {path for path in paths if "versions" in path} == {"/models/fish/versions/1", "/models/fish/versions/2"}
+    content = paths["/models/fish/versions/1"]["post"]["requestBody"]["content"]
+    assert content[JSON]["schema"] == {"type": "string"}
+    assert paths["/models/fish"]["post"]["requestBody"] == paths["/models/fish/versions/2"]["post"]["requestBody"]
+    assert "/" in check(document("t", "1", versions[:2]))["paths"]
+
+
+def test_managing_is_described_where_it_is_possible():
+    paths = check(document("t", "1", [one()], api_key=True, manages=True))["paths"]
+    for what in ("load", "swap", "unload"):
+        post = paths[f"/models/{{name}}/versions/{{version}}/{what}"]["post"]
+        assert [parameter["name"] for parameter in post["parameters"]] == ["name", "version"]
+    assert paths["/models/{name}/weights"]["post"]["requestBody"]["required"]
+    assert not any("{" in path for path in document("t", "1", [one()])["paths"])
+
+
 def test_api_key():
     doc = check(document("t", "1", [one()], api_key=True))
     assert doc["security"] == [{"ApiKey": []}, {"Bearer": []}]
@@ -247,4 +278,4 @@ def test_any_names_make_a_valid_document(names, flags):
         one(name=name, output=WireType(Any, "output"), streams=streams, batchable=batchable, version="3")
         for name in names
     ]
-    check(document("t", "1", endpoints, api_key=api_key))
+    check(document("t", "1", endpoints, api_key=api_key, manages=api_key))

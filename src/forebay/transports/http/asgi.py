@@ -460,11 +460,13 @@ class ServerPages:
             document = self._openapi
             if document is None:
                 changes = self._changes
-                described = [served.described for served in self._app.served.values() if served.described is not None]
-                title = described[0].name if len(described) == 1 else "forebay"
-                keys = bool(self._config.api_keys)
+                described = [one.described for one in self._served() if one.described is not None]
+                title = described[0].name if len({one.name for one in described}) == 1 else "forebay"
+                keys, manages = bool(self._config.api_keys), self.management.is_open
                 # In a thread, for it takes seconds if there are many, and requests must not wait for that.
-                document = await asyncio.to_thread(openapi.written, title, forebay.__version__, described, api_key=keys)
+                document = await asyncio.to_thread(
+                    openapi.written, title, forebay.__version__, described, api_key=keys, manages=manages
+                )
                 if changes == self._changes:
                     self._openapi = document
         return Response(document, media_type="application/json")
@@ -492,6 +494,12 @@ class ServerPages:
     def _changed(self) -> None:
         self._openapi = None
         self._changes += 1
+
+    def _served(self) -> Iterator[Served]:
+        """All versions of all models, first of each the one that answers what names none."""
+        for name, default in self._app.served.items():
+            yield default
+            yield from (one for one in self._app.versions(name).ready.values() if one is not default)
 
     def _endpoints(self) -> Iterator[Endpoint]:
         for served in self._app.every:

@@ -29,11 +29,15 @@ Weight = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 
 
 class Management:
-    """Changes what is served, for those who may."""
+    """Changes what is served, for those who may.
+
+    Attributes:
+        is_open: Whether anybody may.
+    """
 
     def __init__(self, app: App, config: HttpConfig) -> None:
         self._app = app
-        self._is_open = bool(config.api_keys) if config.manage is None else config.manage
+        self.is_open = bool(config.api_keys) if config.manage is None else config.manage
         self._origins = config.cors_origins
 
     async def load(self, request: Request) -> Response:
@@ -80,7 +84,7 @@ class Management:
             NotManaged: If versions are not managed over HTTP here.
             ForeignPage: If a page of another origin asks.
         """
-        if not self._is_open:
+        if not self.is_open:
             msg = "versions are managed over HTTP where requests need a key (--api-key), or with --manage"
             raise NotManaged(msg)
         origin = request.headers.get("origin", "")
