@@ -3,7 +3,6 @@
 
 import contextlib
 import os
-import pty
 import signal
 import subprocess
 import threading
@@ -291,13 +290,15 @@ def test_other_projects_are_not_reloaded(cli, tmp_path):
 
 def test_a_terminal_that_is_closed_ends_the_server(tmp_path):
     path = write(tmp_path, "a")
-    pid, terminal = pty.fork()
-    if pid == 0:  # the leader of a session of its own, as the program in a terminal's window is
-        os.execv(FOREBAY[0], [*FOREBAY, "serve", str(path), "--http-port", "0"])
+    terminal, inside = os.openpty()
+    # The leader of a session of its own, as the program in a terminal's window is.
+    command = ["setsid", "--ctty", *FOREBAY, "serve", str(path), "--http-port", "0"]
+    server = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside)
+    os.close(inside)
     said = b""
     while b"ready at" not in said:
         said += os.read(terminal, 4096)
     url = said.split(b"ready at ")[1].split()[0].decode()
     assert httpx.post(f"{url}/models/tells", json=1).json() == "a"
     os.close(terminal)
-    assert os.waitpid(pid, 0)[1] == 0
+    assert server.wait() == 0

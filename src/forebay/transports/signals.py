@@ -51,6 +51,7 @@ class Signals:
         """
         self._reload = reload
         self._had_terminal = _has_terminal()
+        self._on_terminal = [stream for stream in range(3) if os.isatty(stream)]
         self._act = act
         self._patience_s = patience_s
         self._status = status
@@ -85,11 +86,21 @@ class Signals:
             act = self._reload
         else:
             self._came.put(number)
+            if number == signal.SIGHUP:
+                self._leave_terminal()
         if self._loop is None:
             self._before.append(act)
             return
         with contextlib.suppress(RuntimeError):  # the loop is closed: what is left to end is not its business
             self._loop.call_soon_threadsafe(act)
+
+    def _leave_terminal(self) -> None:
+        """Write nowhere from now on if the terminal is gone; a last word that fails would be the exit status."""
+        if self._had_terminal and not _has_terminal():
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for stream in self._on_terminal:
+                os.dup2(nowhere, stream)
+            os.close(nowhere)
 
     def _watch(self) -> None:
         if self._came.get() is None:
