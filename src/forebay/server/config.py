@@ -12,6 +12,7 @@ from msgspec import Meta
 from forebay.serving.models.model import Model
 from forebay.types.settings import Checked, Count, Milliseconds, Seconds, SomeMilliseconds, SomeSeconds, Written
 from forebay.workers.devices import existing, existing_one
+from forebay.workers.pool import STUCK_S
 
 WorkerKind = Literal["inline", "thread", "process"]
 
@@ -36,8 +37,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_connections: Connections at a time; more are answered 503 and closed.
         backlog: Connections that the kernel keeps until the server takes them.
         keep_alive_s: An idle connection is closed after this time.
-        read_timeout_s: A client that is in the middle of a request and sends nothing, or less than 240 bytes a second,
-            for this time gets 408.
+        read_timeout_s: A client that is in the middle of a request and sends nothing for this time gets 408.
+        min_bytes_per_s: So does one that sends less than this, taken over that time.
         write_timeout_s: A client that takes nothing of its answer for this time is cut off.
         certfile: TLS certificate chain in PEM; with it the port speaks HTTPS.
         keyfile: Its private key, if it is not in the same file.
@@ -65,6 +66,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     backlog: Annotated[Count, Written("--backlog", "N")] = 2048
     keep_alive_s: Annotated[SomeSeconds, Written("--keep-alive-s", "S")] = 75.0
     read_timeout_s: Annotated[SomeSeconds, Written("--read-timeout-s", "S")] = 30.0
+    min_bytes_per_s: Annotated[int, Meta(ge=0), Written("--min-bytes-per-s", "N")] = 240
     write_timeout_s: Annotated[SomeSeconds, Written("--write-timeout-s", "S")] = 30.0
     certfile: Annotated[str | None, Written("--certfile", "PEM", is_path=True)] = None
     keyfile: Annotated[str | None, Written("--keyfile", "PEM", is_path=True)] = None
@@ -140,6 +142,8 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
         timeout_ms: Time a request has if it names none itself.
         max_timeout_ms: Longest time a request may ask for.
         max_queue: Samples that may wait; one more is refused with 429.
+        stuck_s: A worker that goes on for this time with a batch that nobody waits for is replaced; a thread, which
+            nothing can end, is left behind.
         policy: auto learns the sizes of batches and the waits for them that hold the objective.
         latency_objective_ms: Time that 95 of 100 requests are to be answered in.
         isolate_errors: Halve a batch that fails as a whole until the sample at fault stands alone.
@@ -162,6 +166,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     timeout_ms: Annotated[Count | None, Written("--timeout-ms", "MS", str(Model.timeout_ms))] = None
     max_timeout_ms: Annotated[Count, Written("--max-timeout-ms", "MS")] = 3_600_000
     max_queue: Annotated[Count | None, Written("--max-queue", "N", str(Model.max_queue))] = None
+    stuck_s: Annotated[SomeSeconds, Written("--stuck-s", "S")] = STUCK_S
     policy: Annotated[Literal["auto"] | None, Written("--policy")] = None
     latency_objective_ms: Annotated[SomeMilliseconds | None, Written("--latency-objective-ms", "MS")] = None
     isolate_errors: Annotated[bool | None, Written("--isolate-errors")] = None

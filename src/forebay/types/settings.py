@@ -40,7 +40,7 @@ Milliseconds = Annotated[float, Meta(ge=0)]
 SomeSeconds = Annotated[float, Meta(gt=0)]
 SomeMilliseconds = Annotated[float, Meta(gt=0)]
 
-_UNITS: Final = {"_ms": "milliseconds", "_s": "seconds", "_bytes": "bytes"}
+_UNITS: Final = {"_bytes_per_s": "bytes a second", "_ms": "milliseconds", "_s": "seconds", "_bytes": "bytes"}
 _YES: Final = frozenset({"true", "1", "yes", "on"})
 _NO: Final = frozenset({"false", "0", "no", "off"})
 

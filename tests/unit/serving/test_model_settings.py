@@ -112,6 +112,12 @@ def test_a_field_to_pad_that_samples_do_not_have_is_told():
         serve_model(wrong, Overrides())
 
 
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_how_long_a_worker_may_hang_reaches_the_pool(kind):
+    pool = serve_model(Tokens, Overrides(worker_kind=kind, stuck_s=2.5)).endpoint.pool
+    assert pool._stuck_s == 2.5
+
+
 def test_an_objective_reaches_the_queue():
     auto = model(policy="auto", latency_objective_ms=50)
     assert serve_model(auto, Overrides()).endpoint.batching.objective_s == 0.05

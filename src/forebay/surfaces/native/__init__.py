@@ -300,7 +300,7 @@ def _pool(model: type[Model], settings: ModelSettings, overrides: Overrides, spe
             msg = f"worker kind inline has no threads, found {overrides.threads}; use thread or process"
             raise ConfigError(msg)
         return InlinePool(spec, slots=workers if settings.is_async else 1, devices=devices)
-    return ThreadPool(spec, workers=workers, threads=overrides.threads, devices=devices)
+    return ThreadPool(spec, workers=workers, threads=overrides.threads, stuck_s=overrides.stuck_s, devices=devices)
 
 
 def _process_pool(spec: RunnerSpec, overrides: Overrides, devices: Sequence[Device], *, isolates: bool) -> ProcessPool:
@@ -311,6 +311,7 @@ def _process_pool(spec: RunnerSpec, overrides: Overrides, devices: Sequence[Devi
         python=overrides.python,
         env=environment_of(overrides),
         isolates=isolates,
+        stuck_s=overrides.stuck_s,
         devices=devices,
     )
 

@@ -257,11 +257,12 @@ def _pool(call: NodeCall, target: GraphTarget) -> Pool:
             threads=threads,
             env=environment_of(overrides),
             isolates=separates,
+            stuck_s=overrides.stuck_s,
             devices=devices,
         )
     spec = msgspec.structs.replace(spec, local=lambda: node.runner(isolate_errors=is_isolating))
     if kind == "thread":
-        return ThreadPool(spec, workers=workers, threads=threads, devices=devices)
+        return ThreadPool(spec, workers=workers, threads=threads, stuck_s=overrides.stuck_s, devices=devices)
     if threads > 1:
         msg = f"node '{node.name}': worker kind inline has no threads, found {threads}; use thread or process"
         raise ConfigError(msg)

@@ -153,13 +153,14 @@ def _pool(serving: Serving[Any, Any], path: Path, name: str, options: ProcessOpt
         },
     )
     if overrides.worker_kind == "process":
-        return ProcessPool(spec, workers=workers, env=environment_of(overrides), devices=devices)
+        env = environment_of(overrides)
+        return ProcessPool(spec, workers=workers, env=env, stuck_s=overrides.stuck_s, devices=devices)
     spec = msgspec.structs.replace(
         spec, local=lambda: RequestRunner(serving, workers, batch_size, has_device=bool(devices))
     )
     if overrides.worker_kind == "inline":
         return InlinePool(spec, slots=1, devices=devices)
-    return ThreadPool(spec, workers=workers, devices=devices)
+    return ThreadPool(spec, workers=workers, stuck_s=overrides.stuck_s, devices=devices)
 
 
 def _description(serving: Serving[Any, Any], options: ProcessOptions) -> str:

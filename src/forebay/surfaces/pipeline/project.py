@@ -271,7 +271,7 @@ def _ignored(config: PipelineConfig, options: Options) -> list[str]:
         "timeout_ms",
         "max_queue",
     }
-    overrides |= {"policy", "latency_objective_ms", "isolate_errors"}
+    overrides |= {"policy", "latency_objective_ms", "isolate_errors", "stuck_s"}
     found = [
         f"--{name.replace('_', '-')}: a pipeline takes this from its configuration; the option is ignored"
         for name in sorted(overrides & options.given)

@@ -78,6 +78,7 @@ class VentuSurface:
             ),
             workers=options.overrides.workers or 1,
             threads=options.overrides.threads,
+            stuck_s=options.overrides.stuck_s,
             env=environment,
         )
         endpoint = _endpoint(path.stem, options, pool)

@@ -679,7 +679,9 @@ class HttpConnection(HttpToolsProtocol):
         elif talk.state.is_inside:
             if self.flow.read_paused:
                 talk.wait(epoch)
-            elif quiet_s > config.read_timeout_s or talk.is_too_slow(epoch, config.read_timeout_s):
+            elif quiet_s > config.read_timeout_s or talk.is_too_slow(
+                epoch, config.read_timeout_s, config.min_bytes_per_s
+            ):
                 late = f"the rest of the request did not come within {config.read_timeout_s:g} seconds"
                 self._refuse(TooSlow(late if quiet_s > config.read_timeout_s else "the request comes too slowly"))
         elif talk.state is LINGER or (talk.state is IDLE and quiet_s > config.keep_alive_s):

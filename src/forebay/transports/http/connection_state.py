@@ -35,8 +35,6 @@ from forebay.transports.http.errors import HeadTooLarge, MethodNotAllowed, NotHt
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-MIN_BYTES_PER_S: Final = 240
-"""A message that comes more slowly than this, measured over the time a client may be silent, is not waited for."""
 MAX_DROPPED_BYTES: Final = 64 * 1024
 """A body that nobody wants is read to its end if it is no longer than this, so that the connection can go on."""
 
@@ -217,13 +215,13 @@ class ConnectionState:
         """Note that nothing can come now, and that this is not the client's fault."""
         self._window_at, self._window_from = now, self._arrived
 
-    def is_too_slow(self, now: float, patience_s: float) -> bool:
+    def is_too_slow(self, now: float, patience_s: float, min_bytes_per_s: int) -> bool:
         """Tell whether a message has come too slowly for the time that was granted; asked now and then."""
         if not self.state.is_inside or now - self._window_at <= patience_s:
             return False
         came = self._arrived - self._window_from
         self.wait(now)
-        return came < MIN_BYTES_PER_S * patience_s
+        return came < min_bytes_per_s * patience_s
 
     def head_too_large(self) -> HeadTooLarge:
         """Return the error for a head over the limit."""

@@ -181,6 +181,17 @@ def test_a_byte_now_and_then_does_not_keep_a_request_alive(doors, target):  # F6
     assert steady.send(b"x" * 10_000).statuses == [200]
 
 
+@pytest.mark.parametrize("rate, statuses", [(100, [200]), (300, [408])])
+def test_how_slowly_a_request_may_come_is_a_setting(doors, rate, statuses):
+    door = doors(read_timeout_s=30.0, min_bytes_per_s=rate)
+    client = door.connect().send(request("alpha", b"x" * 12_000)[:-6000])
+    for number in (1000, 5000):
+        door.pass_seconds(20)  # within 30 seconds come 7,000 bytes
+        client.send(b"x" * number)
+    door.turn()
+    assert client.statuses == statuses
+
+
 def test_a_head_of_a_pipelining_client_is_not_charged_for_the_requests_before_it(doors):  # F66
     door = doors()
     one = request("alpha", b"x" * 50)

@@ -150,13 +150,13 @@ def test_what_frames_a_body_may_not_be_longer_than_the_body_for_long():
 
 def test_a_message_must_come_with_a_certain_rate_and_nothing_else_must():
     talk = ConnectionState(1000)
-    assert not talk.is_too_slow(1000.0, 30.0)
+    assert not talk.is_too_slow(1000.0, 30.0, 240)
     talk.begin_segment()
     talk.begin()
     talk.end_segment(10, 1000.0)
     assert talk.state is HEAD
-    assert not talk.is_too_slow(1030.0, 30.0)
-    assert talk.is_too_slow(1031.0, 30.0)
+    assert not talk.is_too_slow(1030.0, 30.0, 240)
+    assert talk.is_too_slow(1031.0, 30.0, 240)
 
 
 @pytest.mark.parametrize(
