@@ -115,7 +115,7 @@ def test_a_field_to_pad_that_samples_do_not_have_is_told():
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_how_long_a_worker_may_hang_reaches_the_pool(kind):
     pool = serve_model(Tokens, Overrides(worker_kind=kind, stuck_s=2.5)).endpoint.pool
-    assert pool._stuck_s == 2.5
+    assert vars(pool)["_stuck_s"] == 2.5
 
 
 def test_an_objective_reaches_the_queue():
