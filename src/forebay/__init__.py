@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from forebay.graph.composition.compose import compose
     from forebay.graph.composition.node import either, node
     from forebay.graph.values import SKIP
+    from forebay.serving.models.methods import endpoint
     from forebay.serving.models.model import Model
     from forebay.serving.models.padding import Pad, Padded
     from forebay.serving.servings.definition import Serving
@@ -80,6 +81,7 @@ _HOMES = {
     "batched_run_async": "forebay.serving.servings.registry",
     "compose": "forebay.graph.composition.compose",
     "either": "forebay.graph.composition.node",
+    "endpoint": "forebay.serving.models.methods",
     "hook": "forebay.arrays.hooks",
     "is_cancelled": "forebay.workers.cancel",
     "jit": "forebay.arrays.compilers",
@@ -121,6 +123,7 @@ __all__ = [
     "batched_run_async",
     "compose",
     "either",
+    "endpoint",
     "hook",
     "is_cancelled",
     "jit",

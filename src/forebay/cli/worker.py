@@ -46,7 +46,7 @@ def run(parsed: argparse.Namespace) -> int:
     """Serve until told to leave."""
     from forebay.errors import ConfigError
     from forebay.serving.models.model import models_in
-    from forebay.serving.models.model_runner import ModelRunner
+    from forebay.serving.models.model_runner import runner_for
     from forebay.surfaces.native import import_file, split_target
     from forebay.surfaces.native.describe import describe
     from forebay.workers.address import parse_address
@@ -67,7 +67,7 @@ def run(parsed: argparse.Namespace) -> int:
         raise ConfigError(msg)
     (model,) = models
     told = describe(model)
-    spec = RunnerSpec("", local=lambda: ModelRunner(model, isolate_errors=told.isolate_errors))
+    spec = RunnerSpec("", local=lambda: runner_for(model, isolate_errors=told.isolate_errors))
 
     def tell(line: str) -> None:
         sys.stderr.write(f"forebay: worker of '{told.name}': {line}\n")

@@ -7,7 +7,7 @@ once, for the fast lane and for Starlette alike.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import parse_qsl
 
@@ -114,6 +114,8 @@ class Contract(msgspec.Struct, frozen=True):
         is_named: A sample may also be the fields and files of a form, or the parameters of a query.
         shares_disk: Workers see the files of the server.
         has_context: The model asks for headers and the like.
+        call: The method of the model that is asked; empty is `predict`.
+        verbs: The methods of HTTP that ask it.
     """
 
     raw_input: bool = False
@@ -125,6 +127,8 @@ class Contract(msgspec.Struct, frozen=True):
     is_named: bool = False
     shares_disk: bool = True
     has_context: bool = False
+    call: str = ""
+    verbs: tuple[str, ...] = ("POST",)
 
 
 def status_of(error: ForebayError) -> int:
@@ -192,7 +196,12 @@ def params_of(contract: Contract, content_type: str, accept: str, *, in_query: b
             msg = f"the client takes '{accept[:100]}', this endpoint answers in {JSON_TYPE} or {MSGPACK_TYPE}"
             raise NotAcceptable(msg)
         wanted = "json"
-    return PARAMS[given, wanted]
+    return _params_of_call(contract.call, given, wanted) if contract.call else PARAMS[given, wanted]
+
+
+@lru_cache(1024)
+def _params_of_call(call: str, given: str, wanted: str) -> Mapping[str, str]:
+    return {**PARAMS[given, wanted], "call": call}
 
 
 def is_form(content_type: str) -> bool:

@@ -66,6 +66,14 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
     """The body is a JSON array of samples, and so is the answer."""
     query: Mapping[str, Documented] = msgspec.field(default_factory=dict[str, Documented])
     """Parameters in the query, all of which may be left out."""
+    path: str = ""
+    """Where it answers below the model."""
+    verbs: tuple[str, ...] = ("POST",)
+    """The methods of HTTP that ask it."""
+    call: str = "predict"
+    """The method of the model."""
+    methods: Sequence[Described] = ()
+    """Further methods of the same model."""
 
 
 def document(
@@ -96,6 +104,9 @@ def document(
             places += [(f"{path}/versions/{quote(v, safe='')}", f"_{name}_version_{v}", one) for v, one in told]
         for place, suffix, endpoint in places:
             paths[place] = _operations(endpoint, suffix, ids, schemas, api_key=api_key)
+            for method in endpoint.methods:
+                operations = _operations_of_method(method, suffix, ids, schemas, api_key=api_key)
+                paths[place.rstrip("/") + method.path] = operations
     paths |= _housekeeping(api_key=api_key)
     if manages:
         paths |= _management(api_key=api_key)
@@ -151,13 +162,32 @@ def _operations(endpoint: Described, suffix: str, ids: set[str], schemas: _Schem
     post["parameters"] += query
     get = _describe(endpoint, _operation_id(f"describe{suffix}", ids), api_key=api_key)
     if endpoint.is_named and endpoint.streams:
-        sample = {"name": "sample", "in": "query", "schema": schemas.add(endpoint.input, endpoint.name)}
-        fields = {"description": "The fields of a sample", "style": "form", "explode": True}
         get["summary"] += ", or with a query ask it as an EventSource does"
-        get["parameters"] = [*_HEADERS, sample | fields, *query]
+        get["parameters"] = [*_HEADERS, _sample_in_query(endpoint, schemas), *query]
         get["responses"]["200"]["content"] |= answer
         get["responses"] |= _failures([*_REFUSALS, "403"], api_key=api_key)
     return {"post": post, "get": get}
+
+
+def _operations_of_method(method: Described, suffix: str, ids: set[str], schemas: _Schemas, *, api_key: bool) -> Json:
+    """Return what can be done at the path of a further method."""
+    bodies = _bodies(method, schemas)
+    found: Json = {}
+    if "POST" in method.verbs:
+        operation_id = _operation_id(f"{method.call}{suffix}", ids)
+        found["post"] = _predict(method, operation_id, *bodies, api_key=api_key)
+    if "GET" in method.verbs or method.streams:
+        operation_id = _operation_id(f"{method.call}{suffix}" if not found else f"get_{method.call}{suffix}", ids)
+        get = found["get"] = _predict(method, operation_id, *bodies, api_key=api_key)
+        del get["requestBody"]
+        get["parameters"] += [_sample_in_query(method, schemas)]
+        get["responses"] |= _failures(["403"], api_key=api_key)
+    return found
+
+
+def _sample_in_query(endpoint: Described, schemas: _Schemas) -> Json:
+    sample = {"name": "sample", "in": "query", "schema": schemas.add(endpoint.input, endpoint.name)}
+    return sample | {"description": "The fields of a sample", "style": "form", "explode": True}
 
 
 def _predict(endpoint: Described, operation_id: str, request: Json, answer: Json, *, api_key: bool) -> Json:
@@ -165,7 +195,7 @@ def _predict(endpoint: Described, operation_id: str, request: Json, answer: Json
     codes = [*_REFUSALS, *([] if endpoint.streams or endpoint.output.raw else ["406"])]
     operation: Json = {
         "operationId": operation_id,
-        "summary": f"Ask {endpoint.name}",
+        "summary": f"Ask {endpoint.name}{endpoint.path}",
         "tags": ["models"],
         "parameters": [*_HEADERS],
         "requestBody": {"required": True, "content": request},

@@ -39,6 +39,13 @@ LOAD_S: Final = 300.0
 """Time that a version which is loaded while the server runs has to become ready, if nobody says."""
 
 
+class ServedMethod(msgspec.Struct, frozen=True):
+    """A method of a model beside `predict`, with what protocols must know of it."""
+
+    contract: Contract
+    described: Described
+
+
 class Served(msgspec.Struct, eq=False):
     """An endpoint with what protocols must know of it.
 
@@ -49,6 +56,7 @@ class Served(msgspec.Struct, eq=False):
         nodes: The endpoints of its nodes by name, if it is a graph. They start and stop with it.
         weight: Its part of what is asked for without a version; None leaves it to the first version of its name.
         drawing: How it is drawn, if it is a graph that can be.
+        methods: What the same endpoint answers at further paths.
     """
 
     endpoint: Endpoint
@@ -57,6 +65,12 @@ class Served(msgspec.Struct, eq=False):
     nodes: Mapping[str, Endpoint] = {}
     weight: int | None = None
     drawing: Drawable | None = None
+    methods: Sequence[ServedMethod] = ()
+
+    @property
+    def contracts(self) -> dict[str, Contract]:
+        """How bytes are moved, by the path below the model."""
+        return {"": self.contract, **{one.described.path: one.contract for one in self.methods}}
 
 
 class App:
@@ -288,6 +302,8 @@ class App:
             "timeout_ms": round(endpoint.config.timeout_s * 1000),
             **_facts(endpoint),
         }
+        if one.methods:
+            facts["endpoints"] = [_told_of(method) for method in one.methods]
         if one.nodes:
             facts["nodes"] = {node: _facts(endpoint) for node, endpoint in one.nodes.items()}
         if version is None:
@@ -475,6 +491,17 @@ def _facts(endpoint: Endpoint) -> dict[str, Any]:
         },
         "in_flight": endpoint.in_flight,
         "waiting": endpoint.waiting,
+    }
+
+
+def _told_of(method: ServedMethod) -> dict[str, Any]:
+    """Return what the page of a model tells of a further method."""
+    return {
+        "path": method.described.path,
+        "methods": method.contract.verbs,
+        "description": method.described.description,
+        "streams": method.contract.streams,
+        "batchable": method.contract.batchable,
     }
 
 

@@ -14,7 +14,7 @@ import msgspec
 from forebay.errors import ConfigError, InvalidRequest, NotFound, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from forebay.server.app import Served
 
@@ -135,9 +135,11 @@ class Versions:
         if ready and not self.weights:
             ready[0].weight = 1
 
-    def turn(self) -> Served:
-        """Return who is asked next; somebody is ready."""
+    def turn(self, among: Collection[Served] | None = None) -> Served:
+        """Return who is asked next, of those named or of all; somebody is ready."""
         sharing = [one for one in self.all if one.state == "ready" and one.weight]
+        if among is not None:
+            sharing = [one for one in sharing if one.served in among]
         for one in sharing:
             one.credit += one.weight
         chosen = max(sharing, key=lambda one: one.credit)

@@ -65,6 +65,7 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_timeout_s: Longest time a request may ask for.
         split: Whether a request with more samples than a batch takes is cut in slices; otherwise it is refused.
         streams: Whether answers come in parts.
+        is_mixed: Whether others come whole all the same.
     """
 
     name: str
@@ -73,6 +74,7 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_timeout_s: float = 3600.0
     split: bool = True
     streams: bool = False
+    is_mixed: bool = False
 
 
 class Endpoint:
@@ -308,7 +310,7 @@ class Endpoint:
         """
         limit = self._max_size
         longest = max(map(len, rows_of.values()))
-        if longest > limit and (not self.config.split or self.config.streams):
+        if longest > limit and (not self.config.split or (self.config.streams and not self.config.is_mixed)):
             msg = f"the request has {request.size} samples, endpoint '{self.config.name}' takes {limit} at a time"
             raise TooLarge(msg)
         if request.size <= self.batching.capacity < self._queue.waiting + request.size:

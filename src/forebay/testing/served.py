@@ -79,7 +79,13 @@ class AsyncClient:
         return self._answer(exchange, b"".join(pieces))
 
     async def ask(
-        self, sample: Any, *, model: str | None = None, query: str = "", headers: Mapping[str, str] | None = None
+        self,
+        sample: Any,
+        *,
+        model: str | None = None,
+        query: str = "",
+        headers: Mapping[str, str] | None = None,
+        path: str = "",
     ) -> Answer:
         """Send a sample and return the answer, whatever it is.
 
@@ -89,38 +95,41 @@ class AsyncClient:
             model: The name of the model; may be left out if there is one.
             query: What follows the `?`.
             headers: By name; `x-request-timeout-ms` for example.
+            path: Of a further method, such as "/embed".
         """
-        return await self.request("POST", *self._written(sample, model, query), _with_type(headers))
+        return await self.request("POST", *self._written(sample, model, query, path), _with_type(headers))
 
-    async def ask_all(self, samples: Iterable[Any], *, model: str | None = None) -> list[Answer]:
+    async def ask_all(self, samples: Iterable[Any], *, model: str | None = None, path: str = "") -> list[Answer]:
         """Send samples at once, so that they meet in batches; returns their answers in order."""
-        return await asyncio.gather(*(self.ask(sample, model=model) for sample in samples))
+        return await asyncio.gather(*(self.ask(sample, model=model, path=path) for sample in samples))
 
-    async def call(self, sample: Any, *, model: str | None = None, headers: Mapping[str, str] | None = None) -> Any:
+    async def call(
+        self, sample: Any, *, model: str | None = None, headers: Mapping[str, str] | None = None, path: str = ""
+    ) -> Any:
         """Send a sample and return the result.
 
         Raises:
             CallFailed: If the answer is an error; the model's traceback stands below it.
         """
-        return (await self.ask(sample, model=model, headers=headers)).value
+        return (await self.ask(sample, model=model, headers=headers, path=path)).value
 
-    async def call_all(self, samples: Iterable[Any], *, model: str | None = None) -> list[Any]:
+    async def call_all(self, samples: Iterable[Any], *, model: str | None = None, path: str = "") -> list[Any]:
         """Send samples at once, so that they meet in batches; returns their results in order.
 
         Raises:
             CallFailed: If one of them failed.
         """
-        return [answer.value for answer in await self.ask_all(samples, model=model)]
+        return [answer.value for answer in await self.ask_all(samples, model=model, path=path)]
 
     async def stream(
-        self, sample: Any, *, model: str | None = None, headers: Mapping[str, str] | None = None
+        self, sample: Any, *, model: str | None = None, headers: Mapping[str, str] | None = None, path: str = ""
     ) -> AsyncGenerator[Any]:
         """Send a sample and give the parts of the answer as they come; who stops listening has gone away.
 
         Raises:
             CallFailed: If the answer, or its last part, is an error.
         """
-        target, body = self._written(sample, model, "")
+        target, body = self._written(sample, model, "", path)
         exchange = _Exchange(self._served, "POST", target, body, _with_type(headers))
         rest = b""
         async with contextlib.aclosing(exchange.pieces()) as pieces:
@@ -147,10 +156,11 @@ class AsyncClient:
             raise InvalidRequest(msg)
         return app.only.endpoint.name
 
-    def _written(self, sample: Any, model: str | None, query: str) -> tuple[str, bytes]:
+    def _written(self, sample: Any, model: str | None, query: str, path: str) -> tuple[str, bytes]:
         name = self._name(model)
-        target = f"/models/{name}" + (f"?{query}" if query else "")
-        if self._served.app.find(name).contract.raw_input and isinstance(sample, bytes | bytearray):
+        target = f"/models/{name}{path}" + (f"?{query}" if query else "")
+        contract = self._served.app.find(name).contracts.get(path)
+        if contract is not None and contract.raw_input and isinstance(sample, bytes | bytearray):
             return target, bytes(sample)
         return target, msgspec.json.encode(sample, enc_hook=_plain)
 
@@ -182,40 +192,48 @@ class Client:
         return self._thread.run(self._inner.request(method, target, body, headers))
 
     def ask(
-        self, sample: Any, *, model: str | None = None, query: str = "", headers: Mapping[str, str] | None = None
+        self,
+        sample: Any,
+        *,
+        model: str | None = None,
+        query: str = "",
+        headers: Mapping[str, str] | None = None,
+        path: str = "",
     ) -> Answer:
         """Send a sample and return the answer, whatever it is."""
-        return self._thread.run(self._inner.ask(sample, model=model, query=query, headers=headers))
+        return self._thread.run(self._inner.ask(sample, model=model, query=query, headers=headers, path=path))
 
-    def ask_all(self, samples: Iterable[Any], *, model: str | None = None) -> list[Answer]:
+    def ask_all(self, samples: Iterable[Any], *, model: str | None = None, path: str = "") -> list[Answer]:
         """Send samples at once, so that they meet in batches; returns their answers in order."""
-        return self._thread.run(self._inner.ask_all(samples, model=model))
+        return self._thread.run(self._inner.ask_all(samples, model=model, path=path))
 
-    def call(self, sample: Any, *, model: str | None = None, headers: Mapping[str, str] | None = None) -> Any:
+    def call(
+        self, sample: Any, *, model: str | None = None, headers: Mapping[str, str] | None = None, path: str = ""
+    ) -> Any:
         """Send a sample and return the result.
 
         Raises:
             CallFailed: If the answer is an error; the model's traceback stands below it.
         """
-        return self._thread.run(self._inner.call(sample, model=model, headers=headers))
+        return self._thread.run(self._inner.call(sample, model=model, headers=headers, path=path))
 
-    def call_all(self, samples: Iterable[Any], *, model: str | None = None) -> list[Any]:
+    def call_all(self, samples: Iterable[Any], *, model: str | None = None, path: str = "") -> list[Any]:
         """Send samples at once, so that they meet in batches; returns their results in order.
 
         Raises:
             CallFailed: If one of them failed.
         """
-        return self._thread.run(self._inner.call_all(samples, model=model))
+        return self._thread.run(self._inner.call_all(samples, model=model, path=path))
 
     def stream(
-        self, sample: Any, *, model: str | None = None, headers: Mapping[str, str] | None = None
+        self, sample: Any, *, model: str | None = None, headers: Mapping[str, str] | None = None, path: str = ""
     ) -> Iterator[Any]:
         """Send a sample and give the parts of the answer as they come; who stops listening has gone away.
 
         Raises:
             CallFailed: If the answer, or its last part, is an error.
         """
-        parts = self._inner.stream(sample, model=model, headers=headers)
+        parts = self._inner.stream(sample, model=model, headers=headers, path=path)
         try:
             while (part := self._thread.run(_next_or_end(parts))) is not _END:
                 yield part

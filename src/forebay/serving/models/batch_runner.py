@@ -35,15 +35,25 @@ if TYPE_CHECKING:
 class BatchRunner(ABC):
     """A `Runner` for one model class; subclasses read bodies and write outcomes."""
 
-    def __init__(self, model_class: type[Model], settings: ModelSettings, *, isolate_errors: bool = False) -> None:
+    def __init__(
+        self,
+        model_class: type[Model],
+        settings: ModelSettings,
+        *,
+        isolate_errors: bool = False,
+        method: str = "predict",
+    ) -> None:
         """Read the class; `open` makes the model.
 
         Args:
             model_class: What runs.
             settings: What the class says about itself.
             isolate_errors: Halve batches that fail as a whole, also if the class does not ask for it.
+            method: The method that runs; hooks are called around `predict` only.
         """
         self._class = model_class
+        self._method = method
+        self._hooks = ("preprocess", "postprocess") if method == "predict" else ()
         self._settings = settings
         self._model: Any = None
         self._predict: Callable[..., Any] = _not_open
@@ -55,13 +65,14 @@ class BatchRunner(ABC):
         self._in_buckets = model_class.batch_key is None
         self._has_context = settings.has_context
         self._context_in = {
-            name: settings.has_context and takes_context(model_class, name)
+            name: settings.has_context and takes_context(model_class, method if name == "predict" else name)
             for name in ("predict", "preprocess", "postprocess")
         }
         self._worker = 0
         self._coroutines = Coroutines()
-        hooks = (getattr(model_class, name, None) for name in ("preprocess", "postprocess"))
-        if settings.is_async or any(inspect.iscoroutinefunction(hook) for hook in hooks):
+        if settings.is_async or any(
+            inspect.iscoroutinefunction(getattr(model_class, name, None)) for name in self._hooks
+        ):
             self.run_async = self._run_async
             self.run = self._run_blocking
         if any(inspect.iscoroutinefunction(getattr(model_class, name, None)) for name in ("load", "unload")):
@@ -85,6 +96,11 @@ class BatchRunner(ABC):
         loaded = self._load(ctx)
         if inspect.isawaitable(loaded):
             self._coroutines.run(loaded)
+        self._loaded()
+
+    def share(self, opened: BatchRunner) -> None:
+        """Use the model of another runner, which opens and closes it; coroutines stay on the loop that loaded it."""
+        self._model, self._worker, self._coroutines = opened._model, opened._worker, opened._coroutines
         self._loaded()
 
     def close(self) -> None:
@@ -120,9 +136,9 @@ class BatchRunner(ABC):
         return self._model.load()
 
     def _loaded(self) -> None:
-        self._predict = self._model.predict
-        self._preprocess = getattr(self._model, "preprocess", None)
-        self._postprocess = getattr(self._model, "postprocess", None)
+        self._predict = getattr(self._model, self._method)
+        if self._hooks:
+            self._preprocess, self._postprocess = (getattr(self._model, name, None) for name in self._hooks)
 
     def _unload(self) -> Any:
         unload = getattr(self._model, "unload", None)
@@ -268,8 +284,8 @@ class BatchRunner(ABC):
         if count != len(batch.samples):
             found = f"{count} parts" if count >= 0 else f"a {type(step).__name__}"
             msg = (
-                f"{self._class.__name__}.predict yielded {found} for a batch of {len(batch.samples)}; yield a list "
-                "with one part for each sample, None for a sample that has none"
+                f"{self._class.__name__}.{self._method} yielded {found} for a batch of {len(batch.samples)}; yield a "
+                "list with one part for each sample, None for a sample that has none"
             )
             raise BadOutcome(msg)
 

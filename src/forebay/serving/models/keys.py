@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from forebay.errors import ForebayError, RunnerFailed
+from forebay.serving.models.methods import CALL
 from forebay.serving.models.schema import FORMATS
 from forebay.serving.models.unreadable import refusal
 from forebay.types.call import Failure
@@ -60,6 +63,31 @@ class SampleKeys:
             return key_of_sample(self._key_of, self._name, sample)
         except ForebayError as error:
             raise refusal(error, row, number) from None
+
+
+class MethodKey(msgspec.Struct, frozen=True):
+    """The key of what asks a further method of a model; no key of the user's is equal to it."""
+
+    name: str
+
+
+class MethodKeys:
+    """Keeps the methods of a model apart: a batch is for one of them."""
+
+    def __init__(self, keys_of: SampleKeys | None) -> None:
+        """Give what asks `predict` the keys that the model has for it."""
+        self._keys_of = keys_of
+
+    def __call__(self, item: Item) -> list[Hashable]:
+        """Return one key for each sample of a request.
+
+        Raises:
+            ForebayError: As `SampleKeys`.
+        """
+        name = item.params.get(CALL)
+        if name is not None:
+            return [MethodKey(name)] * item.size
+        return [None] * item.size if self._keys_of is None else self._keys_of(item)
 
 
 def key_of_sample(key_of: Callable[..., Hashable], name: str, *inputs: Any) -> Hashable:

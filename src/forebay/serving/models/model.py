@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, cast
 import msgspec
 
 from forebay.errors import ConfigError, nearest
+from forebay.serving.models.methods import ModelMethod, methods_of
 from forebay.serving.models.padding import Pad
 from forebay.serving.models.spelling import check_constructor, check_spelling, like_predict
 from forebay.types.context import PARAM
@@ -126,6 +127,22 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     is_async: bool
     description: str
     has_context: bool = False
+    methods: Sequence[ModelMethod] = ()
+
+    def of(self, method: ModelMethod) -> ModelSettings:
+        """Return what holds for a further method: what is made for the samples of `predict` does not."""
+        return msgspec.structs.replace(
+            self,
+            batchable=method.batchable,
+            streams=method.streams,
+            is_async=method.is_async,
+            has_context=method.has_context,
+            isolate_errors=self.isolate_errors and not method.streams,
+            description=method.description,
+            batch_key=None,
+            pad=None,
+            methods=(),
+        )
 
 
 def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
@@ -149,6 +166,9 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
     check_constructor(model)
     if one_input:
         _check_parameters(model, "predict", "batch")
+    methods = methods_of(model) if one_input else ()
+    for method in methods:
+        _check_parameters(model, method.name, "batch")
     for hook in ("preprocess", "postprocess"):
         if hasattr(model, hook):
             takes = "sample" if hook == "preprocess" else "result"
@@ -195,6 +215,7 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
         is_async=inspect.iscoroutinefunction(predict) or inspect.isasyncgenfunction(predict),
         description=inspect.cleandoc(model.__doc__ or "") if model.__doc__ != Model.__doc__ else "",
         has_context=one_input and any(takes_context(model, name) for name in ("predict", "preprocess", "postprocess")),
+        methods=methods,
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import BadOutcome
 from forebay.serving.models.batch_runner import BatchRunner, Samples
+from forebay.serving.models.methods import CALL, methods_of
 from forebay.serving.models.model import load_module, models_in, settings_of
 from forebay.serving.models.outputs import declared_of
 from forebay.serving.models.schema import FORMATS, io_types, media_in_parts
@@ -21,35 +22,54 @@ from forebay.types.failures import failure_of, text_of, trace_of
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from forebay.serving.models.methods import ModelMethod
     from forebay.serving.models.model import Model
     from forebay.types.call import Item, Outcome
+    from forebay.workers.runner import WorkerContext
 
 
-def from_file(path: str, name: str, *, isolate_errors: bool = False) -> ModelRunner:
+def from_file(path: str, name: str, *, isolate_errors: bool = False) -> ModelRunner | MethodsRunner:
     """Build the runner of a model class in a file; the reference that worker processes are given."""
-    return ModelRunner(models_in(load_module(Path(path)), name)[0], isolate_errors=isolate_errors)
+    return runner_for(models_in(load_module(Path(path)), name)[0], isolate_errors=isolate_errors)
+
+
+def runner_for(model_class: type[Model], *, isolate_errors: bool = False) -> ModelRunner | MethodsRunner:
+    """Build the runner of a model class, with all methods that answer requests."""
+    predict = ModelRunner(model_class, isolate_errors=isolate_errors)
+    methods = methods_of(model_class)
+    if not methods:
+        return predict
+    others = {one.name: ModelRunner(model_class, isolate_errors=isolate_errors, method=one) for one in methods}
+    return MethodsRunner(predict, others)
 
 
 class ModelRunner(BatchRunner):
-    """A `Runner` for one model class. Bodies and results are bytes in the formats that `params` names."""
+    """A `Runner` for one method of a model class. Bodies and results are bytes in the formats that `params` names."""
 
-    def __init__(self, model_class: type[Model], *, isolate_errors: bool = False) -> None:
+    def __init__(
+        self, model_class: type[Model], *, isolate_errors: bool = False, method: ModelMethod | None = None
+    ) -> None:
         """Read the class; `open` makes the model.
 
         Args:
             model_class: What runs.
             isolate_errors: Halve batches that fail as a whole, also if the class does not ask for it.
+            method: What answers; None is `predict`.
         """
-        super().__init__(model_class, settings_of(model_class), isolate_errors=isolate_errors)
-        given, answer = io_types(model_class)
+        settings, name = settings_of(model_class), "predict"
+        if method is not None:
+            settings, name = settings.of(method), method.name
+            isolate_errors = isolate_errors and not method.streams
+        super().__init__(model_class, settings, isolate_errors=isolate_errors, method=name)
+        given, answer = io_types(model_class, method)
         self._given = given
         self._decode = {name: given.decoder(name) for name in FORMATS}
         self._encode = {name: answer.encoder(name) for name in ("json", "msgpack")}
         self._declared = declared_of(answer) if model_class.check_outputs else None
         takes_media = answer.has_media or answer.annotation is Any or not model_class.check_outputs
-        self._no_media = media_in_parts(model_class, streams=self._settings.streams)
+        self._no_media = media_in_parts(batchable=settings.batchable, streams=settings.streams)
         if not self._no_media and not takes_media:
             self._no_media = "it does not declare any; annotate them, as in list[dict | forebay.Media]"
         self._batchable = self._settings.batchable
@@ -139,6 +159,52 @@ class ModelRunner(BatchRunner):
                 return written
         msg = f"a result of {self._class.__name__} cannot be encoded: {text_of(error)}"
         return failure_of(BadOutcome(msg, trace=trace_of(error)))
+
+
+class MethodsRunner:
+    """A `Runner` for several methods of one model, which is loaded once; a batch is for one of them."""
+
+    def __init__(self, predict: ModelRunner, others: Mapping[str, ModelRunner]) -> None:
+        """Run what names no method by `predict`, and all else by the one of its name."""
+        self._predict = predict
+        self._others = others
+        runners = [predict, *others.values()]
+        self.borrows_input = all(runner.borrows_input for runner in runners)
+        if any(hasattr(runner, "run_async") for runner in runners):
+            self.run_async = self._run_either
+        if hasattr(predict, "open_async"):
+            self.open_async = self._open_async
+            self.close_async = predict.close_async
+
+    def open(self, ctx: WorkerContext) -> None:
+        """Make the model and load it."""
+        self._predict.open(ctx)
+        self._share()
+
+    def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]]:
+        """Run a batch; see `Runner.run`."""
+        return self._asked(items).run(items)
+
+    def close(self) -> None:
+        """Drop the model."""
+        self._predict.close()
+
+    async def _open_async(self, ctx: WorkerContext) -> None:
+        await self._predict.open_async(ctx)
+        self._share()
+
+    def _run_either(self, items: Sequence[Item]) -> Any:
+        """Run a batch on a loop that runs already: a method that is no coroutine function needs no task there."""
+        runner = self._asked(items)
+        return getattr(runner, "run_async", runner.run)(items)
+
+    def _share(self) -> None:
+        for runner in self._others.values():
+            runner.share(self._predict)
+
+    def _asked(self, items: Sequence[Item]) -> ModelRunner:
+        name = items[0].params.get(CALL)
+        return self._predict if name is None else self._others[name]
 
 
 def _common_params(items: Sequence[Item]) -> Mapping[str, Any] | None:

@@ -48,6 +48,8 @@ from forebay.workers.user_code import caught
 if typing.TYPE_CHECKING:
     from pydantic import TypeAdapter
 
+    from forebay.serving.models.methods import ModelMethod
+
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Decode: TypeAlias = Callable[[Buffer], Any]
 Encode: TypeAlias = Callable[[Any], bytes]
@@ -219,8 +221,8 @@ class WireType:
         return [] if self.raw or self._adapter is not None else list(nodes_of(self.annotation))
 
 
-def io_types(model_class: type) -> tuple[WireType, WireType]:
-    """Read the wire types of a model off its annotations.
+def io_types(model_class: type, method: ModelMethod | None = None) -> tuple[WireType, WireType]:
+    """Read the wire types of a model, or of a further method of it, off its annotations.
 
     Returns:
         The input type and the output type of one sample.
@@ -228,24 +230,27 @@ def io_types(model_class: type) -> tuple[WireType, WireType]:
     Raises:
         ConfigError: `predict` is missing, or an annotation cannot be resolved or cannot travel; says which.
     """
-    predict = _method(model_class, "predict")
+    predict = _method(model_class, "predict" if method is None else method.name)
     if predict is None:
         raise ConfigError(
             f"{model_class.__qualname__} has no method `predict`; "
             "write `def predict(self, batch: list[In]) -> list[Out]`"
         )
-    preprocess, postprocess = _method(model_class, "preprocess"), _method(model_class, "postprocess")
+    preprocess = postprocess = None
+    if method is None:
+        preprocess, postprocess = _method(model_class, "preprocess"), _method(model_class, "postprocess")
     given = preprocess.wire_type("input") if preprocess is not None else predict.wire_type("input", element=True)
     answer = postprocess.wire_type("output") if postprocess is not None else predict.wire_type("output", element=True)
-    where = media_in_parts(model_class, streams=predict.generates()) if answer.has_media else ""
+    batchable = getattr(model_class, "batchable", False) if method is None else method.batchable
+    where = media_in_parts(batchable=batchable, streams=predict.generates()) if answer.has_media else ""
     if where:
         raise ConfigError(f"{(postprocess or predict).place}: its results are annotated as forebay.Media, and {where}")
     return given, answer
 
 
-def media_in_parts(model_class: type, *, streams: bool) -> str:
+def media_in_parts(*, batchable: bool, streams: bool) -> str:
     """Return why results of a model cannot be `Media`; empty if they can."""
-    if getattr(model_class, "batchable", False):
+    if batchable:
         return "an array of samples cannot hold any; answer requests of one sample, or return texts (base64)"
     return "a part of a stream cannot be one; yield bytes, or return the whole" if streams else ""
 
@@ -510,11 +515,12 @@ class _Method:
             return arguments[0] if arguments else Any
         if direction == "output" and hasattr(origin, "tolist"):
             return Any  # an array of results says nothing about one row
-        advice = (
-            "predict gets a list of samples; write list[...], or name the type of one sample in `preprocess`"
-            if direction == "input"
-            else "predict returns one result for each sample; write list[...], or Iterator[list[...]] to stream"
-        )
+        name = self.function.__name__
+        advice = f"{name} returns one result for each sample; write list[...], or Iterator[list[...]] to stream"
+        if direction == "input":
+            advice = f"{name} gets a list of samples; write `list[{_spell(annotation).strip('`')}]`"
+            if name == "predict":
+                advice = "predict gets a list of samples; write list[...], or name the type of one in `preprocess`"
         raise ConfigError(f"{self.place}: {what} is annotated {_spell(annotation)}, but {advice}")
 
     def generates(self) -> bool:

@@ -13,6 +13,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError
+from forebay.serving.models.methods import is_marked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +52,11 @@ def check_spelling(model: type[Any], base: type[Any]) -> None:
     known = _known(base)
     suspects: dict[str, str] = {}
     for name, value in written.items():
-        if name in known or name.startswith("_"):
+        if name in HOOKS and is_marked(value):
+            does = "answers at the path of the model itself" if name == "predict" else "is called by forebay itself"
+            msg = f"{model.__qualname__}.{name} {does}; leave out `@forebay.endpoint`, or name the method otherwise"
+            raise ConfigError(msg)
+        if name in known or name.startswith("_") or is_marked(value):
             continue
         if name in FOREIGN and callable(value):
             suspects[name] = f"{model.__qualname__}.{name} is never called; {FOREIGN[name]}"

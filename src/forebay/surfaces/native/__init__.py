@@ -18,13 +18,13 @@ from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described
 from forebay.server.app import App, Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
-from forebay.serving.models.keys import SampleKeys
+from forebay.serving.models.keys import MethodKeys, SampleKeys
 from forebay.serving.models.model import load_module, models_in, settings_of
-from forebay.serving.models.model_runner import ModelRunner
+from forebay.serving.models.model_runner import runner_for
 from forebay.serving.models.schema import io_types
 from forebay.surfaces.contract import Project, TargetEntry
 from forebay.surfaces.native.attached import Lobby
-from forebay.surfaces.native.describe import describe_in
+from forebay.surfaces.native.describe import describe_in, method_of, served_by
 from forebay.surfaces.native.graphs import GraphTarget, compositions_of, drawable, serve_composition, unserved
 from forebay.surfaces.native.model_files import is_model_file, read_model_file
 from forebay.surfaces.native.model_options import batching_of, devices_of, environment_of, isolates, named, workers_of
@@ -188,7 +188,7 @@ def _serve_target(target: str, overrides: Overrides, given: Collection[str]) -> 
         devices = devices_of(class_name, overrides.devices or told.devices, "process")
         pool = _process_pool(spec, overrides, devices, isolates=is_isolating)
         endpoint = endpoint_of(class_name, told.settings, pool, overrides)
-        served.append(Served(endpoint, told.contract, told.described))
+        served.append(served_by(told, endpoint))
     return Built(served)
 
 
@@ -229,7 +229,12 @@ def serve_model(model: type[Model], overrides: Overrides, spec: RunnerSpec | Non
         batchable=settings.batchable,
         is_named=True,
     )
-    return Served(endpoint, contract, described)
+    methods = [
+        method_of(one, settings.name, settings.version, *io_types(model, one), shares_disk=True)
+        for one in settings.methods
+    ]
+    described = msgspec.structs.replace(described, methods=[one.described for one in methods])
+    return Served(endpoint, contract, described, methods=methods)
 
 
 def endpoint_of(
@@ -253,9 +258,11 @@ def endpoint_of(
         timeout_s=(overrides.timeout_ms or settings.timeout_ms) / 1000,
         max_timeout_s=overrides.max_timeout_ms / 1000,
         split=settings.split,
-        streams=settings.streams,
+        streams=settings.streams or any(method.streams for method in settings.methods),
+        is_mixed=bool(settings.methods),
     )
-    return Endpoint(config, batching_of(where, settings, overrides), pool, keys)
+    keys_of = MethodKeys(keys) if settings.methods else keys
+    return Endpoint(config, batching_of(where, settings, overrides), pool, keys_of)
 
 
 def split_target(target: str) -> tuple[Path, str | None]:
@@ -294,7 +301,7 @@ def _pool(model: type[Model], settings: ModelSettings, overrides: Overrides, spe
         spec = _spec(file, model.__name__, isolate_errors=is_isolating)
     if overrides.worker_kind == "process":
         return _process_pool(spec, overrides, devices, isolates=is_isolating)
-    spec = msgspec.structs.replace(spec, local=lambda: ModelRunner(model, isolate_errors=is_isolating))
+    spec = msgspec.structs.replace(spec, local=lambda: runner_for(model, isolate_errors=is_isolating))
     if overrides.worker_kind == "inline":
         if overrides.threads > 1:
             msg = f"worker kind inline has no threads, found {overrides.threads}; use thread or process"
@@ -379,5 +386,6 @@ def _summary(app: App, name: str) -> str:
         f"timeout {about['timeout_ms']} ms"
         + (", streams" if about["streams"] else "")
         + (", arrays of samples" if about["batchable"] else "")
+        + "".join(f", {' or '.join(one['methods'])} {one['path']}" for one in about.get("endpoints", ()))
         + several
     )

@@ -16,7 +16,8 @@ import msgspec
 
 from forebay.errors import ConfigError, InvalidRequest
 from forebay.server.app import Served
-from forebay.surfaces.native.describe import Description, WireSchema, check
+from forebay.serving.models.methods import CALL
+from forebay.surfaces.native.describe import Description, WireSchema, check, served_by
 from forebay.types.call import Failure, Media
 from forebay.workers.address import parse_address
 from forebay.workers.attached import AttachedPool
@@ -117,7 +118,7 @@ class Lobby:
             msg = f"its hello cannot be used: {error}"
             raise ConfigError(msg) from error
         guest = self._guest(check(hello.model))
-        return WorkerSlot(guest.pool, self._config.max_frame_bytes, fitting(guest.description.contract))
+        return WorkerSlot(guest.pool, self._config.max_frame_bytes, fitting(guest.description))
 
     def _receive_jobs(self) -> JobSlot:
         return JobSlot(self._guest(JOBS).pool, self._config.max_frame_bytes)
@@ -154,7 +155,7 @@ class Lobby:
             shared=self._door.shared,
             isolates=description.isolate_errors,
         )
-        served = Served(self._endpoint_of(description, pool), description.contract, description.described)
+        served = served_by(description, self._endpoint_of(description, pool))
         timeout_s = served.endpoint.config.timeout_s
         pool.hang_s = timeout_s / 2 if self._config.hang_s is None else self._config.hang_s
         return Guest(description, pool)
@@ -180,8 +181,20 @@ class Lobby:
         task.add_done_callback(self._tasks.discard)
 
 
-def fitting(contract: Contract) -> Callable[[EntryBatch, Sequence[Any]], None]:
+def fitting(description: Description) -> Callable[[EntryBatch, Sequence[Any]], None]:
     """Return what checks that a worker's outcomes can be answers of an endpoint; it raises `InvalidRequest`."""
+    predict = _fitting(description.contract)
+    if not description.methods:
+        return predict
+    others = {one.contract.call: _fitting(one.contract) for one in description.served_methods}
+
+    def check_outcomes(batch: EntryBatch, outcomes: Sequence[Any]) -> None:
+        others.get(batch.entries[0].params.get(CALL), predict)(batch, outcomes)
+
+    return check_outcomes
+
+
+def _fitting(contract: Contract) -> Callable[[EntryBatch, Sequence[Any]], None]:
     allowed = {bytes, Failure, Media}
     if contract.batchable:
         allowed = {list, Failure}

@@ -17,6 +17,8 @@ from forebay.errors import ConfigError, ForebayError, revive
 from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described
 from forebay.protocols.openapi import document as openapi_document
+from forebay.server.app import Served, ServedMethod
+from forebay.serving.models.methods import ModelMethod, check_paths
 from forebay.serving.models.model import ModelSettings, models_in, settings_of
 from forebay.serving.models.schema import io_types
 from forebay.workers.parent_death import end_with
@@ -24,6 +26,8 @@ from forebay.workers.parent_death import end_with
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from forebay.protocols.openapi import Documented
+    from forebay.serving.endpoint import Endpoint
     from forebay.serving.models.model import Model
     from forebay.serving.models.schema import WireType
 
@@ -55,6 +59,14 @@ class WireSchema(msgspec.Struct, frozen=True):
         return self.schema, self.parts
 
 
+class DescribedMethod(msgspec.Struct, frozen=True):
+    """A further method of a model, described."""
+
+    method: ModelMethod
+    input: WireSchema
+    output: WireSchema
+
+
 class Description(msgspec.Struct, frozen=True, kw_only=True):
     """A model, described."""
 
@@ -77,12 +89,13 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     output: WireSchema
     is_named: bool = False
     has_context: bool = False
+    methods: Annotated[tuple[DescribedMethod, ...], msgspec.Meta(max_length=256)] = ()
 
     @property
     def settings(self) -> ModelSettings:
         """The model's settings, without what only its own interpreter can use."""
         plain = {name: getattr(self, name) for name in _PLAIN}
-        return ModelSettings(batch_key=None, pad=None, **plain)
+        return ModelSettings(batch_key=None, pad=None, methods=[one.method for one in self.methods], **plain)
 
     @property
     def contract(self) -> Contract:
@@ -110,7 +123,16 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
             streams=self.streams,
             batchable=self.batchable,
             is_named=self.is_named,
+            methods=[one.described for one in self.served_methods],
         )
+
+    @property
+    def served_methods(self) -> list[ServedMethod]:
+        """What it answers at further paths."""
+        return [
+            method_of(one.method, self.name, self.version, one.input, one.output, shares_disk=False)
+            for one in self.methods
+        ]
 
     def differences(self, other: Description) -> str:
         """Say in what another description of the same name differs."""
@@ -118,12 +140,60 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         for field in self.__struct_fields__:
             ours, theirs = getattr(self, field), getattr(other, field)
             if ours != theirs:
-                long = field in {"input", "output", "description"}
+                long = field in {"input", "output", "description", "methods"}
                 found.append(f"its {field}" if long else f"its {field}: {theirs!r} and not {ours!r}")
         return ", ".join(found)
 
 
-_PLAIN = tuple(field for field in Description.__struct_fields__ if field not in {"input", "output", "is_named"})
+_PLAIN = tuple(
+    field for field in Description.__struct_fields__ if field not in {"input", "output", "is_named", "methods"}
+)
+
+
+def method_of(
+    method: ModelMethod, name: str, version: str, given: Documented, answer: Documented, *, shares_disk: bool
+) -> ServedMethod:
+    """Return what the front must know of a further method of a model.
+
+    Args:
+        method: The method.
+        name: Of the model.
+        version: Of the model.
+        given: The type of a sample.
+        answer: The type of a result.
+        shares_disk: Whether its workers see the files of the server.
+    """
+    contract = Contract(
+        raw_input=given.raw,
+        raw_output=answer.raw,
+        batchable=method.batchable,
+        streams=method.streams,
+        has_media=answer.has_media,
+        is_named=True,
+        shares_disk=shares_disk,
+        has_context=method.has_context,
+        call=method.name,
+        verbs=method.verbs,
+    )
+    described = Described(
+        name=name,
+        version=version,
+        description=method.description,
+        input=given,
+        output=answer,
+        streams=method.streams,
+        batchable=method.batchable,
+        is_named=True,
+        path=method.path,
+        verbs=method.verbs,
+        call=method.name,
+    )
+    return ServedMethod(contract, described)
+
+
+def served_by(description: Description, endpoint: Endpoint) -> Served:
+    """Return a described model with what answers for it."""
+    return Served(endpoint, description.contract, description.described, methods=description.served_methods)
 
 
 def describe(model: type[Model]) -> Description:
@@ -141,7 +211,8 @@ def describe(model: type[Model]) -> Description:
         raise ConfigError(msg)
     given, answer = io_types(model)
     plain = {name: getattr(settings, name) for name in _PLAIN}
-    return Description(input=_schema(given), output=_schema(answer), is_named=True, **plain)
+    methods = tuple(DescribedMethod(one, *map(_schema, io_types(model, one))) for one in settings.methods)
+    return Description(input=_schema(given), output=_schema(answer), is_named=True, methods=methods, **plain)
 
 
 def check(given: Any) -> Description:
@@ -152,6 +223,7 @@ def check(given: Any) -> Description:
     """
     try:
         description = msgspec.convert(given, Description)
+        check_paths([one.method for one in description.methods])
         msgspec.json.encode(openapi_document("check", "1", [description.described]))
     except (msgspec.ValidationError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         msg = f"the description of the model cannot be used: {error}"

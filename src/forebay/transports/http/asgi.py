@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote
@@ -40,7 +40,7 @@ from forebay.transports.http.trace_page import TracePage
 from forebay.types.call import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from forebay.observe.ended_calls import EndedCall
     from forebay.server.app import App, Served
     from forebay.server.config import HttpConfig
+    from forebay.server.versions import Versions
     from forebay.serving.endpoint import Endpoint
     from forebay.transports.http.route import Head
     from forebay.transports.http.staging import Staged
@@ -60,30 +61,49 @@ _ASSETS: Final = {
 }
 
 
-def routes_of(app: App, config: HttpConfig) -> dict[bytes, Route]:
-    """Return the models by the target of their POST requests, as both lanes know them; kept as the app changes."""
+def routes_of(app: App, config: HttpConfig, verbs: Collection[str] = ("POST",)) -> dict[bytes, Route]:
+    """Return the models by the target of their requests, as both lanes know them; kept as the app changes.
+
+    What is asked by none of `verbs` is left out: the fast lane answers each POST to what is named here.
+    """
     routes: dict[bytes, Route] = {}
     staging = Staging(config)
 
-    def route_of(served: Served, *, is_one_of_several: bool = False) -> Route:
+    def route_of(served: Served, path: str, *, is_one_of_several: bool = False) -> Route:
+        if path:
+            served = msgspec.structs.replace(served, contract=served.contracts[path])
         limit, keys, origins = config.max_body_bytes, config.api_keys, config.cors_origins
         return Route(served, limit, keys, origins, staging, is_one_of_several=is_one_of_several)
+
+    def shared_route(versions: Versions, sharing: Sequence[Served], path: str) -> Route:
+        among = [one for one in sharing if path in one.contracts]
+        if len(among) == 1:
+            return route_of(among[0], path)
+        each = {one: route_of(one, path, is_one_of_several=True) for one in among}
+        return SharedRoute(each, partial(versions.turn, among))
+
+    def paths_of(served: Served) -> list[str]:
+        return [path for path, contract in served.contracts.items() if set(verbs) & set(contract.verbs)]
+
+    def put(target: str, route: Route) -> None:
+        routes[f"{target}/".encode()] = route
+        if target:
+            routes[target.encode()] = route
 
     def fill() -> None:
         before = dict(routes)
         routes.clear()
         for name, default in app.served.items():
             versions = app.versions(name)
-            target = f"/models/{quote(name, safe='')}".encode()
+            model = f"/models/{quote(name, safe='')}"
             for version, served in versions.ready.items():
-                one_target = target + f"/versions/{quote(version, safe='')}".encode()
-                routes[one_target] = routes[one_target + b"/"] = route_of(served)
+                for path in paths_of(served):
+                    put(f"{model}/versions/{quote(version, safe='')}{path}", route_of(served, path))
             sharing = [versions.ready[version] for version in versions.weights]
-            for paths in [(target, target + b"/"), *([(b"/",)] if app.only is default else [])]:
-                route = route_of(default)
-                if len(sharing) > 1:
-                    route = SharedRoute({one: route_of(one, is_one_of_several=True) for one in sharing}, versions.turn)
-                routes.update(dict.fromkeys(paths, route))
+            for path in dict.fromkeys(path for one in sharing for path in paths_of(one)):
+                put(model + path, shared_route(versions, sharing, path))
+                if app.only is default:
+                    put(path, shared_route(versions, sharing, path))
         for target, route in before.items():
             route.retire(routes.get(target))
 
@@ -95,7 +115,7 @@ def routes_of(app: App, config: HttpConfig) -> dict[bytes, Route]:
 def asgi_app(app: App, config: HttpConfig) -> ASGIApp:
     """Return an ASGI application that answers for `app`; whoever runs it starts and drains the app."""
     pages = ServerPages(app, config)
-    by_target = routes_of(app, config)
+    by_target = routes_of(app, config, ("GET", "POST"))
     routes: list[PathRoute] = []
 
     def fill() -> None:
@@ -155,9 +175,7 @@ def _paths(app: App, pages: ServerPages, by_target: Mapping[bytes, Route]) -> li
         for target, route in by_target.items()
         if target == b"/" or not target.endswith(b"/")
     }
-    routes = [
-        PathRoute(path, _Methods(post=predict, get=_Get(predict, pages.model))) for path, predict in predictions.items()
-    ]
+    routes = [PathRoute(path, predict.methods(pages.model)) for path, predict in predictions.items()]
     if app.only is None:
         routes.append(PathRoute("/", _Methods(get=pages.index)))
     if pages.dashboard is not None:
@@ -195,7 +213,7 @@ class Predict:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, submit, and write the answer or the parts of it as they come."""
-        in_query = scope["method"] == "GET"
+        in_query = scope["method"] != "POST"
         route = self._route.turn()
         head = route.read_head(scope["headers"], scope["query_string"], in_query=in_query)
         answer: AsgiAnswer | None = None
@@ -231,6 +249,14 @@ class Predict:
         finally:
             if staged is not None:
                 staged.close()
+
+    def methods(self, page: Any) -> _Methods:
+        """Return what answers at its path: a model tells of itself, a further method is only asked."""
+        contract = self._route.contract
+        if not contract.call:
+            return _Methods(post=self, get=_Get(self, page))
+        is_got = "GET" in contract.verbs or contract.streams
+        return _Methods(post=self if "POST" in contract.verbs else None, get=self if is_got else None)
 
     def runs_for(self, scope: Scope) -> bool:
         """Tell whether a GET runs the model: one that streams is asked so by an `EventSource`, or with a query."""
