@@ -20,6 +20,7 @@ SHOWN = {
     "docs/how-to/requests.md": {
         "thumbnails.py": ("thumbnails", {"image": "Y2F0"}, {"name": None, "bytes": 3, "sha": "9d989e8d"}),
         "greeter.py": ("greeter", "Ann", "Hello Ann"),
+        "words.py": ("words/embed", "axe", [0.3, 1.0]),
     },
     "docs/how-to/test-a-model.md": {"test_shout.py": ()},
     "docs/how-to/embed.md": {"shop.py": ()},
