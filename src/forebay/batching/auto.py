@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose the size of batches and how long they wait, from an objective for the latency alone.
+"""Choose the size of batches and how long they wait, given nothing but a latency objective.
 
 Theory of operation. For each key two things are learned: what a batch of n rows takes (`cost.py`), and how many rows
 arrive in a second. A slot that runs batches of n serves n / T(n) rows a second, so the arrivals ask for a size:
@@ -11,8 +11,8 @@ arrive in a second. A slot that runs batches of n serves n / T(n) rows a second,
   follows the measured latencies: it shrinks while more than 3 of 100 answers are late and grows while fewer are.
 * Arrivals that cannot come are not waited for. Clients in a closed loop send nothing before they are answered: while
   `gather.py` finds that those answered come back at once, it alone decides about waiting, up to the objective. For
-  clients it does not know, each wait is compared with what it was to bring, and after waits that brought little there
-  are none for a while.
+  other clients, each wait is compared with what it was expected to bring, and after waits that brought little there are
+  none for a while.
 * When more is queued than one batch can answer in time, the batch takes the largest size that still is in time for
   its first row. If the slots would not keep up at that size, everybody would be late soon: then only throughput
   counts, and the size is the smallest that has nearly the best.
@@ -234,7 +234,7 @@ class Auto:
         return self._fitting(pace, bisect_left(self._sizes, rows), age_s)
 
     def due(self, key: Hashable, rows: int, arrived: float) -> float:
-        """Return from when on the rows of a key may leave.
+        """Return the time from which the rows of a key may leave.
 
         Args:
             key: Whose rows.
@@ -249,11 +249,11 @@ class Auto:
         return self._known(key).size
 
     def reaches_goal(self, key: Hashable, before: int, rows: int) -> bool:
-        """Tell whether as many rows of a key wait as a free slot waits for, and before there were fewer."""
+        """Tell whether a key has just reached the number of rows that a free slot waits for."""
         return before < self._known(key).goal <= rows
 
     def holds(self, key: Hashable, rows: int, now: float) -> None:
-        """Take note that a slot is free and rows of this key wait for more."""
+        """Note that a slot is free while rows of this key wait for more."""
         pace = self._known(key)
         if pace is not self._unknown and pace.held_since is None:
             pace.held_since = now
@@ -326,7 +326,7 @@ class Auto:
         )
 
     def _known(self, key: Hashable) -> Pace:
-        """Return what is known of a key; to ask neither makes room for it nor keeps it from being forgotten."""
+        """Return what is known of a key; asking neither adds the key nor keeps it from being forgotten."""
         return self._paces.get(key, self._unknown)
 
     def _pace(self, key: Hashable) -> Pace:
@@ -340,7 +340,7 @@ class Auto:
         return pace
 
     def _slots_for(self, pace: Pace) -> float:
-        """Return the slots a key may count on: its part of the work that there is."""
+        """Return the slots a key may count on, in proportion to its part of the work."""
         everything = self._work.value
         if len(self._paces) == 1 or everything <= 0.0:
             return self._slots
@@ -376,7 +376,7 @@ class Auto:
             pace.wait_s = min(pace.goal / rate, max(left_s, 0.0)) if rate > 0.0 else 0.0
 
     def _fitting(self, pace: Pace, place: int, age_s: float) -> int:
-        """Return the largest size up to that of a place whose first row is in time, if the slots keep up with it."""
+        """Return the largest size up to this place that answers its first row in time, if the slots keep up with it."""
         left_s = self.patience_s - age_s
         while place >= 0 and pace.times[place] > left_s:
             place -= 1

@@ -5,14 +5,14 @@ The queue decides, the pool runs; this module only brings them together at the r
 of a loop turn in which something arrived, when a slot becomes idle, and when the queue's next moment is due.
 
 Where there is one core for the loop and its workers, quick batches leave a little later: at the end of the first turn
-in which nothing arrived. As long as the loop has something to read no worker would run beside it, so this delays
-nothing, and more requests share what a batch costs: 64 clients otherwise form two batches of 32 that alternate. On
-several cores these two overlap, which is worth more.
+in which nothing arrived. While the loop has something to read, no worker would get the core, so this delays nothing,
+and more requests share the cost of a batch: 64 clients otherwise form two batches of 32 that alternate. On several
+cores these two overlap, which is worth more.
 
-There, too, the loop rests while every slot is busy and a whole batch waits. Nothing that it could read would run any
-earlier, but each request that arrives would take the core from a worker: in a flood that is 5,000 times a second, and a
-tenth of the work. So it stands still until a worker has something to say, for two milliseconds at most, and reads what
-has come meanwhile in one turn.
+There, too, the loop rests while every slot is busy and a whole batch waits. Nothing it could read would run any
+earlier, but each arriving request would take the core from a worker: in a flood that happens 5,000 times a second, and
+costs a tenth of the work. So it stands still until a worker has something to say, for two milliseconds at most, and
+reads what has come meanwhile in one turn.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Slots(Protocol):
         ...
 
     def watch(self, on_idle: Callable[[], None]) -> None:
-        """Call this on the loop whenever a slot became idle by itself (a worker came back)."""
+        """Set what is called on the loop whenever a slot becomes idle by itself (a worker came back)."""
         ...
 
     def submit(self, batch: EntryBatch, done: Done) -> None:
@@ -72,7 +72,7 @@ class Audible(Protocol):
     """A pool whose workers use the cores of this process, and that hears when one of them has something to say."""
 
     def rest(self, seconds: float) -> None:
-        """Stand still until a worker has something to say, at most so long."""
+        """Block until a worker has something to say, but no longer than this."""
         ...
 
 
@@ -141,7 +141,7 @@ class Batcher:
             self._loop.call_soon(self._turn)
 
     def abandon(self, entry: Entry) -> None:
-        """Nobody waits for this entry any more: it leaves the queue, or its batch is called off if it was the last."""
+        """Drop an entry that nobody waits for: it leaves the queue, or its batch is called off if it was the last."""
         if not entry.taken:
             self.queue.cancel(entry)
             return
@@ -242,7 +242,7 @@ class Batcher:
             self.wake()
 
     def _tell(self, state: AutoState, now: float) -> None:
-        """Log that the latency objective is missed, or held again; not at each turn of a verdict that swings."""
+        """Log that the latency objective is missed, or held again, but not every time a wavering verdict changes."""
         if self._told_at and now - self._told_at < TELL_S:
             return
         self._told_at = now

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a batch of each size costs: a straight line, corrected where measurements say that it bends.
+"""What a batch of each size costs: a straight line, corrected where measurements show a bend.
 
 Few models are a + b n seconds all the way: an accelerator rounds up to its tiles, a cache overflows, memory is
 copied twice from some size on. So beside the line there is a measured time for each of some twenty sizes, and what
@@ -96,7 +96,7 @@ class Cost:
         return times
 
     def weight(self, place: int) -> float:
-        """Return how many measurements what is known of the size at a place is worth by now."""
+        """Return the weight of what is known about the size at this index, as a number of recent measurements."""
         weight = self._weights[place]
         return weight * FORGET ** (self._batches - self._seen_at[place]) if weight else 0.0
 

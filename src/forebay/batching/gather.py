@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wait for the clients that were just answered, and only while waiting pays.
 
-Theory of operation. Clients that call in a closed loop come back a moment after their answer. Sending
-the first of them alone splits the others into cohorts (batches of 1, 63, 1, 63, ...); a fixed wait taxes
-every lone client. So after a batch was answered the slot waits for the share `rho` of its clients that
-usually returns, in slices of 0.3 a, where the time of a batch of n rows is T = a + b n and both are learned.
-Waiting ends when the expected rows are there, or when a slice brought too few of them.
+Theory of operation. Clients that call in a closed loop come back a moment after their answer. Sending the first of them
+alone splits the others into cohorts (batches of 1, 63, 1, 63, ...); a fixed wait taxes every lone client. So after
+answering a batch, the slot waits for the share `rho` of its clients that usually returns, in slices of 0.3 a, where the
+time of a batch of n rows is T = a + b n and both are learned. Waiting ends when the expected rows are there, or when a
+slice brought too few of them.
 
-`rho` follows the returning clients quickly downwards and slowly upwards: a plain average of what came
-back is censored by leaving early and locks itself at small batches. Where `rho` says that waiting does not pay, one
-batch in 64 waits all the same: after a storm of clients that went away nothing else would raise it again. Only clients
-that the last release answered count as returning; counting any arrival makes open-loop traffic wait for nothing.
-All this is about one slot; for several see `shares.py`.
+`rho` follows the returning clients quickly downwards and slowly upwards: a plain average of what came back is censored
+by leaving early and locks itself at small batches. Where `rho` says that waiting does not pay, one batch in 64 waits
+all the same: nothing else would raise `rho` again after many clients went away. Only clients that the last release
+answered count as returning; counting any arrival makes open-loop traffic wait for nothing. All this is about one slot;
+for several see `shares.py`.
 
 Sans-I/O: no clock, no loop. `queue.py` calls it, every step takes `now` in seconds.
 """

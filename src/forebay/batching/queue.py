@@ -16,10 +16,10 @@ batch of its own and always eligible. Cancelled and expired entries never leave 
 An entry that does not fit any more waits for the next batch, unless the driver can `divide` it.
 
 However many keys wait, a step costs no more than their logarithm: `_order` is a heap of the lines by the moment from
-which on they are eligible. Of the notes about a line in it only the last counts. What it says may be too early, when
-the first entries of the line have left, and is put right when it comes to the top; where a line becomes eligible sooner
-it is noted anew. A line that may not run now has no note until one of its batches is answered. A single line needs no
-order.
+which on they are eligible. If the heap has several notes about a line, only the last one counts. A note may be too
+early, because the first entries of the line have left; that is corrected when it reaches the top. A line that becomes
+eligible sooner gets a new note. A line that may not run now has no note until one of its batches is answered. A single
+line needs no order.
 
 Sans-I/O: no clock, no loop, no payload. `batcher.py` drives it.
 """
@@ -254,7 +254,7 @@ class BatchQueue:
             line.dead = 0
 
     def hasten(self) -> None:
-        """Let nothing wait for company from now on: no more of it is to come."""
+        """Let nothing wait for a fuller batch from now on: nothing more will come."""
         self.config = msgspec.structs.replace(self.config, max_wait_s=0.0)
 
     def take(self, now: float) -> EntryBatch | None:
@@ -364,7 +364,7 @@ class BatchQueue:
         return gather.holds(self.waiting, now, waiting)
 
     def _note(self, line: Line) -> None:
-        """Put a line in order: it is new, or it may be eligible sooner than before."""
+        """Note when a line becomes eligible: it is new, or that may be sooner than before."""
         count = len(self._lines)
         if count < 2:
             return
@@ -376,7 +376,7 @@ class BatchQueue:
             heapq.heappush(self._order, (self._since(one), one.note, one))
 
     def _first(self) -> Line | None:
-        """Return the line that is eligible first of those that may run."""
+        """Of the lines that may run, return the one that is eligible first."""
         lines = self._lines
         if len(lines) == 1:
             self._order.clear()
@@ -397,7 +397,7 @@ class BatchQueue:
         return None
 
     def _oldest(self) -> float:
-        """Return when the first of the entries arrived that wait in lines; there must be one."""
+        """Return when the oldest entry that waits in a line arrived; there must be one."""
         if len(self._lines) == 1:
             return min(self._head(line).arrived for line in self._lines.values())
         while True:
@@ -479,7 +479,7 @@ class BatchQueue:
         return EntryBatch(alive, line.key, sum(entry.size for entry in alive)) if alive else None
 
     def _take_one(self, line: Line, now: float) -> EntryBatch | None:
-        """Take the first entry of a line: what there is to do where nothing is batched."""
+        """Take the first entry of a line; all there is to do where nothing is batched."""
         entry = self._head(line)
         line.entries.popleft()
         line.rows -= 1

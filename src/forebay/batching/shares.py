@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Give each of several slots its share of the clients, and wait for those that were just answered while that pays.
+"""Give each of several slots its share of the clients, and wait for clients just answered while that pays.
 
 Theory of operation. Where one slot waits for its clients (`gather.py`), several would take them from each other: the
 clients of one batch come back to several slots in crumbs. So the rule looks at everybody at once. The time of a batch
@@ -95,7 +95,7 @@ class Shares:
         return self.rho >= RETURNING
 
     def arrived(self, entry: Entry) -> None:
-        """Take note of an arrival: is it a client that was answered lately?"""
+        """Note an arrival, and whether it is a client that was answered lately."""
         origin = entry.origin or self.nobody
         if origin is None or not self.missing:
             return

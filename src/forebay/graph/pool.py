@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph as a pool: an endpoint whose worker is a graph is a graph's endpoint.
+"""A graph as a pool: put behind an endpoint, it makes the graph answer requests like any model.
 
-Each slot is a request inside the graph; who finds none waits in the endpoint's queue, so that admission, deadlines,
-cancellation, metrics and draining are those of every endpoint. Each node is an endpoint of its own, with its queue and
-its workers, so that requests from all runs meet in its batches.
+Each slot holds one request inside the graph. A request that finds no free slot waits in the endpoint's queue, so
+admission, deadlines, cancellation, metrics and draining work as for every endpoint. Each node is an endpoint of its
+own, with its queue and its workers, so that requests from all runs meet in its batches.
 
     Endpoint (one for the graph)  ->  GraphPool  ->  GraphRun, one a request
                                           |  a firing becomes a request to
@@ -69,7 +69,7 @@ class Node(msgspec.Struct, kw_only=True, eq=False):
 
 
 class _Hop(Request, gc=False, eq=False):
-    """What a node is asked for one firing; `reply` leads back to the run."""
+    """The request to a node for one firing; `reply` leads back to the run."""
 
     run: _Run | None = None
     firing: Firing | None = None

@@ -4,8 +4,8 @@
     server: Endpoint -> GraphProcesses            process: GraphRunner, one thread a request -> HostedGraph, on a loop
 
 A process takes the next request when it has room for it, so that the load is spread by request and not by connection.
-What it has to say beside its answers comes with them. A request whose client went away is called off inside of it; the
-process is not ended, for others are inside as well.
+Anything else it has to report travels with its answers. A request whose client went away is called off inside of it;
+the process is not ended, for others are inside as well.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def _outcome(answer: Future[Outcome]) -> Outcome:
 class GraphProcesses(ProcessPool):
     """Processes that host a graph each, and report beside their answers.
 
-    Reports are taken here and not where requests are answered, so that also those count that come with the answers of
-    requests nobody waits for any more.
+    Reports are taken here and not where requests are answered, so that a report also counts if nobody waits any more
+    for the answer it came with.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class GraphProcesses(ProcessPool):
         self._submitted = 0
 
     def greeted(self, slot: WorkerSlot, about: Mapping[str, Any]) -> None:
-        """Tell a new process from where on the numbers are free that one before it cannot have given out."""
+        """Tell a new process the first number that no process before it can have given out."""
         self._arguments["given"] = RUNS * self._submitted
         super().greeted(slot, about)
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of a graph: which node fires next, and what its results lead to.
+"""One run of a graph: which node fires next, and where its results go.
 
 Theory of operation. Streams carry packets with rising timestamps; each stream has a *bound*, below which nothing more
-will come. A port is settled at a timestamp when its next packet is not earlier or its bound is higher. A node of the
+will come. A port is settled at a timestamp when its next packet is not earlier or its bound is higher. A node with the
 policy `sync` fires at the lowest timestamp of its waiting packets once all of its ports (or all of one sync set) are
-settled there; if one of its required ports carries nothing, it is passed over and its outputs are settled instead. That
-is how a branch which was not taken is known to be empty without anybody waiting for it.
+settled there; if one of its required ports carries nothing, it is passed over and its outputs are settled instead. So a
+branch that was not taken is known to be empty, and nobody waits for it.
 
 A run for a request sees one timestamp. A run for a stream of packets (`streams=True`) sees many: a node may work on
 several at a time, and its results are released in the order of their firings. A loop needs such a run too: a packet
@@ -112,7 +112,7 @@ class GraphRun:
         self._settling: deque[tuple[PlannedStream, int]] | None = None
 
     def feed(self, stream: str, timestamp: int, value: Any) -> list[Emission]:
-        """Put a packet on an input of the graph; returns what left the graph by it.
+        """Put a packet on an input of the graph; returns what left the graph as a result.
 
         Raises:
             InvalidRequest: If the graph has no such input or the timestamp is below the stream's bound.
@@ -129,11 +129,11 @@ class GraphRun:
         return self._take_emitted()
 
     def skip(self, stream: str, timestamp: int) -> None:
-        """Tell that an input carries nothing at this timestamp, nor before."""
+        """Note that an input carries nothing up to and including this timestamp."""
         self._settle(self._input(stream), timestamp + 1)
 
     def close_input(self, stream: str) -> None:
-        """Tell that nothing more comes on an input."""
+        """Note that nothing more comes on an input."""
         self._settle(self._input(stream), DONE)
 
     def ready(self) -> list[Firing]:
@@ -146,7 +146,7 @@ class GraphRun:
     def complete(
         self, firing: Firing, outputs: Mapping[str, Any], *, more: bool = False, at: int | None = None
     ) -> list[Emission]:
-        """Take the results of a firing; returns what left the graph by them.
+        """Take the results of a firing; returns what left the graph as a result.
 
         Args:
             firing: What `ready` returned.
@@ -230,7 +230,7 @@ class GraphRun:
             self._advance(node, state)
 
     def _settle(self, stream: PlannedStream, bound: int) -> None:
-        """Raise the bound of a stream, and of those behind it that depend on it; a list, for chains may be long."""
+        """Raise the bound of a stream and of those that depend on it; no recursion, as chains may be long."""
         if self._settling is not None:  # called by `_advance` below
             self._settling.append((stream, bound))
             return
@@ -294,7 +294,7 @@ class GraphRun:
         return True
 
     def _bound(self, node: PlannedNode, state: _NodeState) -> int:
-        """Return below which timestamp the node will write nothing any more."""
+        """Return the timestamp below which the node will write nothing more."""
         if not self._streams:
             # There is one timestamp: a node that has fired says itself what it has.
             if state.fired != UNSEEN or any(state.waiting.values()):

@@ -39,7 +39,7 @@ def inputs_of(item: Item) -> Any:
 
 
 def loaded(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the values with those loaded that are packed; the same mapping if none is.
+    """Return the values after loading the packed ones; the same mapping if none is packed.
 
     Raises:
         RunnerFailed: If one cannot be loaded.

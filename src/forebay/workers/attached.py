@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run batches in workers that somebody else started and that come and go as they like.
 
-Theory of operation. The pool has no processes; `worker_listener.py` brings it connections. What becomes of the batch of
-a worker that leaves stands in `slot_pool.py`. Two clocks belong to the pool. A worker that owes an answer for too long
-is
-dropped: one timer looks at all that are busy. And when the last worker has left, requests wait for another one for a
+Theory of operation. The pool has no processes; `worker_listener.py` brings it connections. `slot_pool.py` says what
+becomes of the batch of a worker that leaves. Two clocks belong to the pool. A worker that owes an answer for too long
+is dropped: one timer looks at all that are busy. And when the last worker has left, requests wait for another one for a
 grace period; then the pool takes every batch itself and answers that there is no worker, until one joins again.
 """
 
@@ -188,7 +187,7 @@ class AttachedPool(SlotPool[S]):
             self._watchdog = asyncio.get_running_loop().call_later(self.hang_s, self._look)
 
     def _look(self) -> None:
-        """Drop who owes an answer for too long; look again when the next one may."""
+        """Drop each worker that has owed an answer for too long; look again when the next one may be due."""
         self._watchdog = None
         assert self.hang_s is not None
         now = time.monotonic()

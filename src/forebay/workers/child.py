@@ -130,7 +130,8 @@ class WorkerConnection:
     def send_aside(self, message: Sequence[Any]) -> None:
         """Send what may come between other messages.
 
-        Whoever sends just now takes it along: that may be this thread, for what frees memory can be user code, too.
+        Whichever thread is sending now takes it along. That may be this thread: freeing memory can run user code, which
+        may log in the middle of a send.
         """
         self._aside.append(frames.encode(message))
         self._send_aside()
@@ -192,11 +193,11 @@ class WorkerConnection:
         return functools.partial(self._is_cancelled, batch_id)
 
     def end(self) -> None:
-        """Note that nothing runs: what is asked from now on about the batch is of no interest to the server."""
+        """Note that nothing runs: the server need not hear of questions about the batch any more."""
         self._running = None
 
     def is_cancelled(self) -> bool:
-        """Look, without waiting, whether the server has called the batch that runs off."""
+        """Look, without waiting, whether the server has called off the batch that runs."""
         return self._running is not None and self._is_cancelled(self._running)
 
     def _is_cancelled(self, batch_id: int) -> bool:

@@ -3,7 +3,7 @@
 
 Theory of operation. Bytes go in and events come out; calls return the bytes to send. There is no loop here, no socket
 and no clock, so the two drivers, `worker_slot.py` on a loop and `blocking_slot.py` in a thread, hold the same
-conversation. In which state a worker may say what, and where that leads, stands in `MAY_SAY` and nowhere else.
+conversation. `MAY_SAY`, and nothing else, defines what a worker may say in which state, and where that leads.
 
 A worker is only half trusted, for somebody else may have started it. What does not fit the state or the types of the
 protocol becomes a `Violation`, before anything of it is acted on, and nothing is read after it. Whatever arrives,
@@ -139,7 +139,7 @@ class Leaving(msgspec.Struct, frozen=True, gc=False):
 
 
 class Logged(msgspec.Struct, frozen=True, gc=False):
-    """The worker's model has logged or printed a line, if it is not 0 while this batch ran."""
+    """The worker's model has logged or printed a line while this batch ran; the id is 0 if none did."""
 
     batch_id: int
     line: LogLine

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs coroutines of the user's in whichever worker thread they turn up in; the inline pool has the server's own loop.
+"""Runs the user's coroutines in whichever worker thread they turn up in; the inline pool uses the server's own loop.
 
-A coroutine that takes long is asked about now and then: once nobody waits for its batch it is cancelled, so one that
-awaits for ever costs its thread no longer than its clients wait.
+While a coroutine takes long, its thread looks now and then whether anybody still waits for the batch. If nobody does,
+the coroutine is cancelled, so one that awaits for ever blocks its thread no longer than its clients wait.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def move_to(text: str) -> None:
 
 
 def doubtful(devices: Sequence[Device]) -> str:
-    """Return why devices may not be there; empty if nothing speaks against them."""
+    """Return why devices may be missing; empty if there is no reason to doubt them."""
     told = [str(device) for device in devices if device.kind in NVIDIA]
     if not told or _count(os.environ) is not None:
         return ""

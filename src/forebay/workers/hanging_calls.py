@@ -29,7 +29,7 @@ class _Job(Protocol):
 
 
 class BoundedCalls:
-    """Makes one call after the other, for one thread, which waits; after a late one in another thread."""
+    """Makes the calls of one waiting thread in a helper thread; replaces the helper if a call is late."""
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[_Job | None] | None = None
@@ -38,7 +38,7 @@ class BoundedCalls:
         """Call a function.
 
         Raises:
-            Late: If it is not over in time; it goes on, and its result is dropped.
+            Late: If it does not end in time; it goes on, and its result is dropped.
             BaseException: What it raises.
         """
         call = _BoundedCall(function)
@@ -82,7 +82,7 @@ class _BoundedCall:
         self.done.set()
 
     def leave(self) -> None:
-        """Nobody waits any more: a call that asks is told so, and no longer asks on the worker's behalf."""
+        """Stop waiting: from now on the call is told, when it asks, that nobody waits for it."""
         with self._lock:
             self._is_late = True
 
@@ -111,7 +111,7 @@ class LoopThreads:
 
         Args:
             function: What is called.
-            until: When it is late, in seconds of `time.monotonic`.
+            until: When it counts as late, in seconds of `time.monotonic`.
             done: Called once on the loop, with what it returned and with what it raised; that is `Late` if it is not
                 over in time. It is left to end by itself then, and not begun if it was still waiting.
 
@@ -132,7 +132,7 @@ class LoopThreads:
             self._jobs.put(None)
 
     def _over(self) -> None:
-        """A thread is free again, which those that are left behind are not."""
+        """A thread is free again; one that was left behind does not count."""
         self._taken -= 1
 
 

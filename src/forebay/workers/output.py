@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a worker process writes to its descriptors 1 and 2, past Python: libraries, programs it starts, its last words.
 
-A thread reads both until the process has ended, and not until they are closed, for a program that it left behind may
-hold them open. It reads whatever comes, so nobody is held up; lines beyond the budget are only counted.
+A thread reads both until the process has ended. It does not wait for them to be closed, because a program that the
+process left behind may hold them open. It reads whatever comes, so nobody is held up; lines beyond the budget are only
+counted.
 """
 
 from __future__ import annotations

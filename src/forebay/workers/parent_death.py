@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that was started for a server ends with it, however that ends and whatever the process is doing.
+"""Makes a process end with the server it was started for, however the server ends and whatever the process is doing.
 
-Two ways, for each has a gap. The kernel's parent-death signal kills also what computes without the interpreter's lock
-or holds it, but it tells of the death of whoever started the process, and that is not the server where an interpreter
-is a script around another one. A thread that watches the server itself sees that, as soon as it gets the lock.
+It does so in two ways, because each has a gap. The kernel's parent-death signal kills a process even while it holds the
+interpreter's lock or computes without it. But the signal follows whoever started the process, and that is not the
+server where the interpreter is a script around another one. A thread that watches the server itself covers that case,
+as soon as it gets the lock.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ def end_with(server: int) -> bool:
     """End this process when the server with this id does.
 
     Returns:
-        Whether the server was seen. If not it is gone already, or its processes have other ids here; who dials it next
-        finds out.
+        Whether the server was seen. If not, it is gone already, or its processes have other ids here; the next attempt
+        to dial it will tell.
     """
     with contextlib.suppress(OSError, AttributeError):  # another system than Linux has the thread only, or none
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

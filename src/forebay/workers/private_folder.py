@@ -3,8 +3,8 @@
 
 Theory of operation. The server holds a lock in its folder, and the kernel gives the lock up with the process. So a
 folder without a lock is a dead server's, and the next server removes it. Between making a folder and locking it a
-server may be taken for dead; it notices and makes another one. For a folder that is there as long as the server, a
-shell waits beside for the end of the server, to remove it at once (`guard`).
+server may be taken for dead; it notices and makes another one. If a folder lives as long as the server, a shell beside
+it waits for the server's end and removes the folder at once (`guard`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where processes dial in that this one starts: a unix socket that is in no folder.
+"""Where the processes that this one starts dial in: a unix socket that is in no folder.
 
-It is bound in a private folder and loses its name at once. Who may look into this process, that is the same user,
-still reaches it as a file that the process has open; so nothing is left behind however the process ends. Where the
+It is bound in a private folder and loses its name at once. Whoever may look into this process, that is the same user,
+can still reach it as one of the process's open files. So nothing is left behind, however the process ends. Where the
 kernel does not let them look, as after a change of the user, the folder stays until `close`.
 """
 
@@ -48,7 +48,7 @@ class PrivateSocket:
         return taken
 
     def close(self) -> None:
-        """Leave nothing behind; who has taken the listener closes it before."""
+        """Leave nothing behind; whoever took the listener must have closed it first."""
         self._listener.close()
         self._folder.remove()
         if self._descriptor is not None:

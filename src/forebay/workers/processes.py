@@ -3,8 +3,8 @@
 
 Theory of operation. The pool listens on a unix socket that is in no folder (`private_socket.py`); its workers are
 started and replaced by a supervisor each (`supervisor.py`), and dial in and speak first (`frames.py`, `worker_slot.py`,
-`child.py`). What happens to the batch of a worker that dies stands in `slot_pool.py`. When no worker is left and none
-can be had, the pool refuses with the reason until one is back.
+`child.py`). `slot_pool.py` says what happens to the batch of a worker that dies. When no worker is left and none can be
+had, the pool refuses with the reason until one is back.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Worker:
         return self.supervisor is not None and self.supervisor.has_given_up
 
     def is_awaited(self) -> bool:
-        """Return whether it has something to end that matters: what somebody waits for, or what follows an answer."""
+        """Return whether it still has work that matters: a batch somebody waits for, or work that follows an answer."""
         batches = [slot.batch for slot in self.slots if slot.batch is not None]
         return self.is_ready and (not batches or not all(batch.cancelled for batch in batches))
 
@@ -206,7 +206,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
     async def stop(self, grace_s: float) -> None:
         """Stop idle workers now, busy ones when their batch has ended or `grace_s` is over.
 
-        Who is still starting, or runs what nobody waits for, is not waited for.
+        Workers that are still starting, or that run a batch nobody waits for, are not waited for.
         """
         self._stop_slots()
         until = time.monotonic() + grace_s

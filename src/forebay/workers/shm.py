@@ -7,8 +7,8 @@ faults as well.
 
 The server makes both arenas, as files in memory that have no name, and seals them: they grow with the largest batch and
 nobody can cut them, so that whoever has mapped a part may read it whatever the other side does. A worker opens them as
-files of the server's process. The server itself opens nothing that a worker names. And as they have no name, nothing is
-left of them however either side ends.
+files of the server's process. The server itself opens nothing that a worker names. As they have no name, nothing is
+left of them, however either side ends.
 """
 
 from __future__ import annotations

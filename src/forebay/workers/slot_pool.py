@@ -8,7 +8,7 @@ have effects, the pool hands nothing on. A batch is therefore answered exactly o
 end.
 
 A pool that has no worker and no hope of one refuses: it offers a slot that answers every batch with the reason, so that
-what waits and what comes is told at once instead of at its deadline.
+requests that wait or arrive are told at once instead of at their deadlines.
 """
 
 from __future__ import annotations

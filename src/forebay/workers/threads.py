@@ -62,7 +62,7 @@ class _Worker:
         return self.ctx.threads > 1
 
     def enter(self) -> None:
-        """There will be one more thread, in place of one that is left behind."""
+        """Count one more thread, in place of one that is left behind."""
         with self._lock:
             self._inside += 1
 
@@ -79,8 +79,8 @@ class ThreadPool:
     """`workers` runners, each called by `threads` threads.
 
     Nothing can end a thread from outside, so one that hangs is left behind, and another takes its place: with a runner
-    of its own, or with the same one if that is called by several threads anyway. So many threads are left behind and no
-    more; once no other is there, the pool refuses until one comes back. Models that may crash belong into processes.
+    of its own, or with the same one if that is called by several threads anyway. At most that many threads are left
+    behind. Once no other is there, the pool refuses until one comes back. Models that may crash belong in processes.
     """
 
     def __init__(

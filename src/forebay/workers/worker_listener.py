@@ -5,7 +5,7 @@ Theory of operation. Whoever connects is a `Visitor` until its first bytes say w
 batching protocol, anything else must be a whole hello of the worker protocol, followed by a proof if there is a secret.
 Then the connection, with all bytes read so far, is handed to the class that speaks that dialect, and the door has
 nothing more to do with it. Until then a visitor has little time and little room, and takes no place from workers:
-visitors have few places of their own, and who has been there longest makes room for the next.
+visitors have few places of their own, and the one that has been there longest makes room for the next.
 """
 
 from __future__ import annotations

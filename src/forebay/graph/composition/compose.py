@@ -7,8 +7,8 @@
         boxes = detect(picture)
         return layout(boxes, read.map(crop(picture, boxes)))
 
-To draw the graph the function runs once, with symbols instead of values. With values it runs like any other function:
-that needs no server, and is what the graph must agree with.
+To draw the graph the function runs once, with symbols instead of values. Called with values, it runs like any other
+function. That needs no server, and the graph must give the same results.
 """
 
 from __future__ import annotations

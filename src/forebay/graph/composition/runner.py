@@ -148,7 +148,7 @@ class Results:
         self._held = {name: Held(annotation) for name, annotation in types.items() if annotation is not Any}
 
     def all_fit(self, results: Sequence[Any]) -> bool:
-        """Tell whether all results of a batch are surely right; that costs much less than one by one."""
+        """Tell whether all results of a batch are certainly right; much cheaper than checking one by one."""
         held = None if self._outputs else self._held.get(OUT)
         return not self._held if held is None else held.fits(list(results))
 

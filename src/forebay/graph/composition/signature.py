@@ -26,7 +26,7 @@ class NodeInput(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         annotation: Its type; Any if it says none.
         is_optional: Whether it has a default.
-        default: It, if so.
+        default: The default, if there is one.
         in_query: Whether it is keyword-only: that of a composed function stands in the query of a request.
     """
 
@@ -42,7 +42,7 @@ class NodeSignature(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         ports: Inputs by name, in their order.
         result: Type of the result; Any if it says none.
-        warnings: Annotations that could not be read, and are not checked therefore.
+        warnings: Annotations that could not be read, and therefore are not checked.
     """
 
     ports: Mapping[str, NodeInput]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that are not there yet: what a composed function is called with while its graph is drawn.
+"""Stand-ins for values that do not exist yet: a composed function is called with them while its graph is drawn.
 
-A symbol can be passed to a node or returned, and nothing else: any other use would look at a value that there is none
-of, so it is an error with the place in the user's file.
+A symbol can only be passed to a node or returned. Any other use would need a value that does not exist yet, so it is an
+error that names the place in the user's file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether what one function returns is what the next one takes, as far as their annotations tell.
 
-`fits` refuses only what is certain: whatever is not written, or not understood, fits. So what it reports is a misfit.
+`fits` refuses only what certainly does not fit: whatever is not annotated, or not understood, passes.
 """
 
 from __future__ import annotations

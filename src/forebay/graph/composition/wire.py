@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The border of a composition: bytes of a request to the values of its inputs, its results to the bytes of the answer.
+"""The border of a composition: makes its inputs from the bytes of a request, and bytes of an answer from its results.
 
 Both happen once a request, so they belong to the graph and to none of its nodes. What is small is done on the loop,
 where a hop to a thread would cost more than the work; what is large goes to a thread, as it would hold up everybody.
@@ -126,7 +126,7 @@ class WirePool:
         Args:
             wire: Decodes and encodes.
             graph: The graph; its requests are dicts of values.
-            slots: Requests between the bytes of the one and of the other side at a time.
+            slots: Requests that may be in progress at a time, from decoding to encoding.
         """
         self.graph = graph
         self.idle = 0
@@ -279,7 +279,7 @@ def _object(composition: Composition) -> type:
 
 
 def _is_small(value: Any) -> bool:
-    """Estimate, without looking at more than that, whether a value takes less than `LARGE_BYTES` as bytes."""
+    """Estimate whether a value takes less than `LARGE_BYTES` as bytes, without looking at more than that much of it."""
     left = LARGE_BYTES
     todo: list[Any] = [value]
     while todo and left > 0:

@@ -150,7 +150,7 @@ class _Picture:
         return [arrow for arrow in arrows if not arrow.is_back and arrow.path[0] is source and arrow.label == label]
 
     def _departure(self, arrow: Arrow) -> float:
-        """Return how high on its right side an arrow leaves a box: results one above the other, as they go."""
+        """Return the height at which an arrow leaves the right side of a box; results are stacked in their order."""
         source = arrow.path[0]
         heights = {
             label: statistics.fmean(self._y[other.path[1]] for other in self._leaving(source, label))
@@ -164,7 +164,7 @@ class _Picture:
         )
 
     def _arrival(self, arrow: Arrow) -> float:
-        """Return how high on its left side an arrow meets a box: one above the other, as they come."""
+        """Return the height at which an arrow meets the left side of a box; arrows are stacked in their order."""
         target = arrow.path[-1]
         arriving = [other for other in self._layout.arrows if not other.is_back and other.path[-1] is target]
         arriving.sort(key=lambda other: self._y[other.path[-2]])

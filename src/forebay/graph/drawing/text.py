@@ -138,7 +138,7 @@ def _box(vertex: Vertex, labels: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _tracks(lines: Mapping[Vertex, tuple[int, Sequence[int]]]) -> dict[Vertex, int]:
-    """Give each source a row for its horizontal line, so that few lines cross; those that do not meet may share one.
+    """Give each source a row for its horizontal line, so that few lines cross; lines that do not meet may share a row.
 
     Args:
         lines: The column where each source leaves, and those where it arrives.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pad samples of unlike length to equal shape, and cut what they are answered back to their own.
+"""Pad samples of different lengths to one shape, and cut each result back to the length of its sample.
 
-`Pad` is a value of the model class. Two sides use it: the front asks for the bucket of a sample (`key_of`, plain
-Python, for it runs on the loop), the worker measures each sample by itself, so that one that does not fit fails alone,
-and lays those that can run together into one array a field (`together`). numpy is imported there only.
+`Pad` is a value of the model class. Two sides use it: the front asks for the bucket of a sample (`key_of`, in plain
+Python because it runs on the loop). The worker measures each sample by itself, so that one that does not fit fails
+alone, and puts those that can run together into one array per field (`together`). Only the worker imports numpy.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class HttpPort:
         self._told.close()
 
     def drain(self) -> None:
-        """Let every answer from now on close its connection, and let nobody wait for a refusal."""
+        """From now on, close each connection with its next answer, and refuse requests without delay."""
         self.is_draining = True
         self.is_plain = False
         self.refusals.stop()
@@ -110,13 +110,13 @@ class HttpPort:
         return self._line
 
     def remember(self, raw: bytes, head: Head) -> None:
-        """Take these bytes for this head from now on."""
+        """Remember that these bytes are this head, so that they need not be parsed again."""
         if len(self.heads) >= MAX_HEADS:
             self.heads.clear()
         self.heads[raw] = head
 
     def forget(self) -> None:
-        """Read every head anew: the routes have changed."""
+        """Forget every parsed head, because the routes have changed."""
         self.heads.clear()
         for connection in self.connections:
             connection.forget()

@@ -167,5 +167,5 @@ class Observers:
 
 
 def wants_figures(config: PipelineConfig) -> bool:
-    """Tell whether anybody is to count what the ops do."""
+    """Tell whether the configuration asks for figures about the ops."""
     return config.dag.tracer_interval_s >= SHORTEST_S or config.dag.enable_prometheus

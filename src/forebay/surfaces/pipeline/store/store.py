@@ -91,7 +91,7 @@ class EntryStore(Protocol):
     """Where entries lie. All threads of a process share one."""
 
     def write(self, run: str, name: str, value: Any, readers: int) -> None:
-        """Keep an entry; with `readers`, until it was read as often.
+        """Keep an entry; if `readers` is given, until it has been read that many times.
 
         Raises:
             BadOutcome: If the value cannot be stored.
@@ -103,7 +103,7 @@ class EntryStore(Protocol):
         """Return an entry.
 
         Raises:
-            LookupError: If there is none, or no more.
+            LookupError: If there never was one, or it is gone.
             Unavailable: If nobody answers.
         """
         ...
@@ -121,7 +121,7 @@ class EntryStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what the process holds."""
+        """Release what this process holds."""
         ...
 
 
