@@ -2,11 +2,11 @@
 """Metrics of the models' authors, made with prometheus_client where the model runs, and put together for one page.
 
 Theory of operation. A worker process looks every `PERIOD_S` at what its registry holds and, if that has changed, sends
-all of it to the server, who keeps the last word of each process. They are put together when the page is read:
+all of it to the server, which keeps the latest from each process. They are put together when the page is read:
 counters, histograms and summaries are added up, also those of processes that have ended, so that no sum ever falls. A
 gauge is one series a living worker, with the label `worker`, unless its author has said with `multiprocess_mode` how
-workers are put together. What the registry of the server's own process holds, where models in threads count, is one
-worker more; of a gauge that workers have too, the server's is only a copy that nobody sets.
+workers are put together. The registry of the server's own process, where models in threads count, is treated as one
+more worker. If workers have a gauge too, the server's is only a copy that nobody sets.
 """
 
 from __future__ import annotations
@@ -261,12 +261,12 @@ def _copy(family: Family) -> Family:
 
 
 def _add(found: dict[str, Family], families: Iterable[Family], worker: str | None, *, lives: bool) -> None:
-    """Put what a worker has to what there is.
+    """Add a worker's metrics to those found so far.
 
     Args:
-        found: What there is, by name; changed.
+        found: The metrics found so far, by name; changed in place.
         families: What it has.
-        worker: What its gauges are called by; None for the server's own process.
+        worker: The label of its gauges; None for the server's own process.
         lives: Whether its gauges still mean something.
     """
     for family in families:
@@ -289,7 +289,7 @@ def _add(found: dict[str, Family], families: Iterable[Family], worker: str | Non
 
 
 def _how(family: Family) -> Callable[[float, float], float] | None:
-    """Return how a value of one worker is put to that of another; None if each stands for itself."""
+    """Return how the values of two workers are combined; None if each stands for itself."""
     if family.kind in _ADDED:
         return float.__add__
     if family.kind != "gauge":

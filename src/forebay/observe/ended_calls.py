@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls that have ended, whatever became of them: a line of the access log each, and whoever else listens.
 
-A port that neither writes an access log nor has a listener never makes an `EndedCall`. It looks once, when it is made,
-so `listen` has to come before.
+A port that neither writes an access log nor has a listener never makes an `EndedCall`. A port looks for listeners once,
+when it is made, so `listen` must be called before that.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ listeners: tuple[Callable[[EndedCall], object], ...] = ()
 
 
 def listen(listener: Callable[[EndedCall], object]) -> None:
-    """Tell this function of every call from now on, on ports that are made from now on."""
+    """From now on, tell this function of every call on ports that are made from now on."""
     global listeners  # noqa: PLW0603 - replaced as a whole
     listeners = (*listeners, listener)
 

@@ -150,7 +150,7 @@ class Exposition(Generic[S]):
         return b"".join([*pieces(columns, media_type), rest]), media_type
 
     def _choose(self) -> Generator[None, None, tuple[list[S], int]]:
-        """Return whose numbers are shown, in the order in which they were given, and how many others there are."""
+        """Return the endpoints whose numbers are shown, in the order given, and how many others there are."""
         sources = list(self._sources())
         if len(sources) <= MAX_ENDPOINTS:
             self._kept.clear()

@@ -24,7 +24,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class _Formatter(logging.Formatter):
-    """Writes the traceback of any error: those of the user's may fail while they are looked at."""
+    """Writes the traceback of any error; a user's error may itself fail while it is formatted."""
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - the name is logging's
         """Return what the boundary to user code can tell of it."""

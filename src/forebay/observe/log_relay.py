@@ -51,7 +51,7 @@ class LogRelay(logging.Handler):
 
     @contextmanager
     def answering(self) -> Generator[None]:
-        """Keep what comes: an answer is under way. If it was the last one, what it did not take along is told here."""
+        """Keep records while an answer is under way. After the last answer, write here what none took along."""
         self._expected += 1
         try:
             yield

@@ -7,7 +7,7 @@ written at once. A worker process sends it over its connection (workers/child.py
 requests are in the batch, adds their ids and writes it. What such a process writes past Python comes through its
 descriptors 1 and 2 (workers/output.py), and is nobody's batch.
 
-All of them are bounded alike: of more than `LINES` lines in a second the rest is counted and the count told.
+All of them have the same bound: beyond `LINES` lines in a second the rest are only counted, and a line tells how many.
 
 Nothing here happens before `forebay.observe.log.configure` was called: in a program of somebody else's, the log and the
 standard streams are that program's.
@@ -89,7 +89,7 @@ def speaking(who: LogOrigin | None) -> Generator[None]:
 
 
 class LineBudget:
-    """Lets so many lines pass in a second, and tells how many it did not."""
+    """Lets a number of lines pass in a second, and tells how many it held back."""
 
     def __init__(self, tell: Callable[[int], object]) -> None:
         """Make one; `tell` is called from a thread of its own, at most once a second."""
@@ -208,7 +208,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def printed(stream: str, text: str) -> LogLine:
-    """Return a line that was printed to `stdout` or `stderr`; of a line that was written over, what stayed."""
+    """Return a line that was printed to `stdout` or `stderr`; where text was overwritten, what remained of it."""
     shown = text.rstrip("\r").rpartition("\r")[2]
     return LogLine(stream, STREAM_LEVELS[stream], time.time(), _cut(shown, MAX_TEXT))
 
@@ -306,7 +306,7 @@ class Printed:
 
 
 def capture(lowest: int, others: logging.Handler, *, also: bool = False) -> None:
-    """Have whoever sets `origin` asked about what is logged and printed in this process from now on.
+    """From now on, ask whoever has set `origin` about anything logged or printed in this process.
 
     Args:
         lowest: Level of what is written.

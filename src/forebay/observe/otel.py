@@ -3,9 +3,9 @@
 
 Theory of operation. Nothing is measured here: a call that has ended (`ended_calls.py`) and a batch that was answered
 (`timeline.py`) are told with all of their moments, and become spans afterwards. They belong together by the id of the
-request. A batch may be told before its call, as those of the nodes of a graph are, or after it; what came first waits,
-bounded. A batch is in the trace of every call that it answers, linked to the other ones. The exporter's own thread
-sends what there is.
+request. A batch may be reported before its call, as in the nodes of a graph, or after it; whichever comes first waits,
+within bounds. A batch is in the trace of every call that it answers, linked to the other ones. The exporter's own
+thread sends what there is.
 """
 
 from __future__ import annotations

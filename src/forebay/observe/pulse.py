@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the endpoints did since the last look, for those who watch a server while it works.
+"""What the endpoints did since the last look, for people who watch a server at work.
 
 Theory of operation. Nothing is counted for this: a beat is the difference between the counters of now and copies of
 them that were made at the beat before, so there is no cost while nobody asks for beats. Endpoints that did nothing are
@@ -240,11 +240,11 @@ def _fault(reading: Reading, code: str) -> Fault:
 
 
 def for_strangers(faults: Iterable[Fault]) -> list[Fault]:
-    """Leave away what the user's code raised, as it is left away in answers."""
+    """Leave out what the user's code raised, as answers do."""
     return [msgspec.structs.replace(fault, message="", trace="") if fault.is_users else fault for fault in faults]
 
 
 def shown(text: str, limit: int) -> str:
-    """Return a text that JSON can carry: of a long one the end, which says most in a traceback."""
+    """Return a text that JSON can carry; only the end of a long one, as that says most in a traceback."""
     cut = text if len(text) <= limit else "… " + text[-limit:]
     return cut.encode("utf-8", "replace").decode()

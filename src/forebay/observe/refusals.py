@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refusals in the log: a line names who was refused and why, and there is at most one a second for each reason.
+"""Refusals in the log: a line says who was refused and why, at most one line a second for each reason.
 
-Those in between are counted, and the next line of that reason says how many they were. Who refuses brings the time, as
-a number that changes once a second, so a refusal that is not logged costs a look at a dictionary.
+Those in between are counted, and the next line of that reason says how many they were. The caller passes the time, as a
+number that changes once a second, so a refusal that is not logged costs one look at a dictionary.
 """
 
 from __future__ import annotations

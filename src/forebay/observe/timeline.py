@@ -81,7 +81,7 @@ class BatchRecord(msgspec.Struct, frozen=True):
         steps: The requests in it.
         taken: When it left the queue.
         started: When the runner began; 0 where nothing is known of that, as for the requests inside of a graph.
-        ended: When the runner ended; 0 as well.
+        ended: When the runner ended; 0 where that is not known.
         done: When its outcomes were on the loop.
         worker: Which worker of the endpoint ran it.
         pid: The process of that worker.
@@ -121,7 +121,7 @@ def listening(listener: Callable[[BatchRecord], object]) -> Generator[None]:
 
 
 def begin(batch: EntryBatch, now: float) -> None:
-    """Begin to note what becomes of a batch that leaves its queue now."""
+    """Begin to record a batch that leaves its queue now."""
     batch.noted = Noted(taken=now)
     for entry in batch.entries:
         entry.id = entry.id or next_id()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which step of a request leads to which: found in the moments alone, for a recording does not know its graphs.
+"""Which step of a request leads to which, worked out from times alone: a recording does not know its graphs.
 
 Theory of operation. A step can only wait for steps that were over when it arrived. Of those, the ones that count are
 those after which no other began and ended in between: an interval order has exactly these as its direct predecessors.

@@ -233,7 +233,7 @@ def _levels(changes: Iterable[tuple[float, int]], counts: Iterable[tuple[float, 
 
     Args:
         changes: Moments at which something came or went that was recorded, and how much.
-        counts: Moments at which all was counted, also what is in no record because it has no end yet.
+        counts: Moments at which everything was counted, including what is in no record because it has not ended.
     """
     known = beside = 0
     level = -1
@@ -250,7 +250,7 @@ def _levels(changes: Iterable[tuple[float, int]], counts: Iterable[tuple[float, 
 
 
 def cost_of(record: BatchRecord) -> NodeCost:
-    """Return what a batch cost its worker; what is neither before nor after the model is the model's."""
+    """Return what a batch cost its worker; time that is neither before nor after the model counts as the model's."""
     pre = _sum(record.phases, PRE)
     post = _sum(record.phases, POST)
     return NodeCost(pre, max(record.ended - record.started - pre - post, 0.0), post)

@@ -206,7 +206,7 @@ def _critical_path(requests: Mapping[str, Sequence[_Event]], whole: Collection[s
 
     Args:
         requests: The steps of requests at each node.
-        whole: Requests to graphs that were recorded from door to door; of others some steps may be missing.
+        whole: Requests to graphs that were recorded from beginning to end; others may lack some steps.
     """
     steps: dict[str, list[tuple[float, float, str]]] = {}
     for name, events in requests.items():

@@ -166,7 +166,7 @@ class Endpoint:
         self.accepting = True
 
     def hasten(self) -> None:
-        """Let no batch wait for company any longer: the last requests are on their way."""
+        """Let no batch wait to be filled any longer: the last requests are on their way."""
         self._queue.hasten()
         if self._batcher is not None:
             self._batcher.wake()
@@ -195,7 +195,7 @@ class Endpoint:
             self._sweep.cancel()
 
     def is_full(self) -> bool:
-        """Tell whether so many samples wait that whatever is submitted now is refused."""
+        """Tell whether the queue is so full that anything submitted now is refused."""
         return self._queue.waiting >= self._capacity
 
     def submit(self, request: Request) -> None:
@@ -280,7 +280,7 @@ class Endpoint:
         return parts or outcome
 
     def cancel(self, request: Request) -> None:
-        """Forget a request whose client went away: waiting it never runs, running its outcome is dropped."""
+        """Forget a request whose client went away: if it waits, it never runs; if it runs, its outcome is dropped."""
         if not request.done:
             self._settle(request, Failure(Cancelled("the client went away")))
 
@@ -363,7 +363,7 @@ class Endpoint:
     def _feed(self) -> None:
         """Queue slices of requests that have more samples than may wait: each in turn, and half of the queue at most.
 
-        Where none of a request's slices is under way it may have what room there is.
+        A request with no slice under way may take whatever room there is.
         """
         now = time.monotonic()
         for request, slices in list(self._fed.items()):
@@ -507,7 +507,7 @@ class Endpoint:
         self._hand_over(request, Failure(error))
 
     def _hand_over(self, request: Request, outcome: Outcome) -> None:
-        """Reply; what a transport raises then is its own defect and must not keep others waiting."""
+        """Reply. If the transport raises, that is the transport's defect and must not keep others waiting."""
         try:
             request.reply(request, outcome)
         except Exception as error:  # noqa: BLE001 - see `_tell_instead`

@@ -3,10 +3,10 @@
 
 Theory of operation. The requests of a batch are stepped together, so what one client does not take must not keep the
 others waiting. Every client has a window: parts it was handed and has not taken. While there is room in all windows, a
-step is over as soon as it is handed out, and the generator goes on. A client whose window is full holds the step, and
-by that the generator, until it takes something (no part is dropped, and no memory grows). If somebody else waits for
-that, batch-mates with room or requests that find no free worker, it may do so for `PATIENCE_S`, in sum; then its
-answer, and nobody else's, ends with an error. A client that holds up nobody may take as long as its connection lets it.
+step is over as soon as it is handed out, and the generator goes on. A client whose window is full holds up the step,
+and with it the generator, until it takes something (no part is dropped, and memory does not grow). If that holds up
+others, batch-mates with room or requests that find no free worker, it may do so for `PATIENCE_S` in total; then its
+answer, and nobody else's, ends with an error. A client that holds up nobody may take as long as its connection allows.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class _Window:
     """What one client was handed and has not taken.
 
     Attributes:
-        untaken: Its parts by what it calls when it has taken them, with their sizes.
+        untaken: Its parts, keyed by what it calls once it has taken them, with their sizes.
         size: The sum of those.
         held: Steps that wait until there is room.
         since: Since when they do.
-        spent_s: How long it has held up its batch-mates before that.
+        spent_s: How long it had held up its batch-mates before that.
         batch: Whose step it holds.
     """
 
@@ -74,7 +74,7 @@ class Windows:
 
         Args:
             loop: Whose time counts.
-            others_wait: Whether requests wait that no worker is free for.
+            others_wait: Whether requests wait for a free worker.
             give_up: Ends the answer of a client that held up others for too long.
         """
         self._loop = loop
@@ -144,7 +144,7 @@ class Windows:
             step()
 
     def _look(self, window: _Window, request: Request) -> None:
-        """End the answer of a client that has held steps for too long, if that is to anybody's harm."""
+        """End the answer of a client that has held steps for too long, if that holds up anybody."""
         window.timer = None
         if self._has_quick_mates(window) or (self._others_wait() and time.monotonic() - window.since >= PATIENCE_S):
             self._give_up(request)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Listens on an address and takes the connections that wait there, many in one turn of the loop.
 
-The event loop's own server takes one in a turn (libuv 1.45 and later). While turns are long, for many clients are being
-answered, those that have just come would wait for thousands of turns before they are so much as seen.
+The event loop's own server takes one in a turn (libuv 1.45 and later). While turns are long because many clients are
+being answered, new ones would wait thousands of turns before they are even seen.
 """
 
 from __future__ import annotations

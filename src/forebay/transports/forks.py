@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a model forks off the server's process gets none of the server's sockets.
 
-Where it did, the port would stay taken while the child lives, and clients would never see their connections close. In
+If it did, the port would stay taken as long as the child lives, and clients would never see their connections close. In
 the child the sockets are replaced by the null device and not closed: their numbers stay taken, so that what is left of
 the server's objects there cannot close something else.
 """
@@ -18,7 +18,7 @@ _ports: set[int] = set()
 
 
 def keep_from_children(port: int) -> None:
-    """Let no child have what listens at this port of this process, nor a connection to it."""
+    """Let no child keep a socket that listens on this port of this process, nor a connection to it."""
     _ports.add(port)
 
 

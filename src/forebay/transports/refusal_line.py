@@ -2,10 +2,10 @@
 """Says "later" to clients at a rate that leaves the core to the work.
 
 Theory of operation. A queue is full when the core is scarce, and then most answers are refusals: a server that writes
-them as they are due spends its core on saying no. So refusals have a budget, a share of the loop's time. While it
-lasts they are written at once. Beyond it they wait in line, and a timer writes as many as the budget pays for. Who
-waits holds its place and nothing else, and sends nothing meanwhile: that is what slows the senders down. The line needs
-no deadlines: it holds one place for each connection, and moves by at least one every `MAX_DEBT_S / SHARE`.
+them as they are due spends its core on saying no. So refusals have a budget, a share of the loop's time. While it lasts
+they are written at once. Beyond it they wait in line, and a timer writes as many as the budget pays for. A client in
+line takes up its place and nothing else, and sends nothing meanwhile: that is what slows the senders down. The line
+needs no deadlines: it holds one place for each connection, and moves by at least one every `MAX_DEBT_S / SHARE`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RefusalLine:
         return len(self._waiting)
 
     def refuse(self, who: RefusedClient) -> None:
-        """Tell somebody that it is refused: now if the budget allows it and nobody waits, else in turn."""
+        """Refuse somebody: now if the budget allows it and nobody waits, else in turn."""
         self._waiting.append(who)
         if self._timer is None and not self._is_telling:
             self._tell()

@@ -188,7 +188,7 @@ class Server:
 
 
 def _freeze() -> None:
-    """Let what is loaded now stay: the collector need not walk over it again and again. What has left is freed."""
+    """Free what is unused, and exempt the rest from garbage collection, which need not walk over it each time."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals that end a server, and a thread that sees to it that they do; one that has it reload.
+"""Signals that end a server, and a thread that makes sure they do; and SIGHUP, which makes it reload.
 
 Theory of operation. The first signal asks the loop to drain, the second to hurry. Neither helps where the loop stands
 in a model's `load`, or where the process waits for a thread of the user's after the last answer. So the signals also
-reach a thread that waits beside, as long as a drain may take, and then ends the process as it is; a second signal makes
-that a short time, a third one none. Whoever was started for the server ends with it.
+reach a thread beside the loop. It waits as long as a drain may take, and then ends the process as it is; a second
+signal makes that wait short, a third ends it. Whoever was started for the server ends with it.
 
 SIGHUP means two things: somebody sent it, so the server is to reload; or the terminal was closed, so it is to end. In
 the second case there is no terminal any more.
@@ -95,7 +95,7 @@ class Signals:
             self._loop.call_soon_threadsafe(act)
 
     def _leave_terminal(self) -> None:
-        """Write nowhere from now on if the terminal is gone; a last word that fails would be the exit status."""
+        """Write nowhere from now on if the terminal is gone; a failing last write would change the exit status."""
         if self._had_terminal and not _has_terminal():
             nowhere = os.open(os.devnull, os.O_RDWR)
             for stream in self._on_terminal:

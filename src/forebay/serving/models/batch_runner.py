@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a `Model` on batches, wherever its samples come from and its results go to.
 
-What a body is and what an outcome is, subclasses say: bytes for a model that answers requests (`model_runner.py`),
-Python values for one inside a graph. One list of samples at a time is the common case; only a batch in which something
-fails is looked at sample by sample.
+Subclasses define what a body and an outcome are: bytes for a model that answers requests (`model_runner.py`), Python
+values for one inside a graph. One list of samples at a time is the common case; only a batch in which something fails
+is looked at sample by sample.
 """
 
 from __future__ import annotations
@@ -354,7 +354,7 @@ class Samples:
             yield [self.failures.get(owner) for owner in range(len(self.items))]
 
     def _settle(self, samples: list[Any]) -> None:
-        """Go on with these samples; an error among them fails its item, and nothing of a failed item goes on."""
+        """Go on with these samples; an error among them fails its item, and no sample of a failed item goes on."""
         if any(issubclass(kind, BaseException | Failure) for kind in set(map(type, samples))):
             for owner, sample in zip(self.owners, samples, strict=True):
                 failed = _failed(sample)

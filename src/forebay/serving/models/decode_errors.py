@@ -109,7 +109,7 @@ def _fields_at(path: str, body: bytes) -> Any:
 
 
 def _misspelt(missing: str, sent: Any, known: frozenset[str]) -> str:
-    """Return the field that was probably meant to be a missing one, as the end of a sentence; empty if none was."""
+    """Return the field that is probably a missing one misspelt, as the end of a sentence; empty if there is none."""
     if not isinstance(sent, dict) or len(cast("dict[Any, Any]", sent)) > _MAX_SEARCHED_FIELDS:
         return ""
     others = [name for name in cast("dict[Any, Any]", sent) if isinstance(name, str) and name not in known]
@@ -118,7 +118,7 @@ def _misspelt(missing: str, sent: Any, known: frozenset[str]) -> str:
 
 
 def _find_bad_character(error: UnicodeDecodeError, body: Buffer | None) -> int | None:
-    """Where in the body the string lies that is not UTF-8; the error only knows the string."""
+    """Find the string in the body that is not UTF-8; the error only knows the place within that string."""
     if body is None:
         return None
     whole = bytes(body)

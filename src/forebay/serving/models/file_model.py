@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model file as a `Model`: its types are those that the file declares.
 
-Where samples share runs, a sample is what the file takes without its first axis, and what has axes of any length is
-padded, or run beside those of its shape. Where they cannot, a request is given to the model as it is.
+Where samples can share a run, a sample is an input of the file without its first axis. Samples with axes of any length
+are padded, or run only with others of the same shape. Where samples cannot share a run, each request goes to the model
+as it is.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a batch in parts: those of unlike shape apart, and a part that fails in halves until the bad sample stands alone.
+"""Run a batch in parts: samples of different shapes apart, and a failing part in halves until the bad sample is alone.
 
 The plan is a generator that knows nothing of models: it yields which samples to run and is sent what became of them,
 so that one plan serves plain functions and coroutines.

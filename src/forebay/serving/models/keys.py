@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch keys: the front asks the user's function, before it queues a sample, with which others it may run.
+"""Batch keys: before the front queues a sample, it asks the user's function which others the sample may run with.
 
-The function runs on the event loop, the one piece of user code that does beside the inline pool. It gets what it
-needs decoded for it, and whatever it raises is the error of that request alone.
+The function runs on the event loop; apart from the inline pool, no other user code does. Its input is decoded for it,
+and whatever it raises is the error of that request alone.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class SampleKeys:
 
 
 class MethodKey(msgspec.Struct, frozen=True):
-    """The key of what asks a further method of a model; no key of the user's is equal to it."""
+    """The key of requests to a further method of a model; no key of the user's is equal to it."""
 
     name: str
 

@@ -130,7 +130,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     methods: Sequence[ModelMethod] = ()
 
     def of(self, method: ModelMethod) -> ModelSettings:
-        """Return what holds for a further method: what is made for the samples of `predict` does not."""
+        """Return the settings of a further method, without those that are for the samples of `predict` only."""
         return msgspec.structs.replace(
             self,
             batchable=method.batchable,

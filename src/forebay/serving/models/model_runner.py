@@ -165,7 +165,7 @@ class MethodsRunner:
     """A `Runner` for several methods of one model, which is loaded once; a batch is for one of them."""
 
     def __init__(self, predict: ModelRunner, others: Mapping[str, ModelRunner]) -> None:
-        """Run what names no method by `predict`, and all else by the one of its name."""
+        """Prepare `predict` for requests that name no method, and the other methods by their names."""
         self._predict = predict
         self._others = others
         runners = [predict, *others.values()]
@@ -194,7 +194,7 @@ class MethodsRunner:
         self._share()
 
     def _run_either(self, items: Sequence[Item]) -> Any:
-        """Run a batch on a loop that runs already: a method that is no coroutine function needs no task there."""
+        """Run a batch on a loop that is already running; a method that is no coroutine function needs no task there."""
         runner = self._asked(items)
         return getattr(runner, "run_async", runner.run)(items)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples from named values: the fields and files of a form, or the parameters of a query.
 
-What a value is stands in the schema of its field, and not in the request: it becomes bytes where bytes are declared, a
-number where a number is, and is read as JSON where an object is. A field that holds an array takes all values of its
-name. A type without fields takes the one value there is, whatever its name.
+The schema of a field says what its value is, and the request does not: it becomes bytes where bytes are declared, a
+number where a number is declared, and is read as JSON where an object is declared. A field that holds an array takes
+all values of its name. A type without fields takes the one value there is, whatever its name.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class NamedReader:
         return self._fields.get(name, self._others)
 
     def _require_fields(self, values: Mapping[str, Any], where: str) -> None:
-        """Refuse a form of which nothing is known: somebody expects it to be read otherwise."""
+        """Refuse a form in which no name is a field: its sender expects it to be read in some other way."""
         if values and not self._others and not any(name in self._fields for name in values):
             name = next(iter(values))
             hint = nearest(name, self._fields)

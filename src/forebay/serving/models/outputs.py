@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds results to the type that was declared for them.
 
-Two steps, for the first must cost next to nothing. `fits` has msgspec convert all results of a batch at once and knows
-only whether they are surely right. Objects of classes with fields msgspec takes as they are, so their fields are looked
-at column by column. What is not surely right (an array, a number of numpy's, a wrong result) is then looked at by
-itself: `misfit` reads it back as a client would, and names path and types.
+It takes two steps, because the first must cost next to nothing. `fits` has msgspec convert all results of a batch at
+once, and only learns whether they are certainly right. msgspec accepts objects of classes with fields without looking
+inside, so their fields are checked column by column. Any other result (an array, a numpy number, a wrong result) is
+then checked by itself: `misfit` reads it back as a client would, and names path and types.
 """
 
 from __future__ import annotations

@@ -484,7 +484,7 @@ class _Method:
         return signature
 
     def _resolve(self, what: str, annotation: Any) -> Any:
-        """Evaluate strings; only of the one annotation that matters, so that others may name what is not imported."""
+        """Evaluate strings, but only in the annotation that matters, so that others may name what is not imported."""
         if annotation is inspect.Signature.empty:
             return Any
         holder = types.SimpleNamespace(__annotations__={"it": annotation})

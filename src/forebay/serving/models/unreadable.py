@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sample that cannot be read: what its sender is told, wherever it was found out."""
+"""What the sender of an unreadable sample is told, wherever that was noticed."""
 
 from __future__ import annotations
 

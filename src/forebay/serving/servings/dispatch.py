@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who shares a batch with whom in a started serving, and what each caller gets of it.
+"""Which callers share a batch in a started serving, and which rows of its results each one gets.
 
 Theory of operation. Every batch that a caller hands in is one `Submission` and one entry of the `BatchQueue`. Where a
 call does not fit into the rest of a batch, the queue has it divided: its first rows leave as a `SubmissionPart`, the
@@ -7,7 +7,7 @@ others keep their place at the head of their line. A call is over when all of it
 one of its batches failed, when its caller went away, or when the serving was stopped.
 
 A call with more rows than may wait is fed in: its rows enter in parts of a whole batch as there is room, at most half
-of it, so that others find some as well. The same goes for the later pieces of an input that was begun with.
+of it, so that others find some as well. The same goes for the later pieces of an input whose first piece was taken.
 
 Who shares a batch is noted in that batch's `Work` and nowhere else, so outcomes cannot reach the wrong caller however
 many batches run at a time.
@@ -70,7 +70,7 @@ class Submission:
         taken: When the last of its rows were taken; 0 before that.
         slices: What came back for its rows, in their order; None for what still runs.
         unanswered: Rows without an answer.
-        waiting: Where it is fed in: its parts in the queue; its further rows are in `batch`. None where it is not.
+        waiting: Its parts in the queue, if it is fed in; its further rows are then in `batch`. None if it is not.
         error: What the call failed with.
         done: Whether it is over.
     """
@@ -284,7 +284,7 @@ class Dispatch:
         self._open[call] = None
 
     def feed(self, now: float) -> None:
-        """Let rows into the queue that wait for room: a part of each call in turn."""
+        """Let rows that wait for room into the queue: a part of each call in turn."""
         for _ in range(len(self._fed)):
             call = self._fed[0]
             self._fed.rotate(-1)
@@ -313,7 +313,7 @@ class Dispatch:
         return True
 
     def is_pressing(self) -> bool:
-        """Return whether a free partition should look at once: a batch is full, or nothing is waited for."""
+        """Return whether a free partition should look at once: a batch is full, or there is nothing to wait for."""
         return self._queue.waiting > 0 and (self._is_due_at_once or self._queue.is_full())
 
     def next_due(self) -> float | None:

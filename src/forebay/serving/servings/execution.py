@@ -39,13 +39,13 @@ class Executed:
         self.rows = rows
 
     def own(self) -> Executed:
-        """Copy what the function may still write to, with its next batch or any other; to be called before that."""
+        """Copy what the function may still write to in a later batch; call this before the next batch runs."""
         box, self.output = [self.output], None  # a second reference to the output would look like the function's
         self.output = taken_over(box)
         return self
 
     def cut(self, start: int, stop: int) -> Any:
-        """Return some rows: all of them as they are; few in memory of their own, or they would keep the others' too."""
+        """Return some of the rows: all as they are, a few as a copy, as a view would keep all of them in memory."""
         wanted = stop - start
         if wanted == self.rows:
             return self.output

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells when something has had enough time; for drivers without a loop.
+"""Acts on things that have had enough time; for drivers without a loop.
 
-Not here: what is told of, and what becomes of it.
+What those things are, and what becomes of them, is the caller's business.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Overdue(Generic[T]):
         self._is_stopped = False
 
     def note(self, what: T, turn: int) -> None:
-        """Have something looked at after the time; its turn before this one no longer is."""
+        """Note something that is to be looked at after the time; this replaces an earlier note about it."""
         with self._changed:
             self._noted[what] = turn, time.monotonic() + self.after_s
             self._changed.notify()

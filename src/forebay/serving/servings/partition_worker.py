@@ -138,7 +138,7 @@ _is_importing = False
 
 @contextmanager
 def _importing() -> Generator[None]:
-    """Keep the file of a serving from starting that serving again, each process one more, without end."""
+    """Keep the file of a serving from starting it again while it is imported: each process would start another."""
     global _is_importing  # noqa: PLW0603 - imports happen once for the whole process
     _is_importing = True
     try:

@@ -5,10 +5,10 @@ Theory of operation. Callers hand in calls under one lock, and each partition is
 same lock whenever it is free, runs them, and wakes the callers. There is no loop and no thread in between, so a call
 costs two switches: caller to partition, partition to caller.
 
-A partition that finds nothing to take parks on a lock of its own. One of those that are parked watches: it wakes by
-itself when the queue's next moment is due. A caller rouses a partition only if that could take something now, or if
-nobody watches yet; a partition that takes a batch rouses the next one if there is more to do. So a thread is woken for
-a reason or not at all, and nobody polls.
+A partition that finds nothing to take parks on a lock of its own. One of the parked partitions is the watcher: it wakes
+by itself when the queue's next moment is due. A caller rouses a partition only if there is something it could take now,
+or if there is no watcher yet; a partition that takes a batch rouses the next one if there is more to do. So a thread is
+woken for a reason or not at all, and nobody polls.
 
 Callers never run batches themselves, though that would save switches: a caller would then hold up its own deadline for
 the rows of others, and code that is bound to one thread (a device context, an open file of a library) would be called
@@ -316,7 +316,7 @@ class Partitions:
             raise InvalidRequest(msg)
 
     def _changed(self) -> None:
-        """A partition is gone or back: with none left that could come back soon, nobody is to wait."""
+        """A partition is gone or back; if none is left that could come back soon, nobody should wait."""
         problems = [runner.problem for runner in self.runners if not runner.is_ready]
         problem = problems[0] if problems else None
         calls: list[Submission] = []
@@ -349,14 +349,14 @@ class Partitions:
                 del self._seats[seat], self._inside[threading.get_ident()]
 
     def _look_for_called_off(self) -> None:
-        """Note which partitions run what nobody waits for any more; below the lock."""
+        """Note which partitions run batches that nobody waits for any more; the caller holds the lock."""
         for seat in list(self._seats):
             if not seat.is_called_off and seat.work is not None and not seat.work.wanted():
                 seat.is_called_off = True
                 self._overdue.note(seat, seat.turns)
 
     def _give_up(self, seat: _Seat, turn: int) -> None:
-        """A partition goes on with what nobody waits for: end that, or leave its thread behind."""
+        """Stop a partition that goes on with a batch nobody waits for: end the batch, or leave the thread behind."""
         calls: list[Submission] = []
         with self._lock:
             if seat.turns != turn or seat.work is None or self._is_stopping:
@@ -370,7 +370,7 @@ class Partitions:
         _wake(calls)
 
     def _leave(self, seat: _Seat) -> None:
-        """Have another thread take the place of one that hangs; below the lock."""
+        """Have another thread take the place of one that hangs; the caller holds the lock."""
         thread = self._thread(seat.runner, seat.rest, len(self.runners) + self.replaced)
         try:
             thread.start()
@@ -451,7 +451,7 @@ class Partitions:
         return self._dispatch.take(time.monotonic())
 
     def _pass_on(self) -> None:
-        """Let another partition do what one was roused for that has lost its process."""
+        """Rouse another partition in place of one that was roused but has lost its process."""
         with self._lock:
             if self._parked and not self._roused and self._is_watch_needed():
                 self._rouse()
@@ -460,7 +460,7 @@ class Partitions:
         return self._dispatch.is_pressing() or (self._watcher is None and self._dispatch.next_due() is not None)
 
     def _park(self, seat: _Seat) -> float:
-        """Note that a partition waits; returns for how many seconds, or -1 until it is roused."""
+        """Note that a partition waits; returns how many seconds it may wait, or -1 to wait until it is roused."""
         self._parked.append(seat)
         if self._watcher is not None:
             return -1.0
@@ -523,7 +523,7 @@ class Partitions:
 
     def _sink(self, work: Work) -> Callable[[str, Any], None]:
         def others_wait() -> bool:
-            """Return whether anybody is held up where one of the callers does not take its values."""
+            """Return whether a caller that does not take its values would hold up anybody."""
             is_pressed = self._dispatch.waiting > 0 and not self._parked
             return is_pressed or self._is_stopping or sum(1 for _ in work.shares()) > 1
 

@@ -369,7 +369,7 @@ class _Threaded:
 
 
 class _Own(threading.local):
-    """A lock for the thread to wait on, while it is not waiting: making one for each call would cost more."""
+    """A thread's own lock to wait on, kept between calls: making one for each call would cost more."""
 
     lock: threading.Lock | None = None
 

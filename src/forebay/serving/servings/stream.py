@@ -3,8 +3,8 @@
 
 Theory of operation. A stream hands in its rows a few batches ahead of what its consumer has taken, so a slow consumer
 holds back nothing but its own rows. Values of hooks are different: they come while a batch runs, which its callers
-share. A consumer that leaves `MAX_EVENTS` of them lying makes that batch wait for it, up to `PATIENCE_S`, or to
-`HURRY_S` in sum if that holds up anybody; then its stream ends with an error and the batch goes on.
+share. A consumer that has not taken `MAX_EVENTS` of them makes that batch wait, for up to `PATIENCE_S`, or up to
+`HURRY_S` in total if that holds up anybody; then its stream ends with an error and the batch goes on.
 
 A stream may be consumed from any thread or task; it is not tied to the one that made it.
 """
@@ -53,7 +53,7 @@ class Inbox:
         self.is_late = False
 
     def put(self, event: Event, others_wait: Callable[[], bool]) -> None:
-        """Add the value of a hook; waits while there are as many as may be, and less long where others wait for it."""
+        """Add the value of a hook; waits while there is no room, but not as long if that holds up others."""
         with self._changed:
             if not self._has_room():
                 self._wait_for_room(others_wait)

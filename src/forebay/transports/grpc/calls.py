@@ -148,14 +148,14 @@ class OpenCall:
         self.end(Status.INTERNAL, "the server failed; its log says why")
 
     def abandon(self, status: Status, text: str) -> None:
-        """Give the call its status although its method works on it, and send nothing else."""
+        """Give the call its status although its method is still at work, and send nothing else."""
         if not self.is_done:
             self.cancel()
             self.status = status
             self._connection.end(self, statuses.trailers(status, text), at_once=True)
 
     def cancel(self) -> None:
-        """Let nobody work for this call any more: the client does not wait for it."""
+        """Stop all work for this call: its client no longer waits."""
         if self.is_done:
             return
         self.is_done = True
@@ -185,7 +185,7 @@ class OpenCall:
     # What the client sends
 
     def take_whole(self, size: int) -> bool:
-        """Take note of the only message of a call that came in one piece; false if it is not as simple as that."""
+        """Take note of the only message of a call that came in one piece; returns False if it is not that simple."""
         head = self._head
         if self._inbox is None and not head.is_stream and (head.length < 0 or head.length == size):
             self.is_half_closed = True

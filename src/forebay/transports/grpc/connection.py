@@ -330,7 +330,7 @@ class GrpcConnection(asyncio.Protocol):
             self.drop(calls.popitem()[1])
 
     def wasted(self) -> None:
-        """Count a call that came to nothing by what the client has sent."""
+        """Count a call that came to nothing because of what the client sent."""
         if not self._is_deaf:
             try:
                 self._receiver.waste()
@@ -338,7 +338,7 @@ class GrpcConnection(asyncio.Protocol):
                 self.port.loop.call_soon(self._refuse, fault.reason, str(fault))
 
     def drop(self, call: OpenCall) -> None:
-        """Let nobody work for a call any more that its client has given up."""
+        """Stop all work for a call that its client has given up."""
         self._sender.drop(call)
         call.cancel()
         self.port.closed(call)
@@ -358,7 +358,7 @@ class GrpcConnection(asyncio.Protocol):
         self.send(frames.goaway(self._receiver.last_stream, reason, message))
 
     def hang_up(self) -> None:
-        """Close after what is to be written, and give the client time to read it."""
+        """Close once everything is written and the client has had time to read it."""
         transport, out = self._transport, self._sender.out
         self._is_deaf = self._has_hung_up = True
         if transport is None or transport.is_closing():

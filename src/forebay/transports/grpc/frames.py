@@ -77,7 +77,7 @@ class Reason(IntEnum):
 
 
 class ConnectionFault(Exception):
-    """The client broke a rule after which nothing more can be believed; it ends the connection."""
+    """The client broke a rule, so nothing more from it can be trusted; this ends the connection."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -111,7 +111,7 @@ class Http2FrameReader:
         self._at = 0
 
     def skip(self, expected: bytes) -> bytes | None:
-        """Skip these bytes if they are what comes first; returns what came instead, or so far."""
+        """Skip these bytes if they come first; otherwise returns what came instead, or what has come so far."""
         found = self._data[: len(expected)]
         if found != expected:
             return found
@@ -119,7 +119,7 @@ class Http2FrameReader:
         return None
 
     def read(self) -> Iterator[Frame]:
-        """Return the frames that are complete now; whoever stops before the last reads on later.
+        """Yield the frames that are complete now; a caller that stops before the last one can go on later.
 
         Raises:
             ConnectionFault: At a frame that is too long.

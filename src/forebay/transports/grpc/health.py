@@ -49,7 +49,7 @@ class Health:
         self._change: asyncio.Future[None] | None = None
 
     def stop(self) -> None:
-        """Tell nobody anything good any more, and end those who watch: the port closes."""
+        """Answer NOT_SERVING from now on, and end all watches: the port closes."""
         self._is_stopping = True
         self._tell()
 

@@ -50,7 +50,7 @@ class MessageBuffer:
 
         Args:
             encoding: How messages are compressed, if they say that they are.
-            max_bytes: Longest message, also once unpacked.
+            max_bytes: Longest message, whether packed or unpacked.
         """
         self._encoding = encoding
         self._max_bytes = max_bytes
@@ -83,7 +83,7 @@ class MessageBuffer:
                 raise BadMessage(Status.INTERNAL, msg)
 
     def take(self) -> bytes | Unpacking | None:
-        """Take the next message, or what unpacks it; None if it has not come whole.
+        """Take the next message, or an `Unpacking` that yields it; None if it is not complete yet.
 
         Raises:
             BadMessage: If it will not be taken.

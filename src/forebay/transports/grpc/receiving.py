@@ -3,8 +3,8 @@
 
 What breaks a rule of one stream raises `StreamFault` and ends that stream; what leaves nothing to believe raises
 `ConnectionFault`. Frames that move no call forward (pings, settings, empty ones) are counted: each call and each frame
-of an answer explains a few of them, and a second may have some more. Calls that come to nothing by what the client
-says are counted, too, whoever ends them: those it calls off, those that are refused, and those whose rules it breaks.
+of an answer explains a few of them, and a second may have some more. Calls that come to nothing through the client's
+doing are counted too, whoever ends them: calls it cancels, calls that are refused, and calls in which it breaks a rule.
 """
 
 from __future__ import annotations
@@ -478,7 +478,7 @@ class Receiver:
             self.waste()
 
     def waste(self, weight: int = 1) -> None:
-        """Count a call that came to nothing by what the client said.
+        """Count a call that came to nothing through the client's doing.
 
         Raises:
             ConnectionFault: If it is one too many.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Server reflection: clients ask which services there are, and for their descriptors.
 
-Its two versions differ in their package only, so the messages of one are used for both.
+Its two versions differ only in their package, so the messages of one serve for both.
 """
 
 from __future__ import annotations

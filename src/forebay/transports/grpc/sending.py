@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Outgoing:
-    """What one call has still to send.
+    """What one call still has to send.
 
     Attributes:
         pieces: It.

@@ -64,7 +64,7 @@ _ASSETS: Final = {
 def routes_of(app: App, config: HttpConfig, verbs: Collection[str] = ("POST",)) -> dict[bytes, Route]:
     """Return the models by the target of their requests, as both lanes know them; kept as the app changes.
 
-    What is asked by none of `verbs` is left out: the fast lane answers each POST to what is named here.
+    Models that accept none of `verbs` are left out: the fast lane answers every POST to a target named here.
     """
     routes: dict[bytes, Route] = {}
     staging = Staging(config)
@@ -251,7 +251,7 @@ class Predict:
                 staged.close()
 
     def methods(self, page: Any) -> _Methods:
-        """Return what answers at its path: a model tells of itself, a further method is only asked."""
+        """Return the handlers of a path by verb: a model also describes itself, a further method only answers."""
         contract = self._route.contract
         if not contract.call:
             return _Methods(post=self, get=_Get(self, page))
@@ -291,7 +291,7 @@ def _arrived(body: bytes | None) -> bytes:
 
 
 def _require_no_foreign_page(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Refuse what a page of another site fetches as a picture or the like: then there is no Origin to judge by."""
+    """Refuse what a page of another site fetches as a picture or the like: such a request has no Origin to judge by."""
     said = dict(headers)
     if said.get(b"sec-fetch-site") == b"cross-site" and b"origin" not in said:
         msg = (
@@ -522,7 +522,7 @@ class ServerPages:
         self._changes += 1
 
     def _served(self) -> Iterator[Served]:
-        """All versions of all models, first of each the one that answers what names none."""
+        """All versions of all models; for each model, first the one that answers requests that name no version."""
         for name, default in self._app.served.items():
             yield default
             yield from (one for one in self._app.versions(name).ready.values() if one is not default)

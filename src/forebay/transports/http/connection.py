@@ -378,13 +378,13 @@ class HttpConnection(HttpToolsProtocol):
                 _stop_parsing()
 
     def _drop_body(self) -> None:
-        """Keep nothing of the body that is being read; it is somebody else's now, or nobody's."""
+        """Drop the body that is being read; it belongs to somebody else now, or to nobody."""
         self._lane.held_bytes -= self.held_bytes
         self.held_bytes = 0
         self._body = b""
 
     def on_message_complete(self) -> None:
-        """Answer the request, or put it off if another one's turn is before."""
+        """Answer the request, or put it off if another one comes first."""
         if self._detour:
             return  # the body comes yet: it is only this parser that will not read it
         talk = self._talk
@@ -801,7 +801,7 @@ class _LastWords:
 
 
 def _with_known_method(data: bytes) -> bytes:
-    """Replace the method at the begin of a message by one that the parser knows, unless it means something to it."""
+    """Replace the method that begins a message by one that the parser knows, unless it matters to the parser."""
     if data.startswith(_TOLD_METHODS):
         return data
     method = _METHOD.match(data)
@@ -832,7 +832,7 @@ def _stop_parsing() -> NoReturn:
 
 
 def _refusal(error: httptools.HttpParserError) -> ForebayError:
-    """Tell bytes that are no request, and what was refused, from a defect of ours in one of the parser's callbacks."""
+    """Tell bad requests and refusals apart from a defect of ours in one of the parser's callbacks."""
     cause = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error
     if isinstance(cause, ForebayError):
         return cause

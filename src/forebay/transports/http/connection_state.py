@@ -212,7 +212,7 @@ class ConnectionState:
         )
 
     def wait(self, now: float) -> None:
-        """Note that nothing can come now, and that this is not the client's fault."""
+        """Note that nothing can arrive now, through no fault of the client's."""
         self._window_at, self._window_from = now, self._arrived
 
     def is_too_slow(self, now: float, patience_s: float, min_bytes_per_s: int) -> bool:
@@ -235,7 +235,7 @@ _FRAMING: Final = frozenset({b"host", b"transfer-encoding", b"content-length"})
 def check_framing(
     method: bytes, version: str, headers: Iterable[tuple[bytes, bytes]], *, upgrades: bool
 ) -> tuple[bytes, bytes]:
-    """Refuse a head whose end, or whose target, could be read in two ways; what the parser refuses is not looked for.
+    """Refuse a head whose end or target could be read in two ways; does not look for what the parser refuses itself.
 
     Args:
         method: Its method.

@@ -163,7 +163,7 @@ class HttpPort:
         return head.refusal
 
     def make_room(self) -> None:
-        """Refuse the body that has taken most of the budget: the others need not suffer for it."""
+        """Refuse the body that has taken most of the budget, so that the others need not suffer for it."""
         largest = max(self.connections, key=lambda connection: connection.held_bytes)
         limit = self.config.max_buffered_bytes
         largest.give_up(Unavailable(f"the bodies that are arriving have {limit} bytes together; try again later"))

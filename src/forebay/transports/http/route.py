@@ -151,7 +151,7 @@ class Route:
         self.successor = successor
 
     def now(self, head: Head, headers: Iterable[tuple[bytes, bytes]], query: bytes) -> Head:
-        """Return a head as the route of its target reads it by now: while a body came, a version may have left."""
+        """Return a head as the present route of its target reads it: a version may have left while the body arrived."""
         route: Route | None = self
         while route is not None and route.is_retired:
             route = route.successor
@@ -305,7 +305,7 @@ class Route:
         head.packing = packing
 
     def _require_staging(self) -> None:
-        """Refuse forms where none is read: arrays of samples, and other lanes than the one that reads in steps."""
+        """Refuse forms where none can be read: as arrays of samples, and on a lane that does not read in steps."""
         if self._staging is None or self.contract.batchable:
             msg = f"arrays of samples are sent as {native.JSON_TYPE} or {native.MSGPACK_TYPE}, a form is one sample"
             raise native.UnsupportedMedia(msg)

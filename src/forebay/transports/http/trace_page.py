@@ -40,8 +40,8 @@ class TracePage:
         """Record for `seconds` and return the trace.
 
         Raises:
-            InvalidRequest: If that is no time to record for.
-            QueueFull: If as many recordings run as may.
+            InvalidRequest: If `seconds` is not a possible duration.
+            QueueFull: If no further recording may run now.
             ForeignPage: If a page of somebody else asks.
         """
         refuse_foreign_page(request.headers)

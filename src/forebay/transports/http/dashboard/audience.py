@@ -2,8 +2,8 @@
 """Those who look at the dashboard: each event is made once for all of them, and none while there is nobody.
 
 Theory of operation. One task makes an event a second from when the first viewer comes until the last one has left.
-Every viewer has a short row of events that wait for its connection. Who lets it become full is dropped at once and does
-not hold up the others; its connection ends when the client reads on or when the time for writing is over.
+Every viewer has a short row of events that wait for its connection. A viewer whose row fills up is dropped at once and
+does not hold up the others; its connection ends when the client reads on or when the time for writing is over.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Audience:
             is_trusted: Whether it may see what strangers may not.
 
         Raises:
-            QueueFull: If as many look as may.
+            QueueFull: If there is no room for another viewer.
         """
         if len(self._viewers) >= MAX_VIEWERS:
             msg = f"{MAX_VIEWERS} are looking at this dashboard, which is as many as may; try again later"
@@ -100,10 +100,10 @@ class Audience:
 
 
 class DashboardEvent:
-    """One event; what strangers may not see is left out only where there are any."""
+    """One event; a second form, without what strangers may not see, is made only if strangers look."""
 
     def __init__(self, write: Callable[[bool], bytes]) -> None:
-        """Make one that `write` writes, told whether for somebody who is trusted."""
+        """Make one; `write` writes it, and is told whether the reader is trusted."""
         self._write = write
         self._written: dict[bool, bytes] = {}
 

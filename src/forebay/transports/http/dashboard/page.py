@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dashboard's own paths: its files, its event stream and drawings of graphs; for the rest it asks others' paths.
+"""The dashboard's own paths: its files, its event stream and drawings of graphs; the rest it fetches from other paths.
 
 The files are the same on every server and need no API key. All that says something about this one does.
 """
@@ -123,7 +123,7 @@ class Dashboard:
 
         Raises:
             ForeignPage: If a page of somebody else asks.
-            QueueFull: If as many look as may.
+            QueueFull: If there is no room for another viewer.
         """
         refuse_foreign_page(request.headers)
         is_trusted = self._has_keys or _is_from_here(request)
@@ -185,7 +185,7 @@ def _event(kind: str, data: Any) -> bytes:
 
 
 def _is_from_here(request: Request) -> bool:
-    """Tell whether a program of this machine asks on its own account, and not for somebody elsewhere."""
+    """Tell whether a program on this machine asks for itself, and not on behalf of somebody elsewhere."""
     if any(name in request.headers for name in ("forwarded", "x-forwarded-for", "x-real-ip", "via")):
         return False
     named = request.url.hostname or ""
