@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers a pipeline answers with, and how they meet forebay's errors.
+"""The numbers a pipeline answers with, and how forebay's errors map to them.
 
 Inside the server an error is an ordinary forebay error whose `detail` is `{"err_no": number, "product": bool}`, so that
 it crosses threads, processes and graphs like any other. Product errors are the caller's business and are never logged
@@ -167,7 +167,7 @@ def err_of(error: ForebayError, *, closing: bool = False) -> Told:
 
     Args:
         error: The error.
-        closing: Whether the server is shutting down, which then is why it is unavailable.
+        closing: Whether the server is shutting down, which would explain that it is unavailable.
     """
     number = number_of(error)
     if number is not None:
@@ -200,7 +200,7 @@ def to_v03(err_no: int) -> int:
 
 
 def from_v03(ecode: int) -> int:
-    """Return what a number of v0.3 is called today; a project's own codes stay."""
+    """Return today's number for one of v0.3; a project's own codes stay."""
     return _FROM_V03.get(ecode, ecode)
 
 

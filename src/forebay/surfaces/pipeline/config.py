@@ -113,7 +113,7 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
     op: Mapping[str, Mapping[str, Any]] = {}
 
     def located(self, op: str, message: str) -> str:
-        """Return what is wrong with an op, with the place of the key it names first, if that stands in the file."""
+        """Return a message about an op, after the place of the first key that it names, if the file has that key."""
         found: list[tuple[int, str]] = []
         for key, place in self.places.items():
             if key.startswith(f"op.{op}."):
@@ -294,7 +294,7 @@ class _Reader(Walker):
         self.warn(path, f"nothing reads the key '{dotted(path)}'{meant(path[-1], known)}")
 
     def wrong(self, path: Path, value: Any, needed: str) -> NoReturn:
-        """Refuse a value as it is in Python, for constructors say some as well."""
+        """Refuse a value, shown as in Python, because some come from constructors and not from YAML."""
         shown = repr(value)
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
         self.fail(path, f"{dotted(path) or 'the configuration'} is {shown}; {needed}")

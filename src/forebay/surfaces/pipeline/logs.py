@@ -35,7 +35,7 @@ requests.setLevel(logging.CRITICAL)
 
 
 def base_of(log_path: str | None) -> Path | None:
-    """Return where the folder of the log files is made: as configured, else as the variable says; None for nowhere."""
+    """Return where to make the folder of the log files: as configured, else as the variable says; None for nowhere."""
     base = log_path or os.environ.get(VARIABLE)
     return Path(base) if base else None
 
@@ -81,12 +81,12 @@ def to_stderr(level: str) -> None:
 
 
 class PatientFile(RotatingFileHandler):
-    """Says once why it cannot be written, until it can be again; others print a traceback for each record."""
+    """Says why it cannot be written, once until it can be again; other handlers print a traceback for each record."""
 
     _is_told = False
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Say what is wrong with the file, on the console and to what else listens."""
+        """Log what is wrong with the file, for the console and all other handlers."""
         error = sys.exception()
         if not isinstance(error, OSError):
             super().handleError(record)
@@ -130,7 +130,7 @@ class _LogFile(PatientFile):
 
 
 class _OneLine(TextFormatter):
-    """As on the console, with line breaks of a message written out: what a client sent makes no lines of its own."""
+    """As on the console, with line breaks in a message escaped, so that nothing a client sends can make a new line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, and a traceback below it."""

@@ -44,7 +44,7 @@ LAST_WORD_S: Final = 1.0
 
 
 def project_of(server: PipelineServer, script: Callable[[], Script], options: Options) -> Project:
-    """Put the graph of a prepared server on workers and its two faces in front.
+    """Put the graph of a prepared server on workers, with its two ports in front.
 
     Args:
         server: What the script was about to run.
@@ -179,7 +179,7 @@ class _Presence:
 
 
 def _http(config: PipelineConfig, options: Options) -> tuple[HttpConfig, bool]:
-    """Return the HTTP front and whether there is one: what the command line says comes before the configuration."""
+    """Return the HTTP front and whether there is one: the command line overrides the configuration."""
     given = options.given
     changes: dict[str, Any] = {}
     if "host" not in given:

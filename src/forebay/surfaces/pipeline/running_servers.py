@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which pipeline servers of this user run: one small file each in the user's state folder, so that they can be stopped.
 
-A server is known by its process id and the moment that process began, so that a number the system gave to somebody
-else is never signalled. A process is held by a descriptor from the check to the signal; it cannot change in between.
+A server is identified by its process id and the moment that process began, so that a process which was given the same
+id later is never signalled. A process is held by a descriptor from the check to the signal; it cannot change in
+between.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def state_folder() -> Path:
 
 
 def announce(ports: tuple[int, ...], script: str) -> Path:
-    """Write down that this process serves; returns the file, which is to be removed when it ends.
+    """Note in a file that this process serves; returns the file, which is to be removed when the process ends.
 
     Files of others that were killed are removed.
 

@@ -45,7 +45,7 @@ class Script(msgspec.Struct, frozen=True):
 
 
 class _Handed(BaseException):
-    """Ends a script at the moment its server is ready to run; no `except Exception` of the script's stops it."""
+    """Ends a script the moment its server is ready to run; the script's own `except Exception` does not catch it."""
 
 
 class _Capture:
@@ -114,7 +114,7 @@ def _refuse(path: Path, error: BaseException) -> NoReturn:
 
 
 def hand_over(server: Any) -> None:
-    """End the script that is being captured and give its server to who runs it; in any other script, do nothing."""
+    """End the script that is being captured, and hand over its server; in any other script, do nothing."""
     if _captures:
         _captures[-1].server = server
         raise _Handed
@@ -156,7 +156,7 @@ def _capturing() -> Generator[_Capture]:
 
 
 def not_imported(error: ImportError) -> str:
-    """Return the sentence for an import that failed: where it stands and what to do."""
+    """Return the sentence for an import that failed: where it is and what to do."""
     frames = [
         one
         for one in traceback.extract_tb(error.__traceback__)

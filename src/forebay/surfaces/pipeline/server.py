@@ -25,7 +25,7 @@ class PipelineServer:
         name: What requests may name it as; without a name any is accepted.
         response_op: The end of its graph.
         config: What `prepare_server` read.
-        warnings: What that said nothing reads.
+        warnings: Its warnings, about keys that nothing reads.
     """
 
     def __init__(self, name: str | None = None) -> None:

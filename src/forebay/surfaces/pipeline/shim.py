@@ -8,8 +8,8 @@
     paddle_serving_server.web_service                       WebService, Op
     paddle_serving_client.pipeline                          PipelineClient
 
-The same stands under `paddle_serving_server_gpu`. Nothing of this lies on the disk under those names. The readers of
-`paddle_serving_app` are the installed ones; only where that package is absent is there an `IMDBDataset`.
+The same stands under `paddle_serving_server_gpu`. No file on the disk has those names. The readers of
+`paddle_serving_app` are the installed ones; forebay offers its own `IMDBDataset` only if that package is absent.
 
 A script of one's own asks for them with
 
@@ -109,7 +109,7 @@ def install() -> None:
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds the modules; each looks a name up when it is asked for, so that none imports what a script does not use."""
+    """Finds the modules. Each looks a name up only when asked, so nothing is imported that a script does not use."""
 
     def __init__(self, modules: Mapping[str, Mapping[str, str]]) -> None:
         self._modules = modules

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workers of one op: threads, or processes that execute the script again and take their op of it."""
+"""The workers of one op: threads, or processes that execute the script again and take their op from it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def instances_of(
         dag: Its graph.
         name: Which op.
         config: What holds for the graph.
-        store: The fields of the store's `StoreConfig`; without any the op has none.
+        store: The fields of the store's `StoreConfig`; if empty, the op has no store.
         own_process: Whether its worker is a process of its own.
     """
     op, settings = dag.ops[name], dag.settings[name]
@@ -101,12 +101,12 @@ def op_runner(script: Mapping[str, Any], name: str, store: Mapping[str, Any]) ->
 
 
 def offloads_to(config: PipelineConfig, store: Mapping[str, Any]) -> StoreConfig | None:
-    """Return the store that large values go to by themselves, if the configuration names one."""
+    """Return the store that large values go to automatically, if the configuration names one."""
     return None if config.dag.external_store is None else msgspec.convert(store, StoreConfig)
 
 
 def built(server: PipelineServer) -> tuple[Dag, PipelineConfig]:
-    """Return the graph of a prepared server, and what holds for it."""
+    """Return the graph of a prepared server, and its configuration."""
     config, end = server.config, server.response_op
     if config is None or end is None:
         missing = "set_response_op()" if end is None else "prepare_server()"

@@ -34,7 +34,7 @@ class Prediction(Request, kw_only=True, gc=False, eq=False):
     Attributes:
         message: What came in.
         peer: Who sent it, for the log.
-        times: When it was where.
+        times: When it reached each stage.
         respond: Takes its answer; None once nobody waits for one.
         data_id: Its number; -1 where the process with its graph gives it one.
         log_id: The number the client gave it.
@@ -99,7 +99,7 @@ class Predictions:
         raise NotImplementedError
 
     async def answer(self, message: Any, *, deadline: float, peer: str, came: float | None = None) -> Any:
-        """Answer one request, for a coroutine; see `submit`.
+        """Answer one request, from a coroutine; see `submit`.
 
         Raises:
             ForebayError: If the transport is to tell that there is no answer.
@@ -116,7 +116,7 @@ class Predictions:
         return found
 
     def cut(self) -> None:
-        """Let nobody wait any longer: those whose answer is not being written yet are told that there is none."""
+        """End all waiting: requests whose answer is not being written yet are told that there will be none."""
         for prediction in list(self._open):
             if not prediction.is_leaving:
                 prediction.is_cut = True
@@ -151,7 +151,7 @@ def messages_of(config: PipelineConfig) -> tuple[Any, Any]:
     """Return the classes of requests and answers: the project's own, or the usual ones.
 
     Raises:
-        ConfigError: If the project's own cannot be had.
+        ConfigError: If the project's own cannot be loaded.
     """
     if config.proto is None:
         from forebay.protocols.pipeline.messages import Request, Response

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a checked graph of ops to an endpoint: a queue and workers for each op, and room in the graph for requests."""
+"""Turns a checked graph of ops into an endpoint: a queue and workers for each op, and places for requests inside."""
 
 from __future__ import annotations
 
@@ -152,8 +152,8 @@ class ServedGraph:
 def slots_of(dag: Dag, config: PipelineConfig) -> int:
     """Return how many requests may be inside the graph at a time.
 
-    `channel_size` bounds what waits before each op. What is let in is bounded so that no more can ever wait, instead of
-    holding up ops that have a result: a graph in which nobody waits for room cannot lock up.
+    `channel_size` bounds what waits before each op. The number of requests let in is bounded, so that no more can ever
+    wait there. Ops that have a result are never held up: a graph in which nobody waits for room cannot deadlock.
     """
     slots = inside_of(dag) if config.build_dag_each_worker else config.worker_num
     if config.dag.channel_size:

@@ -83,7 +83,7 @@ class PipelineService(Predictions):
             config: What holds for it.
             ids: Numbers of its requests.
             profile: Makes the profile of a request that asks for it.
-            restored: Gives a result with what is in the store put back, by the number of its request.
+            restored: Puts back into a result what is in the store, given the number of its request.
             ended: Called with each request that has come to its end: its number, its times and whether it was
                 answered without an error.
         """
@@ -177,7 +177,7 @@ class PipelineService(Predictions):
         self.endpoint.submit(asked.attempt)
 
     def _replied_soon(self, asked: Request, outcome: Outcome) -> None:
-        """Go on in the next turn: in this one the timeline has not told of the last op's batch yet."""
+        """Go on in the next turn: only then has the timeline reported the last op's batch."""
         asyncio.get_running_loop().call_soon(self._replied, asked, outcome)
 
     def _replied(self, asked: Request, outcome: Outcome) -> None:
@@ -223,7 +223,7 @@ class PipelineService(Predictions):
         self._end(asked, response, ok=response.err_no == codes.OK)
 
     def _failed(self, asked: Prediction, error: ForebayError) -> None:
-        """Write the answer to a request that failed; the project's own hook may have a form of its own for it."""
+        """Write the answer to a request that failed; the project's own hook may give it another form."""
         if asked.is_cut:
             error = stopped()
         elif isinstance(error, QueueFull | Cancelled):
@@ -277,7 +277,7 @@ class PipelineService(Predictions):
         otherwise: Callable[[Prediction, ForebayError], None],
         until: float,
     ) -> None:
-        """Do a step beside the loop, because it is the project's code or takes long; what is late is left there."""
+        """Do a step beside the loop, because it is the project's code or takes long; a late one stays behind there."""
 
         def done(result: Any, error: BaseException | None) -> None:
             asked.beside = None
@@ -311,7 +311,7 @@ def _name_of(asked: Prediction) -> str:
 
 
 def _named(error: BaseException) -> ForebayError:
-    """Return an error as one that a client can be told; a defect of ours is logged."""
+    """Return an error in a form that clients can be told; a defect of ours is logged."""
     if isinstance(error, ForebayError):
         return error.with_traceback(None)  # its frames hold the request, which the garbage collector does not look at
     if isinstance(error, Late):

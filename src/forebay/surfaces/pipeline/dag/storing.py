@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops beside the store: what they have as `self.store`, and what is large in their results and goes there by itself."""
+"""Ops and the store: what an op has as `self.store`, and how large values in its results go there automatically."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class Loaded(msgspec.Struct):
 
 
 class StoringRunner:
-    """Runs an op beside the store; a `Runner`.
+    """Runs an op that uses the store; a `Runner`.
 
-    The op's own store is told which requests are worked on. Where the configuration names a store, what is large in the
-    results goes there by itself, and comes back for the ops that read it.
+    The op's own store is told which requests are worked on. If the configuration names a store, large values in the
+    results go there automatically, and come back for the ops that read them.
     """
 
     def __init__(self, runner: OpRunner, offloads_to: StoreConfig | None, *, one_by_one: bool = False) -> None:
@@ -138,7 +138,7 @@ def _stored(outcome: Outcome, store: Store) -> Outcome:
 
 
 def _let_go(error: BaseException) -> None:
-    """Take the frames off an error that was raised here; their text is in its `trace`.
+    """Remove the frames from an error that was raised here; their text is in its `trace`.
 
     They hold the requests of the batch, which hold their answers, which hold the error; and the garbage collector does
     not look at requests.

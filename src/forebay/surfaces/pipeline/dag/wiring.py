@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From ops that know their predecessors to a checked graph: which ops are used, what each reads, in which order."""
+"""Turns ops that know their predecessors into a checked graph: which ops are used, what each reads, in which order."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Dag(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
     def is_shared(self, stream: str) -> bool:
-        """Tell whether several ops read what this one, or the request op, has written, or one does and the client."""
+        """Tell whether a stream has several readers: ops, or the client."""
         readers = sum(stream in node.inputs.values() for node in self.spec.nodes)
         return readers + (stream in self.spec.outputs.values()) > 1
 
     def levels(self) -> list[list[str]]:
-        """Return the names of its ops by the length of the longest way from the request."""
+        """Return the names of its ops by level: the length of the longest path from the request."""
         level = {REQUEST: 0}
         for name, op in self.ops.items():
             level[name] = 1 + max(level[before.name] for before in op.get_input_ops())
@@ -211,7 +211,7 @@ def _settings(op: Op, config: PipelineConfig, warnings: list[str]) -> Mapping[st
 
 
 def _unused(used: list[Op], config: PipelineConfig) -> list[str]:
-    """Tell of ops that are configured and not there, or there and lead nowhere."""
+    """Warn of ops that are configured but do not exist, or exist but lead nowhere."""
     names = {op.name for op in used}
     warnings: list[str] = []
     for name in config.op:
@@ -224,7 +224,7 @@ def _unused(used: list[Op], config: PipelineConfig) -> list[str]:
 
 
 def _dead_ends(used: list[Op]) -> list[Op]:
-    """Return the ops that read, directly or not, what the graph has, and are not in it."""
+    """Return the ops outside the graph that read from it, directly or not."""
     found: dict[Op, None] = {}
     waiting = list(used)
     while waiting:

@@ -30,7 +30,7 @@ class OpAnalyst:
     """What ops cost, learned from the events of their runs."""
 
     def __init__(self, events: Iterable[_Event]) -> None:
-        """Take the events of ops out of all.
+        """Pick out the events of ops.
 
         Args:
             events: Process, name, begin and end in microseconds.
@@ -67,7 +67,7 @@ class OpAnalyst:
         return {step: sum(found) / len(found) / 1000 for step in STEPS if (found := durations.get(step))}
 
     def qps(self, op: str | None = None) -> dict[str, Any]:
-        """Return how often a second one worker could go through each stage of an op, were that its only one.
+        """Return how many times a second one worker could run each stage of an op, if it ran nothing else.
 
         Raises:
             ConfigError: If there is no such op.
@@ -156,7 +156,7 @@ class Analyst:
     def get_trace(self) -> list[dict[str, Any]]:
         """Return the events as Chrome trace events: a begin and an end each, by time; the thread is the op's worker.
 
-        Calls are on the thread `DAG`. Viewers take the events of a thread for a stack, so those that overlap are on
+        Calls are on the thread `DAG`. Viewers treat the events of a thread as a stack, so events that overlap are on
         threads of their own: `DAG-2`, `DAG-3`, as many as there were at a time.
         """
         threads: dict[tuple[int, str], list[tuple[str, int, int]]] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the configuration wants to be known of each request: profile lines, the tracer's file, metrics."""
+"""The records that the configuration asks for: profile lines, the tracer's file, metrics."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Outlets:
 
 
 class Observers:
-    """Those of a graph in this process: its own outlets, or a reporter where several processes host the graph.
+    """The observers of a graph in this process: its own outlets, or a reporter if several processes host the graph.
 
     Attributes:
         profile: Makes profile lines, also for clients that ask for theirs.

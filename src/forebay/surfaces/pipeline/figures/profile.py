@@ -34,7 +34,7 @@ _CALLER: Final = "@DAGExecutor"
 
 
 class CallTimes(msgspec.Struct):
-    """When one request was where, in seconds of `time.monotonic`; the server fills it in as the request goes on.
+    """When one request reached each stage, in seconds of `time.monotonic`; the server fills it in along the way.
 
     Attributes:
         started: It came in.
@@ -68,7 +68,7 @@ class Profile:
     def batch_line(self, record: BatchRecord) -> str:
         """Return the line of one batch of an op, or the lines of the requests that came together and ran one by one.
 
-        Empty for what is no op of the graph or ran no stage.
+        Empty if it is no op of the graph or ran no stage.
         """
         if not record.endpoint.name.startswith(self._prefix):
             return ""
@@ -170,7 +170,7 @@ def take_wish(inputs: MutableMapping[str, Any]) -> bool:
 
 
 def token(name: str) -> str:
-    """Return a name as it can stand in a line: nothing in it ends the line, or a word of it."""
+    """Return a name in a form that fits into a line: nothing in it ends the line, or a word of the line."""
     return "".join(letter if letter.isprintable() and letter != " " else f"\\x{ord(letter):02x}" for letter in name)
 
 
@@ -180,7 +180,7 @@ def _to_stderr(line: str) -> None:
 
 
 def events_in(text: str) -> Iterator[tuple[int, str, int, int]]:
-    """Yield the process, name, begin and end (microseconds) of every event in profile lines; ignores what is none."""
+    """Yield the process, name, begin and end (microseconds) of every event in profile lines; ignores all else."""
     for line in _LINE.finditer(text):
         begun: dict[str, int] = {}
         for mark in _MARK.finditer(line["marks"]):

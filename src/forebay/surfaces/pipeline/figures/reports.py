@@ -2,8 +2,8 @@
 """What a process that hosts a whole graph tells the server of it: with `build_dag_each_worker`.
 
 Theory of operation. Only the server writes the log files and the tracer's, and serves the counters. What a process has
-to say is kept until its next answer and travels beside that, one report at a time. A report says what happened since
-the last one, so that sums only rise, whatever becomes of the process; what one that dies had not told yet is lost.
+to report is kept until its next answer and travels with it, one report at a time. A report says what happened since the
+last one, so sums only rise, whatever becomes of the process. What a process had not reported when it died is lost.
 Lines of the log wait for an answer only while one is under way; at other times they go where the process itself writes.
 """
 
@@ -84,7 +84,7 @@ class Reporter:
         self._open.close()
 
     def answering(self) -> AbstractContextManager[None]:
-        """Answer a request inside: there will be an outcome that takes along what there is to tell."""
+        """Answer a request in the block: its outcome will take along whatever there is to report."""
         return self._lines.answering()
 
     def answered(self, data_id: int, latency_s: float, *, ok: bool) -> None:
@@ -93,7 +93,7 @@ class Reporter:
             self._calls.append((data_id, latency_s, ok))
 
     def beside(self, answer: bytes) -> Any:
-        """Return an answer as an outcome: a list of it and a report, or it alone if there is nothing to tell."""
+        """Return an answer as an outcome: in a list with a report, or alone if there is nothing to report."""
         lines = self._lines.take()
         if not lines and not self._calls and not self._ops:
             return answer
@@ -122,7 +122,7 @@ class Reports:
         self._waiting: dict[int, Sequence[int]] = {}
 
     def waiting(self) -> dict[str, int]:
-        """Return how many requests were before each op when each process last told."""
+        """Return how many requests were before each op when each process last reported."""
         self._waiting = {pid: self._waiting[pid] for pid in self._alive() if pid in self._waiting}
         return {op: sum(counts[place] for counts in self._waiting.values()) for place, op in enumerate(self._ops)}
 

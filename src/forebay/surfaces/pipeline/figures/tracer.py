@@ -156,7 +156,7 @@ class Tracer:
 
 
 class TracerFile:
-    """Writes the blocks of a tracer to a file that is put aside when it is large."""
+    """Writes the blocks of a tracer to a file that is rotated when it is large."""
 
     def __init__(self, tracer: Tracer, folder: Path, interval_s: float) -> None:
         """Open the file.
@@ -195,7 +195,7 @@ class TracerFile:
 
 
 class QueryCounters:
-    """The original's five counters, by the original's names; they only ever rise."""
+    """The original's five counters, by the original's names; they only rise."""
 
     def __init__(self) -> None:
         self._by_outcome = {True: 0, False: 0}

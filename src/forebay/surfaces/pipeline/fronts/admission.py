@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What both ports have of a pipeline: which requests are refused, and what clients are told of errors."""
+"""What both ports of a pipeline share: which requests are refused, and what clients are told of errors."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def begin(
     peer: str,
     respond: Respond,
 ) -> Callable[[], object] | None:
-    """Read a request and answer it, or say that it asks for something else than there is, or that there is no room.
+    """Read a request and answer it, or refuse it: what it asks for does not exist, or there is no room.
 
     Args:
         inference: Who answers.
         parse: Reads the request; raises a `ForebayError` if it is wrong.
-        is_quick: Whether reading takes a moment only; otherwise it is done beside the loop.
+        is_quick: Whether reading takes only a moment; otherwise it is done beside the loop.
         deadline: Absolute, in seconds of `time.monotonic`; infinity if the client has time.
         peer: Who sent it, for the log.
         respond: Called on the loop, once, unless the request is called off. If it raises, it is called with what the
@@ -75,7 +75,7 @@ async def _answer_large(
 
 
 def _refusal(inference: Predictions, request: Any) -> Any:
-    """Return what a request is answered that is not let in; None if it is."""
+    """Return the answer to a request that is not let in; None if it is let in."""
     refusal = refused(inference, request)
     endpoint = inference.endpoint
     if refusal is None and endpoint.is_full():  # before anything is unpacked

@@ -218,7 +218,7 @@ class PipelineClient:
         deadline: _Deadline,
         order: list[Any],
     ) -> None:
-        """Ask the first server of an order, and the others if that is not there."""
+        """Ask the first of these servers, and the others if it is not reachable."""
         call = future.call = order[0].future(request, timeout=deadline.left_s(), metadata=self._metadata)
 
         def ended(call: Any) -> None:
@@ -360,7 +360,7 @@ def request_of(feed_dict: Any, *, as_tensors: bool, as_npy: bool, profile: bool 
 
 @functools.cache
 def own_address() -> str:
-    """Return this machine's address on the way out; nothing is sent to learn it, and no name server is asked."""
+    """Return the address this machine uses for outgoing traffic; sends nothing, and asks no name server."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # an address that documents use and nobody has
@@ -429,7 +429,7 @@ def _result(message: Any, fetch: Sequence[str] | None) -> ClientResult:
 
 
 def _is_elsewhere(error: Any) -> bool:
-    """Tell whether another server may be there although this one is not."""
+    """Tell whether it makes sense to try another server."""
     return error.code() == grpc.StatusCode.UNAVAILABLE
 
 

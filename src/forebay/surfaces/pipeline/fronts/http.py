@@ -78,7 +78,7 @@ class Gateway(Mapping[bytes, Route]):
 
 
 class _Asked:
-    """A service and a method as an endpoint: what routes ask of one."""
+    """A service and a method in the form of an endpoint, as far as routes need one."""
 
     def __init__(self, inference: Predictions, name: str, method: str) -> None:
         self.name = name

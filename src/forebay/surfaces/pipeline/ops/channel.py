@@ -70,7 +70,7 @@ class ChannelData:
     def of(
         cls, outcome: Mapping[str, Any] | ForebayError, *, data_id: int, log_id: int, closing: bool = False
     ) -> ChannelData:
-        """Make one of what a graph answered.
+        """Make one from what a graph answered.
 
         Args:
             outcome: The last op's result, or the error.

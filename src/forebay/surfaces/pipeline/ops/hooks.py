@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calling what a project wrote: each hook in the form its signature has, each result in one shape.
+"""Calls what a project wrote: each hook in the form of its own signature, with results brought into one shape.
 
 The hooks of an op changed their parameters and their results from version to version. A signature is read once, and
 what comes back is told apart by its shape, so that ops of every version, and ops that mix them, run side by side.
@@ -370,7 +370,7 @@ def _must_be_named(parameter: inspect.Parameter) -> bool:
 
 
 def _taken(function: Callable[..., Any], names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return those of the names that a function takes as keywords; all of them if it does not say."""
+    """Return which of the names a function takes as keywords; all of them if it does not say."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):

@@ -31,7 +31,7 @@ class IMDBDataset:
         return self.get_words_only(words), [int(label)]
 
     def get_words_only(self, line: str) -> list[int]:
-        """Return the numbers of the words; one that is not in the vocabulary has the number after its last."""
+        """Return the numbers of the words; a word outside the vocabulary gets the number after the last one in it."""
         unknown = len(self._number_of)
         words = _MARKS.split(line.lower().replace("<br />", " ").strip())
         return [self._number_of.get(word, unknown) for word in words if word and word != " "]

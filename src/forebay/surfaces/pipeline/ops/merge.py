@@ -61,10 +61,10 @@ def grouped(samples: Sequence[dict[str, Any]]) -> list[Group]:
 
 
 def split(result: Any, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Cut a result apart by the rows of the samples; what has no rows goes to each of them.
+    """Cut a result apart by the rows of the samples; values without rows go to each of them.
 
     Raises:
-        ValueError: If it is no dict, or has another number of rows than the samples.
+        ValueError: If it is no dict, or its number of rows differs from that of the samples.
     """
     found = _dict(result, len(rows))
     starts = [0]
@@ -95,7 +95,7 @@ def one_each(result: Any, count: int) -> list[Any]:
     """Cut apart the result of a list of samples: an element each, without the axis of the batch.
 
     Raises:
-        ValueError: If it has not one for each.
+        ValueError: If it does not have one for each.
     """
     if isinstance(result, list):
         found = cast("list[Any]", result)
@@ -139,7 +139,7 @@ def _rows_of(sample: Mapping[str, Any]) -> int | None:
 
 
 def _form_of(sample: Mapping[str, Any]) -> Hashable:
-    """Return what samples must have in common: names, and dtypes and shapes below the first axis of arrays."""
+    """Return what samples must have in common: names, and the dtypes and the shapes after the first axis of arrays."""
     form: list[Hashable] = []
     for name in sorted(sample):
         value = sample[name]
@@ -214,7 +214,7 @@ def _offsets(value: Any) -> Sequence[int] | None:
 
 
 def _is_stackable(value: Any) -> bool:
-    """Tell whether something is an array with a first axis, and of no class whose additions get lost by joining."""
+    """Tell whether something is an array with a first axis, and of no subclass whose additions joining would lose."""
     import numpy as np
 
     return type(value) is np.ndarray and value.ndim > 0

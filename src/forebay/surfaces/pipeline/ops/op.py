@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The classes that projects inherit: ops as data, with hooks that do what they did in the original.
 
-An op knows nothing of queues, threads or sockets. What its constructor was given is kept as it was given; what it is
-worth is decided once the configuration is known. The hooks can be called in the form of every generation, because
-subclasses call them through `super()` in the form they know.
+An op knows nothing of queues, threads or sockets. What its constructor was given is kept unchanged; it is interpreted
+once the configuration is known. The hooks can be called in the form of every generation, because subclasses call them
+through `super()` in the form they know.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _ALIASES: Final[Mapping[str, str]] = {"ecode": "err_no", "error_info": "err_msg"
 class Response:
     """An answer as scripts make one: the message, whose fields also have the names of v0.3.
 
-    `ecode` speaks the numbers of v0.3; `err_no` is what the client gets.
+    `ecode` uses the numbers of v0.3; `err_no` is what the client gets.
     """
 
     message: Any

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the batches of one op in its workers: preprocess each sample, process them together, postprocess each.
 
-A sample that fails leaves its batch-mates alone. Only one batch is inside an instance of an op at a time, from its
-first hook to its last, so what hooks keep on `self` in between is that batch's; threads therefore have an instance
-each, a shallow copy of the op that `init_op` was called on.
+A sample that fails leaves its batch-mates alone. An instance of an op works on only one batch at a time, from its first
+hook to its last, so anything that hooks keep on `self` in between belongs to that batch. So each thread has its own
+instance, a shallow copy of the op that `init_op` was called on.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class OpInstances:
             client_for: Makes clients; None without a model, unless the op brings a handler of its own.
             store: For large values; None leaves the op without one.
             own_process: Whether the worker is a process of its own, and its only thread.
-            located: Puts before a sentence where in the configuration the setting stands that it is about.
+            located: Puts in front of a sentence the place in the configuration of the setting that it is about.
         """
         self.op = op
         self._located = located
@@ -127,7 +127,7 @@ class OpInstances:
         return instance
 
     def give_back(self, instance: Op) -> None:
-        """A worker ends: close the client that was made for it, or for all of them if it is the last."""
+        """Take back the instance of a worker that ends; closes its client, a shared one only after the last worker."""
         with self._lock:
             self._taken -= 1
             is_in_use = self.settings.share_instance and self._taken > 0
@@ -140,7 +140,7 @@ class OpInstances:
             getattr(instance.client, "close", _nothing)()
 
     def renewed(self, instance: Op) -> Op:
-        """Return an instance to go on with, for one that a late call still uses."""
+        """Return an instance to go on with, in place of one that a late call still uses."""
         if self.settings.share_instance:
             return instance
         fresh = copy.copy(instance)
@@ -178,7 +178,7 @@ class OpInstances:
             op.client = self._client(index)
 
     def _client(self, index: int | None) -> Any:
-        """Return the client of a worker; one that the project has set itself stays where there is no other."""
+        """Return the client of a worker; a client that the project has set itself stays if there is no other."""
         handler = self.op.local_service_handler
         if handler is not None:
             return handler.get_client(index) if hasattr(handler, "get_client") else handler
@@ -281,7 +281,7 @@ class OpRunner:
         return sample
 
     def _inputs(self, item: Item) -> Mapping[str, Any]:
-        """Return the inputs, with a copy of what other ops read as well; what was packed is a copy already."""
+        """Return the inputs, copying what other ops read as well; packed values are copies already."""
         inputs: dict[str, Any] = dict(inputs_of(item))
         for name in self._settings.shared_inputs:
             value = inputs.get(name)
@@ -418,7 +418,7 @@ def _nothing() -> None:
 
 
 def _end_worker() -> None:
-    """End this worker process, which its pool replaces: a call that nobody can stop sits in one of its threads.
+    """End this worker process, which its pool replaces: one of its threads is in a call that nobody can stop.
 
     Runs after the answer was written. The interpreter's own way out would wait for that thread.
     """

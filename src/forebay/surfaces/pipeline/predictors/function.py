@@ -15,7 +15,7 @@ from forebay.workers.user_code import caught, close, user_code
 
 
 class FunctionClient(NumberedClient):
-    """Calls it. What it takes and gives is its own affair, so names are checked only on the way back."""
+    """Calls the function, which decides itself what it takes and gives, so names are checked only on the way back."""
 
     takes_text = True
 
@@ -24,7 +24,7 @@ class FunctionClient(NumberedClient):
 
         Args:
             reference: `module:name`.
-            wanted: Names of the results a call gets that names none; none for all.
+            wanted: Names of the results for a call that names none; if empty, all.
 
         Raises:
             ConfigError: If there is none of this name.

@@ -7,7 +7,7 @@ POST /GeneralModelService/inference with
 gives
     {"outputs": [{"tensor": [{...}], "engine_name": "..."}], "err_no": 0, "err_msg": ""}
 
-`rpc_tensors` has the same in protobuf, which they speak over gRPC.
+`rpc_tensors` has the same in protobuf, for gRPC.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class GeneralResponse(msgspec.Struct):
 
 
 def described(var: Var) -> int:
-    """Return the number of the type that a description says, or that of what most models take and give."""
+    """Return the number of the described type, or of the type that most models take and give."""
     return _USUAL if var.dtype is None else _DESCRIBED[var.dtype]
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LocalServiceHandler:
-    """A model and what runs it: this process, or one that is started for it."""
+    """A model, and the process that runs it: this one, or one that is started for it."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - the original's signature
         self,
@@ -95,7 +95,7 @@ class LocalServiceHandler:
         return [] if self._host is None else [process.port for process in self._host.processes]
 
     def prepare_server(self) -> None:
-        """Start the processes, if there are to be any; the original only reserves their ports here.
+        """Start the processes, if any are wanted; the original only reserves their ports here.
 
         Raises:
             ModelError: If one cannot be started.

@@ -34,7 +34,7 @@ def local_client(conf: LocalConf, wanted: Sequence[str], index: int | None) -> P
 
     Args:
         conf: Where it is and how it runs.
-        wanted: Aliases of the results a call gets that names none; none for all.
+        wanted: Aliases of the results for a call that names none; if empty, all.
         index: Number of the worker process, which decides on the device; None in threads.
 
     Raises:
@@ -92,7 +92,7 @@ def run_options(conf: LocalConf, device: int | None) -> RunOptions:
 
 
 def _tell_ignored(runtime: Any, conf: LocalConf) -> None:
-    """Tell, once for a model, which of the settings it was given its runtime has no use for."""
+    """Log, once for each model, which of its settings its runtime has no use for."""
     if isinstance(runtime, OnnxRuntime):
         library, names = "onnxruntime", (*_PADDLE_ONLY, *_TENSORRT_ONLY, "precision")
     elif isinstance(runtime, OpenVino):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an op asks for predictions: one face before all kinds of models."""
+"""What an op asks for predictions: one interface to all kinds of models."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Predictor(Protocol):
 
 
 class NumberedClient(ABC):
-    """A `Predictor` whose errors have a pipeline's numbers; it is here that they get them."""
+    """A `Predictor` whose errors have a pipeline's numbers; they get them here."""
 
     def predict(
         self,
@@ -82,7 +82,7 @@ class NumberedClient(ABC):
 
 
 def numbered(problem: ForebayError) -> ForebayError:
-    """Return an error with its number; one that has a number, or is of no kind that needs one here, as it is."""
+    """Return an error with its number; unchanged if it has a number, or is of a kind that needs none here."""
     if number_of(problem) is not None:
         return problem
     code = next((code for kind, code in _NUMBERS if isinstance(problem, kind)), None)
@@ -104,7 +104,7 @@ class ModelClient(NumberedClient):
         Args:
             backend: The model.
             signature: What it takes and gives; None asks the model at the first prediction.
-            wanted: Aliases of the results a call gets that names none; none for all.
+            wanted: Aliases of the results for a call that names none; if empty, all.
         """
         self._backend = backend
         self._signature = signature
@@ -131,7 +131,7 @@ class ModelClient(NumberedClient):
         return named(fetches, self._backend.run(signature.fed(given, batch=is_batch), fetches, log_id))
 
     def different(self, other: ModelClient) -> str | None:
-        """Return what another model of this kind would take or give that this one does not; None if it is nothing."""
+        """Return what another model of this kind would take or give differently from this one; None if nothing."""
         ours, theirs = self._described(), other._described()
         return ours[0].different(theirs[0]) or ours[1].different(theirs[1])
 
@@ -147,7 +147,7 @@ class ModelClient(NumberedClient):
 
 
 def _as_it_comes(feed: Mapping[str, Any], wanted: Sequence[str]) -> Signature:
-    """Return a signature for a model nobody describes: what it is given is what it takes."""
+    """Return a signature for a model without a description: it takes whatever it is given."""
     if not wanted:
         text = "nothing says what the model gives; name the results in fetch_list, or describe it in client_config"
         raise InvalidRequest(text)

@@ -146,7 +146,7 @@ class ModelProcess:
 
 
 class ModelHost:
-    """Processes for one model, one for each device it shall run on; shared by those who ask for the same."""
+    """Processes for one model, one for each device it is to run on; shared by all who ask for the same."""
 
     def __init__(self, conf: LocalConf, index: int | None) -> None:
         """Describe them.
@@ -172,7 +172,7 @@ class ModelHost:
         """Start them all.
 
         Raises:
-            ModelError: If one cannot; none is left then.
+            ModelError: If one cannot be started; then none is left running.
         """
         started: list[ModelProcess] = []
         try:

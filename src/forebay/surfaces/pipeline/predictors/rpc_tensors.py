@@ -29,7 +29,7 @@ def encode_request(feed: Feed, fetch: Sequence[Var], log_id: int) -> bytes:
     """Write a request.
 
     Raises:
-        ValidationError: If an array has a type or a shape these messages have no place for.
+        ValidationError: If these messages cannot hold the type or the shape of an array.
     """
     request = messages.Request(fetch_var_names=[var.alias for var in fetch], log_id=log_id % 2**64)
     for var, value in feed:

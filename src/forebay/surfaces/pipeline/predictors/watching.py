@@ -25,7 +25,7 @@ log = logging.getLogger("forebay.pipeline")
 
 
 class Trial(msgspec.Struct, frozen=True, eq=False):
-    """A prediction that the model in use has made, to be made by another one.
+    """A prediction that the model in use has made, for another model to repeat.
 
     Attributes:
         feed: What it was given.
@@ -40,7 +40,7 @@ class Trial(msgspec.Struct, frozen=True, eq=False):
     types: Mapping[str, Any]
 
     def run(self, model: ModelClient) -> None:
-        """Ask another model the same.
+        """Ask another model for the same prediction.
 
         Raises:
             Unfit: If its answer has other types.
@@ -95,7 +95,7 @@ class ModelWatch(FileWatch[WatchedClient]):
 
 
 def watch_of(name: str, conf: LocalConf) -> ModelWatch | None:
-    """Return what looks at the files of a local model; None if nobody shall, or if it has none.
+    """Return what watches the files of a local model; None if that is not wanted, or if it has no files.
 
     Args:
         name: Whose model it is, for the log.

@@ -5,7 +5,7 @@ A file has a header, the lengths of its parts, and the parts: a pickle and the l
 (`workers/objects.py`). Reading maps the file, so that a large array is not copied: its pages are those of the file
 until somebody writes to them. Pickles are allowed here because nobody else can write into the folder.
 
-An entry with readers is as many names of one file; who reads takes one of them away.
+An entry for several readers is one file with as many names; each reader removes one of them.
 """
 
 from __future__ import annotations

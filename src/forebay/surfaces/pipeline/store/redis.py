@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entries of the store in a redis server: a hash for each run, with a time to live.
 
-What comes from there came over a network, so nothing is ever unpickled: values are msgpack of plain data, and arrays
-are their type, shape and bytes. Requests fail while the server is away and succeed again when it is back.
+Entries come back over a network, so nothing is ever unpickled: values are msgpack of plain data, and arrays are their
+type, shape and bytes. Requests fail while the server is away and succeed again when it is back.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _client(url: str, timeout_s: float) -> Any:
 
 
 def _ask(url: str, call: Callable[[], T]) -> Any:
-    """Ask the server; what goes wrong becomes a sentence without the password."""
+    """Ask the server; an error becomes a sentence without the password."""
     import redis
 
     try:

@@ -3,8 +3,8 @@
 
 Theory of operation. Every entry belongs to a run, the way of one request through the graph, and only that run can read
 it. The server forgets a run when its request was answered, however it ended, and with it whatever is left of its
-entries: an error, a time-out, a client that went away or a worker that was killed frees them all the same. What is put
-after that, by code that nobody waits for any more, ends with its time to live.
+entries: an error, a time-out, a client that went away or a worker that was killed frees them all the same. Whatever is
+put after that, by code that nobody waits for any more, is freed when its time to live is over.
 
     Storage   the server's side: makes the place, forgets runs, clears up
     Store     what ops see: put, get, release
@@ -81,7 +81,7 @@ def store_config(settings: Mapping[str, Any]) -> StoreConfig:
 
 
 class _Walker(Walker):
-    """Says what is wrong without a place: the settings may have come from a dict."""
+    """Reports errors without a place, because the settings may have come from a dict."""
 
     def fail(self, path: Path, message: str) -> NoReturn:
         raise ConfigError(message)
@@ -187,7 +187,7 @@ class Store:
                 log.warning("an entry could not be freed, it will be when its time is over: %s", error)
 
     def offload(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Put large arrays and bytes away; each is replaced by a `Stored` that tells its key."""
+        """Store large arrays and bytes; each is replaced by a `Stored` with its key."""
         return {name: Stored(self.put(value)) if self._is_large(value) else value for name, value in values.items()}
 
     def restore(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -262,7 +262,7 @@ class Storage:
             self._folder.remove()
 
     def _clear_up(self) -> None:
-        """Forget runs and look for what is too old; in a thread, for that may take a while."""
+        """Forget runs and free what is too old; in a thread, because that may take a while."""
         interval_s = max(self.config.ttl_s / 4, SWEEP_S)
         is_closing = False
         while not is_closing:
