@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Give each of several slots its share of the clients, and wait for clients just answered while that pays.
 
-Theory of operation. Where one slot waits for its clients (`gather.py`), several would take them from each other: the
-clients of one batch come back to several slots in crumbs. So the rule looks at everybody at once. The time of a batch
-of n rows is a + b n. The population is what runs, what waits, and those answered within the last a that are out. Each
-slot takes at most its share of that, its target, so that the others get theirs.
+Theory of operation. One slot waits for its own clients (`gather.py`). Several slots would take clients from each other:
+those of one batch would come back to several slots, a few to each. So the rule looks at everybody at once. The time of
+a batch of n rows is a + b n. The population is all that run, all that wait, and those answered within the last a that
+have not come back. Each slot takes at most its share of that, its target, so that the others get theirs.
 
 A slot with fewer rows than that waits while the next one saves more than waiting for it costs. Of the clients answered
 within the last a the share `rho` is back by the end of it, on average `tau` after its answer; m of them are still to

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph made ready to run: who reads which stream, looked up once at build and never again."""
+"""A graph made ready to run: which nodes read which stream is worked out once, when it is built."""
 
 from __future__ import annotations
 

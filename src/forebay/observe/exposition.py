@@ -6,12 +6,12 @@ a generator that stops after every few endpoints, and whoever drives it lets oth
 that did not change since the last scrape is kept, and one that nothing was counted in is left out: its series appear
 with the first value. So a scrape costs what happened since the one before.
 
-A page is bounded: it holds at most `MAX_ENDPOINTS` endpoints, the busiest of those that were called, then others. Who
-was called and is on the page stays there, so that series do not come and go, and `forebay_endpoints_left_out` says how
-many are missing.
+A page is bounded: it holds at most `MAX_ENDPOINTS` endpoints, the busiest of those that were called, then others. An
+endpoint that was called and is on the page stays there, so that series do not come and go, and
+`forebay_endpoints_left_out` says how many are missing.
 
-The text is written here, as prometheus-client needs ten times as long for it. What stands beside it on the page is
-written by prometheus-client: metrics of the models' authors (`author_metrics.py`) and those of other collectors.
+The text is written here, as prometheus-client needs ten times as long for it. The rest of the page is written by
+prometheus-client: metrics of the models' authors (`author_metrics.py`) and those of other collectors.
 """
 
 from __future__ import annotations

@@ -214,7 +214,7 @@ def printed(stream: str, text: str) -> LogLine:
 
 
 def write(line: LogLine, fields: Mapping[str, Any]) -> None:
-    """Write what a worker said, with what the server knows of it."""
+    """Write what a worker said, adding what the server knows about it."""
     if level is None or line.level < level:
         return
     name = line.logger[:200]

@@ -39,7 +39,7 @@ MAX_NODES: Final = 256
 
 
 class Tracing:
-    """Makes spans of calls and batches, on the loop; `called` and `ran` are told of them."""
+    """Makes spans of calls and batches, on the loop; these are reported to `called` and `ran`."""
 
     def __init__(self, provider: TracerProvider) -> None:
         """Make one; what the provider's processors do with a span is their affair."""

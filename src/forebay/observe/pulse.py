@@ -77,7 +77,7 @@ class Beat(msgspec.Struct, frozen=True, omit_defaults=True):
         sizes: Sizes of the batches.
         batches: How many batches there were.
         rows: Samples in them.
-        model_s: How long workers ran them, in sum.
+        model_s: How long workers ran them, in total.
         parts: Parts of streamed answers.
         faults: The newest error of each code that came.
         problem: Why a worker cannot be replaced.

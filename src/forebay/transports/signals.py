@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signals that end a server, and a thread that makes sure they do; and SIGHUP, which makes it reload.
 
-Theory of operation. The first signal asks the loop to drain, the second to hurry. Neither helps where the loop stands
-in a model's `load`, or where the process waits for a thread of the user's after the last answer. So the signals also
-reach a thread beside the loop. It waits as long as a drain may take, and then ends the process as it is; a second
-signal makes that wait short, a third ends it. Whoever was started for the server ends with it.
+Theory of operation. The first signal asks the loop to drain, the second to hurry. Neither helps while a model's `load`
+blocks the loop, or while the process waits for a user's thread after the last answer. So the signals also reach a
+thread beside the loop. It waits as long as a drain may take, and then ends the process as it is; a second signal makes
+that wait short, a third ends it. Whoever was started for the server ends with it.
 
 SIGHUP means two things: somebody sent it, so the server is to reload; or the terminal was closed, so it is to end. In
 the second case there is no terminal any more.

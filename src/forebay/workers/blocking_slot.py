@@ -31,7 +31,7 @@ _RECEIVE_BYTES = 1 << 18
 class BlockingSlot:
     """One worker and the one thread that gives it batches of one entry; only `stop` and `hang_up` are for others.
 
-    A worker that violates the protocol is as good as gone.
+    A worker that violates the protocol is treated as gone.
 
     Args:
         accepted: The connection; belongs to the slot from then on.
@@ -122,7 +122,7 @@ class BlockingSlot:
             self._socket.sendall(self._conversation.stop())
 
     def hang_up(self) -> None:
-        """Let whoever waits for the worker wait no longer; from any thread."""
+        """End any wait for the worker; may be called from any thread."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -381,7 +381,7 @@ _lines = LineBudget(lambda dropped: log.warning("%s", told_dropped(dropped).text
 
 
 def wire_error(error: ForebayError) -> list[Any]:
-    """Return an error as it stands in frames."""
+    """Return an error in the form that frames carry."""
     return [error.kind, error.message, error.detail, getattr(error, "trace", "")]
 
 

@@ -5,9 +5,9 @@ Theory of operation. Bytes go in and events come out; calls return the bytes to 
 and no clock, so the two drivers, `worker_slot.py` on a loop and `blocking_slot.py` in a thread, hold the same
 conversation. `MAY_SAY`, and nothing else, defines what a worker may say in which state, and where that leads.
 
-A worker is only half trusted, for somebody else may have started it. What does not fit the state or the types of the
-protocol becomes a `Violation`, before anything of it is acted on, and nothing is read after it. Whatever arrives,
-nothing is raised. Events own what they carry: what lay in shared memory was copied out of it.
+A worker is only half trusted, because somebody else may have started it. A message that does not fit the state or the
+types of the protocol becomes a `Violation` before any part of it is acted on, and nothing is read after it. Whatever
+arrives, nothing is raised. Events own what they carry: contents of shared memory have been copied.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Shared(Protocol):
         ...
 
     def place(self, bodies: list[Any]) -> list[Any]:
-        """Return the bodies with what is large replaced by its place in the memory."""
+        """Return the bodies, with large ones replaced by their places in the memory."""
         ...
 
     def view(self, offset: int, length: int) -> memoryview:
@@ -474,7 +474,7 @@ _EVENTS: Final[Mapping[str, Callable[[Conversation, list[Any]], Event]]] = {
 
 
 def _with_media(outcomes: Any, types: Any = None) -> Any:
-    """Return the outcomes with those that have a media type of their own as what they are."""
+    """Return the outcomes, made into `Media` where they have a media type of their own."""
     for index, kind in cast("dict[int, str]", types or {}).items():
         if type(index) is not int or index < 0 or type(outcomes[index]) is not bytes:
             msg = f"{str(index)[:40]} is no position of bytes with a media type"

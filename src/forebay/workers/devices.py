@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a worker is tied to its device: the environment of a process, the processors of a thread; and what there is."""
+"""How a worker is tied to its device (environment of a process, processors of a thread); what devices exist."""
 
 from __future__ import annotations
 

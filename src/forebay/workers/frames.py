@@ -91,5 +91,5 @@ class FrameReader:
 
 
 def shared(offset: int, length: int) -> msgspec.msgpack.Ext:
-    """Return what stands in a frame for bytes that lie in the arena."""
+    """Return what represents bytes in a frame when they lie in the arena."""
     return msgspec.msgpack.Ext(SHARED, offset.to_bytes(8, "big") + length.to_bytes(8, "big"))

@@ -2,8 +2,8 @@
 """The server's end of one connection of a worker that speaks the original batching protocol (`job_frames.py`).
 
 Such a worker asks for jobs, gets them as opaque bytes, and asks for the next ones by answering. It says neither who it
-is nor that it leaves, and nothing can be called off. Ids on this wire are made here, anew for each time a job is sent,
-and are known to no other connection: whatever a worker says about a job it does not hold is of no consequence.
+is nor that it leaves, and nothing can be called off. Ids on this wire are made here, a new one each time a job is sent,
+and no other connection knows them. So whatever a worker says about a job that it does not hold has no effect.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class JobSlot(asyncio.Protocol):
         self._pool.gone(self)
 
     def run(self, batch: EntryBatch, done: Done) -> None:
-        """Send those jobs of a batch that somebody waits for; if there is none, the slot is idle again at once."""
+        """Send the jobs of a batch that somebody still waits for; if there are none, the slot is idle again at once."""
         now = time.monotonic()
         self._ids = [None if entry.done or entry.deadline <= now else str(uuid.uuid4()) for entry in batch.entries]
         jobs: dict[str, bytes] = {

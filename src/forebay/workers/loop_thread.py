@@ -23,7 +23,7 @@ class LoopThread:
         """Describe it; `start` runs it.
 
         Args:
-            name: Of the thread. It is a daemon: who forgets to stop it does not keep the interpreter from ending.
+            name: Of the thread. It is a daemon, so forgetting to stop it does not keep the interpreter from ending.
             main: Makes the coroutine, which calls what it is given once it is up.
         """
         self._main = main

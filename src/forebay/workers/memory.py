@@ -3,8 +3,8 @@
 
 A model allocates the same large arrays for every batch. glibc gives such memory back to the kernel as soon as it is
 freed and faults it in again, page by page, a millisecond later; measured on a model with four arrays of 340 kB, that
-was 7 % of its time. With higher thresholds freed memory stays with the process. Whoever knows better sets glibc's own
-variables (`MALLOC_ARENA_MAX`, `MALLOC_TRIM_THRESHOLD_`, ...): with any of them nothing is changed here.
+was 7 % of its time. With higher thresholds freed memory stays with the process. Anyone who knows better sets glibc's
+own variables (`MALLOC_ARENA_MAX`, `MALLOC_TRIM_THRESHOLD_`, ...); if any of them is set, nothing is changed here.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 
 Theory of operation. Values travel as a flat list of buffers, `[index, *parts]`: the index says how many parts each
 value has, the first part of a value is its pickle (protocol 5) and the others are the large buffers that it refers to,
-which therefore lie in the shared arena and not inside the pickle. Who only passes a value on keeps it as `Packed`: from
-one worker process to the next the server copies buffers and never unpickles anything.
+which therefore lie in the shared arena and not inside the pickle. Code that only passes a value on keeps it as
+`Packed`: between two worker processes the server copies buffers and never unpickles anything.
 
 A value is loaded into memory of its own. The arena behind it is read-only and is written over by the next batch, while
 user code may change what it gets, or keep it.
@@ -48,7 +48,7 @@ class Outputs(msgspec.Struct, eq=False):
 
 
 class Packed(msgspec.Struct, eq=False):
-    """A value that is still packed. One that lies inside of a value which travels on arrives there loaded.
+    """A value that is still packed. If it is part of another value that travels on, it arrives loaded.
 
     Attributes:
         parts: Its pickle, then the buffers that the pickle refers to.
@@ -73,7 +73,7 @@ class Packed(msgspec.Struct, eq=False):
 
 
 class _Index(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """How many of the parts that follow are of which value; None if all of them are of one value without a name."""
+    """How many of the parts that follow belong to each value; None if all belong to one value without a name."""
 
     counts: dict[str, int] | None
 
@@ -85,7 +85,7 @@ _ONE: Final = msgspec.msgpack.encode(_Index(None))
 def pack(values: Mapping[str, Any]) -> list[Buffer]:
     """Pack named values; those that are `Packed` go on as they are.
 
-    Large buffers are referred to and not copied: they must not change until what was packed has left.
+    Large buffers are referred to and not copied, so they must not change until the packed parts have been sent.
 
     Raises:
         BadOutcome: If one of them cannot be pickled, with its name and type.
@@ -133,7 +133,8 @@ def open_outcome(outcome: Any) -> Packed | Outputs:
     """Return what `PackedRunner` answered as a graph passes it on: the values in it stay packed.
 
     Args:
-        outcome: That of one item; of an item of several samples the list of theirs, which becomes one value, a list.
+        outcome: The outcome of one item. If the item has several samples, the list of their outcomes, which becomes one
+            value, a list.
 
     Raises:
         BadOutcome: If it is not packed.
@@ -289,7 +290,7 @@ def _packed(outcome: Outcome, size: int | None) -> Outcome:
 
 
 def _merged(outcomes: list[Outcome], failures: Mapping[int, Failure | None]) -> list[Outcome]:
-    """Put what became of the items that were not run to their places."""
+    """Insert the outcomes of the items that were not run in their places."""
     for index, failure in failures.items():  # by rising index
         outcomes.insert(index, failure)
     return outcomes

@@ -41,7 +41,7 @@ lap: ContextVar[Laps | None] = ContextVar("forebay_lap", default=None)
 
 
 def phases_of(runner: Runner, laps: Laps) -> list[Phase]:
-    """Return what the runner said of the batch that it has just run."""
+    """Return the phases that the runner reports for the batch it has just run."""
     kept: Sequence[Phase] = getattr(runner, "phases", ())
     return laps.phases or list(kept)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether what a stranger sent is plain data: what JSON can carry, not too deep and not too much.
 
-Code further in walks over it, copies it and writes it into documents. That must not depend on who sent it.
+Code further in walks over it, copies it and writes it into documents. That must be safe whoever sent it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The boundary to user code: every call of it goes through here, and whatever comes out can be told to others.
+"""The boundary to user code: every call of it goes through here, and whatever comes out can be passed on safely.
 
 User code raises anything (`KeyboardInterrupt`, `GeneratorExit`, a class of its own), and what it raises may be of a
 kind that cannot be printed or sent. All of that is caught here and nowhere else. Past this module an error is a
 `ForebayError` whose texts and detail every protocol can write.
 
 There are four ways in: `attempt` gives a value or a `Failure`, `user_code` raises a `ForebayError`, `caught` hands out
-what was raised as it is, and `answered` runs a whole batch. Two things are not the user's and pass through all of them:
-a Ctrl-C where Python itself raises it, and the cancellation of a task by whoever runs it.
+what was raised as it is, and `answered` runs a whole batch. Two things do not come from the user and pass through all
+of them: a Ctrl-C where Python itself raises it, and the cancellation of a task by whoever runs it.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def answered(
 
 
 def settled(outcomes: Any, count: int) -> tuple[Sequence[Outcome], list[Callable[[], object]]]:
-    """Return the outcomes of a runner as every pool may hand them on, and the work that follows once they were written.
+    """Return the outcomes of a runner in a form that every pool can hand on, and the work to do once they are written.
 
     Raises:
         BadOutcome: If there is not exactly one for each item.
@@ -176,7 +176,7 @@ def one_each(results: Any, count: int) -> Sequence[Any]:
 
 
 def close(steps: Any) -> None:
-    """End a generator of the user's at once, so that its `finally` runs here and now."""
+    """End a user's generator at once, so that its `finally` runs here and now."""
     end = getattr(steps, "close", None)
     if end is not None:
         _log("a generator could not be closed", caught(end)[1])
@@ -190,13 +190,13 @@ async def aclose(steps: AsyncIterator[Any]) -> None:
 
 
 def do_after(work: Sequence[Callable[[], object]]) -> None:
-    """Do the work that follows an answer; what it raises is logged, for nobody waits for it."""
+    """Do the work that follows an answer; what it raises is logged, as nobody waits for it."""
     for step in work:
         _log("a callback after an answer failed", caught(step)[1])
 
 
 def close_runner(runner: Runner) -> None:
-    """Close a runner; what it raises is logged, for whoever stops it has more to do."""
+    """Close a runner; what it raises is only logged, because the caller has more to stop."""
     _log("a worker could not unload its model", caught(runner.close)[1])
 
 

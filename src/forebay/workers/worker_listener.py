@@ -41,7 +41,7 @@ BACKLOG = 128
 
 
 class VisitorLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody who dials in may take.
+    """How much time and room somebody who dials in may take.
 
     Attributes:
         hello_s: Time in which a connection must have said what it is, and have proven it where there is a secret.
@@ -129,7 +129,7 @@ class WorkerListener:
         return str(self.address)
 
     def close(self) -> None:
-        """Let nobody in any more; who is inside stays."""
+        """Let nobody in any more; those inside stay."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -318,7 +318,7 @@ class Visitor(asyncio.Protocol):
             self._transport.abort()
 
     def _peer(self) -> tuple[str, int] | None:
-        """Return where it comes from; nowhere in particular if that is a unix socket."""
+        """Return where it comes from; for a unix socket that is nowhere in particular."""
         peer = None if self._transport is None else self._transport.get_extra_info("peername")
         return cast("tuple[str, int]", peer[:2]) if isinstance(peer, tuple) else None
 

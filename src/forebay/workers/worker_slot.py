@@ -187,7 +187,7 @@ class WorkerSlot(asyncio.Protocol):
         self._write(self._conversation.stop())
 
     def hear_out(self) -> None:
-        """Hear what a worker has said that has ended since, then close the connection."""
+        """Read what a worker said before it ended, then close the connection."""
         transport, descriptor = self._transport, self.fileno()
         with contextlib.suppress(OSError):  # there is no more
             while descriptor >= 0 and transport is not None and not transport.is_closing():

@@ -27,7 +27,7 @@ class NodeInput(msgspec.Struct, frozen=True, eq=False):
         annotation: Its type; Any if it says none.
         is_optional: Whether it has a default.
         default: The default, if there is one.
-        in_query: Whether it is keyword-only: that of a composed function stands in the query of a request.
+        in_query: Whether it is keyword-only; such an input of a composed function is taken from the query of a request.
     """
 
     annotation: Any

@@ -17,7 +17,7 @@ Form = Literal["text", "mermaid", "svg"]
 
 
 class Drawable(msgspec.Struct, frozen=True, eq=False):
-    """A graph with what is written into its boxes.
+    """A graph, and the text in its boxes.
 
     Attributes:
         spec: The graph.

@@ -136,7 +136,7 @@ class ModelRunner(BatchRunner):
         return parts
 
     def _encoded_at_once(self, format: str, results: list[Any]) -> list[bytes] | None:
-        """Encode results that are surely right."""
+        """Encode results that are certainly right."""
         if self._declared is not None and not self._declared.fits(results):
             return None
         encode = self._encode[format]

@@ -27,7 +27,7 @@ class Executed:
 
     Attributes:
         output: A tree of arrays, at least as many rows as the batch.
-        metadata: Whatever the module says beside it.
+        metadata: Whatever the module returned along with it.
         rows: Rows of the output, padding included.
     """
 

@@ -15,7 +15,7 @@ the rows of others, and code that is bound to one thread (a device context, an o
 from many.
 
 A batch that nobody waits for any more has some time to end. Then its partition is given up: a process is killed and
-comes back, a thread is left behind and another one goes on with the same runner, for nothing can end a thread.
+comes back. A thread cannot be ended, so it is left behind, and another one goes on with the same runner.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class RequestRunner:
         return _encode(answer, item.params["out"])
 
     def _stream(self, items: Sequence[Item]) -> Iterator[Sequence[Any]]:
-        """Yield the events of one request; streams do not share batches, for each is consumed at its own pace."""
+        """Yield the events of one request; streams do not share batches, as each is consumed at its own pace."""
         (item,) = items
         assert self._execution is not None
         batches, info = self._prepared(item)

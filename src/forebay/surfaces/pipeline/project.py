@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prepared server as a project: its ports, what is told of it, and what it leaves in the user's folders."""
+"""A prepared server as a project: its ports, what is shown of it, and what it leaves in the user's folders."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def _summary(server: PipelineServer, dag: Dag, config: PipelineConfig) -> list[s
 
 
 def _labels(dag: Dag, config: PipelineConfig) -> dict[str, list[str]]:
-    """Return what is told of each op in a drawing."""
+    """Return the text about each op in a drawing."""
     kind = "thread" if config.dag.is_thread_op or config.build_dag_each_worker else "process"
     labels: dict[str, list[str]] = {}
     for name, settings in dag.settings.items():

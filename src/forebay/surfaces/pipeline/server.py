@@ -71,7 +71,7 @@ class PipelineServer:
 
         Raises:
             ConfigError: If the server was not prepared.
-            SystemExit: If it cannot start; the reason stands in the log.
+            SystemExit: If it cannot start; the log has the reason.
         """
         if self.response_op is None or self.config is None:
             missing = "set_response_op()" if self.response_op is None else "prepare_server()"

@@ -169,7 +169,7 @@ class OpenCall:
             self._task.cancel()
 
     def told(self) -> EndedCall:
-        """Return what is to be told of it; it is over."""
+        """Return the record of this call, which is over."""
         status = Status.CANCELLED if self.status is None else self.status
         call = ended(self._head, self._connection.peer, status)
         call.started, call.body_bytes = self.started, self.sent_bytes
@@ -439,7 +439,7 @@ class OpenCall:
 
 
 def ended(head: CallHead, peer: str, status: Status) -> EndedCall:
-    """Return what is to be told of a call with this head."""
+    """Return the record of a call with this head."""
     given = dict(head.metadata)
     call = EndedCall("gRPC", head.path.decode("latin-1"), client=peer, status=int(status), code=status.name.lower())
     call.request_id = str(given.get("x-request-id", ""))[:128]

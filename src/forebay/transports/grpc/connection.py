@@ -137,7 +137,7 @@ class GrpcConnection(asyncio.Protocol):
     # Writing
 
     def send(self, data: bytes) -> None:
-        """Write with what else is written in this turn."""
+        """Write together with everything else in this turn."""
         self._sender.out.append(data)
         self._schedule()
 

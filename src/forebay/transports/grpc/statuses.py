@@ -58,7 +58,7 @@ def http_refusal(status: int, *fields: tuple[bytes, bytes]) -> bytes:
 
 
 def of_error(error: ForebayError) -> tuple[Status, str]:
-    """Return what a client is told of an error; whoever ran a user's code has logged what it is not told."""
+    """Return what a client is told of an error; what it is not told was logged where the user's code ran."""
     if isinstance(error, UserCodeError):
         return Status.INTERNAL, "the model failed; the server's log says why"
     return OF_CODE[error.code], error.message

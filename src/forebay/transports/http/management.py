@@ -29,10 +29,10 @@ Weight = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 
 
 class Management:
-    """Changes what is served, for those who may.
+    """Changes what is served, for callers who are allowed to.
 
     Attributes:
-        is_open: Whether anybody may.
+        is_open: Whether anybody is allowed to.
     """
 
     def __init__(self, app: App, config: HttpConfig) -> None:

@@ -33,7 +33,7 @@ class Outlets:
     """Where the figures of a graph leave the server: the tracer's file and the port of the metrics.
 
     Attributes:
-        tracer: Who is to be told of requests and ops; None where the configuration wants no figures.
+        tracer: Takes note of requests and ops; None if the configuration wants no figures.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Outlets:
             self._writing = asyncio.get_running_loop().create_task(file.run())
 
     async def close(self) -> None:
-        """End; what the tracer has not written yet is written."""
+        """Write what the tracer has not written yet, and end."""
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.wait([self._writing])
@@ -157,7 +157,7 @@ class Observers:
             self._counting.answered(data_id, times.ended - times.started, ok=ok)
 
     async def close(self) -> None:
-        """End; what the tracer has not written yet is written."""
+        """Write what the tracer has not written yet, and end."""
         if self._outlets is not None:
             await self._outlets.close()
         self._open.close()

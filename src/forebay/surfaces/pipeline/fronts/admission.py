@@ -40,8 +40,8 @@ def begin(
         is_quick: Whether reading takes only a moment; otherwise it is done beside the loop.
         deadline: Absolute, in seconds of `time.monotonic`; infinity if the client has time.
         peer: Who sent it, for the log.
-        respond: Called on the loop, once, unless the request is called off. If it raises, it is called with what the
-            client is to be told of that.
+        respond: Called on the loop, once, unless the request is called off. If it raises, it is called again with the
+            error that the client is to see.
 
     Returns:
         What calls the request off; None if it has been answered.

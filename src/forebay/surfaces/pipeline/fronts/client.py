@@ -186,7 +186,7 @@ class PipelineClient:
             timeout: Seconds until it is given up; None takes the client's.
 
         Returns:
-            A `ClientResult`. What went wrong in the pipeline stands in it.
+            A `ClientResult`. It also says what went wrong in the pipeline.
 
         Raises:
             TypeError: If the arguments cannot be sent.
