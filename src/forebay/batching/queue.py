@@ -283,7 +283,7 @@ class BatchQueue:
         """Tell that a batch has run and its answers are written."""
         key = batch.key
         if self._bundle_s:
-            # One slow row counts at once, a quick one little by little: who is bundled with a slow row has to wait.
+            # One slow row counts at once, a quick one little by little: a row bundled with a slow one has to wait.
             row_s = batch.model_s / batch.rows
             self._row_s = max(row_s, 0.8 * self._row_s + 0.2 * row_s if self._row_s < NEVER else row_s, MIN_ROW_S)
         gather = self.gather
@@ -469,7 +469,7 @@ class BatchQueue:
                 return EntryBatch(taken, line.key, rows)
         else:
             taken = self._cut(line, room, now)
-        # Who is late is answered by its owner; it must not run.
+        # A late entry is answered by its owner; it must not run.
         alive: list[Entry] = []
         for entry in taken:
             if entry.deadline > now:

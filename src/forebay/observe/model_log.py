@@ -203,7 +203,7 @@ _PLAIN: Final = frozenset({int, float, bool, type(None)})
 
 
 def _cut(text: str, most: int) -> str:
-    text = text.encode(errors="replace").decode()  # what is half of a pair cannot travel
+    text = text.encode(errors="replace").decode()  # half of a surrogate pair cannot travel
     return text if len(text) <= most else f"{text[:most]}... and {len(text) - most} characters more"
 
 

@@ -46,7 +46,7 @@ class RefusalLine:
         self._loop = loop
         self._waiting: deque[RefusedClient] = deque()
         self._budget_s = self._cost_s = BURST_S
-        self._is_telling = False  # who is told may have another request, which is refused as well
+        self._is_telling = False  # a client that is told may send another request, which is refused as well
         self._looked_at = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
 

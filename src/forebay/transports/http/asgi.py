@@ -489,7 +489,7 @@ class ServerPages:
                 described = [one.described for one in self._served() if one.described is not None]
                 title = described[0].name if len({one.name for one in described}) == 1 else "forebay"
                 keys, manages = bool(self._config.api_keys), self.management.is_open
-                # In a thread, for it takes seconds if there are many, and requests must not wait for that.
+                # In a thread, as many of them take seconds, and requests must not wait for that.
                 document = await asyncio.to_thread(
                     openapi.written, title, forebay.__version__, described, api_key=keys, manages=manages
                 )

@@ -53,7 +53,7 @@ class TracePage:
         try:
             with Recording() as recording:
                 await self._wait(request, seconds)
-            # In a thread, for it takes seconds if there is much of it, and requests must not wait for that.
+            # In a thread, as much of it takes seconds, and requests must not wait for that.
             trace = await asyncio.to_thread(chrome_trace, recording)
         finally:
             self._running -= 1

@@ -170,7 +170,7 @@ def inside_of(dag: Dag) -> int:
 def _batching(settings: Mapping[str, Any], slots: int) -> BatchConfig:
     size, wait_ms = settings["batch_size"], settings["auto_batching_timeout"]
     if size == 1:
-        # With several workers, what one had in its bundle another could not take.
+        # With several workers, no other worker could take what one has in its bundle.
         bundle_s = BUNDLE_S if settings["concurrency"] == 1 else 0.0
         return BatchConfig(max_size=1, idle="go", capacity=slots, bundle_s=bundle_s, ranked=True)
     wait_s = wait_ms / 1000 if wait_ms and wait_ms > 0 else NEVER_S

@@ -107,7 +107,7 @@ class Dashboard:
             NotFound: If there is none of this name.
         """
         name = request.path_params.get("file", "index.html")
-        if not name:  # with a slash at its end, what the page loads would be looked for one level too deep
+        if not name:  # with a slash at its end, the browser would look for the page's files one level too deep
             return to_page(f"..{PREFIX}")
         if name not in _files():
             msg = f"the dashboard has no file '{name[:100]}'"
