@@ -43,6 +43,9 @@ MAX_EXTRA: Final = 32
 SHOWN_IDS: Final = 16
 """Requests of a batch that a line names."""
 
+DROPPING: Final = "forebay.models"
+"""Logger of the line that says how many are missing."""
+
 STREAM_LEVELS: Final = {"stdout": logging.INFO, "stderr": logging.WARNING}
 """What is printed has no level of its own."""
 
@@ -102,20 +105,26 @@ class LineBudget:
     def take(self, lines: int = 1) -> int:
         """Return how many of these lines may pass."""
         now = time.monotonic()
-        timer = None
         with self._lock:
             if now >= self._until:
                 self._until = now + 1.0
                 self._left = LINES
             passed = min(lines, self._left)
             self._left -= passed
-            if passed < lines and not self._dropped:
-                timer = threading.Timer(self._until - now, self._say)
-            self._dropped += lines - passed
-        if timer is not None:
+        if passed < lines:
+            self.drop(lines - passed)
+        return passed
+
+    def drop(self, lines: int) -> None:
+        """Count lines that did not pass, here or where they came from."""
+        with self._lock:
+            is_first = not self._dropped
+            self._dropped += lines
+            wait_s = max(self._until - time.monotonic(), 0.0)
+        if is_first:
+            timer = threading.Timer(wait_s, self._say)
             timer.daemon = True
             timer.start()
-        return passed
 
     def _say(self) -> None:
         with self._lock:
@@ -126,7 +135,13 @@ class LineBudget:
 def told_dropped(dropped: int) -> LogLine:
     """Return the line that says how many are missing."""
     text = f"{dropped} lines of a worker were dropped: it wrote more than {LINES} in a second"
-    return LogLine("forebay.models", logging.WARNING, time.time(), text)
+    return LogLine(DROPPING, logging.WARNING, time.time(), text, extra={"dropped": dropped})
+
+
+def _dropped_before(line: LogLine | logging.LogRecord) -> int:
+    """Return how many lines this one says are missing."""
+    found = line.extra.get("dropped") if isinstance(line, LogLine) and line.logger == DROPPING else None
+    return found if type(found) is int and found > 0 else 0
 
 
 class Voice:
@@ -144,6 +159,9 @@ class Voice:
             line: What was said.
             entries: The requests that ran meanwhile.
         """
+        if dropped := _dropped_before(line):
+            self._budget.drop(dropped)  # told with those that are dropped here, and never dropped itself
+            return
         if not self._budget.take():
             return
         fields: dict[str, Any] = self._fields

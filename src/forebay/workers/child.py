@@ -26,7 +26,7 @@ import msgspec
 
 from forebay.errors import BadOutcome, ConfigError, ForebayError, InvalidRequest
 from forebay.observe.author_metrics import MetricReporter
-from forebay.observe.model_log import LineBudget, capture, line_of, origin, told_dropped
+from forebay.observe.model_log import DROPPING, LineBudget, capture, line_of, origin, told_dropped
 from forebay.types.call import Failure, Media
 from forebay.workers import frames, shared_secret
 from forebay.workers.address import dial, parse_address
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from forebay.workers.runner import Runner
     from forebay.workers.shm import ArenaReader, ArenaWriter
 
-log = logging.getLogger("forebay.models")
+log = logging.getLogger(DROPPING)
 
 HANDSHAKE_S = 60.0
 """Time in which a server must have answered a hello."""
@@ -124,7 +124,8 @@ class WorkerConnection:
 
     def say(self, record: logging.LogRecord) -> None:
         """Send a line of the log, from any thread; where the connection is gone, nobody is left to read it."""
-        if _lines.take():
+        is_count = record.name == DROPPING and "dropped" in vars(record)
+        if is_count or _lines.take():
             self.send_aside(["log", self._running or 0, line_of(record)])
 
     def send_aside(self, message: Sequence[Any]) -> None:
@@ -377,7 +378,12 @@ class _BesideBatches(logging.Handler):
         self.emit = connection.say
 
 
-_lines = LineBudget(lambda dropped: log.warning("%s", told_dropped(dropped).text))
+def _tell_dropped(dropped: int) -> None:
+    line = told_dropped(dropped)
+    log.warning("%s", line.text, extra=line.extra)
+
+
+_lines = LineBudget(_tell_dropped)
 
 
 def wire_error(error: ForebayError) -> list[Any]:
