@@ -561,6 +561,8 @@ class _Parser:
         end = text.rfind("]", start, closing) + 1
         if closing < 0 or not end or text.count(",", start, end) < _QUICK:
             return None
+        if text.find("'", start, closing) >= 0 or text.find('"', start, closing) >= 0:
+            return None  # of texts, and the bracket may stand in one of them
         before = self._position, self._left, self._kind, self._read
         self._position = end
         self._next()

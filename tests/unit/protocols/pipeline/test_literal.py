@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -217,6 +217,7 @@ def test_arrays_are_written_so_that_they_are_read_back_bit_by_bit(array):
 
 @settings(max_examples=60, deadline=None)
 @given(arrays.arrays("U5", arrays.array_shapes(max_dims=2, max_side=4)))
+@example(np.array([[""] * 3] * 3 + [[")", "", ""]]))
 def test_arrays_of_texts_are_read_back(array):
     assert same_array(parse(array_text(array), "ndarray"), array)
 
