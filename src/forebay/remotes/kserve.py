@@ -10,15 +10,15 @@ from urllib.parse import unquote
 
 import msgspec
 
+from forebay.arrays.tensors import from_array, to_array
 from forebay.errors import ConfigError, InvalidRequest, RunnerFailed, ValidationError
 from forebay.protocols.kserve import rest, rpc
-from forebay.protocols.kserve.arrays import from_array, to_array
 from forebay.protocols.kserve.calls import InferRequest, InferResponse, ModelMetadata, TensorMetadata
-from forebay.protocols.kserve.dtypes import DTYPES
 from forebay.remotes.grpc_calls import GrpcCalls
 from forebay.remotes.http_calls import HttpAnswer, HttpCalls
 from forebay.remotes.servers import ServerAddress, Servers, Unreachable
 from forebay.runtimes.signature import Signature, Value, Var
+from forebay.types.datatypes import DATATYPES
 
 if TYPE_CHECKING:
     from forebay.runtimes.signature import Feed
@@ -73,7 +73,8 @@ class KServeBackend:
     def run(self, feed: Feed, fetch: Sequence[Var], id: int) -> Sequence[Value]:
         """Ask a server."""
         inputs = [
-            from_array(var.name, _without_lod(var, value).array, "BF16" if var.is_bf16 else None) for var, value in feed
+            from_array(var.name, _without_lod(var, value).array, var.datatype if var.datatype == "BF16" else None)
+            for var, value in feed
         ]
         request = InferRequest(model="", id=str(id), inputs=inputs, outputs=[var.name for var in fetch])
         response = self._servers.ask(lambda face, deadline: face.infer(request, deadline))
@@ -181,10 +182,8 @@ def _model(endpoint: ServerAddress, name: str) -> tuple[str, str]:
 
 
 def _var(about: TensorMetadata) -> Var:
-    dtype = DTYPES.get(about.datatype)
-    cast_to = dtype.numpy if dtype is not None and dtype.size else None
-    is_bf16 = about.datatype == "BF16"
-    return Var(about.name, about.name, cast_to, about.shape, is_bf16=is_bf16, type=about.datatype)
+    datatype = about.datatype if about.datatype in DATATYPES else None
+    return Var(about.name, about.name, datatype, about.shape, type=about.datatype)
 
 
 def _without_lod(var: Var, value: Value) -> Value:

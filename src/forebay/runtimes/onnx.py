@@ -9,17 +9,10 @@ from typing import Any, ClassVar, Final
 
 from forebay.runtimes.contract import RunOptions, library, ordinary, runs_on_cpu
 from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample
+from forebay.types.datatypes import BY_ONNX
 from forebay.types.devices import Device
 
-_TYPES: Final = {
-    "tensor(bool)": "bool",
-    "tensor(double)": "float64",
-    "tensor(float)": "float32",
-    "tensor(float16)": "float16",
-    "tensor(bfloat16)": "uint16",
-    "tensor(string)": "str",
-    **{f"tensor({kind})": kind for kind in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
-}
+_TYPES: Final = {f"tensor({name})": row.name for name, row in BY_ONNX.items()}
 _PROVIDERS: Final = {"cuda": ("CUDA",), "gpu": ("CUDA",), "tensorrt": ("Tensorrt", "CUDA")}
 
 
@@ -94,7 +87,6 @@ def _var(port: Any) -> Var:
         _TYPES.get(port.type),
         shape,
         rows=rows,
-        is_bf16=port.type == "tensor(bfloat16)",
         type=port.type,
         axes=tuple(axis if isinstance(axis, str) else "" for axis in axes),
     )

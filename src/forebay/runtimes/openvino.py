@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, cast
 
 from forebay.runtimes.contract import RunOptions, library, ordinary
 from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample
+from forebay.types.datatypes import BY_OPENVINO
 from forebay.types.devices import Device
 
 _PRECISIONS: Final = {"fp16": "f16", "bf16": "bf16"}
@@ -79,8 +80,6 @@ def _name(device: Device) -> str:
 
 
 def _ports(ports: Sequence[Any]) -> tuple[Var, ...]:
-    import numpy as np
-
     found: list[Var] = []
     for port in ports:
         name, *others = sorted(port.get_names())
@@ -90,15 +89,14 @@ def _ports(ports: Sequence[Any]) -> tuple[Var, ...]:
             [-1 if axis.is_dynamic else axis.get_length() for axis in axes] if is_known else None
         )
         kind = port.element_type
-        dtype = np.dtype(kind.to_dtype()).name
+        known = BY_OPENVINO.get(kind.get_type_name())
         found.append(
             Var(
                 name,
                 name,
-                dtype,
+                known and known.name,
                 shape,
                 rows=rows,
-                is_bf16=kind.get_type_name() == "bf16",
                 type=kind.get_type_name(),
                 synonyms=tuple(others),
             )

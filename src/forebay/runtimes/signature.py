@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError, InvalidRequest, ValidationError, nearest
+from forebay.types.datatypes import DATATYPES
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -37,10 +38,9 @@ class Var(msgspec.Struct, frozen=True):
     Attributes:
         name: What the model calls it.
         alias: What those who ask call it.
-        dtype: NumPy's name of its type; None where it is not known, and arrays go as they are.
+        datatype: Its type; None where it is not known or none of ours, and arrays go as they are.
         shape: One sample, that is without the first axis, -1 for an axis of any length; empty where it is not known.
         is_lod: Whether it is sequences of several lengths.
-        is_bf16: Whether its 16 bits are those of a bf16, which NumPy does not know.
         synonyms: Other names the model has for it.
         rows: Length of the first axis, -1 for any; None where there is none, or where it is not known.
         axes: What the file calls its axes, the first one included; "" for one without a name, none where it names none.
@@ -49,14 +49,18 @@ class Var(msgspec.Struct, frozen=True):
 
     name: str
     alias: str
-    dtype: str | None = None
+    datatype: str | None = None
     shape: tuple[int, ...] = ()
     is_lod: bool = False
-    is_bf16: bool = False
     synonyms: tuple[str, ...] = ()
     rows: int | None = None
     axes: tuple[str, ...] = ()
     type: str = ""
+
+    @property
+    def dtype(self) -> str | None:
+        """NumPy's name of its type; "str" for texts."""
+        return None if self.datatype is None else DATATYPES[self.datatype].numpy
 
 
 Feed = Sequence[tuple[Var, Value]]
@@ -196,8 +200,8 @@ def _different(does: str, ours: tuple[Var, ...], theirs: tuple[Var, ...]) -> str
         return f"it {does} {', '.join(sorted(known))} instead of {', '.join(sorted(var.alias for var in ours))}"
     for our in ours:
         their = known[our.alias]
-        if None not in {our.dtype, their.dtype} and our.dtype != their.dtype:
-            return f"it {does} '{our.alias}' as {their.dtype} instead of {our.dtype}"
+        if None not in {our.datatype, their.datatype} and our.datatype != their.datatype:
+            return f"it {does} '{our.alias}' as {their.datatype} instead of {our.datatype}"
         if our.is_lod != their.is_lod:
             return f"it {does} '{our.alias}' {'with' if their.is_lod else 'without'} the offsets of sequences"
         if does == "takes" and not _fits(our.shape, their.shape):

@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from tests.compat.pipeline.fronts import Echo, Fronts
 from tests.compat.pipeline.predictor_models import PRICES, X, describe, onnx_model
 
+from forebay.arrays.tensors import from_array, to_array
 from forebay.errors import ConfigError, ForebayError
 from forebay.protocols.kserve import rest, rpc
-from forebay.protocols.kserve.arrays import from_array, to_array
 from forebay.protocols.kserve.calls import InferRequest
 from forebay.protocols.pipeline import general_model as general_rpc
 from forebay.protocols.pipeline import tensors

@@ -3,32 +3,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from forebay.errors import ValidationError
-from forebay.protocols.kserve.dtypes import dtype_of
+from forebay.types.tensor import Tensor
 
 Parameter = bool | int | float | str
-Data = bytes | bytearray | memoryview
-
-
-class Tensor(msgspec.Struct, frozen=True, eq=False):
-    """An array on its way.
-
-    Attributes:
-        name: Which input or output it is.
-        datatype: One of `dtypes.DTYPES`.
-        shape: Its axes, the first one outermost.
-        data: Its elements, row by row and little-endian. Each element of BYTES follows its length in 4 bytes.
-    """
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    data: Data
 
 
 class InferRequest(msgspec.Struct, frozen=True, eq=False, kw_only=True):
@@ -83,31 +64,3 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     inputs: Sequence[TensorMetadata] = ()
     outputs: Sequence[TensorMetadata] = ()
-
-
-def elements(name: str, shape: Sequence[int]) -> int:
-    """Return how many elements a tensor has.
-
-    Raises:
-        ValidationError: If an axis is negative.
-    """
-    if any(axis < 0 for axis in shape):
-        msg = f"tensor '{name}' has the shape {list(shape)}; every axis must be 0 or more"
-        raise ValidationError(msg)
-    return math.prod(shape)
-
-
-def check_size(name: str, datatype: str, shape: Sequence[int], length_bytes: int) -> None:
-    """Check that raw data is as long as its shape says; what BYTES holds is known only when it is read.
-
-    Raises:
-        ValidationError: With both lengths.
-    """
-    size = dtype_of(datatype).size
-    expected = elements(name, shape) * size
-    if size and length_bytes != expected:
-        msg = (
-            f"tensor '{name}' of {datatype}{list(shape)} needs {expected} bytes of data, and {length_bytes} came; "
-            "shape and data must agree"
-        )
-        raise ValidationError(msg)

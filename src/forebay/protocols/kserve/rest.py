@@ -8,18 +8,11 @@ from urllib.parse import quote
 
 import msgspec
 
+from forebay.arrays.tensors import to_array
 from forebay.errors import ValidationError
-from forebay.protocols.kserve.arrays import join_elements, split_elements, to_array
-from forebay.protocols.kserve.calls import (
-    InferRequest,
-    InferResponse,
-    ModelMetadata,
-    Parameter,
-    Tensor,
-    TensorMetadata,
-    elements,
-)
-from forebay.protocols.kserve.dtypes import DType, dtype_of
+from forebay.protocols.kserve.calls import InferRequest, InferResponse, ModelMetadata, Parameter, TensorMetadata
+from forebay.types.datatypes import DataType, datatype_of
+from forebay.types.tensor import Tensor, elements, join_elements, split_elements
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -178,41 +171,41 @@ def _decoded(body: bytes, kind: type[_Kind]) -> _Kind:
 def _listed(tensor: Tensor) -> list[Any]:
     import numpy as np
 
-    dtype = dtype_of(tensor.datatype)
-    if not dtype.size:
+    datatype = datatype_of(tensor.datatype)
+    if not datatype.size:
         count = elements(tensor.name, tensor.shape)
         try:
             return [element.decode() for element in split_elements(tensor.name, tensor.data, count)]
         except UnicodeDecodeError:
             msg = f"input '{tensor.name}' holds bytes that are no UTF-8 text, which JSON cannot say; send it as binary"
             raise ValidationError(msg) from None
-    array = _values(to_array(tensor), dtype)
+    array = _values(to_array(tensor), datatype)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         msg = f"input '{tensor.name}' holds NaN or an infinity, which JSON cannot say; send it as binary"
         raise ValidationError(msg)
     return array.ravel().tolist()
 
 
-def _values(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
+def _values(array: npt.NDArray[Any], datatype: DataType) -> npt.NDArray[Any]:
     """Return the numbers that the bits of BF16 mean; everything else means itself."""
     import numpy as np
 
-    return (array.astype(np.uint32) << 16).view(np.float32) if dtype.name == "BF16" else array
+    return (array.astype(np.uint32) << 16).view(np.float32) if datatype.name == "BF16" else array
 
 
 def _raw(output: _Output) -> bytes:
     import numpy as np
 
-    dtype = dtype_of(output.datatype)
+    datatype = datatype_of(output.datatype)
     if output.data is None:
         msg = f"output '{output.name}' has neither data in a list nor a binary_data_size"
         raise ValidationError(msg)
     try:
-        if not dtype.size:
+        if not datatype.size:
             return join_elements(output.name, np.array(output.data, object).ravel().tolist())
-        if dtype.name == "BF16":
-            return (np.array(output.data, "<f4").view(np.uint32) >> 16).astype(dtype.numpy).tobytes()
-        return np.array(output.data, dtype.numpy).tobytes()
+        if datatype.name == "BF16":
+            return (np.array(output.data, "<f4").view(np.uint32) >> 16).astype(datatype.numpy).tobytes()
+        return np.array(output.data, datatype.numpy).tobytes()
     except (ValueError, TypeError, OverflowError):
-        msg = f"the data of output '{output.name}' is not {dtype.name}{output.shape}"
+        msg = f"the data of output '{output.name}' is not {datatype.name}{output.shape}"
         raise ValidationError(msg) from None

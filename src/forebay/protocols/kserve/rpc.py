@@ -7,21 +7,25 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from forebay.errors import ValidationError
-from forebay.protocols.kserve.arrays import join_elements, split_elements
-from forebay.protocols.kserve.calls import (
-    InferRequest,
-    InferResponse,
-    ModelMetadata,
-    Parameter,
-    Tensor,
-    TensorMetadata,
-    elements,
-)
-from forebay.protocols.kserve.dtypes import dtype_of
+from forebay.protocols.kserve.calls import InferRequest, InferResponse, ModelMetadata, Parameter, TensorMetadata
 from forebay.protocols.kserve.messages import SERVICE, messages
+from forebay.types.datatypes import datatype_of
+from forebay.types.tensor import Tensor, elements, join_elements, split_elements
 
 INFER: Final = f"/{SERVICE}/ModelInfer"
 METADATA: Final = f"/{SERVICE}/ModelMetadata"
+
+_CONTENTS: Final = {
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "UINT64": "uint64_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    "INT64": "int64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+"""Fields of the typed contents; types without one exist as raw contents only."""
 
 
 def encode_metadata_request(model: str, version: str = "") -> bytes:
@@ -115,26 +119,28 @@ def _put(into: Any, parameters: Mapping[str, Parameter]) -> None:
 def _put_contents(into: Any, tensor: Tensor) -> None:
     import numpy as np
 
-    dtype = dtype_of(tensor.datatype)
-    if not dtype.contents:
-        msg = f"input '{tensor.name}' is of {dtype.name}, which exists as raw contents only; send it raw, or as FP32"
+    datatype = datatype_of(tensor.datatype)
+    field = _CONTENTS.get(datatype.name)
+    if field is None:
+        msg = f"input '{tensor.name}' is of {datatype.name}, which exists as raw contents only; send it raw, or as FP32"
         raise ValidationError(msg)
-    if dtype.size:
-        values: list[Any] = np.frombuffer(tensor.data, dtype.numpy).tolist()
+    if datatype.size:
+        values: list[Any] = np.frombuffer(tensor.data, datatype.numpy).tolist()
     else:
         values = list(split_elements(tensor.name, tensor.data, elements(tensor.name, tensor.shape)))
-    getattr(into, dtype.contents).extend(values)
+    getattr(into, field).extend(values)
 
 
 def _contents(output: Any) -> bytes:
     import numpy as np
 
-    dtype = dtype_of(output.datatype)
-    values: list[Any] = list(getattr(output.contents, dtype.contents)) if dtype.contents else []
-    if not dtype.size:
+    datatype = datatype_of(output.datatype)
+    field = _CONTENTS.get(datatype.name)
+    values: list[Any] = list(getattr(output.contents, field)) if field else []
+    if not datatype.size:
         return join_elements(output.name, values)
     try:
-        return np.array(values, dtype.numpy).tobytes()
+        return np.array(values, datatype.numpy).tobytes()
     except OverflowError:
-        msg = f"output '{output.name}' has elements that do not fit in {dtype.name}"
+        msg = f"output '{output.name}' has elements that do not fit in {datatype.name}"
         raise ValidationError(msg) from None

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 import msgspec
 
+from forebay.types.datatypes import BY_NUMPY
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -120,13 +122,12 @@ _ARRAY_WORDS: Final = frozenset({"array", "np.array", "numpy.array"})
 _CONSTANTS: Final = {"True": True, "False": False, "None": None, "np.True_": True, "np.False_": False}
 _FLOATS: Final = {"nan": float("nan"), "inf": float("inf")}
 
-_DTYPES: Final = {
-    name: name
-    for name in (
-        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-        *("float16", "float32", "float64", "bool"),
-    )
-} | {"int": "int64", "float": "float64", "bool_": "bool", "str": "str", "str_": "str"}
+_DTYPES: Final = {name: name for name in BY_NUMPY} | {
+    "int": "int64",
+    "float": "float64",
+    "bool_": "bool",
+    "str_": "str",
+}
 _SCALARS: Final = {f"{prefix}{name}": kind for prefix in ("np.", "numpy.") for name, kind in _DTYPES.items()}
 _TEXT_DTYPE: Final = re.compile(r"<?U(\d{0,9})")
 

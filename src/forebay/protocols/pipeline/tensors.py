@@ -15,6 +15,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import InvalidRequest
+from forebay.types.datatypes import BY_PADDLE
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -29,16 +30,10 @@ STRING: Final = 12
 BYTES: Final = 13
 
 _FIELDS: Final = {
-    0: ("int64", "int64_data"),
-    1: ("float32", "float_data"),
-    2: ("int32", "int_data"),
-    3: ("float64", "float64_data"),
-    4: ("int16", "int_data"),
-    5: ("float16", "float_data"),
-    6: ("uint16", "uint32_data"),
-    7: ("uint8", "uint32_data"),
-    8: ("int8", "int_data"),
-    9: ("bool", "bool_data"),
+    number: (BY_PADDLE[number].numpy, f"{kind}_data")
+    for number, kind in enumerate(
+        ("int64", "float", "int", "float64", "int", "float", "uint32", "uint32", "int", "bool")
+    )
 }
 _TYPES: Final = {dtype: elem_type for elem_type, (dtype, _) in _FIELDS.items()}
 _UNSUPPORTED: Final = {10: "complex64", 11: "complex128"}

@@ -106,7 +106,7 @@ def class_of(plan: FilePlan) -> type[FileModel]:
     path, sharing = Path(plan.path), plan.sharing
     for what, side in (("input", plan.signature.feeds), ("output", plan.signature.fetches)):
         for var in side:
-            if var.dtype is None or var.is_bf16:
+            if var.datatype in {None, "BF16"}:
                 msg = (
                     f"the model is '{path}', and its {what} '{var.name}' is of the type {var.type}, which cannot be "
                     "served; tensors of bool, int8 to uint64, float16 to float64 and string can"

@@ -10,15 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
+from forebay.arrays.tensors import from_array, to_array
 from forebay.errors import ValidationError
 from forebay.protocols.kserve import rest, rpc
-from forebay.protocols.kserve.arrays import from_array, to_array
-from forebay.protocols.kserve.calls import InferRequest, Tensor
-from forebay.protocols.kserve.dtypes import DTYPES, dtype_of
+from forebay.protocols.kserve.calls import InferRequest
 from forebay.protocols.kserve.messages import messages
+from forebay.protocols.kserve.rpc import _CONTENTS
+from forebay.types.datatypes import DATATYPES, datatype_of
+from forebay.types.tensor import Tensor
 
-NUMBERS = [dtype for dtype in DTYPES.values() if dtype.size and dtype.name != "BF16"]
-TYPED = [dtype for dtype in NUMBERS if dtype.contents]
+NUMBERS = [dtype for dtype in DATATYPES.values() if dtype.size and dtype.name != "BF16"]
+TYPED = [dtype for dtype in NUMBERS if dtype.name in _CONTENTS]
 
 
 def some_array(dtype):
@@ -191,7 +193,7 @@ def test_shape_and_data_that_do_not_agree_are_refused_before_memory_is_taken(ten
 
 def test_an_unknown_type_gets_the_nearest():
     with pytest.raises(ValidationError, match="did you mean 'FP32'"):
-        dtype_of("fp23")
+        datatype_of("fp23")
 
 
 def test_what_json_cannot_say_is_refused_with_the_cure():

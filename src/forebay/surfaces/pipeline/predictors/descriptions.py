@@ -10,27 +10,13 @@ from typing import Any, Final, cast
 from forebay.errors import ConfigError
 from forebay.runtimes.signature import Signature, Var
 from forebay.surfaces.pipeline.predictors import prototxt
+from forebay.types.datatypes import BY_PADDLE
 
 DESCRIPTIONS: Final = ("serving_server_conf.prototxt", "serving_client_conf.prototxt")
 """What describes the model in a folder, the first of them that is there."""
 
-TYPES: Final[Mapping[int, str]] = {
-    0: "int64",
-    1: "float32",
-    2: "int32",
-    3: "float64",
-    4: "int16",
-    5: "float16",
-    6: "uint16",  # the bits of a bf16, which NumPy does not know
-    7: "uint8",
-    8: "int8",
-    9: "bool",
-    20: "str",
-}
+TYPES: Final[Mapping[int, str]] = {number: row.numpy for number, row in sorted(BY_PADDLE.items())}
 """NumPy's names of the types that descriptions number."""
-
-
-_BF16: Final = 6
 
 
 def describe(path: Path) -> Signature | None:
@@ -85,8 +71,8 @@ def _var(fields: Any, type_field: str, where: str) -> Var:
     if not isinstance(name, str) or not name:
         msg = f"{where} has no name"
         raise ConfigError(msg)
-    dtype = TYPES.get(number) if type(number) is int else None
-    if dtype is None:
+    datatype = BY_PADDLE.get(number) if type(number) is int else None
+    if datatype is None:
         allowed = ", ".join(f"{number} ({name})" for number, name in TYPES.items())
         msg = f"{where}: {type_field} is {number}; {allowed} are allowed"
         raise ConfigError(msg)
@@ -96,4 +82,4 @@ def _var(fields: Any, type_field: str, where: str) -> Var:
         raise ConfigError(msg)
     alias = str(known.get("alias_name", [name])[-1])
     is_lod = known.get("is_lod_tensor", [False])[-1] is True
-    return Var(name, alias, dtype, tuple(shape), is_lod, number == _BF16)
+    return Var(name, alias, datatype.name, tuple(shape), is_lod)

@@ -20,6 +20,7 @@ import msgspec
 from forebay.errors import RunnerFailed, ValidationError
 from forebay.runtimes.signature import LOD, Value, Var
 from forebay.surfaces.pipeline.predictors.descriptions import TYPES
+from forebay.types.datatypes import BY_PADDLE
 
 if TYPE_CHECKING:
     from forebay.runtimes.signature import Array
@@ -43,7 +44,7 @@ FIELDS: Final[Mapping[int, str]] = {
 CONTENT: Final[Mapping[int, str]] = {4: "<i2", 5: "<f2", 6: "<u2", 7: "u1", 8: "i1"}
 """Types whose elements are sent as bytes, in `tensor_content`; these servers look for narrow ones nowhere else."""
 
-_DESCRIBED: Final = {name: number for number, name in TYPES.items()}
+_DESCRIBED: Final = {row.name: number for number, row in BY_PADDLE.items()}
 _NUMBERS: Final = {name: number for number, name in TYPES.items() if number != 6}
 _USUAL: Final = 1
 
@@ -91,7 +92,7 @@ class GeneralResponse(msgspec.Struct):
 
 def described(var: Var) -> int:
     """Return the number of the described type, or of the type that most models take and give."""
-    return _USUAL if var.dtype is None else _DESCRIBED[var.dtype]
+    return _USUAL if var.datatype is None else _DESCRIBED[var.datatype]
 
 
 def number_of(var: Var, array: Array) -> int:
@@ -100,7 +101,7 @@ def number_of(var: Var, array: Array) -> int:
     Raises:
         ValidationError: If there is no number for it.
     """
-    if var.dtype is not None:
+    if var.datatype is not None:
         return described(var)
     number = _NUMBERS.get("str" if array.dtype.kind in "USO" else array.dtype.name)
     if number is None:

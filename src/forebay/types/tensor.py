@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An array on its way: named bytes with a type and a shape. What makes NumPy's of it is in `arrays.tensors`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, cast
+
+import msgspec
+
+from forebay.errors import ValidationError
+from forebay.types.datatypes import datatype_of
+
+Data = bytes | bytearray | memoryview
+
+MAX_AXES: Final = 32
+"""Axes of a tensor; no library has more."""
+_MAX_BYTES: Final = 2**63 - 1
+
+
+class Tensor(msgspec.Struct, frozen=True, eq=False):
+    """An array on its way.
+
+    Attributes:
+        name: Which input or output it is.
+        datatype: One of `datatypes.DATATYPES`.
+        shape: Its axes, the first one outermost.
+        data: Its elements, row by row and little-endian. Each element of BYTES follows its length in 4 bytes.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: Data
+
+
+def elements(name: str, shape: Sequence[int], size: int = 1) -> int:
+    """Return how many elements a tensor has.
+
+    Args:
+        name: Which tensor it is, for messages.
+        shape: Its axes.
+        size: Bytes of an element.
+
+    Raises:
+        ValidationError: If no tensor has such a shape: an axis is negative, there are too many, no memory is as large.
+    """
+    if len(shape) > MAX_AXES:
+        raise ValidationError(f"tensor '{name}' has {len(shape)} axes; at most {MAX_AXES} are possible")
+    # Empty axes are left out, since libraries multiply the others all the same.
+    if any(axis < 0 for axis in shape) or math.prod(axis for axis in shape if axis) * size > _MAX_BYTES:
+        found = str(list(shape))[:200]
+        raise ValidationError(
+            f"tensor '{name}' has the shape {found}; every axis must be 0 or more, all within 2^63 bytes"
+        )
+    return math.prod(shape)
+
+
+def check_size(name: str, datatype: str, shape: Sequence[int], length_bytes: int) -> None:
+    """Check that raw data is as long as its shape says; what BYTES holds is known only when it is read.
+
+    Raises:
+        ValidationError: With both lengths.
+    """
+    size = datatype_of(datatype).size
+    expected = elements(name, shape, size or 4) * size
+    if size and length_bytes != expected:
+        msg = (
+            f"tensor '{name}' of {datatype}{list(shape)} needs {expected} bytes of data, and {length_bytes} came; "
+            "shape and data must agree"
+        )
+        raise ValidationError(msg)
+
+
+def join_elements(name: str, values: Iterable[object]) -> bytes:
+    """Return elements of BYTES, each behind its length; texts as UTF-8.
+
+    Raises:
+        ValidationError: If one is neither text nor bytes.
+    """
+    parts: list[bytes] = []
+    for value in values:
+        if isinstance(value, str):
+            data = value.encode()
+        elif isinstance(value, (bytes, bytearray, memoryview)):
+            data = bytes(cast("bytes", value))
+        else:
+            msg = f"tensor '{name}' holds {type(value).__name__}; elements of BYTES are texts or bytes"
+            raise ValidationError(msg)
+        parts += (len(data).to_bytes(4, "little"), data)
+    return b"".join(parts)
+
+
+def split_elements(name: str, data: Data, count: int) -> Iterator[bytes]:
+    """Yield elements of BYTES.
+
+    Raises:
+        ValidationError: If there are not exactly `count`.
+    """
+    found = 0
+    for element in _lengths_read(name, memoryview(cast("bytes", data))):
+        found += 1
+        if found > count:
+            break
+        yield element
+    if found != count:
+        some = "more" if found > count else str(found)
+        msg = f"tensor '{name}' has {count} elements by its shape, and {some} came"
+        raise ValidationError(msg)
+
+
+def _lengths_read(name: str, data: memoryview) -> Iterator[bytes]:
+    at = 0
+    while at < len(data):
+        end = at + 4 + int.from_bytes(data[at : at + 4], "little")
+        if at + 4 > len(data) or end > len(data):
+            msg = f"tensor '{name}' ends in the middle of an element at byte {at}"
+            raise ValidationError(msg)
+        yield bytes(data[at + 4 : end])
+        at = end

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shapes that cannot be are refused before anything is computed of them, and the table of types agrees with NumPy."""
+
+import struct
+
+import numpy as np
+import pytest
+
+from forebay.arrays.tensors import from_array, to_array
+from forebay.errors import ValidationError
+from forebay.types.datatypes import DATATYPES
+from forebay.types.tensor import Tensor, check_size, elements
+
+
+@pytest.mark.parametrize("datatype", [row for row in DATATYPES.values() if row.size], ids=lambda row: row.name)
+def test_a_row_of_the_table_agrees_with_struct_and_numpy(datatype):
+    assert np.dtype(datatype.numpy).itemsize == datatype.size
+    if datatype.struct:
+        array = np.ones(3, datatype.numpy)
+        # NumPy calls whole numbers of 8 bytes "l".
+        letter = array.data.format.replace("l", "q").replace("L", "Q")
+        assert (letter, struct.calcsize(datatype.struct)) == (datatype.struct, datatype.size)
+        assert from_array("x", array).datatype == datatype.name
+
+
+@pytest.mark.parametrize("datatype", DATATYPES)
+@pytest.mark.parametrize(
+    "shape",
+    [(10_000_000,) * 4, (2**64 // 5, 5), (0, 2**62, 2**62), (-1,), (1,) * 33, (10**300,), (2**63,)],
+    ids=["product", "of-two", "beside-nothing", "negative", "axes", "digits", "axis"],
+)
+def test_a_shape_that_overflows_is_refused(datatype, shape):  # O33
+    with pytest.raises(ValidationError, match="tensor 'x' has"):
+        to_array(Tensor("x", datatype, shape, b""))
+
+
+def test_shape_and_data_must_agree():
+    assert elements("x", ()) == 1
+    check_size("x", "FP32", (2, 3), 24)
+    with pytest.raises(ValidationError, match=r"'x' of FP32\[2, 3\] needs 24 bytes of data, and 23 came"):
+        check_size("x", "FP32", (2, 3), 23)
