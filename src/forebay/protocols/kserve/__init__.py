@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The KServe v2 inference protocol as a codec: tensors and calls to bytes and back, over gRPC and HTTP; no I/O.
 
-    calls     requests and responses as values; their tensors are those of `types.tensor`
-    messages  the protobuf messages
-    rpc       calls to and from protobuf bytes, with raw or typed contents
-    rest      calls to and from JSON, with or without the binary tensor extension
-
-What a client needs stands here: requests are encoded, responses are decoded.
+Values are in `calls`, messages of protobuf in `messages` (with `contents`, where elements stand one by one), JSON is in
+`rest`. As a client, `rpc` speaks protobuf through its library. As a server, `wire` reads requests from their bytes by
+hand, so that tensors are views of them, and `written` writes responses in pieces; `regions` is for those whose tensors
+lie in shared memory.
 """

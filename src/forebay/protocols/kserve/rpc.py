@@ -7,25 +7,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from forebay.errors import ValidationError
+from forebay.protocols.kserve import contents
 from forebay.protocols.kserve.calls import InferRequest, InferResponse, ModelMetadata, Parameter, TensorMetadata
-from forebay.protocols.kserve.messages import SERVICE, messages
-from forebay.types.datatypes import datatype_of
-from forebay.types.tensor import Tensor, elements, join_elements, split_elements
+from forebay.protocols.kserve.messages import SERVICE, messages, parsed
+from forebay.types.tensor import Tensor
 
 INFER: Final = f"/{SERVICE}/ModelInfer"
 METADATA: Final = f"/{SERVICE}/ModelMetadata"
-
-_CONTENTS: Final = {
-    "BOOL": "bool_contents",
-    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
-    "UINT64": "uint64_contents",
-    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
-    "INT64": "int64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    "BYTES": "bytes_contents",
-}
-"""Fields of the typed contents; types without one exist as raw contents only."""
 
 
 def encode_metadata_request(model: str, version: str = "") -> bytes:
@@ -39,7 +27,7 @@ def decode_metadata(data: bytes) -> ModelMetadata:
     Raises:
         ValidationError: If it is none.
     """
-    message = _parsed(messages().ModelMetadataResponse, data)
+    message = parsed("ModelMetadataResponse", data)
     inputs, outputs = (
         [TensorMetadata(one.name, one.datatype, tuple(one.shape)) for one in side]
         for side in (message.inputs, message.outputs)
@@ -64,7 +52,7 @@ def encode_request(request: InferRequest, *, raw: bool = True) -> bytes:
         if raw:
             message.raw_input_contents.append(bytes(tensor.data))
         else:
-            _put_contents(put.contents, tensor)
+            contents.put(put.contents, tensor)
     for name in request.outputs:
         message.outputs.add(name=name)
     return message.SerializeToString()
@@ -76,32 +64,33 @@ def decode_response(data: bytes) -> InferResponse:
     Raises:
         ValidationError: If it is none, or its parts do not agree.
     """
-    message = _parsed(messages().ModelInferResponse, data)
+    message = parsed("ModelInferResponse", data)
     raw = list(message.raw_output_contents)
     if raw and len(raw) != len(message.outputs):
         msg = f"the response has {len(message.outputs)} outputs and raw contents for {len(raw)}; the numbers must agree"
         raise ValidationError(msg)
     outputs = [
-        Tensor(one.name, one.datatype, tuple(one.shape), raw[index] if raw else _contents(one))
-        for index, one in enumerate(message.outputs)
+        Tensor(
+            one.name,
+            one.datatype,
+            shape,
+            raw[index] if raw else contents.taken(one.name, one.datatype, shape, one.contents),
+        )
+        for index, (one, shape) in enumerate((one, tuple(one.shape)) for one in message.outputs)
     ]
     return InferResponse(
         model=message.model_name,
         version=message.model_version,
         id=message.id,
         outputs=outputs,
-        parameters={key: getattr(one, one.WhichOneof("parameter_choice")) for key, one in message.parameters.items()},
+        parameters=parameters_in(message.parameters),
     )
 
 
-def _parsed(kind: Any, data: bytes) -> Any:
-    from google.protobuf.message import DecodeError
-
-    try:
-        return kind.FromString(data)
-    except DecodeError as error:
-        msg = f"what came is no {kind.DESCRIPTOR.name}: {error}"
-        raise ValidationError(msg) from None
+def parameters_in(entries: Any) -> dict[str, Parameter]:
+    """Return a map of parameters; one without a value is none."""
+    chosen = {key: one.WhichOneof("parameter_choice") for key, one in entries.items()}
+    return {key: getattr(entries[key], choice) for key, choice in chosen.items() if choice}
 
 
 def _put(into: Any, parameters: Mapping[str, Parameter]) -> None:
@@ -109,38 +98,8 @@ def _put(into: Any, parameters: Mapping[str, Parameter]) -> None:
         if isinstance(value, bool):
             into[key].bool_param = value
         elif isinstance(value, int):
-            into[key].int64_param = value
+            setattr(into[key], "int64_param" if value < 1 << 63 else "uint64_param", value)
         elif isinstance(value, float):
             into[key].double_param = value
         else:
             into[key].string_param = value
-
-
-def _put_contents(into: Any, tensor: Tensor) -> None:
-    import numpy as np
-
-    datatype = datatype_of(tensor.datatype)
-    field = _CONTENTS.get(datatype.name)
-    if field is None:
-        msg = f"input '{tensor.name}' is of {datatype.name}, which exists as raw contents only; send it raw, or as FP32"
-        raise ValidationError(msg)
-    if datatype.size:
-        values: list[Any] = np.frombuffer(tensor.data, datatype.numpy).tolist()
-    else:
-        values = list(split_elements(tensor.name, tensor.data, elements(tensor.name, tensor.shape)))
-    getattr(into, field).extend(values)
-
-
-def _contents(output: Any) -> bytes:
-    import numpy as np
-
-    datatype = datatype_of(output.datatype)
-    field = _CONTENTS.get(datatype.name)
-    values: list[Any] = list(getattr(output.contents, field)) if field else []
-    if not datatype.size:
-        return join_elements(output.name, values)
-    try:
-        return np.array(values, datatype.numpy).tobytes()
-    except OverflowError:
-        msg = f"output '{output.name}' has elements that do not fit in {datatype.name}"
-        raise ValidationError(msg) from None

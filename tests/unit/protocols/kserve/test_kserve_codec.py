@@ -14,13 +14,13 @@ from forebay.arrays.tensors import from_array, to_array
 from forebay.errors import ValidationError
 from forebay.protocols.kserve import rest, rpc
 from forebay.protocols.kserve.calls import InferRequest
+from forebay.protocols.kserve.contents import FIELDS
 from forebay.protocols.kserve.messages import messages
-from forebay.protocols.kserve.rpc import _CONTENTS
 from forebay.types.datatypes import DATATYPES, datatype_of
 from forebay.types.tensor import Tensor
 
 NUMBERS = [dtype for dtype in DATATYPES.values() if dtype.size and dtype.name != "BF16"]
-TYPED = [dtype for dtype in NUMBERS if dtype.name in _CONTENTS]
+TYPED = [dtype for dtype in NUMBERS if dtype.name in FIELDS]
 
 
 def some_array(dtype):

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Typed contents: elements one by one in a message of protobuf, for those who do not send memory as it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.errors import ValidationError
+from forebay.types.datatypes import datatype_of
+from forebay.types.tensor import Tensor, elements, join_elements, split_elements
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FIELDS: Final = {
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "UINT64": "uint64_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    "INT64": "int64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+"""Fields of the typed contents; types without one exist as raw contents only."""
+
+
+def field_of(name: str, datatype: str) -> str:
+    """Return the field that holds elements of a type.
+
+    Raises:
+        ValidationError: If there is none.
+    """
+    field = FIELDS.get(datatype)
+    if field is None:
+        msg = f"tensor '{name}' is of {datatype[:80]}, which exists as raw contents only; send it raw"
+        raise ValidationError(msg)
+    return field
+
+
+def put(into: Any, tensor: Tensor) -> None:
+    """Write the elements of a tensor into an `InferTensorContents`.
+
+    Raises:
+        ValidationError: If its type has no typed contents.
+    """
+    import numpy as np
+
+    field = field_of(tensor.name, tensor.datatype)
+    datatype = datatype_of(tensor.datatype)
+    if datatype.size:
+        values: list[Any] = np.frombuffer(tensor.data, datatype.numpy).tolist()
+    else:
+        values = list(split_elements(tensor.name, tensor.data, elements(tensor.name, tensor.shape)))
+    getattr(into, field).extend(values)
+
+
+def taken(name: str, datatype: str, shape: Sequence[int], contents: Any) -> bytes | memoryview:
+    """Return the elements that an `InferTensorContents` holds, as they lie in memory.
+
+    Raises:
+        ValidationError: If they are of another type or number than the tensor, or do not fit into it.
+    """
+    import numpy as np
+
+    field = field_of(name, datatype)
+    for other, _ in contents.ListFields():
+        if other.name != field:
+            msg = f"tensor '{name}' is of {datatype}, which stands in {field}; it came with {other.name}"
+            raise ValidationError(msg)
+    values = getattr(contents, field)
+    expected = elements(name, shape)
+    if len(values) != expected:
+        msg = (
+            f"tensor '{name}' of {datatype}{list(shape)} needs {expected} elements, and {len(values)} came; "
+            "shape and data must agree"
+        )
+        raise ValidationError(msg)
+    known = datatype_of(datatype)
+    if not known.size:
+        return join_elements(name, values)
+    # NumPy would cast what does not fit into a shorter integer, and the longer one is made only for a moment.
+    wide = np.fromiter(values, known.numpy if known.size >= 4 else "int64", expected)
+    array = wide.astype(known.numpy)
+    if known.size < 4 and not np.array_equal(wide, array):
+        msg = f"tensor '{name}' has elements that do not fit in {datatype}"
+        raise ValidationError(msg)
+    return array.view(np.uint8).data

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared memory that clients on the same machine make, and that tensors are read from and written to.
+
+A region is a part of a POSIX shared memory object. The client owns the object and may cut it at any time, so nothing is
+mapped here: memory that is gone would end the server. Bytes are read and written as those of a file, which tells.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from forebay.errors import InvalidRequest, NotFound, QueueFull
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FOLDER: Final = "/dev/shm"  # noqa: S108 - where the system keeps these objects
+MAX_REGIONS: Final = 1024
+"""Regions at a time; each holds a file open."""
+MAX_NAME: Final = 255
+"""Longest name of an object, and of a region."""
+
+
+class Region(msgspec.Struct, frozen=True):
+    """What a client has registered.
+
+    Attributes:
+        name: What requests call it.
+        key: What the client has called the object, as for `shm_open`.
+        offset: Where in the object it begins.
+        byte_size: How long it is.
+    """
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+class SharedRegions:
+    """The regions that clients have registered; for one loop."""
+
+    def __init__(self) -> None:
+        self._regions: dict[str, tuple[Region, int]] = {}
+
+    def register(self, region: Region) -> None:
+        """Take note of a region.
+
+        Raises:
+            InvalidRequest: If there is no such object, it is not as large, or the name is taken.
+            QueueFull: If there are too many.
+        """
+        if region.name in self._regions:
+            msg = f"a shared memory region '{region.name}' is registered already; unregister it first"
+            raise InvalidRequest(msg)
+        if not 0 < len(region.name) <= MAX_NAME:
+            msg = f"a shared memory region needs a name of at most {MAX_NAME} characters"
+            raise InvalidRequest(msg)
+        if len(self._regions) >= MAX_REGIONS:
+            msg = f"all {MAX_REGIONS} shared memory regions that may be registered are; unregister some"
+            raise QueueFull(msg)
+        descriptor = _open(region.key)
+        try:
+            _check(region, descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._regions[region.name] = region, descriptor
+
+    def unregister(self, name: str = "") -> None:
+        """Forget a region, or all of them; one that is not there is forgotten already."""
+        for known in [name] if name else list(self._regions):
+            _, descriptor = self._regions.pop(known, (None, None))
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def status(self, name: str = "") -> Mapping[str, Region]:
+        """Return a region, or all of them, by name.
+
+        Raises:
+            NotFound: If there is no such region.
+        """
+        if name:
+            return {name: self._find(name)[0]}
+        return {name: region for name, (region, _) in self._regions.items()}
+
+    def read(self, name: str, offset: int, into: memoryview) -> None:
+        """Fill a buffer from a region, beginning at `offset` of it.
+
+        Raises:
+            NotFound: If there is no such region.
+            InvalidRequest: If it ends before, or the object was cut.
+        """
+        region, descriptor = self._find(name)
+        at = self._place(region, descriptor, offset, len(into))
+        while into:
+            count = os.preadv(descriptor, [into], at)
+            if not count:
+                raise _cut(region)
+            into, at = into[count:], at + count
+
+    def require(self, name: str, offset: int, size: int) -> None:
+        """Check that a part of a region can be written to.
+
+        Raises:
+            NotFound: If there is no such region.
+            InvalidRequest: If it ends before, or the object was cut.
+        """
+        region, descriptor = self._find(name)
+        self._place(region, descriptor, offset, size)
+
+    def write(self, name: str, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write into a region, beginning at `offset` of it.
+
+        Raises:
+            NotFound: If there is no such region.
+            InvalidRequest: If it ends before, the object was cut, or may only be read.
+        """
+        region, descriptor = self._find(name)
+        left = memoryview(data)
+        at = self._place(region, descriptor, offset, len(left))
+        while left:
+            try:
+                count = os.pwrite(descriptor, left, at)
+            except OSError as error:
+                msg = f"shared memory region '{name}' cannot be written to: {error.strerror}"
+                raise InvalidRequest(msg) from error
+            left, at = left[count:], at + count
+
+    def close(self) -> None:
+        """Forget all."""
+        self.unregister()
+
+    def _find(self, name: str) -> tuple[Region, int]:
+        found = self._regions.get(name)
+        if found is None:
+            msg = f"there is no shared memory region '{name[:MAX_NAME]}'; register it first"
+            raise NotFound(msg)
+        return found
+
+    @staticmethod
+    def _place(region: Region, descriptor: int, offset: int, size: int) -> int:
+        """Return where in the object a part of a region begins."""
+        if offset < 0 or size < 0 or offset + size > region.byte_size:
+            msg = (
+                f"bytes {offset} to {offset + size} of shared memory region '{region.name}' are asked for; it has "
+                f"{region.byte_size}"
+            )
+            raise InvalidRequest(msg)
+        _check(region, descriptor)
+        return region.offset + offset
+
+
+def _open(key: str) -> int:
+    """Open an object by the name its maker gave it: a file right in the folder, never anything else.
+
+    Raises:
+        InvalidRequest: If there is none.
+    """
+    name = key.removeprefix("/")
+    if not 0 < len(os.fsencode(name)) <= MAX_NAME or "\0" in name or PurePath(name).name != name or name == "..":
+        msg = f"'{key[:MAX_NAME]}' is no name of shared memory; it is one word behind a slash, such as '/input'"
+        raise InvalidRequest(msg)
+    flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    path = f"{FOLDER}/{name}"
+    try:
+        try:
+            descriptor = os.open(path, os.O_RDWR | flags)
+        except PermissionError:
+            descriptor = os.open(path, os.O_RDONLY | flags)
+    except OSError as error:
+        msg = f"shared memory '{key}' cannot be opened by the server: {error.strerror}"
+        raise InvalidRequest(msg) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        msg = f"'{key}' is no shared memory"
+        raise InvalidRequest(msg)
+    return descriptor
+
+
+def _check(region: Region, descriptor: int) -> None:
+    """Compare a region with the object it is in, which its owner may have cut.
+
+    Raises:
+        InvalidRequest: If it does not lie within.
+    """
+    size = os.fstat(descriptor).st_size
+    if region.offset < 0 or region.byte_size <= 0 or region.offset + region.byte_size > size:
+        msg = (
+            f"shared memory region '{region.name}' is bytes {region.offset} to {region.offset + region.byte_size} of "
+            f"'{region.key}', which has {size}"
+        )
+        raise InvalidRequest(msg)
+
+
+def _cut(region: Region) -> InvalidRequest:
+    return InvalidRequest(f"shared memory '{region.key}' was cut while region '{region.name}' was read")
