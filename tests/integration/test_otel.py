@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traces: spans of calls and batches, in memory and as a collector gets them."""
 
+import contextlib
 import http.server
+import re
 import threading
+import uuid
 from concurrent import futures
 from typing import Any
 
 import grpc
 import pytest
+import yaml
 from tests.waiting import eventually
 
 from forebay.observe.ended_calls import EndedCall
@@ -125,8 +129,8 @@ class Collector(http.server.BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture(params=["http/protobuf", "grpc"])
-def collector(request):
+@contextlib.contextmanager
+def collecting(protocol):
     """A collector that speaks OTLP: the spans it got, and the environment that leads there."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
         ExportTraceServiceRequest,
@@ -140,8 +144,8 @@ def collector(request):
             name = {one.key: one.value.string_value for one in resource.resource.attributes}["service.name"]
             spans.extend((name, span) for scope in resource.scope_spans for span in scope.spans)
 
-    environment = {"OTEL_EXPORTER_OTLP_PROTOCOL": request.param, "OTEL_BSP_SCHEDULE_DELAY": "100"}
-    if request.param == "grpc":
+    environment = {"OTEL_EXPORTER_OTLP_PROTOCOL": protocol, "OTEL_BSP_SCHEDULE_DELAY": "100"}
+    if protocol == "grpc":
         server = grpc.server(futures.ThreadPoolExecutor(1))
         export = grpc.unary_unary_rpc_method_handler(
             lambda body, _context: got(body) or ExportTraceServiceResponse().SerializeToString()
@@ -161,6 +165,13 @@ def collector(request):
         yield spans, environment
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture(params=["http/protobuf", "grpc"])
+def collector(request):
+    """A collector of either kind."""
+    with collecting(request.param) as made:
+        yield made
 
 
 def test_a_collector_gets_the_spans_of_a_graph(collector, serve, tmp_path):
@@ -211,3 +222,116 @@ def test_ports_tell_nothing_once_the_traces_have_ended(memory):
         assert timeline.listeners
     assert not ended_calls.listeners
     assert not timeline.listeners
+
+
+PIPELINE = """
+import os
+
+from paddle_serving_server.pipeline import Op, PipelineServer, RequestOp, ResponseOp
+
+from forebay.remotes.servers import parent
+
+class Work(Op):
+    def preprocess(self, input_dicts, data_id, log_id):
+        (values,) = input_dicts.values()
+        return {"x": values["x"]}, False, None, ""
+
+    def process(self, feed_batch, typical_logid=0):
+        return {"parent": parent.get(), "padding": feed_batch[0]["x"]}
+
+server = PipelineServer("svc")
+server.set_response_op(ResponseOp(input_ops=[Work(name="work", input_ops=[RequestOp()])]))
+server.prepare_server(os.path.join(os.path.dirname(os.path.abspath(__file__)), "config.yml"))
+server.run_server()
+"""
+
+
+@pytest.fixture(scope="module")
+def traced_pipeline(tmp_path_factory):
+    """A pipeline with both ports, and the spans that its collector got."""
+    from tests.conftest import Server
+
+    folder = tmp_path_factory.mktemp("pipeline")
+    (folder / "server.py").write_text(PIPELINE)
+    config = {"http_port": 18081, "dag": {"is_thread_op": True}, "op": {"work": {"run_process": True}}}
+    (folder / "config.yml").write_text(yaml.safe_dump(config))
+    with collecting("http/protobuf") as (spans, environment):
+        given = {**environment, "XDG_STATE_HOME": str(folder)}
+        server = Server(folder / "server.py", "--otel", "--access-log", env=given)
+        try:
+            yield server.wait_ready(), spans
+        finally:
+            server.stop()
+
+
+@pytest.mark.parametrize("way", ["HTTP", "gRPC"])
+@pytest.mark.parametrize("size", [1, 100_000])  # large ones are read beside the loop
+def test_a_pipelines_calls_have_batches_below_and_their_trace_goes_on(traced_pipeline, way, size):
+    from forebay.protocols.pipeline.messages import PATH, Request, Response
+
+    server, spans = traced_pipeline
+    del spans[:]
+    traceparent = f"00-{uuid.uuid4().hex}-{PARENT}-01"
+    if way == "HTTP":
+        body = {"key": ["x"], "value": ["1" * size]}
+        answer = server.client.post("/svc/prediction", json=body, headers={"traceparent": traceparent}).json()
+        given = dict(zip(answer["key"], answer["value"], strict=True))
+    else:
+        address = re.search(r"gRPC at ([\d.:]+)", server.log)
+        assert address is not None
+        with grpc.insecure_channel(address[1]) as channel:
+            asked = Request(key=["x"], value=["1" * size]).SerializeToString()
+            found = channel.unary_unary(PATH)(asked, metadata=(("traceparent", traceparent),), timeout=20)
+        answer = Response.FromString(found)
+        given = dict(zip(answer.key, answer.value, strict=True))
+    assert given["parent"] == traceparent
+    wanted = {f"{what} {node}" for node in ("svc", "svc/work") for what in ("queue", "batch")} | {"model svc/work"}
+    mine = eventually(lambda: {s.name: s for _, s in spans if s.trace_id.hex() == traceparent[3:35]})
+    eventually(lambda: {s.name for _, s in spans if s.trace_id.hex() == traceparent[3:35]} >= wanted)
+    (top,) = [s for _, s in spans if s.parent_span_id.hex() == PARENT]
+    assert top.name == ("POST /svc/prediction" if way == "HTTP" else PATH.removeprefix("/")), mine
+    batches = [s for _, s in spans if s.name.startswith("batch")]
+    assert {s.parent_span_id for s in batches} == {top.span_id}
+
+
+NUCLEUS = """
+class Handler:
+    def __init__(self, config):
+        pass
+
+    def handle_get(self):
+        return "hello"
+"""
+VENTU = """
+from ventu import Ventu
+
+class Echo(Ventu):
+    def batch_inference(self, batch):
+        return batch
+
+def create_model():
+    from pydantic import BaseModel
+    class Text(BaseModel):
+        text: str
+    return Echo(Text, Text)
+"""
+
+
+@pytest.mark.parametrize("surface", ["nucleus", "ventu"])
+def test_projects_of_others_have_the_same_spans(surface, serve, tmp_path):
+    (tmp_path / "handler.py").write_text(NUCLEUS if surface == "nucleus" else VENTU)
+    (tmp_path / "nucleus.yaml").write_text(yaml.safe_dump({"type": "python", "path": "handler.py"}))
+    target = tmp_path if surface == "nucleus" else tmp_path / "handler.py"
+    method, path = ("GET", "/") if surface == "nucleus" else ("POST", "/inference")
+    with collecting("http/protobuf") as (spans, environment):
+        server = serve(target, "--otel", env={**environment, "HOME": str(tmp_path)})
+        body = None if surface == "nucleus" else {"text": "hello"}
+        headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+        assert server.client.request(method, path, json=body, headers=headers).status_code == 200
+
+        def mine():
+            return {one.name.partition(" ")[0]: one for _, one in spans if one.trace_id.hex() == TRACE}
+
+        eventually(lambda: {method, "queue", "batch", "model"} <= mine().keys())
+        assert mine()["batch"].parent_span_id == mine()[method].span_id
+        server.stop()

@@ -39,6 +39,7 @@ class EndedCall(msgspec.Struct):
         code: `ok`, or a word for what went wrong.
         body_bytes: Of the answer's body, or of its messages.
         request_id: What the client and the log call it.
+        run_id: What its batches call it.
         model: The endpoint.
         batch_size: Samples in the batch that answered it; 0 if none did.
         queue_s: From submission to leaving the queue; -1 if it never left it.
@@ -54,15 +55,18 @@ class EndedCall(msgspec.Struct):
     code: str = ""
     body_bytes: int = 0
     request_id: str = ""
+    run_id: str = ""
     model: str = ""
     batch_size: int = 0
     queue_s: float = -1.0
     parent: str = ""
 
     def answered_by(self, endpoint: Endpoint, request: Request) -> None:
-        """Note who answered, while the endpoint replies."""
+        """Note who answered, while the endpoint replies; a request that became another one has that as its body."""
         self.model = endpoint.name
         self.request_id = self.request_id or request.id
+        request = request.body if isinstance(request.body, Request) else request
+        self.run_id = request.id
         self.started = self.started or request.arrived
         if request.taken and request.taken != NEVER:
             self.queue_s = request.taken - request.arrived

@@ -78,8 +78,9 @@ class Tracing:
         if sampled.decision.is_sampled():
             flags = api.TraceFlags(api.TraceFlags.SAMPLED)
             own = api.SpanContext(trace_id, ids.generate_span_id(), is_remote=False, trace_flags=flags)
-        waiting = self._waiting.pop(call.request_id, ())
-        _keep(self._calls, call.request_id, own)
+        run_id = call.run_id or call.request_id
+        waiting = self._waiting.pop(run_id, ())
+        _keep(self._calls, run_id, own)
         if own is None:
             return
         for record, step in waiting:

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import RunnerFailed
-from forebay.remotes.servers import CONNECT_S, MAX_ANSWER_BYTES, Unreachable
+from forebay.remotes.servers import CONNECT_S, MAX_ANSWER_BYTES, PARENT, Unreachable, parent
 from forebay.runtimes.contract import library
 
 if TYPE_CHECKING:
@@ -68,7 +68,9 @@ class GrpcCalls:
         if method not in self._calls:
             self._calls[method] = self._channel.unary_unary(method)
         try:
-            return self._calls[method](request, timeout=max(0.001, deadline - time.monotonic()))
+            timeout_s = max(0.001, deadline - time.monotonic())
+            metadata = [(PARENT, parent.get())] if parent.get() else None
+            return self._calls[method](request, timeout=timeout_s, metadata=metadata)
         except self._grpc.RpcError as problem:
             code, text = problem.code(), problem.details()
         if code is self._grpc.StatusCode.UNAVAILABLE:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from forebay.errors import TooLarge
-from forebay.remotes.servers import CONNECT_S, MAX_ANSWER_BYTES, Unreachable
+from forebay.remotes.servers import CONNECT_S, MAX_ANSWER_BYTES, PARENT, Unreachable, parent
 
 if TYPE_CHECKING:
     from forebay.remotes.servers import ServerAddress
@@ -105,7 +105,7 @@ class HttpCalls:
         is_whole = False
         try:
             connection.sock.settimeout(_left(deadline))
-            connection.request(method, path, body, dict(headers))
+            connection.request(method, path, body, {**headers, PARENT: parent.get()} if parent.get() else dict(headers))
             connection.sock.settimeout(_left(deadline))
             response = connection.getresponse()
             parts: list[bytes] = []

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Final, Generic, TypeVar
 from urllib.parse import urlsplit
 
@@ -19,6 +20,12 @@ PAUSE_S: Final = 1.0
 """How long a server that was down is asked only when no other answers."""
 MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024
 """Longest answer."""
+
+PARENT: Final = "traceparent"
+"""The header that says which trace a call belongs to, and what it is called among the params of a request."""
+
+parent: ContextVar[str] = ContextVar("forebay_traceparent", default="")
+"""The caller's `traceparent` of what runs; whoever is asked for it is told, and so belongs to the same trace."""
 
 SCHEMES: Final = ("http", "https", "grpc", "grpcs")
 

@@ -237,8 +237,9 @@ class Endpoint:
         key: Hashable = None,
         timeout_s: float | None = None,
         request_id: str = "",
+        answered: Callable[[Endpoint, Request], object] | None = None,
     ) -> Any:
-        """Submit and wait; for callers that are coroutines and not on the hot path.
+        """Submit and wait; for callers that are coroutines and not on the hot path; `answered` is told on the reply.
 
         Raises:
             ForebayError: What the request failed with.
@@ -246,7 +247,9 @@ class Endpoint:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         parts: list[Any] = []
 
-        def reply(_request: Request, outcome: Outcome) -> None:
+        def reply(request: Request, outcome: Outcome) -> None:
+            if answered is not None:
+                answered(self, request)
             if not future.done():
                 future.set_result(outcome)
 

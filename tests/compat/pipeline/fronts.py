@@ -49,7 +49,7 @@ class Echo(Predictions):
         self.entered = threading.Event()
         self.behave = self.echo
 
-    def submit(self, message, *, deadline, peer, respond, came=None):
+    def submit(self, message, *, deadline, peer, respond, came=None, parent=""):
         self.seen.append(message)
         left_s = deadline - time.monotonic()
         self.timeouts.append(None if left_s == math.inf else math.ceil(left_s * 2) / 2)  # some of it is over by now
@@ -61,7 +61,7 @@ class Echo(Predictions):
             found = await self.behave(message)
         except Exception as error:
             found = _told(error)
-        respond(found)
+        respond(found, None)
 
     async def echo(self, request):
         return self.response_class(key=request.key, value=request.value)

@@ -133,7 +133,7 @@ def test_a_defect_in_writing_an_answer_leaves_no_client_waiting(hosted, length, 
         monkeypatch.setattr(service, "_restored", broken)
         answered = asyncio.get_running_loop().create_future()
         asked = Request(key=["x"], value=["a"])
-        service.submit(asked, deadline=float("inf"), peer="", respond=answered.set_result)
+        service.submit(asked, deadline=float("inf"), peer="", respond=lambda found, _asked: answered.set_result(found))
         return await asyncio.wait_for(answered, PATIENCE_S)
 
     answer = hosted(Long(name="long", input_ops=[RequestOp()]), use)

@@ -32,7 +32,7 @@ from forebay.protocols.pipeline import general_model as general_rpc
 from forebay.protocols.pipeline import tensors
 from forebay.protocols.pipeline.messages import Response
 from forebay.remotes.grpc_calls import GrpcCalls
-from forebay.remotes.servers import PAUSE_S, Rotation, ServerAddress
+from forebay.remotes.servers import PAUSE_S, Rotation, ServerAddress, parent
 from forebay.surfaces.pipeline.predictors import PredictorSettings, client_for, general_model
 
 HERE = Path(__file__).parent
@@ -71,6 +71,7 @@ class Face:
         self.answer = answer
         self.port = 0
         self.seen: list[Any] = []
+        self.parents: list[Any] = []
         self.connections: list[socket.socket] = []
         self.start()
 
@@ -88,6 +89,7 @@ class Face:
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 face.seen.append((self.path, body))
+                face.parents.append(self.headers["traceparent"])
                 answer = face.answer(body, self.headers)
                 status, data, headers = answer if isinstance(answer, tuple) else (200, answer, {})
                 self.send_response(status)
@@ -212,6 +214,18 @@ def test_what_is_no_endpoint_stops_the_start(remote, text, said):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The HTTP face of the original's model servers
+
+
+def test_who_is_asked_is_told_the_trace(face, rpc_face, remote, described):
+    over_http, over_grpc = face(), rpc_face(rpc_prices)
+    clients = [remote(over_http.endpoint, client_config=described, fetch_list=["price"])]
+    clients.append(remote(over_grpc.endpoint, client_config=described, fetch_list=["price"], **PADDLE_RPC))
+    for told in ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", ""):
+        token = parent.set(told)
+        for client in clients:
+            client.predict({"x": X})
+        parent.reset(token)
+        assert over_http.parents.pop() == over_grpc.parents.pop() == (told or None)
 
 
 def test_a_remote_model_is_asked_by_aliases_and_told_its_own_names(face, remote, described):  # P112
@@ -392,6 +406,7 @@ class RpcFace:
     def __init__(self, answer):
         self.answer = answer
         self.seen: list[Any] = []
+        self.parents: list[Any] = []
         self.server = grpc.server(ThreadPoolExecutor(4))
         method = grpc.unary_unary_rpc_method_handler(self.infer)
         service, _, name = general_rpc.PATH.strip("/").rpartition("/")
@@ -402,6 +417,7 @@ class RpcFace:
     def infer(self, data, context):
         request = general_rpc.Request.FromString(data)
         self.seen.append(request)
+        self.parents.append(dict(context.invocation_metadata()).get("traceparent"))
         found = self.answer(request)
         return found if isinstance(found, bytes) else found.SerializeToString()
 

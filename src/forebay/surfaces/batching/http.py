@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, QueueFull, TooLarge, Unavailable
+from forebay.transports.http.asgi_calls import answered_by
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.errors import TooSlow, error_headers
 from forebay.types.call import Failure, Request
@@ -60,7 +61,7 @@ class BatchingHttp:
             if body is not None:
                 await self._write(send, 200, [(b"content-type", TEXT)], b"")
             return
-        outcome = await self._job(body, receive)
+        outcome = await self._job(body, scope, receive)
         if type(outcome) is not Failure:
             await self._write(send, 200, [(b"content-type", media)], outcome)
         elif type(outcome.error) is JobRefused:
@@ -88,12 +89,13 @@ class BatchingHttp:
         msg = f"the body {found}, at most {self._max_body_bytes} are taken"
         raise TooLarge(msg)
 
-    async def _job(self, body: bytes, receive: Receive) -> Any:
+    async def _job(self, body: bytes, scope: Scope, receive: Receive) -> Any:
         """Have a worker do the job; a client that goes away meanwhile takes it along."""
         endpoint = self._endpoint
         outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-        def reply(_request: Request, result: Any) -> None:
+        def reply(request: Request, result: Any) -> None:
+            answered_by(scope, endpoint, request)
             if not outcome.done():
                 outcome.set_result(result)
 

@@ -18,18 +18,20 @@ from forebay.surfaces.nucleus import answers
 from forebay.surfaces.nucleus.logs import log_access
 from forebay.surfaces.nucleus.payload import BadPayload, check
 from forebay.surfaces.nucleus.runner import INTERNAL_ERROR
+from forebay.transports.http.asgi_calls import answered_by
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.route import key_is_known
 from forebay.types.call import ALONE, Failure, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from starlette.types import Receive, Scope, Send
 
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.nucleus.answers import Answer
     from forebay.transports.http.asgi import ServerPages
+    from forebay.types.call import Outcome
 
 POST_KEY: Final = "post"
 """Batch key of posts that are batched; whatever else is asked goes alone."""
@@ -171,18 +173,23 @@ class NucleusHttp:
             except BadPayload as error:
                 return await _write(send, answers.refusal(error), CORS)
         params = {"verb": verb, "query": scope["query_string"], "headers": headers}
-        return await self._submit(body, params, POST_KEY if batched else ALONE, receive, send)
-
-    async def _submit(self, body: bytes, params: Mapping[str, Any], key: Hashable, receive: Receive, send: Send) -> int:
-        """Have a worker answer; returns the status that was sent, or 499 if there was nobody left to send it to."""
         events: asyncio.Queue[_Event] = asyncio.Queue()
+
+        def reply(request: Request, outcome: Outcome) -> None:
+            answered_by(scope, self._endpoint, request)
+            events.put_nowait((_OUTCOME, outcome, _nothing))
+
         request = Request(
             body=body,
-            reply=lambda _request, outcome: events.put_nowait((_OUTCOME, outcome, _nothing)),
+            reply=reply,
             params=params,
-            key=key,
+            key=POST_KEY if batched else ALONE,
             on_part=lambda part, release: events.put_nowait((_PART, part, release)),
         )
+        return await self._submit(request, events, receive, send)
+
+    async def _submit(self, request: Request, events: asyncio.Queue[_Event], receive: Receive, send: Send) -> int:
+        """Have a worker answer; returns the status that was sent, or 499 if there was nobody left to send it to."""
         self._endpoint.submit(request)
         watching = asyncio.ensure_future(_watch(receive, events))
         writer = _Writer(send)

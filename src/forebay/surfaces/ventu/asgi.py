@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import DeadlineExceeded, ForebayError, QueueFull, Unavailable
 from forebay.surfaces.ventu.pages import Action, Reply, broken, problem, too_large
+from forebay.transports.http.asgi_calls import answered_by
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.route import key_is_known
 from forebay.types.call import ALONE, EMPTY
@@ -110,7 +112,8 @@ class VentuHttp:
             refused = pages.unsupported(given.get(b"content-type", b"").decode("latin-1"))
             if refused is not None:
                 return refused
-        asked = asyncio.ensure_future(self._endpoint.call(body, params=EMPTY))
+        answered = partial(answered_by, scope)
+        asked = asyncio.ensure_future(self._endpoint.call(body, params=EMPTY, answered=answered))
         gone = asyncio.ensure_future(left(receive))
         try:
             await asyncio.wait([asked, gone], return_when=asyncio.FIRST_COMPLETED)

@@ -21,9 +21,11 @@ from forebay.transports.grpc.statuses import Status
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
+    from forebay.serving.endpoint import Endpoint
     from forebay.transports.grpc.connection import GrpcConnection
     from forebay.transports.grpc.heads import CallHead
     from forebay.transports.grpc.sending import Outgoing
+    from forebay.types.call import Request
 
 log = logging.getLogger("forebay.requests")
 
@@ -71,6 +73,7 @@ class OpenCall:
     outgoing: Outgoing | None = None
     trailers: bytes | None = None
     _refusal: tuple[Status, str] = Status.RESOURCE_EXHAUSTED, ""
+    _answered: EndedCall | None = None
     _inbox: MessageBuffer | None = None
     _task: asyncio.Task[None] | None = None
     _arrival: asyncio.Future[None] | None = None
@@ -105,6 +108,12 @@ class OpenCall:
     def metadata(self) -> Sequence[tuple[str, str | bytes]]:
         """What the client says beside its message."""
         return self._head.metadata
+
+    def answered_by(self, endpoint: Endpoint, request: Request) -> None:
+        """Note who answers, while the endpoint replies, if somebody is to be told of it."""
+        if self._connection.port.tells:
+            self._answered = EndedCall("gRPC", "")
+            self._answered.answered_by(endpoint, request)
 
     def reply(self, message: bytes) -> None:
         """Answer the call with its only message; does nothing if it has ended."""
@@ -173,6 +182,10 @@ class OpenCall:
         status = Status.CANCELLED if self.status is None else self.status
         call = ended(self._head, self._connection.peer, status)
         call.started, call.body_bytes = self.started, self.sent_bytes
+        answer = self._answered
+        if answer is not None:
+            call.model, call.run_id, call.batch_size = answer.model, answer.run_id, answer.batch_size
+            call.request_id, call.queue_s = call.request_id or answer.request_id, answer.queue_s
         return call
 
     def forget(self) -> None:

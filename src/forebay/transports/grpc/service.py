@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from forebay.errors import ForebayError
+
+if TYPE_CHECKING:
+    from forebay.serving.endpoint import Endpoint
+    from forebay.types.call import Request
 
 
 class Call(Protocol):
@@ -31,6 +35,10 @@ class Call(Protocol):
     @property
     def metadata(self) -> Sequence[tuple[str, str | bytes]]:
         """What the client says beside its message: names in lower case, bytes where the name ends in `-bin`."""
+        ...
+
+    def answered_by(self, endpoint: Endpoint, request: Request) -> None:
+        """Note who answers, for the access log and traces; called while the endpoint replies."""
         ...
 
     def reply(self, message: bytes) -> None:

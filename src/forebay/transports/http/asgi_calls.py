@@ -13,8 +13,18 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from forebay.serving.endpoint import Endpoint
+    from forebay.types.call import Request
+
 TOLD: Final = "forebay.call"
 """Where a scope holds its `EndedCall`, for those who know more of it; without it nothing is told."""
+
+
+def answered_by(scope: Scope, endpoint: Endpoint, request: Request) -> None:
+    """Note who answers a call, while the endpoint replies."""
+    call = scope.get(TOLD)
+    if call is not None:
+        call.answered_by(endpoint, request)
 
 
 def telling(app: ASGIApp, tell: Callable[[EndedCall], object]) -> ASGIApp:

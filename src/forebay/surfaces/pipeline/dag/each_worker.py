@@ -101,7 +101,14 @@ class Forwarding(Predictions):
         self._tracer = tracer
 
     def submit(
-        self, message: Any, *, deadline: float, peer: str, respond: Respond, came: float | None = None
+        self,
+        message: Any,
+        *,
+        deadline: float,
+        peer: str,
+        respond: Respond,
+        came: float | None = None,
+        parent: str = "",
     ) -> Callable[[], object]:
         """Answer one request; see `Predictions.submit`."""
         times = CallTimes(came or time.monotonic())
@@ -109,7 +116,7 @@ class Forwarding(Predictions):
         asked = Prediction(
             body=message.SerializeToString(),
             reply=self._replied,
-            params={"deadline": until, "peer": peer, "came": times.started},
+            params={"deadline": until, "peer": peer, "came": times.started, "parent": parent},
             deadline=until + LATE_S,
             message=message,
             peer=peer,
@@ -127,7 +134,7 @@ class Forwarding(Predictions):
         answer = self._failed(asked, outcome.error) if type(outcome) is Failure else None
         respond, asked.respond = asked.respond, None
         if respond is not None:
-            respond(self.response_class.FromString(outcome) if answer is None else answer)
+            respond(self.response_class.FromString(outcome) if answer is None else answer, asked)
 
     def _failed(self, asked: Prediction, error: ForebayError) -> Any:
         """Return the answer to a request that no process has answered, so that it has no number."""

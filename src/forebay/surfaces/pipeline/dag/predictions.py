@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from forebay.surfaces.pipeline.figures.profile import CallTimes, RequestProfile
     from forebay.workers.hanging_calls import LoopCall
 
-Respond = Callable[[Any], None]
-"""Takes a request's answer, or the `ForebayError` that is a fault of the transport."""
+Respond = Callable[[Any, "Prediction | None"], None]
+"""Takes the answer, or the `ForebayError` that is a fault of the transport; and the prediction, if it became one."""
 
 
 class Prediction(Request, kw_only=True, gc=False, eq=False):
@@ -35,6 +35,7 @@ class Prediction(Request, kw_only=True, gc=False, eq=False):
         message: What came in.
         peer: Who sent it, for the log.
         times: When it reached each stage.
+        parent: The caller's `traceparent`.
         respond: Takes its answer; None once nobody waits for one.
         data_id: Its number; -1 where the process with its graph gives it one.
         log_id: The number the client gave it.
@@ -51,6 +52,7 @@ class Prediction(Request, kw_only=True, gc=False, eq=False):
     respond: Respond | None
     data_id: int = -1
     log_id: Any = 0
+    parent: str = ""
     attempt: Request | None = None
     beside: LoopCall | None = None
     profile: RequestProfile | None = None
@@ -81,7 +83,14 @@ class Predictions:
         self._open: set[Prediction] = set()
 
     def submit(
-        self, message: Any, *, deadline: float, peer: str, respond: Respond, came: float | None = None
+        self,
+        message: Any,
+        *,
+        deadline: float,
+        peer: str,
+        respond: Respond,
+        came: float | None = None,
+        parent: str = "",
     ) -> Callable[[], object]:
         """Answer one request.
 
@@ -92,28 +101,33 @@ class Predictions:
             respond: Called on the loop, once, unless the request is called off: with the answer, whose `err_no` says
                 whether it is an error, or with a `ForebayError` where the transport is to tell that there is none.
             came: When it came in, in seconds of `time.monotonic`, if it was in another process before; None means now.
+            parent: The caller's `traceparent`.
 
         Returns:
             What calls it off.
         """
         raise NotImplementedError
 
-    async def answer(self, message: Any, *, deadline: float, peer: str, came: float | None = None) -> Any:
+    async def answer(self, message: Any, **more: Any) -> Any:
         """Answer one request, from a coroutine; see `submit`.
 
         Raises:
             ForebayError: If the transport is to tell that there is no answer.
         """
-        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        call_off = self.submit(message, deadline=deadline, peer=peer, respond=answered.set_result, came=came)
-        try:
-            found = await answered
-        except asyncio.CancelledError:
-            call_off()
-            raise
+        found, _ = await self.settled(message, **more)
         if isinstance(found, ForebayError):
             raise found
         return found
+
+    async def settled(self, message: Any, **more: Any) -> tuple[Any, Prediction | None]:
+        """Return what `submit` hands to `respond`."""
+        told: asyncio.Future[tuple[Any, Prediction | None]] = asyncio.get_running_loop().create_future()
+        call_off = self.submit(message, respond=lambda found, asked: told.set_result((found, asked)), **more)
+        try:
+            return await told
+        except asyncio.CancelledError:
+            call_off()
+            raise
 
     def cut(self) -> None:
         """End all waiting: requests whose answer is not being written yet are told that there will be none."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, InternalError, QueueFull, Unavailable
 from forebay.graph.values import loaded
+from forebay.remotes.servers import PARENT
 from forebay.surfaces.pipeline import codes
 from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions, log_call, stopped
 from forebay.surfaces.pipeline.dag.wiring import RESULT
@@ -104,12 +105,19 @@ class PipelineService(Predictions):
         dag.response_op.response_class = self.response_class
 
     def submit(
-        self, message: Any, *, deadline: float, peer: str, respond: Respond, came: float | None = None
+        self,
+        message: Any,
+        *,
+        deadline: float,
+        peer: str,
+        respond: Respond,
+        came: float | None = None,
+        parent: str = "",
     ) -> Callable[[], object]:
         """Answer one request; see `Predictions.submit`."""
         endpoint = self.endpoint
         if not endpoint.accepting and not self.is_closing:
-            respond(Unavailable("the ops are still loading; try again later"))
+            respond(Unavailable("the ops are still loading; try again later"), None)
             return _nothing
         now = time.monotonic()
         times = CallTimes(now) if came is None else CallTimes(came, entered=now)
@@ -123,6 +131,7 @@ class PipelineService(Predictions):
             respond=respond,
             data_id=next(self._ids),
             log_id=message.logid,
+            parent=parent,
         )
         self._open.add(asked)
         if self._unpacks_itself or _bytes_of(message) > SMALL_BYTES:
@@ -152,6 +161,8 @@ class PipelineService(Predictions):
             asked.profile.__enter__()
             asked.reply = self._replied_soon
         asked.params = {"data_id": asked.data_id, "log_id": asked.log_id}
+        if asked.parent:
+            asked.params = {**asked.params, PARENT: asked.parent}
         asked.id = _name_of(asked)
         if self._attempts == 1:
             asked.body = {REQUEST: inputs}
@@ -267,7 +278,7 @@ class PipelineService(Predictions):
         if not isinstance(answer, ForebayError):
             log_call(asked, answer)
         if respond is not None:
-            respond(answer)
+            respond(answer, asked)
 
     def _do_beside(
         self,

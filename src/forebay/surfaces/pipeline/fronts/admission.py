@@ -15,7 +15,7 @@ from forebay.surfaces.pipeline.codes import CustomExceptionCode, numbered
 from forebay.surfaces.pipeline.ops import packing
 
 if TYPE_CHECKING:
-    from forebay.surfaces.pipeline.dag.predictions import Predictions, Respond
+    from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions, Respond
 
 log = logging.getLogger("forebay.requests")
 
@@ -31,6 +31,7 @@ def begin(
     deadline: float,
     peer: str,
     respond: Respond,
+    parent: str = "",
 ) -> Callable[[], object] | None:
     """Read a request and answer it, or refuse it: what it asks for does not exist, or there is no room.
 
@@ -42,36 +43,38 @@ def begin(
         peer: Who sent it, for the log.
         respond: Called on the loop, once, unless the request is called off. If it raises, it is called again with the
             error that the client is to see.
+        parent: The caller's `traceparent`.
 
     Returns:
         What calls the request off; None if it has been answered.
     """
     safely = partial(_respond, respond)
     if not is_quick:
-        return asyncio.ensure_future(_answer_large(inference, parse, deadline, peer, safely)).cancel
+        return asyncio.ensure_future(_answer_large(inference, parse, deadline, peer, safely, parent)).cancel
     try:
         request = parse()
     except ForebayError as error:
-        respond(error)
+        respond(error, None)
         return None
     refusal = _refusal(inference, request)
     if refusal is not None:
-        respond(refusal)
+        respond(refusal, None)
         return None
-    return inference.submit(request, deadline=deadline, peer=peer, respond=safely)
+    return inference.submit(request, deadline=deadline, peer=peer, respond=safely, parent=parent)
 
 
 async def _answer_large(
-    inference: Predictions, parse: Callable[[], Any], deadline: float, peer: str, respond: Respond
+    inference: Predictions, parse: Callable[[], Any], deadline: float, peer: str, respond: Respond, parent: str
 ) -> None:
+    asked = None
     try:
         request = await asyncio.get_running_loop().run_in_executor(_readers, parse)
         found = _refusal(inference, request)
         if found is None:
-            found = await inference.answer(request, deadline=deadline, peer=peer)
+            found, asked = await inference.settled(request, deadline=deadline, peer=peer, parent=parent)
     except Exception as error:  # noqa: BLE001 - this client is told, and no other hears of it
         found = _told(error)
-    respond(found)
+    respond(found, asked)
 
 
 def _refusal(inference: Predictions, request: Any) -> Any:
@@ -112,8 +115,8 @@ def _told(error: Exception) -> ForebayError:
     return InternalError("the server failed; its log says why")
 
 
-def _respond(respond: Respond, found: Any) -> None:
+def _respond(respond: Respond, found: Any, asked: Prediction | None) -> None:
     try:
-        respond(found)
+        respond(found, asked)
     except Exception as error:  # noqa: BLE001 - a defect must not leave a client without an answer
-        respond(_told(error))
+        respond(_told(error), asked)

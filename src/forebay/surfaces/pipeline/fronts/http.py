@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from forebay.errors import ForebayError, QueueFull, TooLarge
 from forebay.protocols.native import Contract, status_of
 from forebay.protocols.pipeline import rest
+from forebay.remotes.servers import PARENT
 from forebay.server.app import Served
 from forebay.serving.endpoint import EndpointConfig
 from forebay.surfaces.pipeline.fronts.admission import begin
@@ -30,10 +31,11 @@ if TYPE_CHECKING:
 
     from forebay.server.config import HttpConfig
     from forebay.serving.endpoint import Endpoint
-    from forebay.surfaces.pipeline.dag.predictions import Predictions
+    from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions
     from forebay.transports.http.asgi import ServerPages
     from forebay.transports.http.route import Head
-    from forebay.types.call import Request
+    from forebay.types.batch import EntryBatch
+    from forebay.types.call import Origin, Reply, Request
 
 MAX_ROUTES: Final = 1024
 """Paths that are remembered; any client can name new ones."""
@@ -88,6 +90,11 @@ class _Asked:
         self._method = method
         self._open: dict[Request, Callable[[], object] | None] = {}
 
+    @property
+    def answering(self) -> EntryBatch | None:
+        """The graph's batch that is being replied to right now."""
+        return self._inference.endpoint.answering
+
     def submit(self, request: Request) -> None:
         """Answer a request."""
         kind = self._inference.request_class
@@ -103,15 +110,24 @@ class _Asked:
                 asked.method = self._method
             return asked
 
-        def respond(found: Any) -> None:
+        def respond(found: Any, asked: Prediction | None) -> None:
             if request in self._open:
+                request.body = asked  # for those who are told of calls
                 outcome = Failure(found) if isinstance(found, ForebayError) else rest.response_json(found)
                 del self._open[request]
                 request.reply(request, outcome)
 
         self._open[request] = None
         is_quick, deadline, peer = rest.is_quick(body, kind), request.deadline, _peer(request)
-        call_off = begin(self._inference, parse, is_quick=is_quick, deadline=deadline, peer=peer, respond=respond)
+        call_off = begin(
+            self._inference,
+            parse,
+            is_quick=is_quick,
+            deadline=deadline,
+            peer=peer,
+            respond=respond,
+            parent=request.params.get(PARENT, ""),
+        )
         if request in self._open:
             self._open[request] = call_off
 
@@ -136,6 +152,13 @@ class _GatewayRoute(Route):
     def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"", *, in_query: bool = False) -> Head:
         """Read the headers of a request."""
         return super().read_head([(name, value) for name, value in headers if name not in _IGNORED])
+
+    def request(self, head: Head, body: bytes, reply: Reply, origin: Origin | None) -> Request:
+        """Make a request of a head and its body."""
+        request = super().request(head, body, reply, origin)
+        if head.parent:
+            request.params = {**head.params, PARENT: head.parent.decode("latin-1")}
+        return request
 
     def fault(self, error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         """Return status, headers and body of an answer that is an error."""

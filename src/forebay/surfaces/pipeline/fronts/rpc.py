@@ -10,11 +10,12 @@ from google.protobuf.message import DecodeError
 from forebay.errors import ForebayError, InvalidRequest
 from forebay.protocols.pipeline import sniff
 from forebay.protocols.pipeline.messages import METHOD, SERVICE, Request
+from forebay.remotes.servers import PARENT
 from forebay.surfaces.pipeline.fronts.admission import begin
 from forebay.transports.grpc.service import GrpcService
 
 if TYPE_CHECKING:
-    from forebay.surfaces.pipeline.dag.predictions import Predictions
+    from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions
     from forebay.transports.grpc.service import Call
 
 
@@ -26,7 +27,9 @@ def services(inference: Predictions) -> list[GrpcService]:
         return sniff.request_of(data) if request_class is Request else _parsed(request_class, data)
 
     def run(data: bytes, call: Call) -> None:
-        def respond(found: Any) -> None:
+        def respond(found: Any, asked: Prediction | None) -> None:
+            if asked is not None:
+                call.answered_by(inference.endpoint, asked)
             if isinstance(found, ForebayError):
                 call.fail(found)
             else:
@@ -39,6 +42,7 @@ def services(inference: Predictions) -> list[GrpcService]:
             deadline=call.deadline,
             peer=_peer(call),
             respond=respond,
+            parent=_parent(call),
         )
 
     methods = {SERVICE: {METHOD: run}}
@@ -54,6 +58,11 @@ def services(inference: Predictions) -> list[GrpcService]:
 def _peer(call: Call) -> str:
     """Return who calls in the words of gRPC."""
     return f"ipv6:{call.peer}" if call.peer.startswith("[") else f"ipv4:{call.peer}"
+
+
+def _parent(call: Call) -> str:
+    """Return the caller's `traceparent`."""
+    return next((value for name, value in call.metadata if name == PARENT and isinstance(value, str)), "")
 
 
 def _parsed(kind: Any, data: bytes) -> Any:

@@ -20,6 +20,7 @@ import msgspec
 
 from forebay.errors import ConfigError, DeadlineExceeded, ForebayError, ModelError
 from forebay.graph.values import inputs_of
+from forebay.remotes.servers import PARENT, parent
 from forebay.surfaces.pipeline.codes import CustomExceptionCode, error, number_of
 from forebay.surfaces.pipeline.ops import merge
 from forebay.surfaces.pipeline.ops.hooks import OpHooks, overrides
@@ -241,6 +242,7 @@ class OpRunner:
         """Run a batch."""
         assert self._op is not None
         self.phases = []
+        parent.set(next((str(item.params[PARENT]) for item in items if PARENT in item.params), ""))
         samples = [self._prepared(item) for item in items]
         live = [sample for sample in samples if sample.outcome is None]
         if self._has_process(self._op):
