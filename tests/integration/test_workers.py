@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers that die and models that misbehave: requests are answered, neighbours are left alone, service goes on."""
 
+import hashlib
 import os
+import random
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -148,3 +150,52 @@ def test_workers_of_processes_have_nothing_left_in_shared_memory(serve):
     assert not any(Path(name).exists() for name in held if "forebay-" in name), "none has a name that could be left"
     server.signal()
     assert server.wait() == 0
+
+
+KEEPER = """
+import hashlib
+import forebay
+
+kept = []
+
+class Keeper(forebay.Model):
+    def predict(self, batch: list[bytes]) -> list[list[str]]:
+        kept.extend(batch)
+        return [[hashlib.sha256(one).hexdigest() for one in kept]] * len(batch)
+"""
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_large_bodies_arrive_as_they_were_sent_and_stay_so(serve, tmp_path, kind):  # F72
+    path = tmp_path / "model.py"
+    path.write_text(KEEPER)
+    server = serve(path, "--worker-kind", kind)
+    sent = []
+    for size in (100, 700_000, 1 << 20, 5_000_001, 1_500_000, 3_000_000):
+        body = random.Random(size).randbytes(size)
+        sent.append(hashlib.sha256(body).hexdigest())
+        how = {"content": body} if size % 2 else {"content": iter([body[: size // 3], body[size // 3 :]])}
+        assert server.client.post("/models/keeper", **how).json() == sent
+
+
+def test_a_client_that_leaves_within_a_large_body_leaves_nothing(serve, eventually):  # F72
+    server = serve("zoo.py:Upper", "--worker-kind", "process")
+    opened = Path(f"/proc/{server.process.pid}/fd")
+
+    def bodies():
+        held = (str(link.readlink()) for link in opened.iterdir() if link.is_symlink())
+        return sum("forebay-body" in name for name in held)
+
+    def whole():
+        return server.client.post("/models/upper", content=b"a" * 2_000_000).content == b"A" * 2_000_000
+
+    assert whole()
+    eventually(lambda: bodies() == 1)  # kept for the next
+    head = b"POST /models/upper HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9000000\r\n\r\n"
+    with server.connect() as wire, server.connect() as other:
+        wire.send(head + b"b" * 2_000_000)
+        other.send(head + b"c" * 2_000_000)
+        eventually(lambda: bodies() == 2)
+    for _ in range(3):
+        assert whole()
+    eventually(lambda: bodies() <= 3)

@@ -103,6 +103,8 @@ class Endpoint:
         self.config = config
         self.batching = batching
         self.pool = pool
+        self.shares_memory: bool = getattr(pool, "shares_memory", False)
+        """Whether all its workers can read what is in files in memory of this process."""
         self.metrics = EndpointMetrics()
         self.accepting = False
         self.answering: EntryBatch | None = None

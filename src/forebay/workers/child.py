@@ -32,6 +32,7 @@ from forebay.workers import frames, shared_secret
 from forebay.workers.address import dial, parse_address
 from forebay.workers.cancel import probe
 from forebay.workers.devices import device_in, run_on
+from forebay.workers.landing import view_landed
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.parent_death import end_with
 from forebay.workers.phases import Laps, lap, phases_of
@@ -91,7 +92,7 @@ class WorkerConnection:
         self._socket = dial(address, HANDSHAKE_S)
         self._sending = threading.Lock()
         self._aside: deque[bytes] = deque()
-        self._reader = frames.FrameReader(self._view)
+        self._reader = frames.FrameReader(self._view, view_landed=self._see_landed)
         self._inbox: deque[Any] = deque()
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
         self._receiving = threading.Lock()
@@ -277,6 +278,13 @@ class WorkerConnection:
             msg = "the server placed bytes in shared memory that was never agreed on"
             raise InvalidRequest(msg)
         view = self._incoming.view(offset, length)
+        return view if self.lends else bytes(view)
+
+    def _see_landed(self, path: str, inode: int, length: int) -> Buffer:
+        if self._incoming is None:
+            msg = "the server names a file in memory, and none was agreed on"
+            raise InvalidRequest(msg)
+        view = view_landed(path, inode, length)
         return view if self.lends else bytes(view)
 
 

@@ -25,6 +25,9 @@ MAX_FRAME_BYTES = 1 << 30
 SHARED = 1
 """Code of the msgpack extension that stands for bytes in the shared arena: offset and length, 8 bytes each."""
 
+LANDED = 2
+"""Code of the extension that stands for bytes in a file of their own: length and inode, 8 bytes each, and the path."""
+
 HEADER = 4
 """Bytes of the length before each message."""
 
@@ -44,11 +47,18 @@ class FrameReader:
     Args:
         view: Turns offset and length in the shared arena into a buffer.
         max_bytes: Longest frame taken.
+        view_landed: Turns path, inode and length of a file into a buffer.
     """
 
-    def __init__(self, view: Callable[[int, int], Any] | None = None, max_bytes: int = MAX_FRAME_BYTES) -> None:
+    def __init__(
+        self,
+        view: Callable[[int, int], Any] | None = None,
+        max_bytes: int = MAX_FRAME_BYTES,
+        view_landed: Callable[[str, int, int], Any] | None = None,
+    ) -> None:
         self._buffer = bytearray()
         self._view = view
+        self._view_landed = view_landed
         self._max_bytes = max_bytes
         self._decoder = msgspec.msgpack.Decoder(ext_hook=self._extension)
 
@@ -84,6 +94,9 @@ class FrameReader:
             raise InvalidRequest(msg) from error
 
     def _extension(self, code: int, data: memoryview) -> Any:
+        if code == LANDED and self._view_landed is not None and len(data) > 16:
+            length, inode = int.from_bytes(data[:8], "big"), int.from_bytes(data[8:16], "big")
+            return self._view_landed(bytes(data[16:]).decode(), inode, length)
         if code != SHARED or self._view is None or len(data) != 16:
             msg = f"msgpack extension {code} is not part of the protocol"
             raise InvalidRequest(msg)
@@ -93,3 +106,8 @@ class FrameReader:
 def shared(offset: int, length: int) -> msgspec.msgpack.Ext:
     """Return what represents bytes in a frame when they lie in the arena."""
     return msgspec.msgpack.Ext(SHARED, offset.to_bytes(8, "big") + length.to_bytes(8, "big"))
+
+
+def landed(path: str, inode: int, length: int) -> msgspec.msgpack.Ext:
+    """Return what represents bytes in a frame when they lie in a file of their own."""
+    return msgspec.msgpack.Ext(LANDED, length.to_bytes(8, "big") + inode.to_bytes(8, "big") + path.encode())

@@ -17,7 +17,7 @@ import os
 import select
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, InvalidRequest, ModelError, Unavailable, revive
 from forebay.observe import model_log
@@ -86,6 +86,8 @@ class Worker:
 
 class ProcessPool(SlotPool[WorkerSlot]):
     """`workers` processes with `threads` slots each."""
+
+    shares_memory: Final = True
 
     def __init__(  # noqa: PLR0913 - each is one plain fact about the workers
         self,

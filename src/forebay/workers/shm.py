@@ -13,14 +13,14 @@ left of them, however either side ends.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import mmap
 import os
 from typing import Any
 
 from forebay.errors import InvalidRequest
-from forebay.workers.frames import shared
+from forebay.workers.frames import landed, shared
+from forebay.workers.landing import landed_in
+from forebay.workers.memory_file import make_file, open_file
 
 THRESHOLD_BYTES = 64 * 1024
 """Bodies of this size and more go through the arena; a smaller one is cheaper inside the frame."""
@@ -44,9 +44,9 @@ class Arenas:
         Raises:
             OSError: If there are too many open files, or this system has no such memory.
         """
-        outgoing = _make()
+        outgoing = make_file("forebay-arena")
         try:
-            incoming = _make()
+            incoming = make_file("forebay-arena")
         except OSError:
             os.close(outgoing)
             raise
@@ -78,9 +78,9 @@ def open_arenas(handle: Any, max_bytes: int = MAX_ARENA_BYTES) -> tuple[ArenaRea
         max_bytes: The most that the server takes as results of one batch.
     """
     try:
-        bodies = _open(handle["bodies"], os.O_RDONLY)
+        bodies = open_file(handle["bodies"], os.O_RDONLY)
         try:
-            results = _open(handle["results"], os.O_RDWR)
+            results = open_file(handle["results"], os.O_RDWR)
         except BaseException:
             os.close(bodies)
             raise
@@ -89,30 +89,8 @@ def open_arenas(handle: Any, max_bytes: int = MAX_ARENA_BYTES) -> tuple[ArenaRea
     return ArenaReader(bodies), ArenaWriter(results, min(max_bytes, MAX_ARENA_BYTES))
 
 
-def _make() -> int:
-    if not hasattr(os, "memfd_create"):
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    descriptor = os.memfd_create("forebay-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
-    return descriptor
-
-
 def _told(descriptor: int) -> list[Any]:
     return [f"/proc/{os.getpid()}/fd/{descriptor}", os.fstat(descriptor).st_ino]
-
-
-def _open(told: tuple[str, int], flags: int) -> int:
-    """Open what another process has open; in another container the same path may be anything, or closed by now."""
-    path, inode = told
-    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
-        if not sealed or os.fstat(descriptor).st_ino != inode:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 class ArenaWriter:
@@ -154,6 +132,8 @@ class ArenaWriter:
             kind = body.__class__
             if kind is list and depth:
                 placed.append(self._placed(body, depth - 1))
+            elif kind is memoryview and (found := landed_in(body)) is not None:
+                placed.append(landed(*found))
             elif kind in _BUFFERS and len(body) >= THRESHOLD_BYTES and self._reserve(self._used + len(body)):
                 assert self._map is not None
                 start, self._used = self._used, self._used + len(body)

@@ -83,6 +83,8 @@ class ThreadPool:
     behind. Once no other is there, the pool refuses until one comes back. Models that may crash belong in processes.
     """
 
+    shares_memory: Final = True
+
     def __init__(
         self,
         spec: RunnerSpec,

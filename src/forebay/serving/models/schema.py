@@ -43,6 +43,7 @@ from forebay.types.context import PARAM
 from forebay.types.failures import words_of
 from forebay.types.file import SCHEMA as FILE_SCHEMA
 from forebay.types.file import File
+from forebay.workers.landing import own
 from forebay.workers.user_code import caught
 
 if typing.TYPE_CHECKING:
@@ -162,16 +163,16 @@ class WireType:
     def _make_decoder(self, format: str) -> Decode:
         if self.raw:
             if self.annotation is bytes:
-                return bytes  # of bytes it is the same object: nothing is copied
+                return own  # of bytes it is the same object: nothing is copied
             convert = partial(msgspec.convert, type=self.annotation)  # Annotated[bytes, Meta(max_length=...)]
-            return lambda body: convert(bytes(body))
+            return lambda body: convert(own(body))
         if self._adapter is None:
             if format == "json":
                 return msgspec.json.Decoder(self.annotation, dec_hook=self._hook).decode
             return msgspec.msgpack.Decoder(self.annotation, dec_hook=self._hook).decode
         if format == "json":
             validate_json = self._adapter.validate_json
-            return lambda body: validate_json(bytes(body) if isinstance(body, memoryview) else body)
+            return lambda body: validate_json(own(body) if isinstance(body, memoryview) else body)
         unpack, validate = msgspec.msgpack.Decoder().decode, self._adapter.validate_python
         return lambda body: validate(unpack(body))
 

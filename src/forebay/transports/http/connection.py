@@ -63,11 +63,14 @@ if TYPE_CHECKING:
 
     from forebay.transports.http.port import HttpPort
     from forebay.types.call import Outcome
+    from forebay.workers.landing import Sink
 
 LINGER_S: Final = 1.0
 """How long a refused client may go on sending before it is cut off; without it the refusal could be lost."""
 SEPARATE_BYTES: Final = 32 * 1024
 """Answers of this size and more are written after their head instead of being joined with it."""
+LARGE_READ_BYTES: Final = 64 * 1024
+"""A client of whom so much has arrived at once has its next turn after the others."""
 MAX_HEAD_BYTES: Final = 2048
 """Longest head that is remembered."""
 _METHOD: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64} ")
@@ -97,6 +100,7 @@ class HttpConnection(HttpToolsProtocol):
         "_seen",
         "_send",
         "_sent_bytes",
+        "_sink",
         "_stalled",
         "_stuck_since",
         "_talk",
@@ -128,7 +132,8 @@ class HttpConnection(HttpToolsProtocol):
         self._send: Callable[[bytes], None] = _nowhere
         # What is being read.
         self._reading: Head | None = None
-        self._body: bytes | bytearray = b""
+        self._body: bytes | memoryview = b""
+        self._sink: Sink | None = None
         self._detour = b""
         self.held_bytes = 0
         """Of a body that is arriving, as counted in the lane."""
@@ -225,6 +230,18 @@ class HttpConnection(HttpToolsProtocol):
                 self._answer(head, body)
         elif talk.state.reads:
             self._parse(data)
+            if len(data) >= LARGE_READ_BYTES:
+                self._give_way()
+
+    def _give_way(self) -> None:
+        """Read no more in this turn: a client that sends quickly would be read for megabytes before anybody else."""
+        if not self.flow.read_paused and not self.transport.is_closing():
+            self.flow.pause_reading()
+            self.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not self._talk.waiting and not self.flow.write_paused and not self.transport.is_closing():
+            self.flow.resume_reading()
 
     def _learn(self, data: bytes, raw: bytes) -> None:
         """Remember the head of the one message in this segment if the same bytes will always mean the same."""
@@ -277,7 +294,7 @@ class HttpConnection(HttpToolsProtocol):
         self.headers = []
         self._reading = None
         self._is_staged = False
-        self._body = b""
+        self._body, self._sink = b"", None
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Note a header; what comes as a trailer says nothing here."""
@@ -356,16 +373,13 @@ class HttpConnection(HttpToolsProtocol):
         if head.problem is not None:
             if received > MAX_DROPPED_BYTES:
                 raise head.problem
-        elif received == head.length and not self._body:
+        elif received == head.length and self._sink is None:
             self._body = body
         else:
             self._hold(len(body))
-            if not self._body:
-                self._body = body
-            elif type(self._body) is bytearray:
-                self._body += body
-            else:
-                self._body = bytearray(self._body) + body
+            if self._sink is None:
+                self._sink = head.route.sink()
+            self._sink.write(body)
 
     def _hold(self, size: int) -> None:
         """Count what is kept of a body that is arriving."""
@@ -381,7 +395,7 @@ class HttpConnection(HttpToolsProtocol):
         """Drop the body that is being read; it belongs to somebody else now, or to nobody."""
         self._lane.held_bytes -= self.held_bytes
         self.held_bytes = 0
-        self._body = b""
+        self._body, self._sink = b"", None
 
     def on_message_complete(self) -> None:
         """Answer the request, or put it off if another one comes first."""
@@ -389,7 +403,8 @@ class HttpConnection(HttpToolsProtocol):
             return  # the body comes yet: it is only this parser that will not read it
         talk = self._talk
         head = self._reading
-        body, self._body = self._body, b""
+        body = self._body if self._sink is None else self._sink.getvalue()
+        self._body, self._sink = b"", None
         if self.held_bytes:
             self._drop_body()
         if head is None:
@@ -404,11 +419,10 @@ class HttpConnection(HttpToolsProtocol):
         talk.on(ASKED)
         if not head.keep_alive:
             talk.on(SHUT)
-        whole = body if type(body) is bytes else bytes(body)
         if is_next:
-            self._answer(head, whole, self.headers, self.url)
+            self._answer(head, body, self.headers, self.url)
         else:
-            self._put_off((head, whole, self.headers, self.url), None)
+            self._put_off((head, body, self.headers, self.url), None)
 
     # The slow lane
 
@@ -480,11 +494,15 @@ class HttpConnection(HttpToolsProtocol):
 
     # The fast lane
 
-    def _answer(self, head: Head, body: bytes, headers: Sequence[tuple[bytes, bytes]] = (), url: bytes = b"") -> None:
+    def _answer(
+        self, head: Head, body: bytes | memoryview, headers: Sequence[tuple[bytes, bytes]] = (), url: bytes = b""
+    ) -> None:
         route = head.route
         if route is not None and route.is_retired and head.problem is None:
             head = route.now(head, headers, url.partition(b"?")[2])
             route = head.route
+            if type(body) is memoryview:
+                body = bytes(body)  # it landed for the workers of a version that has left
         self._active = head
         is_refused = head.is_full() if head.problem is None else isinstance(head.problem, QueueFull)
         if is_refused:

@@ -22,6 +22,7 @@ from forebay.transports.http.errors import ForeignPage, Unauthorized, Unsupporte
 from forebay.transports.http.staging import PACKINGS
 from forebay.types.call import Media, Request
 from forebay.types.context import PARAM, told
+from forebay.workers.landing import Joining, Landing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from forebay.server.app import Served
     from forebay.transports.http.staging import Staged, Staging
     from forebay.types.call import Origin, Reply
+    from forebay.workers.landing import Sink
 
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
 _MAX_DIGITS: Final = 16
@@ -114,6 +116,7 @@ class Route:
 
     Attributes:
         is_retired: Whether its target has another route by now, or none. It then takes no further request.
+        sink: Makes what takes a body that comes in pieces.
         successor: The route of its target after it was retired.
         is_one_of_several: Whether the next request to the same target may have another route.
     """
@@ -133,6 +136,8 @@ class Route:
         self.is_one_of_several = is_one_of_several
         self.successor: Route | None = None
         contract = served.contract
+        # An array of samples is taken apart on the loop.
+        self.sink: Callable[[], Sink] = Landing if self.endpoint.shares_memory and not contract.batchable else Joining
         self.is_simple = not (contract.batchable or contract.streams or contract.has_context)
         self.contract = served.contract
         self.max_body_bytes = max_body_bytes
@@ -248,7 +253,7 @@ class Route:
         found = f"the body has {size} bytes" if size is not None else "the body is too long"
         return TooLarge(f"{found}, at most {self.max_body_bytes} are taken")
 
-    def request(self, head: Head, body: bytes, reply: Reply, origin: Origin | None) -> Request:
+    def request(self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None) -> Request:
         """Make a request of a head and its body.
 
         Raises:
@@ -262,6 +267,7 @@ class Route:
             timeout_s = min(head.timeout_s, self.endpoint.config.timeout_s if head.timeout_s == NEVER else NEVER)
             request.params = {**head.params, PARAM: told(head.texts, request.id, client, timeout_s)}
         if self.contract.batchable:
+            assert type(body) is bytes  # only where samples come one a request do bodies land
             request.body = native.samples_of(body, head.params, self._max_samples)
             request.size = len(request.body)
         if head.timeout_s != NEVER:
