@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Large bodies ride in shared memory: one arena a slot and direction, reused for every batch.
+"""Bodies of 64 KiB and more ride in shared memory: one arena a slot and direction, reused for every batch.
 
 A slot runs one batch at a time, so an arena needs no bookkeeping: the writer starts at offset 0 for each batch
 and the reader is done with it when it answers. Reusing it costs one copy, a new one each time would cost the page
