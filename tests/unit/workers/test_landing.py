@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,7 +26,7 @@ def pieces_of(sizes):
     return [os.urandom(32) * (size // 32) + b"x" * (size % 32) for size in sizes]
 
 
-def written(pieces):
+def written(pieces) -> Any:
     sink = Landing()
     for piece in pieces:
         sink.write(piece)
