@@ -116,7 +116,9 @@ def test_what_is_taken_out_of_a_body_is_placed_by_itself():
 
 def test_a_file_that_is_gone_or_too_short_is_not_read():
     body = written(pieces_of((LANDING_BYTES,)))
-    path, inode, size = landed_in(body)
+    placed = landed_in(body)
+    assert placed is not None
+    path, inode, size = placed
     with pytest.raises(OSError, match="Stale"):
         view_landed(path, inode + 1, size)
     with pytest.raises(ValueError, match="mmap length"):
