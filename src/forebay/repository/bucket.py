@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bucket of S3, Google Cloud Storage or Azure Blob Storage as a source, through obstore (extra `buckets`).
+
+A store must not be used before a fork and after it; the processes of workers are started anew and never have one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import socket
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.errors import ConfigError, ForebayError
+from forebay.repository.listing import StoredFile
+from forebay.repository.source import SourceChanged, SourceFailed, SourceRefused
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REQUEST_S: Final = 30.0
+"""Longest time of one request, with its body: a part of a file."""
+CONNECT_S: Final = 5.0
+TRIES: Final = 3
+"""How often a part is asked for whose answer does not come whole; requests that fail are repeated below that."""
+
+_METADATA: Final = ("169.254.169.254", 80)
+_METADATA_S: Final = 0.3
+_CREDENTIALS: Final = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_REGION, or AWS_ENDPOINT_URL of another store); "
+    "with boto3 installed, profiles of ~/.aws and roles are found as well",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_SAS_TOKEN",
+}
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+_XML: Final = re.compile(r"<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", re.DOTALL)
+_REASON: Final = re.compile(r'message: "([^"]+)"')
+_TIMES: Final = re.compile(r" in [0-9.]+\w+?(, after \d+ retries, max_retries: \d+, retry_timeout: \w+)?\s+(?=- )")
+_REFUSED: Final = frozenset({400, 401, 403, 404})
+
+
+class Bucket:
+    """A bucket, or what has a prefix in it; see `forebay.repository.source.ModelSource`."""
+
+    def __init__(self, address: str, *, request_s: float = REQUEST_S) -> None:
+        """Prepare to ask; nobody is asked yet.
+
+        Args:
+            address: `s3://BUCKET/PREFIX`, `gs://` or `az://`.
+            request_s: Longest time of one request.
+
+        Raises:
+            ConfigError: If obstore is not installed, or takes no such address.
+        """
+        try:
+            obstore: Any = importlib.import_module("obstore")
+            from obstore.exceptions import BaseError
+            from obstore.store import from_url
+        except ImportError as error:
+            msg = f"reading {address} needs the extra `buckets`: pip install 'forebay[buckets]'"
+            raise ConfigError(msg) from error
+        self._errors: Any = (BaseError, OSError, ValueError)
+        self._obstore = obstore
+        self.place = address
+        self._scheme, _, rest = address.partition("://")
+        bucket, _, self._prefix = rest.partition("/")
+        self._is_signed = True
+        more: dict[str, Any] = {}
+        if self._scheme == "s3":
+            more = _aws()
+            self._is_signed = not more.get("config", {}).get("skip_signature")
+        try:
+            self._store: Any = from_url(
+                f"{self._scheme}://{bucket}",
+                client_options={
+                    "timeout": f"{request_s:g}s",
+                    "connect_timeout": f"{min(CONNECT_S, request_s):g}s",
+                    "allow_http": True,  # where the address of a store says http, it is meant
+                },
+                retry_config={
+                    "max_retries": 3,
+                    "retry_timeout": timedelta(seconds=request_s),
+                    "backoff": {
+                        "init_backoff": timedelta(milliseconds=100),
+                        "max_backoff": timedelta(seconds=2),
+                        "base": 2.0,
+                    },
+                },
+                **more,
+            )
+        except self._errors as error:
+            msg = f"{address} cannot be opened: {_words(error)}; {_CREDENTIALS[self._scheme]}"
+            raise SourceRefused(msg) from error
+
+    def list(self) -> list[StoredFile]:
+        """Return all objects, page by page.
+
+        Raises:
+            SourceFailed: If the store cannot be asked now.
+            SourceRefused: If it does not let us in, or has no such bucket.
+        """
+        cut = len(self._prefix) + 1 if self._prefix else 0
+        try:
+            return [
+                StoredFile(found["path"][cut:], found["size"], _tag(found), found["last_modified"].timestamp())
+                for page in self._obstore.list(self._store, prefix=self._prefix or None, chunk_size=1000)
+                for found in page
+            ]
+        except self._errors as error:
+            raise self._told("be listed", error) from error
+
+    def read(self, path: str, file: StoredFile, start: int, end: int) -> memoryview:
+        """Return a part of an object, if it is still the one that was listed.
+
+        Raises:
+            SourceChanged: If it is another one by now, or gone.
+            SourceFailed: If it cannot be read now.
+            SourceRefused: If it may not be read.
+        """
+        from obstore.exceptions import PreconditionError
+
+        key = f"{self._prefix}/{path}" if self._prefix else path
+        options: dict[str, Any] = {"range": (start, end)}
+        if file.tag.startswith('"'):
+            options["if_match"] = file.tag
+        for left in reversed(range(TRIES)):
+            try:
+                found = self._obstore.get(self._store, key, options=options)
+                # Some stores do not know the condition.
+                if (found.meta["size"], _tag(found.meta)) != (file.size, file.tag):
+                    raise SourceChanged(f"{key} has changed since it was listed")
+                data = memoryview(found.bytes())
+                if len(data) == end - start:
+                    return data
+                problem: ForebayError = SourceFailed(f"{key} came with {len(data)} bytes instead of {end - start}")
+            except (PreconditionError, FileNotFoundError) as error:
+                raise SourceChanged(f"{key} has changed since it was listed, or is gone") from error
+            except self._errors as error:
+                problem = self._told(f"be read at {key}", error)
+                problem.__cause__ = error
+            if isinstance(problem, SourceRefused) or not left:
+                raise problem
+        raise AssertionError
+
+    def folder(self) -> Path | None:
+        """Return None: an object is no file."""
+        return None
+
+    def _told(self, what: str, error: Exception) -> ForebayError:
+        """Return an error of a store as one of ours, in its own words and with the place to mend it."""
+        words = _words(error)
+        found = _STATUS.search(str(error))
+        status = int(found[1]) if found else 403 if isinstance(error, PermissionError) else 0
+        text = f"{self.place} cannot {what}: {words}"
+        if status not in _REFUSED:
+            return SourceFailed(text)
+        if status == 404:
+            return SourceRefused(f"{text}; is it called so, and does it lie where the endpoint says?")
+        found_none = "" if self._is_signed else "; no credentials were found here"
+        return SourceRefused(f"{text}{found_none}; {_CREDENTIALS[self._scheme]}")
+
+
+def _aws() -> dict[str, Any]:
+    """Return what obstore does not find out by itself: endpoints by another name, profiles, and that nobody signs."""
+    told = os.environ
+    config: dict[str, Any] = {}
+    endpoint = told.get("AWS_ENDPOINT_URL_S3") or told.get("AWS_ENDPOINT_URL") or told.get("AWS_ENDPOINT")
+    if endpoint:
+        config["endpoint"] = endpoint
+    known = ("ACCESS_KEY_ID", "WEB_IDENTITY_TOKEN_FILE", "CONTAINER_CREDENTIALS_RELATIVE_URI")
+    known += ("CONTAINER_CREDENTIALS_FULL_URI", "SKIP_SIGNATURE")
+    if any(told.get(f"AWS_{name}") for name in known):
+        return {"config": config}
+    if importlib.util.find_spec("boto3") is not None:
+        boto3: Any = importlib.import_module("boto3")
+        from obstore.auth.boto3 import Boto3CredentialProvider
+
+        session = boto3.Session()
+        if session.get_credentials() is not None:
+            if session.region_name:
+                config["region"] = session.region_name
+            return {"config": config, "credential_provider": Boto3CredentialProvider(session)}
+    elif _has_metadata():
+        return {"config": config}
+    return {"config": {**config, "skip_signature": True}}
+
+
+def _has_metadata() -> bool:
+    """Tell whether this is a machine of the cloud that may have a role."""
+    if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        return False
+    try:
+        socket.create_connection(_METADATA, _METADATA_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _tag(found: Any) -> str:
+    """Return what tells the content of an object, as the store says it: its ETag, if it has one."""
+    tag = found["e_tag"] or ""
+    return tag if tag.strip('"') else found["last_modified"].isoformat()
+
+
+def _words(error: Exception) -> str:
+    """Return what a store has said, without the state of the library that follows it."""
+    text, _, state = str(error).partition("\n\nDebug source")
+    found = _XML.search(text)
+    if found is not None:
+        return f"{found[1]}: {found[2].strip()}"
+    reason = _REASON.search(state)  # of the network: the text ends before it
+    return " ".join(_TIMES.sub("", text).split())[:500] + (f": {reason[1]}" if reason else "")

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Revisions on the disk: whole or not there, whenever the server or the machine ends.
+
+Theory of operation. A revision is copied into a folder beside the others and gets its name when all of it is there and
+written to the disk, with a list of its files. What has no name when a server starts is removed, and so is what is not
+as its list says. A revision that is replaced keeps its folder until nobody uses it: the folder of its successor is
+another one. Each server has a place of its own below the folder, with a lock that ends with its process; the next one
+takes the place over, with all that is there.
+
+    FOLDER/0/lock, coming-*, leaving-*, ID-*/revision.json, ID-*/MODEL/VERSION/files
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from forebay.errors import ConfigError, Unavailable
+from forebay.repository.cache import Cache
+from forebay.repository.fetching import Progress, fetch
+from forebay.repository.listing import Revision
+from forebay.types.caught import caught
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from forebay.repository.cache import Lease
+    from forebay.repository.shelf import ShelfStatistics
+    from forebay.repository.source import ModelSource
+
+_COMING: Final = "coming-"
+_LEAVING: Final = "leaving-"
+_LIST: Final = "revision.json"
+MAX_SERVERS: Final = 64
+"""Servers that may have their places in one folder."""
+
+
+class DiskCache:
+    """Keeps revisions of one source on the disk.
+
+    Attributes:
+        path: The place of this server.
+    """
+
+    def __init__(
+        self, source: ModelSource, folder: Path, max_count: int | None = None, max_bytes: int | None = None
+    ) -> None:
+        """Take a place in a folder, and what is whole there.
+
+        Args:
+            source: Where revisions are copied from.
+            folder: Where to; it is made if it is not there.
+            max_count: Revisions that are kept.
+            max_bytes: How large they may be together.
+
+        Raises:
+            ConfigError: If nothing can be written there.
+        """
+        self._source = source
+        self._end = threading.Event()
+        self._coming: dict[str, Progress] = {}
+        try:
+            self.path, self._lock = _place(folder)
+        except OSError as error:
+            msg = f"models cannot be kept in {folder}: {error.strerror}; name another folder with --repository-folder"
+            raise ConfigError(msg) from error
+        self._cache: Cache[Path] = Cache(
+            f"the disk below {self.path}", self._remove, max_count=max_count, max_bytes=max_bytes
+        )
+        self._adopt()
+
+    def take(self, revision: Revision) -> Lease[Path]:
+        """Return the folder of a revision, which is copied if it is not there; it stays until the lease is given back.
+
+        Raises:
+            ForebayError: If it cannot be copied, or there is no room.
+        """
+        return self._cache.take(revision.id, revision.size, lambda: self._fetch(revision))
+
+    def progress(self, revision: Revision) -> Progress | None:
+        """Return how far a revision has come; None if it is not being copied."""
+        return self._coming.get(revision.id)
+
+    def has(self, revision: Revision) -> bool:
+        """Tell whether a revision is here."""
+        return revision.id in self._cache
+
+    def keep_only(self, revisions: Collection[Revision]) -> None:
+        """Let all others leave as soon as nobody uses them."""
+        self._cache.keep_only({revision.id for revision in revisions})
+
+    def statistics(self) -> ShelfStatistics:
+        """Return a snapshot."""
+        return self._cache.statistics()
+
+    def close(self) -> None:
+        """Copy nothing more, and let the next server have the place."""
+        self._end.set()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _fetch(self, revision: Revision) -> Path:
+        coming = Path(tempfile.mkdtemp(prefix=_COMING, dir=self.path))
+        self._coming[revision.id] = progress = Progress(revision.size)
+        try:
+            folder = coming / revision.model / revision.version
+            folder.mkdir(parents=True)
+            fetch(self._source, revision, folder, progress, self._end)
+            (coming / _LIST).write_bytes(msgspec.json.encode(revision))
+            _sync(coming)
+            named = self.path / f"{revision.id}-{coming.name.removeprefix(_COMING)}"
+            coming.rename(named)
+            _sync_one(self.path)
+        except OSError as error:
+            msg = f"version '{revision.version}' of '{revision.model}' cannot be written to {coming}: {error.strerror}"
+            raise Unavailable(msg) from error
+        finally:
+            del self._coming[revision.id]
+            if coming.exists():
+                shutil.rmtree(coming, ignore_errors=True)
+        return named / revision.model / revision.version
+
+    def _remove(self, folder: Path) -> None:
+        """Remove what has left: first its name, so that half of it is never taken for the whole."""
+        whole = folder.parent.parent
+        leaving = whole.with_name(_LEAVING + whole.name)
+        with contextlib.suppress(OSError):
+            whole.rename(leaving)
+        shutil.rmtree(leaving, ignore_errors=True)
+
+    def _adopt(self) -> None:
+        """Take what is whole of what is there, and remove the rest."""
+        known: list[tuple[float, Revision, Path]] = []
+        for entry in list(self.path.iterdir()):
+            if not entry.is_dir():
+                continue
+            revision, problem = caught(_whole, entry)
+            if problem is not None or revision is None:
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                known.append(((entry / _LIST).stat().st_mtime, revision, entry))
+        for _, revision, entry in sorted(known, key=lambda one: one[0]):
+            if revision.id in self._cache:
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                self._cache.put(revision.id, revision.size, entry / revision.model / revision.version)
+        self._cache.trim()
+
+
+def _whole(folder: Path) -> Revision | None:
+    """Return the revision in a folder if all of it is there."""
+    if folder.name.startswith((_COMING, _LEAVING)):
+        return None
+    revision = msgspec.json.decode((folder / _LIST).read_bytes(), type=Revision)
+    files = folder / revision.model / revision.version
+    for file in revision.files:
+        if (files / file.path).stat().st_size != file.size:
+            return None
+    return revision if folder.name.startswith(revision.id) else None
+
+
+def _place(folder: Path) -> tuple[Path, int | None]:
+    """Take the first place that no other server has.
+
+    Raises:
+        OSError: If nothing can be written there.
+    """
+    for number in range(MAX_SERVERS):
+        place = folder / str(number)
+        place.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(place / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            continue
+        return place, descriptor
+    raise OSError(0, f"{MAX_SERVERS} servers keep models there already")
+
+
+def _sync(folder: Path) -> None:
+    """Have a folder and all below it written: names, and the list."""
+    with (folder / _LIST).open("rb") as opened:
+        os.fsync(opened.fileno())
+    for below, _, _ in os.walk(folder):
+        _sync_one(Path(below))
+
+
+def _sync_one(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

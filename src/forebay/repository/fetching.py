@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies a revision to the disk: its files in parts, several at a time.
+
+Theory of operation. A file is made in its full length and its parts are written where they belong, in any order. The
+source gives a part only of the very file that was listed, so what is there in the end is what was listed, or nothing.
+The first part that fails ends all of it, and what is there then is of no use.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from forebay.errors import ForebayError, Unavailable
+from forebay.repository.source import SourceFailed
+from forebay.types.caught import caught
+from forebay.types.failures import failure_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from forebay.repository.listing import Revision, StoredFile
+    from forebay.repository.source import ModelSource
+
+PART_BYTES: Final = 8 * 1024 * 1024
+"""What is asked for at a time."""
+THREADS: Final = 8
+"""Parts that are on their way at a time, of one revision."""
+LAST_S: Final = 2.0
+
+
+class Progress(msgspec.Struct):
+    """How far a revision has come.
+
+    Attributes:
+        total: Bytes that it has.
+        done: Bytes that are here.
+        started_s: When it began, on the clock that only goes forward.
+    """
+
+    total: int
+    done: int = 0
+    started_s: float = msgspec.field(default_factory=time.monotonic)
+
+    def __str__(self) -> str:
+        """Return it for a person."""
+        rate = self.done / max(time.monotonic() - self.started_s, 1e-3)
+        return f"{self.done / 1e6:.1f} of {self.total / 1e6:.1f} MB are here, {rate / 1e6:.1f} MB a second"
+
+
+class DiskFull(Unavailable):
+    """There is no room on the disk."""
+
+
+def fetch(source: ModelSource, revision: Revision, into: Path, progress: Progress, end: threading.Event) -> None:
+    """Copy the files of a revision into a folder that is there and empty.
+
+    Args:
+        source: Where they are.
+        revision: They.
+        into: The folder.
+        progress: Counts what has come.
+        end: Nobody wants it any more once this is set.
+
+    Raises:
+        ForebayError: If a file could not be copied; what is in the folder is of no use.
+    """
+    free = shutil.disk_usage(into).free
+    if revision.size > free:
+        raise _full(into, revision, free)
+    problem: list[BaseException] = []
+    files: list[tuple[StoredFile, int]] = []
+    try:
+        for file in revision.files:
+            opened = _made(into, file)  # closed below, also if the next one cannot be made
+            files.append((file, opened))
+        parts = _parts(files)
+        turn = threading.Lock()
+
+        def work() -> None:
+            while not problem and not end.is_set():
+                with turn:
+                    part = next(parts, None)
+                if part is None:
+                    return
+                file, opened, start, stop = part
+                data = source.read(f"{revision.place}/{file.path}" if revision.place else file.path, file, start, stop)
+                _write(opened, data, start)
+                with turn:
+                    progress.done += stop - start
+
+        def worked() -> None:
+            _, error = caught(work)
+            if error is not None:
+                problem.append(error)
+
+        count = min(THREADS, sum(-(-file.size // PART_BYTES) for file in revision.files))
+        threads = [threading.Thread(target=worked, name="forebay-fetch", daemon=True) for _ in range(count - 1)]
+        for thread in threads:
+            thread.start()
+        worked()
+        for thread in threads:
+            thread.join()
+        if end.is_set() and not problem:
+            problem.append(Unavailable("the server is stopping"))
+        if not problem:
+            for _, opened in files:
+                os.fsync(opened)
+    except OSError as error:
+        problem.append(error)
+    finally:
+        for _, opened in files:
+            os.close(opened)
+    if problem:
+        raise _told(problem[0], into, revision)
+
+
+def _made(into: Path, file: StoredFile) -> int:
+    path = into / file.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        if file.size:
+            os.posix_fallocate(opened, 0, file.size)
+    except OSError as error:
+        if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL}:
+            os.close(opened)
+            raise
+    return opened
+
+
+def _parts(files: list[tuple[StoredFile, int]]) -> Iterator[tuple[StoredFile, int, int, int]]:
+    for file, opened in files:
+        for start in range(0, file.size, PART_BYTES):
+            yield file, opened, start, min(start + PART_BYTES, file.size)
+
+
+def _write(opened: int, data: bytes | memoryview, start: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(opened, view, start)
+        view, start = view[written:], start + written
+
+
+def _told(problem: BaseException, into: Path, revision: Revision) -> ForebayError:
+    if isinstance(problem, OSError):
+        if problem.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+            return _full(into, revision, shutil.disk_usage(into).free)
+        where = problem.filename or into
+        return SourceFailed(
+            f"version '{revision.version}' of '{revision.model}' cannot be written to {where}: {problem.strerror}"
+        )
+    return failure_of(problem).error
+
+
+def _full(into: Path, revision: Revision, free: int) -> DiskFull:
+    return DiskFull(
+        f"version '{revision.version}' of '{revision.model}' has {revision.size} bytes, and {into} has room for "
+        f"{free}; make room there, name another folder with --repository-folder, or keep less with --max-disk-bytes"
+    )

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder of this machine as a source; symbolic links are followed."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from forebay.repository.listing import StoredFile
+from forebay.repository.source import SourceChanged, SourceFailed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_DEPTH: Final = 32
+"""Folders in folders that are looked into: a link may lead back to where it lies."""
+
+
+class LocalFolder:
+    """A folder; see `forebay.repository.source.ModelSource`."""
+
+    def __init__(self, path: Path) -> None:
+        """Name it; it may come into being later."""
+        self.place = str(path)
+        self._path = path.absolute()
+        self._was_there = False
+
+    def list(self) -> list[StoredFile]:
+        """Return all files, but for hidden folders and files.
+
+        Raises:
+            SourceFailed: If a folder cannot be read, or all of it was there and is gone, as when a disk is unmounted.
+        """
+        found: list[StoredFile] = []
+        try:
+            self._walk(str(self._path), "", found, MAX_DEPTH)
+        except FileNotFoundError as error:
+            if self._was_there or os.path.lexists(self._path):
+                msg = f"{error.filename} cannot be looked at: {error.strerror}"
+                raise SourceFailed(msg) from error
+            return []
+        except OSError as error:
+            msg = f"{error.filename} cannot be looked at: {error.strerror}"
+            raise SourceFailed(msg) from error
+        self._was_there = True
+        return found
+
+    def read(self, path: str, file: StoredFile, start: int, end: int) -> bytes:
+        """Return a part of a file.
+
+        Raises:
+            SourceChanged: If the file is another one by now.
+            SourceFailed: If it cannot be read.
+        """
+        try:
+            with (self._path / path).open("rb", buffering=0) as opened:
+                data = os.pread(opened.fileno(), end - start, start)
+                about = os.fstat(opened.fileno())
+        except FileNotFoundError as error:
+            raise SourceChanged(f"{self._path / path} is gone") from error
+        except OSError as error:
+            msg = f"{self._path / path} cannot be read: {error.strerror}"
+            raise SourceFailed(msg) from error
+        if len(data) != end - start or (about.st_size, _tag(about)) != (file.size, file.tag):
+            raise SourceChanged(f"{self._path / path} has changed while it was read")
+        return data
+
+    def folder(self) -> Path:
+        """Return the folder."""
+        return self._path
+
+    def files_of(self, place: str) -> list[StoredFile] | None:
+        """Return what lies in a part of the folder now; None if it cannot be looked at."""
+        found: list[StoredFile] = []
+        try:
+            self._walk(str(self._path / place), "", found, MAX_DEPTH)
+        except OSError:
+            return None
+        return sorted(found)
+
+    def _walk(self, folder: str, below: str, found: list[StoredFile], depth: int) -> None:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                try:
+                    about = entry.stat()
+                    is_folder = entry.is_dir()
+                except FileNotFoundError:
+                    continue  # it has gone meanwhile, or is a link that leads nowhere
+                if not is_folder:
+                    if entry.is_file():
+                        found.append(StoredFile(below + entry.name, about.st_size, _tag(about), about.st_mtime))
+                elif depth:
+                    self._walk(entry.path, f"{below}{entry.name}/", found, depth - 1)
+
+
+def _tag(about: os.stat_result) -> str:
+    return f"{about.st_mtime_ns}-{about.st_ino}"

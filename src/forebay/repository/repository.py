@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A place where models lie: what is there now, and a folder on this machine for what somebody wants of it.
+
+Theory of operation. A thread lists the source from time to time, and what two listings in a row say of a version
+counts (`Settling`): half of it may have come when the first one was made. A version is what its files are, so that
+another file under the same version is a change as well (`Revision`). Whoever wants one gets a lease of the folder with
+its files, which does not change while they have it. A source that cannot be asked changes nothing: what was there
+last counts, and the reason is told once.
+
+Not here: models. Who loads and swaps them is told by `watch`, and asks `fetch`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from forebay.errors import ForebayError, NotFound, nearest
+from forebay.repository.cache import Lease
+from forebay.repository.disk import DiskCache
+from forebay.repository.listing import Catalog, Revision
+from forebay.repository.local import LocalFolder
+from forebay.repository.settling import Settling
+from forebay.types.caught import caught
+from forebay.types.failures import failure_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from forebay.repository.fetching import Progress
+    from forebay.repository.listing import StoredFile
+    from forebay.repository.shelf import ShelfStatistics
+    from forebay.repository.source import ModelSource
+    from forebay.repository.tree_rules import TreeRules
+
+log = logging.getLogger("forebay.repository")
+
+SECOND_LOOK_S: Final = 1.0
+"""Pause before the look that settles what the last one has found, if polls are further apart."""
+_PATIENCE: Final = 5
+"""A look that takes long is followed by a pause so many times as long."""
+_SHOWN: Final = 10
+"""Problems that are told in the log of one look."""
+
+
+class RepositoryStatistics(msgspec.Struct, frozen=True):
+    """What a repository tells about itself.
+
+    Attributes:
+        models: Models that are there.
+        versions: Versions that are there, of all models.
+        looks: How often the source was listed.
+        failures: How often it could not be.
+        look_s: How long the last look took, in seconds.
+        disk: What is kept on the disk; None where files are used where they lie.
+    """
+
+    models: int
+    versions: int
+    looks: int
+    failures: int
+    look_s: float
+    disk: ShelfStatistics | None
+
+
+class Repository:
+    """Models of one source, for all threads.
+
+    Attributes:
+        catalog: What counts now.
+        problem: Why the last look failed; empty if it did not.
+    """
+
+    def __init__(
+        self, source: ModelSource, rules: TreeRules, *, poll_s: float = 10.0, disk: DiskCache | None = None
+    ) -> None:
+        """Describe it; nothing is asked yet.
+
+        Args:
+            source: Where the files are.
+            rules: How they make models.
+            poll_s: Seconds between two looks; 0 looks only when told to.
+            disk: Where revisions are copied to. None uses the files where they lie, of a source that has them on this
+                machine.
+        """
+        assert disk is not None or isinstance(source, LocalFolder)
+        self.catalog = Catalog()
+        self.problem = ""
+        self._source = source
+        self._rules = rules
+        self._poll_s = poll_s
+        self._disk = disk
+        self._settling: Settling[tuple[str, int], Revision] = Settling()
+        self._listed: Sequence[StoredFile] | None = None
+        self._found = Catalog()
+        self._watchers: list[Callable[[], None]] = []
+        self._looking = threading.Lock()
+        self._wake = threading.Event()
+        self._is_over = False
+        self._thread: threading.Thread | None = None
+        self._looks = self._failures = 0
+        self._look_s = 0.0
+        self._told: set[str] = set()
+
+    @property
+    def place(self) -> str:
+        """What people call the source."""
+        return self._source.place
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Call this after each look that has changed `catalog` or `problem`, in the thread that looks."""
+        self._watchers.append(on_change)
+
+    def start(self) -> None:
+        """Begin to look from time to time."""
+        assert self._thread is None
+        self._thread = threading.Thread(target=self._work, name="forebay-repository", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more, and end what is being copied."""
+        self._is_over = True
+        self._wake.set()
+        if self._disk is not None:
+            self._disk.close()
+
+    def look_soon(self) -> None:
+        """Have the thread look at once."""
+        self._wake.set()
+
+    def open(self) -> None:
+        """Look for the first time, and once more if something was written just now.
+
+        Raises:
+            ForebayError: If the source cannot be asked.
+        """
+        self.look()
+        if self._settling.is_moving and not self._wake.wait(min(self._poll_s or SECOND_LOOK_S, SECOND_LOOK_S)):
+            self.look()
+
+    def look(self) -> bool:
+        """List the source; returns whether `catalog` is another one now.
+
+        Raises:
+            ForebayError: If it cannot be asked; nothing has changed then.
+        """
+        with self._looking:
+            started = time.monotonic()
+            self._looks += 1
+            try:
+                files = self._source.list()
+            except ForebayError:
+                self._failures += 1
+                raise
+            finally:
+                self._look_s = time.monotonic() - started
+            is_first = self._listed is None
+            if files != self._listed:
+                self._found = self._rules.read(files)
+                self._listed = files
+            flat = {
+                (name, number): revision
+                for name, versions in self._found.models.items()
+                for number, revision in versions.items()
+            }
+            if is_first:
+                # What has been there for longer than a poll does not have to be looked at twice.
+                old = time.time() - max(self._poll_s, SECOND_LOOK_S)
+                self._settling = Settling({key: one for key, one in flat.items() if one.modified_s < old})
+            changed = self._settling.look(flat)
+            self._look_s = time.monotonic() - started
+            problems = tuple(self._found.problems)
+            is_new = is_first or bool(changed) or problems != self.catalog.problems
+            if is_new:
+                models: dict[str, dict[int, Revision]] = {}
+                for (name, number), revision in sorted(self._settling.settled.items()):
+                    models.setdefault(name, {})[number] = revision
+                self.catalog = Catalog(models, problems)
+                self._tell_problems()
+                if self._disk is not None:
+                    self._disk.keep_only([*flat.values(), *self._settling.settled.values()])
+            return is_new
+
+    def find(self, model: str, version: int | None = None) -> Revision:
+        """Return a version of a model, the highest if none is named. Names are looked up and never made into paths.
+
+        Raises:
+            NotFound: If there is none.
+        """
+        versions = self.catalog.models.get(model)
+        if not versions:
+            hint = nearest(model, self.catalog.models)
+            more = f"; did you mean '{hint}'?" if hint else ""
+            msg = f"there is no model '{model[:100]}' in {self.place}{more}"
+            raise NotFound(msg)
+        found = versions.get(max(versions) if version is None else version)
+        if found is None:
+            shown = ", ".join(str(one) for one in list(versions)[-10:])
+            msg = f"the model '{model}' has no version {version} in {self.place}; there is {shown}"
+            raise NotFound(msg)
+        return found
+
+    def fetch(self, revision: Revision) -> Lease[Path]:
+        """Return the folder with the files of a revision, copied here if need be; blocks for so long.
+
+        Raises:
+            ForebayError: If it cannot be copied, or there is no room for it.
+        """
+        if self._disk is not None:
+            return self._disk.take(revision)
+        folder = self._source.folder()
+        assert folder is not None
+        return Lease(folder / revision.place, lambda: None)
+
+    def is_current(self, revision: Revision) -> bool:
+        """Tell whether the files of a revision are still what they were, where they are used in their place."""
+        if self._disk is not None or not isinstance(self._source, LocalFolder):
+            return True
+        found = self._source.files_of(revision.place)
+        listed = {file.path: file for file in found or ()}
+        return found is not None and all(listed.get(file.path) == file for file in revision.files)
+
+    def progress(self, revision: Revision) -> Progress | None:
+        """Return how far a revision has come; None if it is not being copied."""
+        return None if self._disk is None else self._disk.progress(revision)
+
+    def statistics(self) -> RepositoryStatistics:
+        """Return a snapshot."""
+        models = self.catalog.models
+        return RepositoryStatistics(
+            len(models),
+            sum(map(len, models.values())),
+            self._looks,
+            self._failures,
+            self._look_s,
+            None if self._disk is None else self._disk.statistics(),
+        )
+
+    def _work(self) -> None:
+        while not self._is_over:
+            self._wake.wait(self._pause_s())
+            self._wake.clear()
+            if self._is_over:
+                return
+            before = self.problem
+            is_new, error = caught(self.look)
+            self.problem = "" if error is None else failure_of(error).error.message
+            if self.problem and not before:
+                log.warning("%s; what is served goes on, and it is tried again", self.problem)
+            elif before and not self.problem:
+                log.info("%s can be looked at again", self.place)
+            if is_new or self.problem != before:
+                for on_change in self._watchers:
+                    on_change()
+
+    def _pause_s(self) -> float | None:
+        is_moving = self._settling.is_moving and not self.problem
+        if not self._poll_s and not is_moving:
+            return None
+        pause_s = min(self._poll_s or SECOND_LOOK_S, SECOND_LOOK_S) if is_moving else self._poll_s
+        return max(pause_s, self._look_s * _PATIENCE)
+
+    def _tell_problems(self) -> None:
+        new = [problem for problem in self.catalog.problems if problem not in self._told]
+        for problem in new[:_SHOWN]:
+            log.warning("%s: %s", self.place, problem)
+        if len(new) > _SHOWN:
+            log.warning("%s: and %d more like these; /models has all of them", self.place, len(new) - _SHOWN)
+        self._told = set(self.catalog.problems)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How models lie in a folder or a bucket: from a list of files to models and versions. Nothing is read here.
+
+    NAME/VERSION/files     a model whose versions are folders called by whole numbers; the highest is the latest
+    NAME/files             a model without versions: it has version 1
+
+So do the repositories of Triton and OVMS; what they hold beside that (`config.pbtxt`, `config.json`) is not read, and
+named as such. A place whose own folders are numbers is one model, and so is one that has files and no folders.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from forebay.repository.listing import Catalog, Revision, StoredFile
+
+Holds = Callable[[Collection[str]], str]
+"""Returns why files with these paths are no version of a model; empty if they are."""
+
+NOT_READ: Final = frozenset({"config.pbtxt", "config.json", "graph.pbtxt"})
+"""Files in repositories of other servers that tell these servers what to do."""
+
+
+def any_files(_paths: Collection[str]) -> str:
+    """Take any files for a version of a model."""
+    return ""
+
+
+class TreeRules(msgspec.Struct, frozen=True, kw_only=True):
+    """How a place is read.
+
+    Attributes:
+        kind: Whether the place is one model, holds models, or is whatever it looks like.
+        name: What the model is called if it is one.
+        is_strict: Whether a model has versions only if nothing else lies beside their folders. Otherwise it is enough
+            that there is one such folder, and what else lies there is named as ignored.
+        holds: Whether files are a version of a model.
+        may_be_called: Why a name is no name of a model; empty if it is.
+    """
+
+    kind: Literal["model", "models", "any"] = "any"
+    name: str = "model"
+    is_strict: bool = False
+    holds: Holds = any_files
+    may_be_called: Callable[[str], str] = lambda _name: ""
+
+    def read(self, files: Iterable[StoredFile]) -> Catalog:
+        """Return the models that these files are."""
+        problems: list[str] = []
+        files = [file for file in files if file.path]
+        if any(not file.size for file in files):  # some programs make an empty object where a folder is
+            within = {file.path[:at] for file in files for at in _slashes(file.path)}
+            files = [file for file in files if file.size or file.path not in within]
+        loose, folders = _by_folder(files, problems)
+        is_one = self.kind == "model"
+        if self.kind == "any":
+            is_one = any(map(_is_number, folders)) or (bool(loose) and not folders)
+        models: dict[str, dict[int, Revision]] = {}
+        if is_one:
+            self._add(models, problems, self.name, "", loose, folders)
+        else:
+            problems += [_ignored(file.path) for file in loose]
+            for name, below in folders.items():
+                inner, inner_folders = _by_folder(below, problems, name)
+                if wrong := self.may_be_called(name):
+                    problems.append(f"{name}/ is no name of a model: {wrong}")
+                else:
+                    self._add(models, problems, name, name, inner, inner_folders)
+        return Catalog(models, problems)
+
+    def _add(
+        self,
+        models: dict[str, dict[int, Revision]],
+        problems: list[str],
+        name: str,
+        place: str,
+        loose: Sequence[StoredFile],
+        folders: dict[str, list[StoredFile]],
+    ) -> None:
+        """Add a model, if there is one, and say what of it is none."""
+        numbers = sorted(filter(_is_number, folders), key=lambda one: (int(one), len(one)))
+        others = [folder for folder in folders if not _is_number(folder)]
+        if not numbers or (self.is_strict and (loose or others)):
+            below = [
+                file._replace(path=f"{folder}/{file.path}") for folder, inside in folders.items() for file in inside
+            ]
+            everything = sorted([*loose, *below])
+            if everything:
+                self._add_revision(models, problems, Revision(name, "1", place, tuple(everything)))
+            return
+        problems += [_ignored(posixpath.join(place, file.path)) for file in loose]
+        problems += [
+            f"{posixpath.join(place, other)}/ is ignored: versions are called by whole numbers" for other in others
+        ]
+        for version in numbers:
+            at = posixpath.join(place, version)
+            before = models.get(name, {}).get(int(version))
+            if before is not None:
+                problems.append(f"{at}/ is ignored: {before.place}/ is the same version")
+            else:
+                self._add_revision(models, problems, Revision(name, version, at, tuple(sorted(folders[version]))))
+
+    def _add_revision(self, models: dict[str, dict[int, Revision]], problems: list[str], revision: Revision) -> None:
+        if wrong := _misplaced(revision) or self.holds([file.path for file in revision.files]):
+            problems.append(f"{revision.place or '.'}/ is no version of a model: {wrong}")
+        else:
+            models.setdefault(revision.model, {})[revision.number] = revision
+
+
+def number_of(version: str) -> int | None:
+    """Return the number that a text means as a version; None if it is none."""
+    return int(version) if _is_number(version) and len(version) <= _MAX_DIGITS else None
+
+
+_MAX_DIGITS: Final = 64
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit()
+
+
+def _by_folder(
+    files: Iterable[StoredFile], problems: list[str], below: str = ""
+) -> tuple[list[StoredFile], dict[str, list[StoredFile]]]:
+    """Divide files into those at the top and those in each folder; hidden ones are none."""
+    loose: dict[str, StoredFile] = {}
+    folders: dict[str, list[StoredFile]] = {}
+    for file in files:
+        first, slash, rest = file.path.partition("/")
+        if first.startswith("."):
+            continue
+        if not first.isprintable() or (slash and not rest):
+            problems.append(f"{posixpath.join(below, file.path)!r} is ignored: that is no name of a file")
+        elif slash:
+            folders.setdefault(first, []).append(file._replace(path=rest))
+        else:
+            loose[first] = file
+    return list(loose.values()), folders
+
+
+def _slashes(path: str) -> list[int]:
+    return [at for at, letter in enumerate(path) if letter == "/"]
+
+
+def _misplaced(revision: Revision) -> str:
+    """Return what keeps the files from lying in a folder; empty if nothing does."""
+    folders = {posixpath.dirname(file.path) for file in revision.files}
+    for file in revision.files:
+        if not file.path.isprintable() or any(part in {"", ".", ".."} for part in file.path.split("/")):
+            return f"{file.path!r} is no path of a file below it"
+        if file.path in folders:
+            return f"{file.path!r} is a file, and others lie in it as in a folder"
+    return ""
+
+
+def _ignored(path: str) -> str:
+    if posixpath.basename(path) in NOT_READ:
+        return f"{path} is not read: it is the configuration of another server"
+    return f"{path} is ignored: no model is a file beside folders"
