@@ -109,9 +109,8 @@ class Faults:
 
             def do_GET(self):
                 faults.seen.append((self.command, self.path))
-                fault = faults.fault(self.command, self.path)
-                if callable(fault):
-                    fault = fault()
+                fault: Any = faults.fault(self.command, self.path)
+                fault = fault() if callable(fault) else fault
                 if fault == ("hang",):
                     faults.end.wait()
                     self.close_connection = True
