@@ -26,6 +26,10 @@ from tests.waiting import PATIENCE_S, eventually
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
+# Hundreds of servers are started, and compiling what each of them imports takes longer than all the rest of its start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 MODELS = Path(__file__).parent / "models"
 FOREBAY = [sys.executable, "-c", "import sys; from forebay.cli.main import main; sys.exit(main())"]
 
