@@ -18,7 +18,7 @@ from forebay.server.app import App, Served
 from forebay.server.config import HttpConfig
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.testing import ManualPool
-from forebay.transports.http.asgi import ServerPages, asgi_app
+from forebay.transports.http.asgi import ServerPages, asgi_app, beside_dashboard
 from forebay.transports.http.dashboard.audience import MAX_VIEWERS, MAX_WAITING
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8", "user-agent": "Mozilla/5.0"}
@@ -357,3 +357,32 @@ def test_the_page_is_there_where_the_application_is_mounted():
             assert (await client.get("/ml/ui/graph/m0", headers={"x-api-key": "sesame"})).status_code == 404
 
     asyncio.run(main())
+
+
+def test_beside_a_project_only_reading_below_its_path_is_taken():
+    from starlette.responses import PlainTextResponse
+
+    app, keyed = app_of(1), HttpConfig(api_keys=("sesame",))
+    asgi = beside_dashboard(PlainTextResponse("the project's"), ServerPages(app, keyed), keyed)
+    key = {"x-api-key": "sesame"}
+
+    async def main():
+        transport = httpx.ASGITransport(asgi)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x/") as client:
+            for method, path in [("GET", "/"), ("GET", "/models"), ("GET", "/uix"), ("POST", "/ui"), ("PUT", "/ui/x")]:
+                assert (await client.request(method, path)).text == "the project's"
+            sent = await client.get("/ui")
+            page = sent.url.join(sent.headers["location"])
+            assert (await client.get(page, headers=BROWSER)).status_code == 200
+            assert (await client.get(page.join("ui/main.js"))).status_code == 200
+            for data in ("models", "metrics", "ui/graph/m0", "ui/events"):
+                assert (await client.get(page.join(data))).status_code == 401
+            assert [one["name"] for one in (await client.get(page.join("models"), headers=key)).json()["models"]] == [
+                "m0"
+            ]
+            assert (await client.get(page.join("nothing"), headers=key)).json()["error"]["code"] == "not_found"
+
+    asyncio.run(main())
+    off = HttpConfig(dashboard=False)
+    project = PlainTextResponse("the project's")
+    assert beside_dashboard(project, ServerPages(app, off), off) is project

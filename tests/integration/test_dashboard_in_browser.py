@@ -219,3 +219,33 @@ def test_everything_has_a_name_and_charts_are_read_with_the_keyboard(browser, se
         assert page.until("document.querySelector('#detail .chart-panel [aria-live]').textContent").startswith("now")
         page.press("Escape")
         assert page.eval("document.querySelector('#detail .tip').hidden")
+
+
+PIPELINE = """
+from paddle_serving_server.pipeline import Op, PipelineServer, RequestOp, ResponseOp
+
+class Work(Op):
+    pass
+
+server = PipelineServer("ui")
+server.set_response_op(ResponseOp(input_ops=[Work(name="work", input_ops=[RequestOp()])]))
+server.prepare_server(yml_dict={"http_port": 18081, "dag": {"is_thread_op": True}})
+server.run_server()
+"""
+
+
+def test_a_pipeline_has_it_beside_its_services(browser, serve, tmp_path):
+    (tmp_path / "server.py").write_text(PIPELINE)
+    server = serve(tmp_path / "server.py", env={"XDG_STATE_HOME": str(tmp_path)})
+    asked = {"key": ["x"], "value": ["1"]}
+    # A service may be called what our page is called: its requests are its own.
+    assert server.client.post("/ui/models", json=asked).json()["err_no"] == 0
+    with browser.page() as page:
+        page.open(f"{server.url}/ui")
+        page.until("document.querySelector('#link').dataset.state === 'live'")
+        assert page.eval("location.pathname") == "/ui/"
+        page.until("document.querySelectorAll('.drawing g[data-endpoint]').length === 1")
+        server.client.post("/ui/prediction", json=asked)
+        page.until(f"Number({ROW.format('ui')}.querySelector('td.rate b').textContent) > 0")
+        assert page.eval("getComputedStyle(document.querySelector('#try')).display") == "none"
+        assert page.said == []

@@ -86,6 +86,11 @@ def test_routes(server):
     assert server.request(path="/metrics").status_code == 200
     assert server.request(path="/healthz").json() == {"status": "alive"}
     assert server.request(path="/readyz").json() == {"status": "ready"}
+    answer = server.request(path="/ui")
+    assert (answer.status_code, answer.headers["location"]) == (307, "ui/")
+    assert "<title>forebay" in server.request(path="/ui/").text
+    assert [one["ready"] for one in server.request(path="/ui/models").json()["models"]] == [True]
+    assert server.request("POST", "/ui/models").status_code == 404
 
 
 def test_a_request_whose_client_left_is_not_run(server, tmp_path, eventually):

@@ -76,7 +76,11 @@ class BatchingApp(App):
             f"workers join at {self._door.shown}",
             f"jobs: any path, up to {settings.batch} in a batch, which leaves {settings.latency_ms} ms after its first",
         ]
-        return [*lines, f"metrics at {self._pages_at}"] if self._pages_at else lines
+        return (
+            [*lines, f"metrics at {self._pages_at}/metrics, the dashboard at {self._pages_at}/ui"]
+            if self._pages_at
+            else lines
+        )
 
     async def start(self) -> None:
         """Open the door and accept jobs; they wait while there is no worker.
@@ -86,7 +90,7 @@ class BatchingApp(App):
         """
         if self._pages is not None:
             host, port = await self._pages.start()
-            self._pages_at = f"http://{host}:{port}/metrics"
+            self._pages_at = f"http://{host}:{port}"
         await super().start()
 
     async def drain(self, grace_s: float) -> None:

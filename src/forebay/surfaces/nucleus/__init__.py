@@ -68,7 +68,7 @@ class NucleusSurface:
         from forebay.surfaces.nucleus import logs
         from forebay.surfaces.nucleus.config import read_config
         from forebay.surfaces.nucleus.http import NucleusHttp
-        from forebay.transports.http.asgi import ServerPages
+        from forebay.transports.http.asgi import ServerPages, beside_dashboard
 
         path = Path(target)
         config, warnings = read_config(path / CONFIG_FILE if path.is_dir() else path)
@@ -83,13 +83,14 @@ class NucleusSurface:
         pool = _pool(config, options, http.port, deaths)
         endpoint = _endpoint(config, options, pool)
         app = _App(endpoint)
+        pages = ServerPages(app, http) if options.extra_routes else None
         app.face = face = NucleusHttp(
             endpoint,
             batched=config.server_side_batching is not None,
             max_concurrency=config.max_concurrency,
             max_body_bytes=http.max_body_bytes if "max_body_bytes" in options.given else None,
             api_keys=http.api_keys,
-            pages=ServerPages(app, http) if options.extra_routes else None,
+            pages=pages,
         )
         readiness = Readiness(options.state_dir)
 
@@ -101,7 +102,7 @@ class NucleusSurface:
             app=app,
             http=http,
             port_source="" if "port" in options.given else f"{config.file}: serve_port",
-            asgi=face,
+            asgi=beside_dashboard(face, pages, http),
             summary=_summary(config, endpoint),
             warnings=warnings,
             log_level=log_level,

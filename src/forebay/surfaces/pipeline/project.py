@@ -54,7 +54,7 @@ def project_of(server: PipelineServer, script: Callable[[], Script], options: Op
     Raises:
         ConfigError: If the graph, an op or a port is wrong.
     """
-    from forebay.transports.http.asgi import ServerPages
+    from forebay.transports.http.asgi import ServerPages, beside_dashboard
 
     dag, config = built(server)
     http, has_http = _http(config, options)
@@ -64,7 +64,8 @@ def project_of(server: PipelineServer, script: Callable[[], Script], options: Op
         hosted = served_graph.ServedGraph(server.name, dag, config, script, itertools.count())
     app = _App(hosted, dag, config)
     gateway = Gateway(hosted.service, http)
-    face = PipelineHttp(gateway, http, ServerPages(app, http) if options.extra_routes else None)
+    pages = ServerPages(app, http) if options.extra_routes else None
+    face = beside_dashboard(PipelineHttp(gateway, http, pages), pages, http)
     rpc_source = _source(config, "rpc_port") or _source(config, "port")
     grpc = _grpc(config, http, options.grpc)
     rpc = GrpcListener(grpc, services(hosted.service), lambda: not app.problems(), rpc_source)
@@ -120,7 +121,9 @@ class _App(App):
     """An app of one graph: its store lives and its logs are written as long as it runs."""
 
     def __init__(self, hosted: served_graph.ServedGraph | EachWorker, dag: Dag, config: PipelineConfig) -> None:
-        super().__init__([Served(hosted.endpoint, OPAQUE, nodes=hosted.nodes)])
+        runs_in = {op: endpoint.name for op, endpoint in hosted.nodes.items()}
+        drawing = Drawable(dag.spec, _labels(dag, config), runs_in) if runs_in else None
+        super().__init__([Served(hosted.endpoint, OPAQUE, nodes=hosted.nodes, drawing=drawing)])
         self._hosted = hosted
         self._dag = dag
         self._config = config

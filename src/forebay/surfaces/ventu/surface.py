@@ -68,7 +68,7 @@ class VentuSurface:
 
     def build(self, target: str, options: Options) -> Project:
         """Build the project's one endpoint; none of its code is run here."""
-        from forebay.transports.http.asgi import ServerPages as NativePages
+        from forebay.transports.http.asgi import ServerPages, beside_dashboard
 
         path, name = _split(target)
         environment = dict(os.environ)
@@ -83,7 +83,7 @@ class VentuSurface:
         )
         endpoint = _endpoint(path.stem, options, pool)
         app = _App(path, endpoint, pool, environment)
-        native = NativePages(app, options.http)
+        native = ServerPages(app, options.http)
         app.face = VentuHttp(
             endpoint,
             lambda: _metrics(app, native if options.extra_routes else None),
@@ -94,7 +94,9 @@ class VentuSurface:
         return Project(
             app=app,
             http=options.http,
-            asgi=_with_cors(app.face, options.http),
+            asgi=_with_cors(
+                beside_dashboard(app.face, native if options.extra_routes else None, options.http), options.http
+            ),
             summary=_summary(path, name, endpoint),
             warnings=_warnings(options),
         )
@@ -220,7 +222,7 @@ def _probes(native: Any) -> dict[str, Callable[[], Awaitable[Reply]]]:
     return {"/healthz": probe(native.healthz), "/readyz": probe(native.readyz)}
 
 
-def _with_cors(face: VentuHttp, http: HttpConfig) -> ASGIApp:
+def _with_cors(face: ASGIApp, http: HttpConfig) -> ASGIApp:
     if not http.cors_origins:
         return face
     from starlette.middleware.cors import CORSMiddleware

@@ -158,6 +158,49 @@ def asgi_app(app: App, config: HttpConfig) -> ASGIApp:
     return _without_last_slash(answering)
 
 
+def beside_dashboard(project: ASGIApp, pages: ServerPages | None, config: HttpConfig) -> ASGIApp:
+    """Return an application that answers as a project's own, and has the dashboard at `/ui`.
+
+    Nothing but reading `/ui` and what is below it is taken from the project: the page asks for all else by addresses
+    relative to its own.
+    """
+    board = None if pages is None else pages.dashboard
+    if pages is None or board is None:
+        return project
+
+    async def failed(request: HttpRequest, error: Exception) -> Response:
+        known = error if isinstance(error, ForebayError) else NotFound(f"nothing is served at {request.url.path[:100]}")
+        return _error(request, known)
+
+    routes = [PathRoute("/", _Methods(get=board.file)), *_dashboard(board)]
+    routes += [PathRoute(f"/{name}", _Methods(get=getattr(pages, name))) for name in ("models", "metrics", "trace")]
+    keys = [key.encode() for key in config.api_keys]
+    middleware = [Middleware(_KeyCheck, keys=keys, has_dashboard=True)] if keys else []
+    below = Starlette(
+        routes=routes, middleware=middleware, exception_handlers={ForebayError: failed, HTTPException: failed}
+    )
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        is_read = scope["type"] == "http" and scope["method"] in {"GET", "HEAD"}
+        if is_read and scope["path"] == PREFIX:
+            await to_page(f"{PREFIX[1:]}/")(scope, receive, send)
+        elif is_read and scope["path"].startswith(f"{PREFIX}/"):
+            await below({**scope, "root_path": scope.get("root_path", "") + PREFIX}, receive, send)
+        else:
+            await project(scope, receive, send)
+
+    return answer
+
+
+def _dashboard(board: Dashboard) -> list[PathRoute]:
+    return [
+        PathRoute(PREFIX, _Methods(get=board.file)),
+        PathRoute(f"{PREFIX}/events", _Methods(get=board.events)),
+        PathRoute(f"{PREFIX}/graph/{{name:path}}", _Methods(get=board.graph)),
+        PathRoute(f"{PREFIX}/{{file:path}}", _Methods(get=board.file)),
+    ]
+
+
 def _without_last_slash(app: ASGIApp) -> ASGIApp:
     """Let a path with a slash at its end mean the same as without."""
 
@@ -179,12 +222,7 @@ def _paths(app: App, pages: ServerPages, by_target: Mapping[bytes, Route]) -> li
     if app.only is None:
         routes.append(PathRoute("/", _Methods(get=pages.index)))
     if pages.dashboard is not None:
-        routes += [
-            PathRoute(PREFIX, _Methods(get=pages.dashboard.file)),
-            PathRoute(f"{PREFIX}/events", _Methods(get=pages.dashboard.events)),
-            PathRoute(f"{PREFIX}/graph/{{name:path}}", _Methods(get=pages.dashboard.graph)),
-            PathRoute(f"{PREFIX}/{{file:path}}", _Methods(get=pages.dashboard.file)),
-        ]
+        routes += _dashboard(pages.dashboard)
     return [
         *routes,
         PathRoute("/models", _Methods(get=pages.models)),

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The REST gateway of a pipeline, in the same process: `POST /{name}/{method}` with a request in JSON.
 
-Every path of two segments is a service's. Forebay's own pages have one segment, so that a service may have any name.
+Every POST to a path of two segments is a service's, so that a service may have any name. Forebay's own pages have one
+segment, or are only read.
 Plain requests to plain paths are answered on the fast lane; all others come by the ASGI application, which takes the
 same routes.
 """
@@ -153,7 +154,7 @@ class _GatewayRoute(Route):
         """Read the headers of a request."""
         return super().read_head([(name, value) for name, value in headers if name not in _IGNORED])
 
-    def request(self, head: Head, body: bytes, reply: Reply, origin: Origin | None) -> Request:
+    def request(self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None) -> Request:
         """Make a request of a head and its body."""
         request = super().request(head, body, reply, origin)
         if head.parent:
@@ -235,7 +236,7 @@ class PipelineHttp:
         return any(key_is_known(self._api_keys, value) for value in given)
 
 
-def with_cors(face: PipelineHttp, http: HttpConfig) -> ASGIApp:
+def with_cors(face: ASGIApp, http: HttpConfig) -> ASGIApp:
     """Let pages of other origins call, if the person named some."""
     if not http.cors_origins:
         return face

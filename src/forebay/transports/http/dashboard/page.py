@@ -136,6 +136,7 @@ class Dashboard:
             "now": time.time(),
             "started_s": self._app.started_s,
             "tells_all": is_trusted,
+            "is_beside": request.scope.get("root_path", "").endswith(PREFIX),
             "faults": faults if is_trusted else for_strangers(faults),
         }
         return self._audience.join(_event("hello", hello), is_trusted=is_trusted)

@@ -31,7 +31,7 @@ function choose(name) {
   chosen = name;
   table.choose(name);
   detail.choose(name, models);
-  if (name !== ALL) tryIt.choose(name);
+  if (name !== ALL && document.body.dataset.beside === undefined) tryIt.choose(name);
   show();
 }
 
@@ -61,7 +61,7 @@ async function learn() {
   table.choose(chosen);
   detail.choose(chosen, models);
   show();
-  await tryIt.learn(models);
+  if (document.body.dataset.beside === undefined) await tryIt.learn(models);
 }
 
 async function learnTotals() {
@@ -75,6 +75,7 @@ async function learnTotals() {
 function take(kind, data) {
   if (kind === "hello") {
     history.began(data.bounds);
+    mark(document.body, "data-beside", data.is_beside ? "" : null); // a project has all other paths for itself
     faults.hear(data.now);
     for (const fault of data.faults) faults.take(fault, null);
     say($("footer"), `forebay ${data.forebay} · percentiles and sizes are of what was answered since this page was opened · nothing is counted for it while nobody looks`);
