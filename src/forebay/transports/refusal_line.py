@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 SHARE: Final = 0.05
 """How much of the loop's time refusals may take."""
 KERNEL_S: Final = 5e-6
-"""What a refusal costs beside the time it is seen to take: reading, before, and the loop's own work. Of all the CPU time
-of a server that only refuses, 13 to 16 us each, this is what remains."""
+"""What a refusal costs beside the time it is seen to take: reading, and the loop's own work. A server that only refuses
+takes 13 to 16 us of CPU time for each, and sees the rest of them."""
 BURST_S: Final = 0.001
 """Budget that can be saved up: the first refusals after a while need not wait."""
 MAX_DEBT_S: Final = 0.01
