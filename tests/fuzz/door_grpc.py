@@ -388,11 +388,11 @@ class Fuzz:
         if any(part in other.why for part in TOLERATED):
             return True
         # Whatever comes of a call that has been answered is ignored; h2 answers none.
-        early = [answer for answer in wire.answers.values() if answer.is_over]
+        early = {stream for stream, answer in wire.answers.items() if answer.is_over}
         if not early:
             return False
-        heads = [one[5:9] for one in client.frames if one[3] == HEADERS]
-        has_second = len(heads) > len(set(heads))
+        heads = [int.from_bytes(one[5:9]) & 0x7FFFFFFF for one in client.frames if one[3] == HEADERS]
+        has_second = any(heads.count(stream) > 1 for stream in early)
         return any(part in other.why for part in (*OF_ENDED, *(OF_SECOND if has_second else ())))
 
     def is_strict(self, client):
@@ -465,7 +465,7 @@ OF_ENDED = (
     "non-compliant data",
     "invalid trailers",
 )
-OF_SECOND = ("Conflicting content-length headers", "Invalid content-length header")
+OF_SECOND = ("Conflicting content-length headers", "Invalid content-length header", "Received pseudo-header in trailer")
 """What h2 says of a second block of headers, with or without an end."""
 
 
