@@ -206,6 +206,102 @@ def test_a_loop_turns_until_it_says_so():
     assert run.is_finished
 
 
+def test_a_barrier_waits_for_a_packet_on_each_port_whatever_their_timestamps():
+    run = GraphRun(Plan(graph(node("n", "x", "y", policy="barrier"), inputs=("x", "y"))), streams=True)
+    run.feed("x", 4, "x4")
+    run.feed("x", 5, "x5")
+    assert run.ready() == []
+    run.feed("y", 9, "y9")
+    [firing] = run.ready()
+    assert (firing.timestamp, firing.inputs) == (4, {"x": "x4", "y": "y9"})
+    [emission] = run.complete(firing, {"out": 1})
+    assert emission.timestamp == 4
+    run.close_input("y")  # x5 will never have company
+    assert run.is_finished
+
+
+def test_a_barrier_that_lacks_a_packet_is_passed_over():
+    after = NodeSpec(name="after", inputs={"n": "n", "x": "x"}, outputs={"out": "after"}, optional=frozenset({"n"}))
+    run = GraphRun(Plan(graph(node("n", "x", "y", policy="barrier"), after, inputs=("x", "y"))))
+    run.feed("x", 0, 1)
+    run.skip("y", 0)
+    assert [firing.inputs for firing in run.ready()] == [{"x": 1}]
+
+
+def test_a_node_runs_no_more_often_at_a_time_than_it_may():  # O62: labels are in place before the image after them
+    run = GraphRun(Plan(graph(node("n", "x", max_in_flight=1))), streams=True)
+    for timestamp in range(3):
+        run.feed("x", timestamp, timestamp)
+    for timestamp in range(3):
+        [firing] = run.ready()
+        assert firing.timestamp == timestamp
+        assert run.open == 3 - timestamp
+        assert [emission.value for emission in run.complete(firing, {"out": timestamp})] == [timestamp]
+    assert run.is_finished
+
+
+def test_what_waits_for_its_turn_leads_to_nothing_after_a_failure():
+    run = GraphRun(Plan(graph(node("n", "x", max_in_flight=1))), streams=True)
+    run.feed("x", 0, 0)
+    run.feed("x", 1, 1)
+    [firing] = run.ready()
+    run.fail(firing, ValueError("no"))
+    assert run.ready() == []
+    assert run.is_finished
+
+
+def looping(**more: Any) -> GraphSpec:
+    """A node that turns as often as its input says, and has a result each time."""
+    one = NodeSpec(
+        name="count",
+        inputs={"start": "x", "again": "loop"},
+        outputs={"again": "loop", "out": "done"},
+        sets=(frozenset({"start"}), frozenset({"again"})),
+        back_edges=frozenset({"again"}),
+        **more,
+    )
+    return GraphSpec(name="g", inputs=("x",), outputs={"result": "done"}, nodes=(one,))
+
+
+def test_what_comes_while_a_closed_loop_turns_is_an_error():  # O73
+    run = GraphRun(Plan(looping(max_in_flight=1, closed_loop=True)), streams=True)
+    run.feed("x", 0, 3)
+    [firing] = run.ready()
+    run.complete(firing, {"again": 2, "out": 3})
+    [_] = run.ready()  # it computes, which must not hide that it turns
+    with pytest.raises(InvalidRequest, match="'count' is already processing data"):
+        run.feed("x", 5, 1)
+
+
+def test_what_waits_for_a_closed_loop_that_begins_is_an_error():  # O73
+    run = GraphRun(Plan(looping(max_in_flight=1, closed_loop=True)), streams=True)
+    run.feed("x", 0, 3)
+    run.feed("x", 1, 3)
+    [firing] = run.ready()
+    with pytest.raises(InvalidRequest, match="already processing"):
+        run.complete(firing, {"again": 2})
+
+
+def test_a_closed_loop_that_has_ended_begins_again():  # O72
+    run = GraphRun(Plan(looping(max_in_flight=1, closed_loop=True)), streams=True)
+    emitted = []
+    for start in (0, 100):
+        run.feed("x", start, 3)
+        while firings := run.ready():
+            [firing] = firings
+            left = next(iter(firing.inputs.values())) - 1
+            emitted += run.complete(firing, {"again": left, "out": left} if left else {"out": left})
+    assert [emission.timestamp for emission in emitted] == [0, 1, 2, 100, 101, 102]
+
+
+def test_timestamps_may_be_as_far_apart_as_64_bits_allow():  # O71
+    run = GraphRun(Plan(graph(node("n", "x"))), streams=True)
+    for timestamp in (-(2**63) + 3, 2**63 - 4):
+        run.feed("x", timestamp, 1)
+        [firing] = run.ready()
+        assert run.complete(firing, {"out": 1})[0].timestamp == timestamp
+
+
 def test_one_firing_may_have_many_results():
     run = GraphRun(Plan(graph(node("n", "x"))), streams=True)
     run.feed("x", 0, "go")

@@ -8,7 +8,7 @@ settled there; if one of its required ports carries nothing, it is passed over a
 branch that was not taken is known to be empty, and nobody waits for it.
 
 A run for a request sees one timestamp. A run for a stream of packets (`streams=True`) sees many: a node may work on
-several at a time, and its results are released in the order of their firings. A loop needs such a run too: a packet
+several at a time, if it may, and its results are released in the order of their firings. A loop needs such a run too: a packet
 that comes over a back edge is one moment later than it was written.
 
 Sans-I/O: no clock, no loop, no payload. `pool.py` drives it.
@@ -27,10 +27,10 @@ from forebay.errors import BadOutcome, InvalidRequest
 if TYPE_CHECKING:
     from forebay.graph.plan import Plan, PlannedNode, PlannedStream
 
-DONE: Final = 1 << 62
+DONE: Final = 1 << 63
 """Bound of a stream on which nothing will come any more."""
 
-UNSEEN: Final = -(1 << 62)
+UNSEEN: Final = -(1 << 63)
 """Bound of a stream on which anything may come."""
 
 
@@ -59,12 +59,15 @@ class Emission(msgspec.Struct, eq=False):
 class _NodeState:
     """What a node has received and what it has not finished yet."""
 
-    __slots__ = ("fired", "flights", "held", "waiting")
+    __slots__ = ("due", "fired", "flights", "held", "released", "running", "waiting")
 
     def __init__(self, node: PlannedNode) -> None:
         self.waiting: dict[str, deque[tuple[int, Any]]] = {port: deque() for port in node.ports}
         self.fired = UNSEEN
         self.flights: deque[Firing] = deque()
+        self.due: deque[Firing] = deque()
+        self.running = 0
+        self.released: Firing | None = None
         self.held: dict[Firing, list[_Result]] = {}
 
 
@@ -188,6 +191,9 @@ class GraphRun:
         self.error = self.error or error
         self.open -= len(self._ready)
         self._ready.clear()
+        for state in self._states.values():
+            self.open -= len(state.due)
+            state.due.clear()
 
     @property
     def is_finished(self) -> bool:
@@ -219,7 +225,7 @@ class GraphRun:
                 continue
             state = self._state(node)
             at = timestamp + 1 if port in node.spec.back_edges else timestamp  # each turn of a loop is a moment later
-            if node.spec.policy == "sync":
+            if node.spec.policy in {"sync", "barrier"}:
                 state.waiting[port].append((at, value))
                 waits.append((node, state))
             elif node.spec.policy == "immediate" or at > state.fired:
@@ -254,9 +260,18 @@ class GraphRun:
         firing = Firing(node, timestamp, inputs)
         state.fired = max(state.fired, timestamp)
         self.open += 1
-        self._ready.append(firing)
-        if self._streams:
-            state.flights.append(firing)
+        if not self._streams:
+            self._ready.append(firing)
+            return
+        state.flights.append(firing)
+        if state.running == node.spec.max_in_flight:
+            state.due.append(firing)
+        else:
+            state.running += 1
+            self._ready.append(firing)
+        if node.spec.closed_loop and len({_is_turn(one) for one in state.flights if one is not state.released}) > 1:
+            msg = f"node '{node.spec.name}' is already processing data: its loop still turns; open a new stream for more"
+            raise InvalidRequest(msg)
 
     def _advance(self, node: PlannedNode, state: _NodeState) -> None:
         """Fire a node as often as its ports allow, and tell its readers what will not come."""
@@ -264,6 +279,8 @@ class GraphRun:
             for ports in node.sets:
                 while self._step(node, state, ports):
                     pass
+        elif node.spec.policy == "barrier":
+            self._pass(node, state)
         bound = self._bound(node, state)
         if bound > UNSEEN:
             for stream in node.outputs.values():
@@ -293,6 +310,17 @@ class GraphRun:
                     self._settle(stream, timestamp + 1)
         return True
 
+    def _pass(self, node: PlannedNode, state: _NodeState) -> None:
+        """Fire a node as often as each of its ports has a packet; drop what will never have company."""
+        waiting = state.waiting
+        while all(waiting.values()):
+            timestamp = min(packets[0][0] for packets in waiting.values())
+            self._fire(node, state, timestamp, {port: packets.popleft()[1] for port, packets in waiting.items()})
+        over = DONE if self._streams else 1
+        if any(not waiting[port] and self._bounds.get(one.name, UNSEEN) >= over for port, one in node.ports.items()):
+            for packets in waiting.values():
+                packets.clear()
+
     def _bound(self, node: PlannedNode, state: _NodeState) -> int:
         """Return the timestamp below which the node will write nothing more."""
         if not self._streams:
@@ -315,19 +343,24 @@ class GraphRun:
         """Put the results of a node's firings on its streams in the order in which it fired."""
         node = firing.node
         state = self._states[node]
+        if not result.more:
+            state.running -= 1
+            if state.due:
+                state.running += 1
+                self._ready.append(state.due.popleft())
         state.held.setdefault(firing, []).append(result)
         while state.flights:
             first = state.flights[0]
             results = state.held.pop(first, None)
             if results is None:
                 break
+            state.released = None if results[-1].more else first
             for one in results:
-                if not one.more:
-                    state.flights.popleft()
                 for port, value in one.outputs.items():
-                    self._write(node, port, one.at, value)
-            if state.flights and state.flights[0] is first:
+                    self._write(node, port, one.at, value)  # a loop fires the node again before the next one is written
+            if results[-1].more:
                 break
+            state.flights.popleft()
         self._advance(node, state)
 
     def _write(self, node: PlannedNode, port: str, timestamp: int, value: Any) -> None:
@@ -339,6 +372,11 @@ class GraphRun:
             )
             raise BadOutcome(msg)
         self._deliver(stream, timestamp, value)
+
+
+def _is_turn(firing: Firing) -> bool:
+    """Tell whether a loop fired its node."""
+    return not firing.node.spec.back_edges.isdisjoint(firing.inputs)
 
 
 def _is_at(packets: deque[tuple[int, Any]], timestamp: int) -> bool:

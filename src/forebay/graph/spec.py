@@ -17,12 +17,13 @@ from forebay.errors import ConfigError, nearest
 OUT: Final = "out"
 """The port of a node that has one result."""
 
-Policy = Literal["sync", "first", "immediate"]
+Policy = Literal["sync", "first", "immediate", "barrier"]
 """When a node fires.
 
     sync       when all of its ports have said what they carry at a timestamp: packets of one moment belong together
     first      as sync, but the first packet of a timestamp is enough; what comes later for it is dropped
     immediate  for every packet, as it comes
+    barrier    when each of its ports has a packet, whatever their timestamps: the earliest counts
 """
 
 
@@ -39,6 +40,9 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
         optional: Input ports that may be empty when it fires. A node that lacks a packet on any other port does not
             run, and its output streams carry nothing at that timestamp.
         back_edges: Input ports that are fed by a loop: they close no cycle and hold nothing up.
+        max_in_flight: How often it may run at a time for one run of the graph; what is due beyond that waits its turn.
+            None sets no bound.
+        closed_loop: Whether it is an error that something comes on its other ports while its loop turns.
     """
 
     name: str
@@ -48,6 +52,8 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     sets: tuple[frozenset[str], ...] = ()
     optional: frozenset[str] = frozenset()
     back_edges: frozenset[str] = frozenset()
+    max_in_flight: int | None = None
+    closed_loop: bool = False
 
 
 class GraphSpec(msgspec.Struct, frozen=True, kw_only=True):
