@@ -9,6 +9,7 @@
     │   ├── NotFound           endpoint, model, version           NOT_FOUND
     │   │   └── ServingNotFound  no serving runs under this name  NOT_FOUND
     │   ├── TooLarge           body or samples over a limit       INVALID_ARGUMENT
+    │   ├── NotPrepared        something it refers to is missing  FAILED_PRECONDITION
     │   └── Cancelled          the client went away               CANCELLED
     ├── CapacityError          nobody is at fault; try again
     │   ├── QueueFull                                             RESOURCE_EXHAUSTED
@@ -44,6 +45,7 @@ class Code(StrEnum):
 
     INVALID_ARGUMENT = "invalid_argument"
     NOT_FOUND = "not_found"
+    FAILED_PRECONDITION = "failed_precondition"
     RESOURCE_EXHAUSTED = "resource_exhausted"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     UNAVAILABLE = "unavailable"
@@ -102,6 +104,12 @@ class ServingNotFound(NotFound):
 
 class TooLarge(RequestError):
     """More bytes or samples than the endpoint takes."""
+
+
+class NotPrepared(RequestError):
+    """The request is well-formed, and what it would be answered with is not there: a model that a graph names."""
+
+    code = Code.FAILED_PRECONDITION
 
 
 class Cancelled(RequestError):

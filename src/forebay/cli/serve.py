@@ -22,8 +22,9 @@ Serve a model or a project. TARGET is one of
   model.onnx         a model file, also OpenVINO's model.xml: served with the types that it declares
   forebay.yaml       several of these with settings of their own, or the folder of this file; a file of another
                      name is given as --config FILE, beside TARGET or instead
-  FOLDER or FILE     a project of another server: a folder with a nucleus.yaml, or that file; a file with a Ventu,
-                       a script that runs a PipelineServer or a WebService (what follows -- are its arguments)
+  FOLDER or FILE     a project of another server: a folder with a nucleus.yaml, or that file; a graph.pbtxt or
+                       a config.json of OpenVINO Model Server; a file with a Ventu, a script that runs a
+                       PipelineServer or a WebService (what follows -- are its arguments)
 
 Each setting below may also stand in the file (http: {port: 9000}) or in the environment (FOREBAY_HTTP_PORT=9000). The
 command line wins over the environment, that over the file, and that over what a model's class says.
@@ -90,7 +91,7 @@ def run(parsed: argparse.Namespace) -> int:
         require_free(options.http.host, options.http.port)
     project = build(options.target, options)
     configure(options.log_level or project.log_level or "info", log_format)
-    tell(*(f"warning: {warning}" for warning in [*options.warnings, *project.warnings]))
+    tell(*(f"warning: {warning}" for warning in [*options.warnings, *project.warnings, *project.problems]))
 
     def ready(address: str) -> None:
         is_local = any(f"//{local}:" in address for local in ("127.0.0.1", "[::1]"))

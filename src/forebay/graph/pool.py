@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
@@ -27,7 +28,7 @@ from forebay.graph.values import Outputs, loaded
 from forebay.types.call import Failure, Request
 from forebay.types.failures import failure_of
 from forebay.workers.objects import Packed, open_outcome, pack
-from forebay.workers.pool import PoolStatistics
+from forebay.workers.pool import CREDIT, PoolStatistics
 from forebay.workers.user_code import attempt, user_code
 
 if TYPE_CHECKING:
@@ -76,6 +77,34 @@ class _Hop(Request, gc=False, eq=False):
     attempt: int = 1
 
 
+class PacketStream:
+    """Packets that enter a graph while it runs: the body of a request whose answer comes in parts.
+
+    Each packet that leaves the graph is a part, an `Emission`, as soon as it is there. The request is over once the
+    stream was closed and nothing runs any more. Lives on the loop of the graph.
+
+    Attributes:
+        on_progress: Called whenever packets were worked off, with the lowest timestamp that anything still runs at.
+    """
+
+    def __init__(self, on_progress: Callable[[int | None], object] = lambda _lowest: None) -> None:
+        """Begin a stream; what is fed before the graph has room for it waits."""
+        self.on_progress = on_progress
+        self.waiting: deque[tuple[Mapping[str, Any], int]] = deque()
+        self.is_closed = False
+        self.on_fed: Callable[[], None] = lambda: None
+
+    def feed(self, packets: Mapping[str, Any], timestamp: int) -> None:
+        """Put a packet on each of these inputs."""
+        self.waiting.append((packets, timestamp))
+        self.on_fed()
+
+    def close(self) -> None:
+        """Say that nothing more comes."""
+        self.is_closed = True
+        self.on_fed()
+
+
 class _Run(msgspec.Struct, eq=False):
     """A request inside the graph.
 
@@ -83,11 +112,12 @@ class _Run(msgspec.Struct, eq=False):
         batch: What the endpoint's batcher handed over: the request alone.
         done: Called once with its outcome.
         state: Where it is.
-        results: What has left the graph, by output.
         number: Rises with each request; nodes that go by rank serve the oldest first.
         results: What has left the graph, by output.
         hops: What nodes are working on.
         is_entering: Whether `submit` has not returned yet.
+        stream: What feeds it, if its request is a stream.
+        held: Parts that its client has no room for; while there are many, nothing further begins.
     """
 
     batch: EntryBatch
@@ -97,6 +127,8 @@ class _Run(msgspec.Struct, eq=False):
     results: dict[str, Any]
     hops: set[_Hop]
     is_entering: bool = True
+    stream: PacketStream | None = None
+    held: int = 0
 
 
 def _whole_body(item: Item) -> Mapping[str, Any]:
@@ -183,12 +215,18 @@ class GraphPool:
         """Let a request, the only entry of its batch, into the graph."""
         self.idle -= 1
         self._count += 1
-        state = GraphRun(self.plan, streams=not self.plan.has_one_moment)
-        run = _Run(batch, done, state, self._count, {}, set())
+        entry = batch.entries[0]
+        stream = entry.body if type(entry.body) is PacketStream else None
+        state = GraphRun(self.plan, streams=stream is not None or not self.plan.has_one_moment)
+        run = _Run(batch, done, state, self._count, {}, set(), stream=stream)
         self._runs[batch] = run
         batch.attempts += 1
         batch.on_cancel = lambda: self._abandon(run)
-        entry = batch.entries[0]
+        if stream is not None:
+            stream.on_fed = lambda: self._fed(run, stream)
+            self._fed(run, stream)
+            run.is_entering = False
+            return
         try:
             with user_code():  # the decoder may be the user's
                 given = self._decode(entry)
@@ -235,14 +273,37 @@ class GraphPool:
     async def _drain_nodes(self, grace_s: float) -> None:
         await asyncio.gather(*(endpoint.drain(grace_s) for endpoint in self.endpoints))
 
+    def _fed(self, run: _Run, stream: PacketStream) -> None:
+        """Put the packets of a stream into its run."""
+        if run.batch not in self._runs:
+            return
+        try:
+            while stream.waiting:
+                packets, timestamp = stream.waiting.popleft()
+                for name, value in packets.items():
+                    self._emit(run, run.state.feed(name, timestamp, value))
+            if stream.is_closed:
+                for name in self.plan.inputs:
+                    run.state.close_input(name)
+            self._launch(run)
+        except Exception as error:  # noqa: BLE001 - as in `submit`
+            self._fail(run, failure_of(error).error)
+
     def _launch(self, run: _Run) -> None:
         """Hand everything that is due to its nodes; ends the run when nothing is."""
-        state = run.state
+        state, stream = run.state, run.stream
+        if run.held > CREDIT:
+            return
         while firings := state.ready():
             for firing in firings:
                 self._ask(run, firing, 1)
                 if run.batch not in self._runs:
                     return  # it was refused at once, and has ended
+        if stream is not None:
+            stream.on_progress(state.lowest)
+            if state.is_finished and stream.is_closed and run.batch in self._runs:
+                self._end(run, None)
+            return
         is_over = state.is_finished or (self.plan.ends_early and len(run.results) == len(self.plan.graph.outputs))
         if is_over and run.batch in self._runs:
             self._finish(run)
@@ -327,10 +388,22 @@ class GraphPool:
         if emissions:
             self._emit(run, emissions)
 
-    @staticmethod
-    def _emit(run: _Run, emissions: list[Emission]) -> None:
+    def _emit(self, run: _Run, emissions: list[Emission]) -> None:
+        if run.stream is None:
+            for emission in emissions:
+                run.results[emission.output] = emission.value
+            return
+        on_parts = run.batch.on_parts
+        assert on_parts is not None
         for emission in emissions:
-            run.results[emission.output] = emission.value
+            run.held += 1
+            on_parts([emission], lambda: self._released(run))
+
+    def _released(self, run: _Run) -> None:
+        """Go on once the client has room again."""
+        run.held -= 1
+        if run.held == CREDIT and run.batch in self._runs:
+            self._fed(run, cast("PacketStream", run.stream))
 
     def _finish(self, run: _Run) -> None:
         self._end(run, attempt(lambda: self._encode(run.batch.entries[0], loaded(run.results))))
@@ -348,6 +421,8 @@ class GraphPool:
         """Free the slot, call off what still runs, answer."""
         del self._runs[run.batch]
         run.batch.on_cancel = None
+        if run.stream is not None:
+            run.stream.on_fed = lambda: None
         if run.hops:
             for hop in list(run.hops):
                 assert hop.firing is not None

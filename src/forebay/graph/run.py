@@ -8,8 +8,8 @@ settled there; if one of its required ports carries nothing, it is passed over a
 branch that was not taken is known to be empty, and nobody waits for it.
 
 A run for a request sees one timestamp. A run for a stream of packets (`streams=True`) sees many: a node may work on
-several at a time, if it may, and its results are released in the order of their firings. A loop needs such a run too: a packet
-that comes over a back edge is one moment later than it was written.
+several at a time, if it may, and its results are released in the order of their firings. A loop needs such a run too:
+a packet that comes over a back edge is one moment later than it was written.
 
 Sans-I/O: no clock, no loop, no payload. `pool.py` drives it.
 """
@@ -191,14 +191,28 @@ class GraphRun:
         self.error = self.error or error
         self.open -= len(self._ready)
         self._ready.clear()
-        for state in self._states.values():
-            self.open -= len(state.due)
-            state.due.clear()
+        self.open -= sum(len(state.due) for state in self._states.values())
+        self._states.clear()
 
     @property
     def is_finished(self) -> bool:
         """Whether nothing runs and nothing is due; more may come only by `feed`."""
         return self.open == 0
+
+    @property
+    def lowest(self) -> int | None:
+        """The lowest timestamp that anything runs or waits at; None if nothing does."""
+        return min(
+            (
+                timestamp
+                for state in self._states.values()
+                for timestamp in (
+                    *(flight.timestamp for flight in state.flights),
+                    *(packets[0][0] for packets in state.waiting.values() if packets),
+                )
+            ),
+            default=None,
+        )
 
     def _input(self, stream: str) -> PlannedStream:
         try:
@@ -270,7 +284,7 @@ class GraphRun:
             state.running += 1
             self._ready.append(firing)
         if node.spec.closed_loop and len({_is_turn(one) for one in state.flights if one is not state.released}) > 1:
-            msg = f"node '{node.spec.name}' is already processing data: its loop still turns; open a new stream for more"
+            msg = f"node '{node.spec.name}' is already processing data: its loop still turns; open a new stream"
             raise InvalidRequest(msg)
 
     def _advance(self, node: PlannedNode, state: _NodeState) -> None:

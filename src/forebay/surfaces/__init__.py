@@ -16,10 +16,11 @@ def surfaces() -> list[Surface]:
     """Return all surfaces, in the order in which they are asked."""
     from forebay.surfaces.native import NativeSurface
     from forebay.surfaces.nucleus import NucleusSurface
+    from forebay.surfaces.ovms import OvmsSurface
     from forebay.surfaces.pipeline.surface import PipelineSurface
     from forebay.surfaces.ventu.surface import VentuSurface
 
-    return [VentuSurface(), PipelineSurface(), NativeSurface(), NucleusSurface()]
+    return [VentuSurface(), PipelineSurface(), NativeSurface(), NucleusSurface(), OvmsSurface()]
 
 
 def surface_of(target: str | None) -> Surface | None:
@@ -50,7 +51,8 @@ def build(target: str | None, options: Options) -> Project:
         if surface.name != "native" and options.reload:
             msg = f"--reload is for forebay's own models; {target} is a {surface.name} project"
             raise ConfigError(msg)
-        if surface.name != "native" and (named := {"name", "version", "env", "devices"} & options.given):
+        own = {"name", "version", "env", "devices"} - ({"name"} if surface.name == "ovms" else set())
+        if surface.name != "native" and (named := own & options.given):
             msg = f"{min(named)} is for forebay's own models; {target} is a {surface.name} project"
             raise ConfigError(msg)
         if surface.name != "pipeline" and options.arguments:
@@ -63,6 +65,6 @@ def build(target: str | None, options: Options) -> Project:
         found = "does not exist"
     msg = (
         f"{target} {found}; give a Python file with a forebay.Model or a Ventu, file.py:Name, "
-        "a model.onnx, or a folder with a forebay.yaml or a nucleus.yaml"
+        "a model.onnx, a graph.pbtxt, or a folder with a forebay.yaml, a nucleus.yaml or a config.json"
     )
     raise ConfigError(msg)

@@ -72,6 +72,7 @@ class Project(msgspec.Struct, kw_only=True):
         listeners: Further ports; at least one where there is no HTTP port.
         summary: What would be served, for `forebay check`: lines for a person.
         warnings: What is odd about the project but does not stop it.
+        problems: What of it is wrong and will not be served, while the rest is.
         graphs: Its graphs, for `forebay check --draw`.
         log_level: Level the project asks for.
         on_ready: Called once every worker is up and the port answers.
@@ -88,6 +89,7 @@ class Project(msgspec.Struct, kw_only=True):
     listeners: list[Listener] = []
     summary: list[str]
     warnings: list[str] = []
+    problems: list[str] = []
     graphs: list[Drawable] = []
     log_level: str | None = None
     on_ready: Callable[[], None] = lambda: None

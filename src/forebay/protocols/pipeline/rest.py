@@ -15,6 +15,7 @@ from forebay.protocols.pipeline.tensors import MAX_TENSORS
 CODES: Final[dict[Code, tuple[int, int]]] = {
     Code.INVALID_ARGUMENT: (3, 400),
     Code.NOT_FOUND: (5, 404),
+    Code.FAILED_PRECONDITION: (9, 412),
     Code.RESOURCE_EXHAUSTED: (8, 429),
     Code.DEADLINE_EXCEEDED: (4, 504),
     Code.UNAVAILABLE: (14, 503),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn, cast
 
@@ -27,7 +27,9 @@ _WORD: Final = re.compile(
 _NO_FIELD: Final = re.compile(r'Message type "mediapipe\.(?P<type>\w+)" has no field named "(?P<field>[^"]*)"')
 _NO_EXTENSION: Final = re.compile(r'Extension "(?P<name>[^"]*)" not registered')
 _NO_TYPE: Final = re.compile(r"Type (?P<name>\S+) not found")
-_PORT: Final = re.compile(r"(?:(?P<tag>[A-Z_][A-Z0-9_]*):(?:(?P<index>\d{1,4}):)?)?(?P<name>[a-z_][a-z0-9_]*)", re.IGNORECASE)
+_PORT: Final = re.compile(
+    r"(?:(?P<tag>[A-Z_][A-Z0-9_]*):(?:(?P<index>\d{1,4}):)?)?(?P<name>[a-z_][a-z0-9_]*)", re.IGNORECASE
+)
 _QUEUE: Final = re.compile(r"^\s*#\s*OVMS_GRAPH_QUEUE_MAX_SIZE:(?P<size>.*)$", re.MULTILINE)
 
 
@@ -185,7 +187,7 @@ def read_graph(path: Path, calculators: Mapping[str, str | None]) -> GraphFile:
         raise ConfigError(f"{path}: it is more than {MAX_DEPTH} levels deep")
     for name, line in places.calculators:
         if name not in calculators:
-            raise ConfigError(f"{path}:{line}: there is no calculator '{name}'{_meant(name, calculators)}")
+            raise ConfigError(f"{path}:{line}: there is no calculator '{name}'{meant(name, calculators)}")
     return _Reader(path, text, places, calculators).read()
 
 
@@ -235,12 +237,12 @@ class _Reader:
         said, line = re.sub(r"^\d+:\d+ : ", "", str(error)), error.GetLine()
         if found := _NO_FIELD.search(said):
             fields = message(found["type"]).DESCRIPTOR.fields_by_name
-            said = f"there is no field '{found['field']}' in {found['type']}{_meant(found['field'], fields)}"
+            said = f"there is no field '{found['field']}' in {found['type']}{meant(found['field'], fields)}"
         elif (found := _NO_EXTENSION.search(said)) or (found := _NO_TYPE.search(said)):
             name = found["name"].removeprefix("mediapipe.").removesuffix(".ext")
             line = line or self._line_of(name)
             known = (*OPTIONS, "SyncSetInputStreamHandlerOptions")
-            said = f"there are no options '{name}' here{_meant(name, known)}"
+            said = f"there are no options '{name}' here{meant(name, known)}"
         raise ConfigError(f"{self._path}:{line or 1}: {said}") from None
 
     def _line_of(self, word: str) -> int:
@@ -346,7 +348,12 @@ def _text(path: Path) -> str:
     return text
 
 
-def _meant(word: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
-    hint = nearest(word, {name.lower(): name for name in known}) or nearest(word, known)
+def meant(word: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence about a word that nobody knows: the nearest known one, else all of them."""
     by_lower = {name.lower(): name for name in known}
-    return f"; did you mean '{by_lower.get(hint, hint)}'?" if hint else f"; there is {', '.join(sorted(known))}"
+    hint = nearest(word, by_lower)
+    return (
+        f"; did you mean '{by_lower[hint]}'?"
+        if hint
+        else f"; there is {', '.join(sorted(by_lower.values())) or 'none'}"
+    )

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs of OpenVINO Model Server: a `graph.pbtxt` and `OvmsPythonModel` classes, served unchanged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forebay.surfaces.contract import Options, Project
+
+
+class OvmsSurface:
+    """Serves graphs of OpenVINO Model Server, and the models beside them."""
+
+    name = "ovms"
+
+    def detect(self, target: str) -> bool:
+        """Tell whether the target is a graph.pbtxt, a configuration of graphs and models, or a folder with one."""
+        from forebay.surfaces.ovms.config import GRAPH_FILE, looks_like_config
+
+        path = Path(target)
+        if path.is_dir():
+            return (path / GRAPH_FILE).is_file() or looks_like_config(path / "config.json")
+        return path.suffix == ".pbtxt" or (path.suffix == ".json" and looks_like_config(path))
+
+    def build(self, target: str, options: Options) -> Project:
+        """Read the graphs; none of their code is run here.
+
+        Raises:
+            ConfigError: If the configuration is wrong, or the only graph there is.
+        """
+        from forebay.surfaces.ovms.app import project_of
+
+        return project_of(Path(target), options)

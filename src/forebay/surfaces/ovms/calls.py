@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls to a graph: the tensors and parameters of a request become packets, and packets become an answer.
+
+Timestamps of one stream rise, whoever gives them: those that nobody gives are the clock's microseconds, or the next
+after the highest that was seen.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from forebay.errors import InvalidRequest, NotPrepared, nearest
+from forebay.graph.pool import PacketStream
+from forebay.protocols.kserve.calls import InferRequest, InferResponse
+from forebay.surfaces.ovms.handlers import UNARY
+from forebay.surfaces.ovms.values import ExecutionFailed, as_wire
+from forebay.types.call import Failure, Request
+from forebay.types.datatypes import DATATYPES
+from forebay.types.tensor import check_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from forebay.graph.run import Emission
+    from forebay.protocols.kserve.calls import Parameter
+    from forebay.serving.endpoint import Endpoint
+    from forebay.surfaces.ovms.layout import GraphLayout, GraphOutput
+    from forebay.types.call import Item, Outcome
+
+TIMESTAMP: Final = "OVMS_MP_TIMESTAMP"
+WANTS_FINAL: Final = "triton_enable_empty_final_response"
+IS_FINAL: Final = "triton_final_response"
+VERSION: Final = "1"
+"""What answers say: graphs have no versions."""
+
+_LOWEST: Final = -(2**63) + 3
+_HIGHEST: Final = 2**63 - 4
+_RESERVED: Final = frozenset({TIMESTAMP, "priority", "timeout", "binary_data_output", "headers"})
+_RESERVED_BEGIN: Final = ("triton_", "sequence_")
+_DAY_S: Final = 24 * 3600.0
+"""How long a stream may be open if nobody says."""
+
+PARAMS: Final[Mapping[str, Any]] = {UNARY: True}
+"""Of requests that want one answer."""
+
+
+class GraphCalls:
+    """What requests to one graph mean."""
+
+    def __init__(self, name: str, layout: GraphLayout, problem: str = "") -> None:
+        """Say which graph, and why it could never answer."""
+        self.name = name
+        self.layout = layout
+        self._problem = problem
+        self._leaving: Mapping[str, GraphOutput] = {one.name: one for one in layout.outputs}
+
+    def decode(self, item: Item) -> Mapping[str, Any]:
+        """Return the packets of a request that wants one answer; nothing runs unless all of them are there.
+
+        Raises:
+            InvalidRequest: If an input is missing or given twice, or something else of it is wrong.
+            NotPrepared: If it lacks a side packet, or the graph could never answer.
+        """
+        request = item.body
+        if not isinstance(request, InferRequest):
+            msg = f"'{self.name}' is a graph of tensors; send them to /v2/models/{self.name}/infer"
+            raise InvalidRequest(msg)
+        self.timestamp_of(request)
+        self.check_side_packets(request)
+        packets = self.packets(request)
+        missing = [stream for stream in self.layout.inputs if stream not in packets]
+        if missing:
+            msg = f"not all input packets came: '{missing[0]}' is missing; '{self.name}' has the inputs {self._inputs}"
+            raise InvalidRequest(msg)
+        return packets
+
+    def encode(self, item: Item, results: Mapping[str, Any]) -> Outcome:
+        """Return the answer to a request that wants one.
+
+        Raises:
+            ExecutionFailed: If an output never came.
+        """
+        request: InferRequest = item.body
+        for output in self.layout.outputs:
+            if output.name not in results:
+                msg = f"no node of '{self.name}' has written the output '{output.name}' for this request"
+                raise ExecutionFailed(msg)
+        tensors = [as_wire(results[one.name], one.called) for one in self.layout.outputs]
+        if request.outputs:
+            tensors = [tensor for tensor in tensors if tensor.name in request.outputs]
+            self._check_wanted(request)
+        timestamp = self.timestamp_of(request)
+        return InferResponse(
+            outputs=tensors,
+            model=self.name,
+            version=VERSION,
+            id=request.id,
+            parameters={TIMESTAMP: _now_us() if timestamp is None else timestamp},
+        )
+
+    def packets(self, request: InferRequest) -> dict[str, Any]:
+        """Return the inputs of a request by their streams.
+
+        Raises:
+            InvalidRequest: If one is unknown, given twice, or not as long as it says.
+        """
+        packets: dict[str, Any] = {}
+        for tensor in request.inputs:
+            if tensor.name not in self.layout.spec.inputs:
+                hint = nearest(tensor.name, self.layout.inputs)
+                did_you_mean = f"did you mean '{hint}'?" if hint else f"it has {self._inputs}"
+                msg = f"'{self.name}' has no input '{tensor.name[:100]}'; {did_you_mean}"
+                raise InvalidRequest(msg)
+            if tensor.name in packets:
+                msg = f"the input '{tensor.name}' came twice"
+                raise InvalidRequest(msg)
+            known = DATATYPES.get(tensor.datatype)
+            if known is not None and known.size:
+                check_size(tensor.name, tensor.datatype, tensor.shape, len(tensor.data))
+            packets[tensor.name] = tensor
+        return packets
+
+    def timestamp_of(self, request: InferRequest) -> int | None:
+        """Return the timestamp that a request gives.
+
+        Raises:
+            InvalidRequest: If it is none.
+        """
+        given = request.parameters.get(TIMESTAMP)
+        if given is None:
+            return None
+        if type(given) is not int or not _LOWEST <= given <= _HIGHEST:
+            msg = f"{TIMESTAMP} is {given!r:.60}; a whole number from {_LOWEST} to {_HIGHEST} is needed"
+            raise InvalidRequest(msg)
+        return given
+
+    def check_side_packets(self, request: InferRequest) -> None:
+        """Check the parameters that become side packets.
+
+        Raises:
+            InvalidRequest: If one is of a kind that cannot be one.
+            NotPrepared: If one is missing, or reserved, or the graph takes none.
+        """
+        layout = self.layout
+        given = side_packets(request.parameters)
+        if "py" in given:
+            msg = "the parameter 'py' is the graph's own; give yours another name"
+            raise NotPrepared(msg)
+        for name, value in given.items():
+            if isinstance(value, float) or (type(value) is int and not -(2**63) <= value < 2**63):
+                msg = (
+                    f"the parameter '{name[:100]}' is {value!r:.60}; a text, a whole number, or true or false is needed"
+                )
+                raise InvalidRequest(msg)
+        if given and not layout.takes_side_packets:
+            msg = f"'{self.name}' is kept ready for requests and takes no parameters, such as '{min(given)[:100]}'"
+            raise NotPrepared(msg)
+        for name in layout.side_packets:
+            if name not in given:
+                msg = f"'{self.name}' needs the parameter '{name}', an input_side_packet"
+                raise NotPrepared(msg)
+        if self._problem:
+            raise NotPrepared(self._problem)
+        for name in layout.missing:
+            msg = f"nothing in the graph of '{self.name}' writes its output '{name}'"
+            raise NotPrepared(msg)
+
+    def answer(self, emission: Emission, id: str, *, wants_final: bool) -> InferResponse:
+        """Return the part of a stream that a packet is."""
+        leaving = self._leaving[emission.output]
+        parameters: dict[str, Parameter] = {TIMESTAMP: emission.timestamp}
+        if wants_final:
+            parameters[IS_FINAL] = False
+        tensor = as_wire(emission.value, leaving.called)
+        return InferResponse(outputs=[tensor], model=self.name, version=VERSION, id=id, parameters=parameters)
+
+    @property
+    def _inputs(self) -> str:
+        return ", ".join(f"'{name}'" for name in self.layout.inputs)
+
+    def _check_wanted(self, request: InferRequest) -> None:
+        names = [one.called for one in self.layout.outputs]
+        for name in request.outputs:
+            if name not in names:
+                msg = f"'{self.name}' has no output '{name[:100]}'; it has {', '.join(names)}"
+                raise InvalidRequest(msg)
+
+
+class _Asked(msgspec.Struct, eq=False):
+    """A request on a stream: when it is, and what its answers repeat."""
+
+    timestamp: int
+    id: str
+    wants_final: bool
+
+
+class GraphStream:
+    """One stream of requests to a graph, and of its answers; lives on the loop.
+
+    A request that is wrong in itself is told of and the stream goes on; an error in the graph ends it.
+    """
+
+    def __init__(
+        self,
+        calls: GraphCalls,
+        endpoint: Endpoint,
+        on_answer: Callable[[InferResponse, Callable[[], object]], object],
+        on_end: Callable[[Outcome], object],
+        *,
+        deadline: float = float("inf"),
+    ) -> None:
+        """Open a stream; the first request enters the graph.
+
+        Args:
+            calls: What requests mean.
+            endpoint: Where they go.
+            on_answer: Called with each answer, and with what to call once there is room for the next.
+            on_end: Called once, with None or a `Failure`.
+            deadline: When it ends at the latest.
+        """
+        self._calls = calls
+        self._endpoint = endpoint
+        self._on_answer = on_answer
+        self._on_end = on_end
+        self._deadline = min(deadline, time.monotonic() + _DAY_S)
+        self._packets = PacketStream(self._progressed)
+        self._request: Request | None = None
+        self._asked: list[_Asked] = []
+        self._last = -(2**63)
+
+    def send(self, asked: InferRequest) -> None:
+        """Let a request enter.
+
+        Raises:
+            ForebayError: If it is wrong in itself; it has not entered, and others may.
+        """
+        calls = self._calls
+        given = calls.timestamp_of(asked)
+        packets = calls.packets(asked)
+        if self._request is None:
+            calls.check_side_packets(asked)
+        timestamp = max(_now_us(), self._last + 1) if given is None else given
+        if timestamp > self._last:
+            self._last = timestamp
+            self._asked.append(_Asked(timestamp, asked.id, asked.parameters.get(WANTS_FINAL) is True))
+        self._packets.feed(packets, timestamp)
+        if self._request is None:
+            self._request = Request(
+                body=self._packets, reply=self._replied, on_part=self._part, deadline=self._deadline, id=asked.id
+            )
+            self._endpoint.submit(self._request)
+
+    def close(self) -> None:
+        """Say that no further request comes; what runs goes on."""
+        if self._request is None:
+            self._on_end(Failure(InvalidRequest("the stream ended before its first request")))
+        else:
+            self._packets.close()
+
+    def cancel(self) -> None:
+        """End it now: nobody waits any more."""
+        if self._request is not None:
+            self._endpoint.cancel(self._request)
+
+    def _replied(self, _request: Request, outcome: Outcome) -> None:
+        if type(outcome) is not Failure:
+            self._progressed(None)
+        self._on_end(outcome)
+
+    def _part(self, part: Any, taken: Callable[[], object]) -> None:
+        emission: Emission = part
+        self._last = max(self._last, emission.timestamp)
+        asked = self._asked_at(emission.timestamp)
+        self._on_answer(self._calls.answer(emission, asked.id, wants_final=asked.wants_final), taken)
+
+    def _asked_at(self, timestamp: int) -> _Asked:
+        """Return the request that led to what has this timestamp."""
+        return self._asked[max(bisect_right(self._asked, timestamp, key=attrgetter("timestamp")) - 1, 0)]
+
+    def _progressed(self, lowest: int | None) -> None:
+        """Say of requests that nothing more comes of them, if they want to know; forget all but the last one."""
+        while self._asked:
+            is_last = len(self._asked) == 1
+            if lowest is not None and (is_last or lowest < self._asked[1].timestamp):
+                break
+            first = self._asked[0]
+            if first.wants_final:
+                first.wants_final = False
+                parameters: dict[str, Parameter] = {TIMESTAMP: first.timestamp, IS_FINAL: True}
+                name = self._calls.name
+                last = InferResponse(outputs=[], model=name, version=VERSION, id=first.id, parameters=parameters)
+                self._on_answer(last, lambda: None)
+            if is_last:
+                break
+            del self._asked[0]
+
+
+def side_packets(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """Return the parameters that are the graph's, without those that clients send to any server."""
+    return {
+        name: value
+        for name, value in parameters.items()
+        if name not in _RESERVED and not name.startswith(_RESERVED_BEGIN)
+    }
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

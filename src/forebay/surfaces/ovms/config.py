@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`config.json` and `subconfig.json`: which graphs and models there are, and where."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Final, cast
+
+import msgspec
+
+from forebay.errors import ConfigError
+from forebay.protocols.kserve.calls import TensorMetadata
+from forebay.server import yaml
+from forebay.server.walker import Walker, line, shown, text, whole
+from forebay.types.datatypes import DATATYPES
+
+GRAPH_FILE: Final = "graph.pbtxt"
+SUBCONFIG_FILE: Final = "subconfig.json"
+MODELS: Final = "model_config_list"
+GRAPHS: Final = "mediapipe_config_list"
+MODEL_FILES: Final = (".xml", ".onnx")
+
+_IGNORED: Final = (
+    "pipeline_config_list",
+    "custom_node_library_config_list",
+    "custom_loader_config_list",
+    "monitoring",
+)
+_IGNORED_OF_MODELS: Final = (
+    *("batch_size", "shape", "layout", "precision", "nireq", "plugin_config", "stateful", "idle_sequence_cleanup"),
+    *("low_latency_transformation", "max_sequence_number", "allow_cache", "custom_loader_options"),
+)
+_Path = tuple[Any, ...]
+
+
+class GraphEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A graph that is to be served.
+
+    Attributes:
+        name: What it is served as.
+        base_path: Where the paths of its handlers begin.
+        graph_path: Its file.
+        subconfig: A file with models for its sessions, which need not be there.
+        inputs: What clients are told of its inputs, where somebody says it.
+        outputs: And of its outputs.
+        where: Where it is named, for messages.
+    """
+
+    name: str
+    base_path: Path
+    graph_path: Path
+    subconfig: Path
+    inputs: tuple[TensorMetadata, ...] = ()
+    outputs: tuple[TensorMetadata, ...] = ()
+    where: str = ""
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of a model that is to be served.
+
+    Attributes:
+        name: What it is served as.
+        version: Which version it is.
+        path: Its file.
+        device: What it runs on, as forebay writes it; empty for the processor.
+    """
+
+    name: str
+    version: str
+    path: Path
+    device: str = ""
+
+
+class OvmsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be served."""
+
+    graphs: tuple[GraphEntry, ...] = ()
+    models: tuple[ModelEntry, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def looks_like_config(path: Path) -> bool:
+    """Tell whether a JSON file is a configuration of the original."""
+    try:
+        found: Any = json.loads(path.read_bytes()[: yaml.MAX_BYTES])
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and not {MODELS, GRAPHS}.isdisjoint(cast("dict[str, Any]", found))
+
+
+def read_target(target: Path, name: str | None) -> OvmsConfig:
+    """Read what a person names: a `graph.pbtxt`, a `config.json`, a folder with one of them.
+
+    Raises:
+        ConfigError: If a configuration is wrong.
+    """
+    if target.is_dir():
+        target = next(one for one in (target / "config.json", target / GRAPH_FILE) if one.is_file())
+    if target.suffix == ".pbtxt":
+        folder = target.absolute().parent
+        name = name or re.sub(r"[^\w.-]+", "-", folder.name) or "graph"
+        entry = GraphEntry(name=name, base_path=folder, graph_path=target.absolute(), subconfig=folder / SUBCONFIG_FILE)
+        return _with_models(OvmsConfig(graphs=(entry,)))
+    return _with_models(_Reader(_document(target), target.absolute().parent).read())
+
+
+def _with_models(config: OvmsConfig) -> OvmsConfig:
+    """Add the models of the subconfigs."""
+    models, warnings = {(one.name, one.version): one for one in config.models}, [*config.warnings]
+    for graph in config.graphs:
+        if not graph.subconfig.is_file():
+            continue
+        found = _Reader(_document(graph.subconfig), graph.subconfig.parent, is_sub=True).read()
+        warnings += found.warnings
+        for one in found.models:
+            if models.setdefault((one.name, one.version), one) != one:
+                warnings.append(f"{graph.subconfig}: there is another model '{one.name}', which is served instead")
+    names = {one.name for one in models.values()}
+    for graph in config.graphs:
+        if graph.name in names:
+            raise ConfigError(f"{graph.where}: a graph and a model are both named '{graph.name}'; rename one of them")
+    return msgspec.structs.replace(config, models=tuple(models.values()), warnings=tuple(warnings))
+
+
+def _document(path: Path) -> yaml.Document:
+    """Read a JSON file, with the lines of what is in it.
+
+    Raises:
+        ConfigError: If it is no JSON.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: it cannot be read: {error.strerror}") from error
+    if len(raw) > yaml.MAX_BYTES:
+        raise ConfigError(f"{path}: it has {len(raw)} bytes; {yaml.MAX_BYTES} are allowed")
+    try:
+        data = json.loads(raw)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}:{error.lineno}: it is no JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: it is no JSON: {error}") from None
+    try:  # YAML knows where things stand, and reads JSON but for tabs and escaped slashes
+        return yaml.load(raw.replace(b"\t", b" ").replace(b"\\/", b"/"), str(path))
+    except ConfigError:
+        return yaml.Document(str(path), data, {}, {})
+
+
+class _Reader(Walker):
+    """Reads one document."""
+
+    def __init__(self, document: yaml.Document, folder: Path, *, is_sub: bool = False) -> None:
+        super().__init__(document)
+        self._folder = folder
+        self._is_sub = is_sub
+
+    def read(self) -> OvmsConfig:
+        top = self.mapping((), self.document.data if self.document.data is not None else [])
+        for key in top:
+            if key in _IGNORED:
+                self.warn((key,), f"{key} is not used by forebay")
+            elif key not in {MODELS, GRAPHS}:
+                self.unknown((key,), (MODELS, GRAPHS, *_IGNORED))
+        if MODELS not in top and not self._is_sub:
+            self.fail((), f"there is no {MODELS}; it is needed, and may be an empty list: []")
+        graphs: dict[str, GraphEntry] = {}
+        models: list[ModelEntry] = []
+        for path, entry in self._entries((MODELS,), top.get(MODELS, [])):
+            inner = self.mapping((*path, "config"), entry.get("config"))
+            for key in entry:
+                if key != "config":
+                    self.unknown((*path, key), ("config",))
+            if self._is_graph((*path, "config"), inner):
+                self._add(graphs, (*path, "config"), inner)
+            else:
+                models += self._model((*path, "config"), inner)
+        if self._is_sub and top.get(GRAPHS):
+            self.warn((GRAPHS,), f"{GRAPHS} is not used here, only {MODELS} is")
+        else:
+            for path, entry in self._entries((GRAPHS,), top.get(GRAPHS, [])):
+                self._add(graphs, path, entry)
+        return OvmsConfig(graphs=tuple(graphs.values()), models=tuple(models), warnings=tuple(self.warnings))
+
+    def _entries(self, path: _Path, value: Any) -> list[tuple[_Path, dict[Any, Any]]]:
+        if not isinstance(value, list):
+            self.wrong(path, value, "a list is needed")
+        found: list[tuple[_Path, dict[Any, Any]]] = []
+        for index, one in enumerate(cast("list[Any]", value)):
+            if not isinstance(one, dict):
+                self.wrong((*path, index), one, "an object is needed")
+            found.append(((*path, index), cast("dict[Any, Any]", one)))
+        return found
+
+    def _add(self, graphs: dict[str, GraphEntry], path: _Path, entry: dict[Any, Any]) -> None:
+        graph = self._graph(path, entry)
+        if graph.name in graphs:
+            self.warn((*path, "name"), f"there is another graph '{graph.name}' before it, which is served")
+        else:
+            graphs[graph.name] = graph
+
+    def _is_graph(self, path: _Path, entry: dict[Any, Any]) -> bool:
+        if "graph_path" in entry:
+            return True
+        name, base = entry.get("name"), entry.get("base_path")
+        if not isinstance(name, str) or not isinstance(base, (str, type(None))):
+            return False
+        folder = self._folder / (base or name)
+        return (folder / GRAPH_FILE).is_file()
+
+    def _graph(self, path: _Path, entry: dict[Any, Any]) -> GraphEntry:
+        found = self.section(
+            path,
+            entry,
+            {
+                "name": line,
+                "base_path": text,
+                "graph_path": text,
+                "subconfig": text,
+                "metadata": Walker.mapping,
+            },
+        )
+        name = found.get("name")
+        if name is None:
+            self.fail(path, "the graph has no name; one is needed")
+        base = self._folder / (found.get("base_path") or name)
+        metadata = self.section((*path, "metadata"), found.get("metadata"), {"inputs": _metadata, "outputs": _metadata})
+        return GraphEntry(
+            name=name,
+            base_path=base,
+            graph_path=base / (found.get("graph_path") or GRAPH_FILE),
+            subconfig=base / (found.get("subconfig") or SUBCONFIG_FILE),
+            inputs=metadata.get("inputs", ()),
+            outputs=metadata.get("outputs", ()),
+            where=self.where(path),
+        )
+
+    def _model(self, path: _Path, entry: dict[Any, Any]) -> list[ModelEntry]:
+        ignored = {key: entry.pop(key) for key in _IGNORED_OF_MODELS if key in entry}
+        for key in ignored:
+            self.warn((*path, key), f"{key} is not used: the file says what the model takes, forebay how it runs")
+        for key in ("graph_path", "subconfig"):
+            entry.pop(key, None)
+        found = self.section(
+            path, entry, {"name": line, "base_path": line, "model_version_policy": _policy, "target_device": line}
+        )
+        for key in ("name", "base_path"):
+            if key not in found:
+                self.fail(path, f"the model has no {key}; it is needed")
+        base = self._folder / found["base_path"]
+        if "://" in found["base_path"]:
+            self.fail(
+                (*path, "base_path"), f"base_path is {shown(found['base_path'])}; a folder on this machine is needed"
+            )
+        versions = versions_in(base)
+        if not versions:
+            msg = f"base_path is {shown(found['base_path'])}, and {base} has no folder with a number and a model in it"
+            self.fail((*path, "base_path"), msg)
+        kind, wanted = found.get("model_version_policy", ("latest", 1))
+        if kind == "specific":
+            for one in wanted:
+                if str(one) not in versions:
+                    msg = f"version {one} is wanted, and there is {', '.join(versions)}"
+                    self.fail((*path, "model_version_policy"), msg)
+            chosen = [str(one) for one in wanted]
+        else:
+            chosen = list(versions) if kind == "all" else list(versions)[-wanted:]
+        device = found.get("target_device", "CPU")
+        return [
+            ModelEntry(
+                name=found["name"],
+                version=version,
+                path=versions[version],
+                device="" if device in {"CPU", "AUTO"} else device.lower().replace(".", ":"),
+            )
+            for version in chosen
+        ]
+
+
+def versions_in(base: Path) -> dict[str, Path]:
+    """Return the model file of each version, in rising order; a path of one file is its version 1."""
+    if base.is_file():
+        return {"1": base} if base.suffix in MODEL_FILES else {}
+    try:
+        folders = [one for one in base.iterdir() if one.name.isascii() and one.name.isdigit() and int(one.name) > 0]
+    except OSError:
+        return {}
+    found: dict[str, Path] = {}
+    for folder in sorted(folders, key=lambda one: int(one.name)):
+        files = sorted(one for one in folder.iterdir() if one.suffix in MODEL_FILES) if folder.is_dir() else []
+        if files:
+            found[str(int(folder.name))] = files[0]
+    return found
+
+
+def _policy(walker: Walker, path: _Path, value: Any) -> tuple[str, Any]:
+    """Read `model_version_policy`."""
+    if not isinstance(value, dict) or len(cast("dict[str, Any]", value)) != 1:
+        walker.wrong(
+            path,
+            value,
+            'one of {"latest": {"num_versions": N}}, {"all": {}}, {"specific": {"versions": [N]}} is needed',
+        )
+    ((kind, more),) = cast("dict[str, Any]", value).items()
+    if kind == "latest":
+        found = walker.section((*path, kind), more, {"num_versions": whole(1)})
+        return kind, found.get("num_versions", 1)
+    if kind == "all":
+        return kind, None
+    if kind != "specific":
+        walker.unknown((*path, kind), ("latest", "all", "specific"))
+    versions = walker.mapping((*path, kind), more).get("versions")
+    if not isinstance(versions, list) or not versions:
+        walker.wrong((*path, kind, "versions"), versions, "a list of version numbers is needed")
+    check = whole(1)
+    return kind, [
+        check(walker, (*path, kind, "versions", index), one) for index, one in enumerate(cast("list[Any]", versions))
+    ]
+
+
+def _metadata(walker: Walker, path: _Path, value: Any) -> tuple[TensorMetadata, ...]:
+    """Read what clients are told of inputs or outputs."""
+    found: list[TensorMetadata] = []
+    for name, about in walker.mapping(path, value).items():
+        here = (*path, name)
+        told = walker.section(here, about, {"datatype": text, "shape": _shape})
+        datatype = told.get("datatype", "")
+        if datatype not in DATATYPES:
+            walker.wrong((*here, "datatype"), datatype, f"one of {', '.join(DATATYPES)} is needed")
+        found.append(TensorMetadata(name, datatype, told.get("shape", ())))
+    return tuple(found)
+
+
+def _shape(walker: Walker, path: _Path, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        walker.wrong(path, value, "a list of axes is needed, -1 for one of any length")
+    check = whole(-1)
+    return tuple(check(walker, (*path, index), one) for index, one in enumerate(cast("list[Any]", value)))

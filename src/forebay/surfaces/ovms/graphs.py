@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A graph that is served: one endpoint for it, and one for each of its nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from forebay.batching.queue import BatchConfig
+from forebay.graph.drawing.draw import Drawable
+from forebay.graph.pool import GraphPool, Node
+from forebay.protocols.native import Contract
+from forebay.server.app import Served
+from forebay.serving.endpoint import Endpoint, EndpointConfig
+from forebay.surfaces.ovms.calls import VERSION, GraphCalls
+from forebay.surfaces.ovms.config import ModelEntry
+from forebay.surfaces.ovms.handlers import HandlerRunner, Modules
+from forebay.surfaces.ovms.inference import InferenceRunner
+from forebay.surfaces.ovms.layout import read_layout
+from forebay.workers.runner import RunnerSpec
+from forebay.workers.threads import ThreadPool
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from forebay.server.config import Overrides
+    from forebay.surfaces.ovms.config import GraphEntry
+    from forebay.surfaces.ovms.inference import SharedModels
+    from forebay.surfaces.ovms.layout import GraphLayout, InferenceNode
+    from forebay.workers.runner import Runner
+
+THREADS: Final = 8
+"""Threads that call one handler at a time, if nobody says."""
+SLOTS: Final = 4096
+"""Requests and streams that may be inside a graph at a time."""
+TIMEOUT_S: Final = 300.0
+"""Time a request has; the original sets none."""
+
+
+class GraphServed(NamedTuple):
+    """What came of a graph."""
+
+    served: Served
+    calls: GraphCalls
+
+
+def serve_graph(
+    entry: GraphEntry, known: Sequence[ModelEntry], models: SharedModels, overrides: Overrides
+) -> GraphServed:
+    """Build a graph; none of its code is run here.
+
+    Args:
+        entry: Where it is.
+        known: SharedModels that its sessions may use.
+        models: Those that are loaded.
+        overrides: What the person says.
+
+    Raises:
+        ConfigError: If its file is wrong, with the line.
+    """
+    layout = read_layout(entry.name, entry.graph_path, entry.base_path)
+    sessions, unknown = _sessions(layout, known)
+    layout = msgspec.structs.replace(layout, warnings=(*layout.warnings, *unknown))
+    calls = GraphCalls(entry.name, layout, "; ".join(unknown))
+    modules = Modules()
+    threads = overrides.threads if overrides.threads > 1 else THREADS
+    endpoints = {
+        name: _endpoint(f"{entry.name}/{name}", HandlerRunner(node, modules), threads)
+        for name, node in layout.python.items()
+    }
+    for name, node in layout.inference.items():
+        model = sessions[name]
+        runner = _Missing() if model is None else InferenceRunner(node, model, models)
+        endpoints[name] = _endpoint(f"{entry.name}/{name}", runner, 1)
+    pool = GraphPool(
+        layout.spec,
+        {name: Node(endpoint=endpoint) for name, endpoint in endpoints.items()},
+        slots=SLOTS,
+        decode=calls.decode,
+        encode=calls.encode,
+    )
+    config = EndpointConfig(
+        name=entry.name,
+        version=VERSION,
+        timeout_s=TIMEOUT_S if overrides.timeout_ms is None else overrides.timeout_ms / 1000,
+        max_timeout_s=float("inf"),
+        split=False,
+        streams=True,
+        is_mixed=True,
+    )
+    batching = BatchConfig(max_size=1, idle="go", capacity=overrides.max_queue or SLOTS)
+    drawing = Drawable(layout.spec, _labels(layout), {name: f"{entry.name}/{name}" for name in endpoints})
+    served = Served(Endpoint(config, batching, pool), Contract(streams=True), nodes=endpoints, drawing=drawing)
+    return GraphServed(served, calls)
+
+
+def _endpoint(name: str, runner: Runner, threads: int) -> Endpoint:
+    """Put a runner behind a queue. All threads share it: a handler is one object, whoever calls it."""
+    spec = RunnerSpec(factory="", local=lambda: runner)
+    config = EndpointConfig(name=name, version=VERSION, timeout_s=TIMEOUT_S, max_timeout_s=float("inf"), split=False)
+    batching = BatchConfig(max_size=1, idle="go", capacity=1 << 20)
+    return Endpoint(config, batching, ThreadPool(spec, workers=1, threads=threads))
+
+
+def _sessions(layout: GraphLayout, known: Sequence[ModelEntry]) -> tuple[dict[str, ModelEntry | None], list[str]]:
+    """Return the model of each node that infers, and what is said of those that are not there."""
+    found: dict[str, ModelEntry | None] = {}
+    unknown: list[str] = []
+    for name, node in layout.inference.items():
+        found[name] = _model(node, known)
+        if found[name] is None:
+            version = f" version {node.version}" if node.version else ""
+            there = ", ".join(f"'{one.name}' version {one.version}" for one in known) or "none"
+            unknown.append(
+                f"{layout.path}:{node.line}: there is no model '{node.servable}'{version} for the session of "
+                f"node '{name}'; there is {there}"
+            )
+    return found, unknown
+
+
+def _model(node: InferenceNode, known: Sequence[ModelEntry]) -> ModelEntry | None:
+    named = [one for one in known if one.name == node.servable and node.version in {"", "0", one.version}]
+    return max(named, key=lambda one: int(one.version), default=None)
+
+
+def _labels(layout: GraphLayout) -> Mapping[str, Sequence[str]]:
+    labels = {name: [node.handler.rpartition("/")[2]] for name, node in layout.python.items()}
+    return labels | {name: [f"model {node.servable}"] for name, node in layout.inference.items()}
+
+
+class _Missing:
+    """Stands in for a model that is not there; no request gets so far."""
+
+    def open(self, ctx: object) -> None:
+        """Nothing is needed."""
+
+    def run(self, items: Sequence[object]) -> Sequence[object]:
+        """Never be called."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing was taken."""

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the handler of a Python node: one `OvmsPythonModel`, which the threads of the node share.
+
+A generator lives on the loop of its node: each turn is a packet that holds it, and thus an item in the node's queue
+like any other. So its item is sent before the next one is computed, and many that generate take turns. One that nobody
+goes on with is closed in a thread for that, whoever drops it: user code does not run on the server's loop.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from forebay.errors import ModelError, RequestError
+from forebay.graph.values import Outputs
+from forebay.surfaces.ovms import shim
+from forebay.surfaces.ovms.layout import PythonNode
+from forebay.surfaces.ovms.modules import HandlerFolder
+from forebay.surfaces.ovms.tensor import PyTensor, sealed
+from forebay.surfaces.ovms.values import ExecutionFailed, as_python
+from forebay.types.failures import failure_of, text_of, trace_of
+from forebay.workers.user_code import attempt, caught, close
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import ModuleType
+
+    from forebay.errors import ForebayError
+    from forebay.types.call import Item, Outcome
+    from forebay.workers.runner import WorkerContext
+
+log = logging.getLogger("forebay.ovms")
+
+UNARY: Final = "unary"
+"""Among the params of a request: it wants one answer."""
+
+
+class _Kwargs(dict[str, Any]):
+    """What `initialize` is given; it answers to a misspelt key of the original's documentation as well."""
+
+    def __missing__(self, key: str) -> Any:
+        if key == "outputs_names":
+            return self["output_names"]
+        raise KeyError(key)
+
+
+class Turning:
+    """A generator on its way round the loop of a node."""
+
+    __slots__ = ("_dropped", "steps")
+
+    def __init__(self, steps: Iterator[Any], dropped: SimpleQueue[Any]) -> None:
+        self.steps: Iterator[Any] | None = steps
+        self._dropped = dropped
+
+    def __del__(self) -> None:
+        if self.steps is not None:
+            self._dropped.put(self.steps)
+
+
+class Modules:
+    """The modules of the handlers of one graph; its nodes share what lies in the same folder."""
+
+    def __init__(self) -> None:
+        self._folders: dict[Path, HandlerFolder] = {}
+        self._lock = threading.Lock()
+        self._nodes = 0
+
+    def load(self, path: Path) -> ModuleType:
+        """Import a handler's file."""
+        with self._lock:
+            self._nodes += 1
+            folder = self._folders.get(path.parent)
+            if folder is None:
+                folder = self._folders[path.parent] = HandlerFolder(path.parent)
+            return folder.load(path)
+
+    def close(self) -> None:
+        """Forget them once all nodes that have loaded one have said so."""
+        with self._lock:
+            self._nodes -= 1
+            if self._nodes == 0:
+                for folder in self._folders.values():
+                    folder.close()
+                self._folders.clear()
+
+
+class HandlerRunner:
+    """A `Runner` for a Python node. Bodies are dicts of packets by port."""
+
+    def __init__(self, node: PythonNode, modules: Modules) -> None:
+        self._node = node
+        self._modules = modules
+        self._model: Any = None
+        self._dropped: SimpleQueue[Any] = SimpleQueue()
+        self._closer: threading.Thread | None = None
+
+    def open(self, ctx: WorkerContext) -> None:
+        """Import the handler and initialise its model.
+
+        Raises:
+            ModelError: If that fails, with node and reason.
+        """
+        shim.install()
+        node = self._node
+        path = Path(node.handler)
+        where = f"node '{node.name}' ({path})"
+        module, raised = caught(self._modules.load, path)
+        if raised is not None:
+            raise _not_loaded(f"{where}: the handler cannot be imported", raised)
+        made = getattr(module, "OvmsPythonModel", None)
+        if not inspect.isclass(made):
+            msg = f"{where} has no class OvmsPythonModel"
+            raise ModelError(msg)
+        if not callable(getattr(made, "execute", None)):
+            msg = f"{where}: OvmsPythonModel has no method execute"
+            raise ModelError(msg)
+        model, raised = caught(made)
+        if raised is not None:
+            raise _not_loaded(f"{where}: OvmsPythonModel() raised", raised)
+        initialize = getattr(model, "initialize", None)
+        if initialize is not None:
+            kwargs = _Kwargs(
+                node_name=node.name,
+                input_names=list(node.input_names),
+                output_names=list(node.output_names),
+                base_path=str(path.resolve().parent),
+            )
+            _, raised = caught(initialize, kwargs)
+            if raised is not None:
+                raise _not_loaded(f"{where}: initialize raised", raised)
+        self._model = model
+        if node.loop:
+            self._closer = threading.Thread(target=self._close_dropped, name=f"forebay-ovms-{node.name}", daemon=True)
+            self._closer.start()
+
+    def run(self, items: Sequence[Item]) -> Sequence[Outcome]:
+        """Run the handler for each item."""
+        return [attempt(self._outcome, item) for item in items]
+
+    def close(self) -> None:
+        """Finalise the model."""
+        if self._closer is not None:
+            self._dropped.put(None)
+            self._closer.join()
+        model, self._model = self._model, None
+        finalize = getattr(model, "finalize", None)
+        if finalize is not None:
+            _, raised = caught(finalize)
+            if raised is not None:
+                log.error(
+                    "node '%s': finalize raised %s", self._node.name, text_of(raised), extra={"trace": trace_of(raised)}
+                )
+        self._modules.close()
+
+    def _outcome(self, item: Item) -> Outcome:
+        node, body = self._node, item.body
+        turning: Turning | None = body.get(node.loop)
+        if turning is not None:
+            return self._step(turning)
+        inputs = [
+            as_python(body[read.port], read.name, is_renamed=read.is_renamed)
+            for read in node.reads
+            if read.port in body
+        ]
+        result, raised = caught(self._model.execute, inputs)
+        if raised is not None:
+            raise self._failed(raised)
+        if hasattr(result, "__next__"):
+            return self._step(self._turning(result, is_unary=bool(item.params.get(UNARY))))
+        if result is None and len(inputs) < len(node.reads):
+            return Outputs({})  # it waits for the rest
+        return Outputs(self._ports(result, is_kept=False))
+
+    def _turning(self, steps: Any, *, is_unary: bool) -> Turning:
+        node = self._node
+        if not node.loop or is_unary:
+            close(steps)
+            if node.loop:
+                msg = f"node '{node.name}' generates, and this call has one answer; use ModelStreamInfer"
+            else:
+                msg = f"node '{node.name}' returned a generator and has no LOOPBACK in the graph; return a list"
+            raise ExecutionFailed(msg)
+        return Turning(steps, self._dropped)
+
+    def _step(self, turning: Turning) -> Outputs:
+        """Ask a generator for its next item."""
+        steps = turning.steps
+        assert steps is not None
+        found, raised = caught(next, steps, self)
+        if raised is not None or found is self:
+            turning.steps = None
+        if raised is not None:
+            raise self._failed(raised)
+        if found is self:
+            return Outputs({})
+        return Outputs({**self._ports(found, is_kept=True), self._node.turn: turning})
+
+    def _ports(self, result: Any, *, is_kept: bool) -> dict[str, Any]:
+        """Return what a handler returned by port; what leaves the graph, or is of a generator, is sealed.
+
+        Raises:
+            ExecutionFailed: If it is no list of tensors with names of the node's outputs.
+        """
+        node = self._node
+        if not isinstance(result, (list, tuple)):
+            raise ExecutionFailed(f"{self._where} returned {type(result).__name__}; a list of pyovms.Tensor is needed")
+        ports: dict[str, Any] = {}
+        for one in cast("Sequence[Any]", result):
+            if not isinstance(one, PyTensor):
+                kind = type(one).__name__
+                raise ExecutionFailed(f"{self._where} returned a list with a {kind}; only pyovms.Tensor can be in it")
+            port = node.writes.get(one.name)
+            if port is None:
+                msg = f"{self._where} returned the tensor '{one.name[:100]}'; its outputs are {', '.join(node.writes)}"
+                raise ExecutionFailed(msg)
+            ports[port] = sealed(one) if is_kept or one.name in node.leaving else one
+        return ports
+
+    @property
+    def _where(self) -> str:
+        return f"node '{self._node.name}'"
+
+    def _failed(self, raised: BaseException) -> ForebayError:
+        if isinstance(raised, RequestError):  # it knows what it says
+            return failure_of(raised).error
+        error = ExecutionFailed(f"{self._where}: {text_of(raised)}")
+        log.error("%s", error.message, extra={"trace": trace_of(raised)})
+        return error
+
+    def _close_dropped(self) -> None:
+        """Close what nobody goes on with, until the node ends."""
+        while (steps := self._dropped.get()) is not None:
+            close(steps)
+
+
+def _not_loaded(what: str, raised: BaseException) -> ModelError:
+    return ModelError(f"{what}: {text_of(raised)}", trace=trace_of(raised))

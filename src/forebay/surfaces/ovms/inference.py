@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes that run a model of the server's: OpenVINO, in this process, loaded once however many nodes use it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import ForebayError, ModelError, RunnerFailed
+from forebay.graph.values import Outputs
+from forebay.runtimes.contract import RunOptions, accelerator
+from forebay.runtimes.model_file import ModelFile, reason_of
+from forebay.runtimes.openvino import OpenVino
+from forebay.runtimes.signature import Value, Var
+from forebay.surfaces.ovms.pbtxt import meant
+from forebay.surfaces.ovms.values import ExecutionFailed, as_array
+from forebay.workers.user_code import attempt, caught
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from forebay.surfaces.ovms.config import ModelEntry
+    from forebay.surfaces.ovms.layout import InferenceNode
+    from forebay.types.call import Item, Outcome
+    from forebay.workers.runner import WorkerContext
+
+
+class SharedModels:
+    """SharedModels that are loaded for nodes; the last node that uses one lets go of it."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[Path, tuple[ModelFile, int]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, entry: ModelEntry) -> ModelFile:
+        """Return a model, loaded.
+
+        Raises:
+            ForebayError: If it cannot be.
+        """
+        with self._lock:
+            file, users = self._loaded.get(entry.path, (None, 0))
+            if file is None:
+                device = accelerator(entry.device) if entry.device else None
+                runtime, problem = caught(OpenVino, entry.path, RunOptions(device=device))
+                if problem is not None:
+                    why = problem.message if isinstance(problem, ForebayError) else reason_of(problem)
+                    msg = f"the model '{entry.name}' ({entry.path}) cannot be loaded: {why}"
+                    raise ModelError(msg) from problem
+                file = ModelFile(entry.name, runtime)
+            self._loaded[entry.path] = file, users + 1
+            return file
+
+    def give_back(self, entry: ModelEntry) -> None:
+        """Say that one node less uses it."""
+        with self._lock:
+            file, users = self._loaded.pop(entry.path)
+            if users > 1:
+                self._loaded[entry.path] = file, users - 1
+
+
+class InferenceRunner:
+    """A `Runner` for such a node. Bodies are dicts of packets by port, and so are results."""
+
+    def __init__(self, node: InferenceNode, entry: ModelEntry, models: SharedModels) -> None:
+        self._node = node
+        self._entry = entry
+        self._models = models
+        self._file: ModelFile | None = None
+        self._feeds: Mapping[str, Var] = {}
+        self._fetches: Mapping[str, Var] = {}
+
+    def open(self, ctx: WorkerContext) -> None:
+        """Take the model.
+
+        Raises:
+            ModelError: If it cannot be loaded, or has no tensor of a name that the graph gives.
+        """
+        self._file = self._models.take(self._entry)
+        signature = self._file.signature()
+        self._feeds = self._bound(self._node.inputs, signature.feeds, "input")
+        self._fetches = self._bound(self._node.outputs, signature.fetches, "output")
+        missing = {var.name for var in signature.feeds} - {var.name for var in self._feeds.values()}
+        if missing:
+            msg = f"{self._where} does not feed the input '{min(missing)}' of the model"
+            raise ModelError(msg)
+
+    def run(self, items: Sequence[Item]) -> Sequence[Outcome]:
+        """Run the model for each item."""
+        return [attempt(self._outcome, item) for item in items]
+
+    def close(self) -> None:
+        """Give the model back."""
+        if self._file is not None:
+            self._file = None
+            self._models.give_back(self._entry)
+
+    @property
+    def _where(self) -> str:
+        return f"node '{self._node.name}' (model '{self._entry.name}')"
+
+    def _bound(self, names: Mapping[str, str], side: Sequence[Var], what: str) -> dict[str, Var]:
+        known = {name: var for var in side for name in (var.name, *var.synonyms)}
+        only = side[0] if len(side) == len(names) == 1 else None
+        found: dict[str, Var] = {}
+        for port, name in names.items():
+            var = known.get(name) or (only if port == f"{name}:0" or not name else None)
+            if var is None:
+                msg = f"{self._where}: the model has no {what} '{name}'{meant(name, known)}"
+                raise ModelError(msg)
+            found[port] = var
+        return found
+
+    def _outcome(self, item: Item) -> Outcome:
+        file = self._file
+        assert file is not None
+        feed: list[tuple[Var, Value]] = []
+        for port, var in self._feeds.items():
+            array = as_array(item.body[port], var.name)
+            if array.dtype.name != var.dtype:
+                msg = (
+                    f"{self._where}: the input '{var.name}' came as {array.dtype.name}, and the model takes {var.type}"
+                )
+                raise ExecutionFailed(msg)
+            feed.append((var, Value(array)))
+        try:
+            values = file.run(feed, list(self._fetches.values()))
+        except RunnerFailed as error:
+            msg = f"{self._where}: {error.message}"
+            raise ExecutionFailed(msg) from error
+        found: dict[str, Any] = {port: value.array for port, value in zip(self._fetches, values, strict=True)}
+        return Outputs(found)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501 - tables of texts
+"""`config.json`: which graphs and models it names, and what is said of one that is wrong."""
+
+import contextlib
+import json
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.compat.ovms.conftest import config, one_node, write
+
+from forebay.cli.main import main
+from forebay.errors import ConfigError
+from forebay.surfaces import surface_of
+from forebay.surfaces.ovms.config import read_target, versions_in
+
+HANDLER = "class OvmsPythonModel:\n    def execute(self, inputs): pass\n"
+
+
+def models(**more):
+    return {"model_config_list": [{"config": {"name": "add", "base_path": "add", **more}}]}
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read_data(data):
+        (tmp_path / "config.json").write_text(data if isinstance(data, str) else json.dumps(data, indent=2))
+        return read_target(tmp_path / "config.json", None)
+
+    return read_data
+
+
+def test_paths_of_a_graph_have_their_defaults(read, tmp_path):  # O104
+    entries = [
+        {"name": "a"},
+        {"name": "b", "base_path": "."},
+        {"name": "c", "base_path": "x/y/", "graph_path": "z.pbtxt", "subconfig": "s.json"},
+        {"name": "d", "base_path": "", "graph_path": str(tmp_path / "d.pbtxt")},
+    ]
+    found = read({"model_config_list": [], "mediapipe_config_list": entries}).graphs
+    assert [one.base_path for one in found] == [tmp_path / "a", tmp_path, tmp_path / "x/y", tmp_path / "d"]
+    assert [one.graph_path for one in found] == [
+        tmp_path / "a/graph.pbtxt",
+        tmp_path / "graph.pbtxt",
+        tmp_path / "x/y/z.pbtxt",
+        tmp_path / "d.pbtxt",
+    ]
+    assert found[2].subconfig == tmp_path / "x/y/s.json"
+
+
+def test_a_graph_may_stand_among_the_models(read, tmp_path):  # O105
+    write(tmp_path, {"g/graph.pbtxt": one_node()})
+    listed = read({"model_config_list": [{"config": {"name": "g", "base_path": "g"}}]}).graphs
+    other = read({"model_config_list": [], "mediapipe_config_list": [{"name": "g", "base_path": "g"}]}).graphs
+    assert [one.graph_path for one in listed] == [one.graph_path for one in other]
+
+
+def test_the_first_of_two_graphs_of_a_name_is_served(read):  # O104
+    found = read(
+        '{"model_config_list": [], "mediapipe_config_list": [{"name": "a"},\n {"name": "a", "base_path": "b"}]}'
+    )
+    assert [one.base_path.name for one in found.graphs] == ["a"]
+    assert re.search(r"config.json:2: there is another graph 'a' before it", found.warnings[0])
+
+
+@pytest.mark.parametrize(
+    "policy, versions",
+    [
+        (None, ["10"]),
+        ({"latest": {"num_versions": 2}}, ["2", "10"]),
+        ({"all": {}}, ["1", "2", "10"]),
+        ({"specific": {"versions": [1, 10]}}, ["1", "10"]),
+    ],
+)
+def test_versions_of_a_model_are_folders_with_numbers(read, tmp_path, policy, versions):  # O106
+    write(
+        tmp_path, {f"add/{version}/net.xml": "" for version in (1, 2, 10)} | {"add/x/net.xml": "", "add/3/readme": ""}
+    )
+    found = read(models() if policy is None else models(model_version_policy=policy)).models
+    assert [one.version for one in found] == versions
+    assert found[-1].path == tmp_path / "add/10/net.xml"
+    assert versions_in(tmp_path / "add/1/net.xml") == {"1": tmp_path / "add/1/net.xml"}
+
+
+def test_models_of_a_subconfig_are_served_too(read, tmp_path):  # O100
+    write(tmp_path, {"g/subconfig.json": json.dumps(models()), "g/add/1/net.onnx": ""})
+    assert [one.path for one in read(json.loads(config(g={}))).models] == [tmp_path / "g/add/1/net.onnx"]
+
+
+def test_what_forebay_has_no_use_for_is_a_warning(read, tmp_path):  # O103
+    write(tmp_path, {"add/1/net.xml": ""})
+    found = read(models(nireq=3, plugin_config={"X": 1}) | {"monitoring": {}, "pipeline_config_list": []})
+    assert [re.sub(r"^.*:(\d+): ", r"\1 ", told).split()[1] for told in found.warnings] == [
+        "monitoring",
+        "pipeline_config_list",
+        "nireq",
+        "plugin_config",
+    ]
+
+
+WRONG = {
+    "no JSON": ('{"model_config_list": [],\n}', ":2: it is no JSON"),
+    "a list": ("[]", "a mapping of keys to values is needed"),
+    "no models": ('{"mediapipe_config_list": []}', "there is no model_config_list"),
+    "an unknown key": ('{"model_config_list": [],\n"mediapipe_config_lst": []}', ":2: .*did you mean mediapipe_config_list"),
+    "no list": ('{"model_config_list": {}}', "a list is needed"),
+    "no name": ('{"model_config_list": [], "mediapipe_config_list": [{}]}', "the graph has no name"),
+    "an unknown key of a graph": ('{"model_config_list": [],\n"mediapipe_config_list": [\n{"name": "a", "graf_path": ""}]}', ":3: .*did you mean graph_path"),
+    "a number for a name": ('{"model_config_list": [], "mediapipe_config_list": [{"name": 1}]}', "a text of one line"),
+    "no model there": (models(), "no folder with a number and a model"),
+    "a model elsewhere": (models(base_path="s3://x/y"), "a folder on this machine"),
+    "a policy": (models(base_path="m", model_version_policy={"latst": {}}), "did you mean latest"),
+    "a version": (models(base_path="m", model_version_policy={"specific": {"versions": [7]}}), "version 7 is wanted, and there is 1"),
+    "both": (models(name="g", base_path="m") | {"mediapipe_config_list": [{"name": "g"}]}, "a graph and a model are both named 'g'"),
+    "metadata": ('{"model_config_list": [], "mediapipe_config_list": [{"name": "a", "metadata": {"inputs": {"x": {"datatype": "FP31"}}}}]}', "FP32"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_told_with_its_place(read, tmp_path, what):  # O103
+    write(tmp_path, {"m/1/net.xml": ""})
+    data, told = WRONG[what]
+    with pytest.raises(ConfigError, match=told) as raised:
+        read(data)
+    assert raised.value.message.startswith(str(tmp_path / "config.json"))
+
+
+def test_check_names_every_broken_graph(tmp_path, capsys):
+    files = {"config.json": config(good={}, bad={}, worse={}), "good/graph.pbtxt": one_node(), "good/model.py": HANDLER}
+    write(tmp_path, files | {"bad/graph.pbtxt": "node {", "worse/graph.pbtxt": ""})
+    assert main(["check", str(tmp_path)]) != 0
+    told = capsys.readouterr().err
+    assert "bad/graph.pbtxt:1:" in told
+    assert "worse/graph.pbtxt:1:" in told
+    write(tmp_path, {"config.json": config(good={})})
+    assert main(["check", str(tmp_path / "config.json")]) == 0
+    assert capsys.readouterr().out == "good: a graph of python_node; input -> output\n"
+
+
+def test_targets_are_known_by_what_is_in_them(tmp_path):
+    write(
+        tmp_path,
+        {"a/graph.pbtxt": "", "b/config.json": '{"model_config_list": []}', "c/config.json": "{}", "d.json": "3"},
+    )
+    known = ["a", "a/graph.pbtxt", "b", "b/config.json"]
+    assert [getattr(surface_of(str(tmp_path / one)), "name", None) for one in known] == ["ovms"] * 4
+    assert [surface_of(str(tmp_path / one)) for one in ("c", "c/config.json", "d.json")] == [None] * 3
+
+
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-2, 99), st.sampled_from(["", "a", "name", "m", "CPU", "\t/", "../.."])),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from(["name", "base_path", "config", "graph_path", "metadata", "inputs", "model_version_policy", "all", "latest", "specific", "versions", "num_versions", "shape", "datatype", "target_device", "?"]),
+            inner,
+            max_size=4,
+        ),
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(VALUES, VALUES)
+def test_whatever_stands_in_a_file_is_read_or_refused(read, models, graphs):
+    with contextlib.suppress(ConfigError):
+        read({"model_config_list": models, "mediapipe_config_list": graphs})
