@@ -11,7 +11,7 @@ import pytest
 from forebay.surfaces.ovms import shim
 
 shim.install()
-from pyovms import Tensor  # noqa: E402
+from pyovms import Tensor  # noqa: E402 # pyright: ignore[reportMissingImports]
 
 from forebay.surfaces.ovms.tensor import read, renamed, sealed, written  # noqa: E402
 from forebay.types.datatypes import DATATYPES  # noqa: E402
@@ -55,7 +55,7 @@ def test_whoever_wants_its_buffer_gets_it():  # O24
     assert np.shares_memory(np.array(made, copy=False), source)
     assert np.frombuffer(made, np.int16).tolist() == list(range(12))
     for wanted in (source, source[::2], np.asfortranarray(source)):
-        view, expected = memoryview(Tensor("x", wanted)), memoryview(wanted)
+        view, expected = memoryview(Tensor("x", wanted)), wanted.data
         assert (view.format, view.itemsize, view.ndim) == (expected.format, expected.itemsize, expected.ndim)
         assert (view.strides, view.shape) == (expected.strides, expected.shape)
 
