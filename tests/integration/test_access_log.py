@@ -118,6 +118,6 @@ def test_a_stream_that_was_called_off_is_listed(server, origin):
 
 
 def test_nothing_is_listed_where_nobody_asked(launch, models):
-    server = launch("zoo.py", "--log-format", "json")
+    server = launch("zoo.py", "--worker-kind", "thread", "--log-format", "json")
     server.client.get("/nowhere")
     assert json.dumps(server.records).count("forebay.access") == 0

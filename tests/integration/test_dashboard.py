@@ -188,7 +188,7 @@ def test_only_its_head_is_asked_for_without_taking_a_place(zoo):
 
 
 def test_a_server_that_stops_ends_the_streams(serve):
-    server = serve("zoo.py", "--worker-kind", "thread", "--drain-s", "20")
+    server = serve("single.py", "--worker-kind", "thread", "--drain-s", "20")
     with looking(server) as (_, events):
         next(events)
         began = time.monotonic()

@@ -55,7 +55,7 @@ def test_a_certificate_without_its_key_is_told_so(cli, write, tmp_path):
 
 
 def test_an_empty_body_is_told_so(launch, models):
-    server = launch("zoo.py", "--log-format", "json")
+    server = launch("zoo.py", "--worker-kind", "thread", "--log-format", "json")
     answer = server.client.post("/models/echo", content=b"", headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] == "The body is empty"

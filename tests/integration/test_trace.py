@@ -173,20 +173,20 @@ def test_a_key_is_needed_where_the_server_has_one(serve, graph, cli, tmp_path):
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "0.09", "601", "nan", "inf", "ten", ""])
 def test_a_time_that_is_none_is_refused(launch, seconds):
-    answer = launch("zoo.py").client.get("/trace", params={"seconds": seconds})
+    answer = launch("zoo.py", "--worker-kind", "thread", "--max-body-bytes", "200000").client.get("/trace", params={"seconds": seconds})
     assert answer.status_code == 400
     assert "is no time to record for; give a number from 0.1 to 600" in answer.json()["error"]["message"]
 
 
 def test_recordings_share_the_timeline_but_their_number_is_limited(launch, at_once):
-    server = launch("zoo.py")
+    server = launch("zoo.py", "--worker-kind", "thread", "--max-body-bytes", "200000")
     answers = at_once(*[lambda: httpx.get(f"{server.url}/trace?seconds=2", timeout=60)] * 6)
     statuses = sorted(answer.status_code for answer in answers)
     assert statuses == [200, 200, 200, 200, 429, 429]
 
 
 def test_a_client_that_goes_away_ends_its_recording(launch, eventually):
-    server = launch("zoo.py")
+    server = launch("zoo.py", "--worker-kind", "thread", "--max-body-bytes", "200000")
     wires = []
 
     def is_full():
@@ -242,7 +242,7 @@ def test_a_wrong_url_is_one_sentence_and_status_2(cli, url, sentence):
 
 
 def test_what_is_no_server_of_ours_or_a_file_that_cannot_be_written_is_told(launch, cli, tmp_path):
-    server = launch("zoo.py")
+    server = launch("zoo.py", "--worker-kind", "thread", "--max-body-bytes", "200000")
     told = cli("trace", f"{server.url}/nowhere", "--seconds", "0.1", "-o", tmp_path / "t.json")
     assert told.returncode == 2
     assert "answers 404: nothing is served at /nowhere/trace" in told.stderr

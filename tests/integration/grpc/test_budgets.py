@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Work that is refused counts like work, and what is unpacked or watched has a budget while it grows."""
 
+import functools
 import gzip
 import logging
 import threading
@@ -46,9 +47,14 @@ def in_frames(payload, stream=1):
     )
 
 
+@functools.lru_cache(maxsize=4)
+def _packed(message):
+    return gzip.compress(message, 9)
+
+
 def squeezed(message, *, stream=1, method="Count"):
     """A call with one message that is packed."""
-    payload = prefixed(gzip.compress(message, 9), flag=1)
+    payload = prefixed(_packed(message), flag=1)
     return headers(method, stream=stream, grpc_encoding="gzip") + in_frames(payload, stream)
 
 
