@@ -148,13 +148,24 @@ def test_a_swap_keeps_them_and_brings_new_ones(serve, tmp_path, kind):
     assert load.wrong == []
     write(tmp_path, "gone")
     eventually(lambda: server.call("tells", 1).json() == "gone", "the model without")
-    assert server.client.post("/models/tells/twice", json=1).status_code == 404
+    answer = server.client.post("/models/tells/twice", json=1)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == "the model 'tells' does not answer at /twice"
+
+
+THIRD = """
+    version = "3"
+
+    @forebay.endpoint("/third")
+    def third(self, batch):
+        return batch
+"""
 
 
 def test_versions_share_a_path_only_if_they_have_it(serve, tmp_path):
     (tmp_path / "v1.py").write_text(SWAPPED.format(answer="one", more=""))
     write(tmp_path, "two", name="v2.py", version="2")
-    (tmp_path / "v3.py").write_text(SWAPPED.format(answer="three", more="    version = '3'"))
+    (tmp_path / "v3.py").write_text(SWAPPED.format(answer="three", more=THIRD))
     weights = "".join(f"  - {{target: v{number}.py, weight: 1}}\n" for number in (1, 2, 3))
     (tmp_path / "forebay.yaml").write_text("worker_kind: thread\nmodels:\n" + weights)
     server = serve(tmp_path)
@@ -162,6 +173,12 @@ def test_versions_share_a_path_only_if_they_have_it(serve, tmp_path):
     assert (answers.count("one"), answers.count("three")) == (4, 4)
     assert server.client.post("/models/tells/versions/3/twice", json=1).json() == "three"
     assert server.client.post("/models/tells/versions/2/twice", json=1).status_code == 404
+    answer = server.client.post("/models/tells/twixe", json=1)
+    assert answer.json()["error"]["message"] == "the model 'tells' does not answer at /twixe, but at /twice"
+    # What only a later version has is documented where all are asked, too.
+    paths = server.client.get("/openapi.json").json()["paths"]
+    assert {"/third", "/models/tells/third", "/models/tells/versions/3/third", "/models/tells/twice"} <= set(paths)
+    assert server.client.post("/models/tells/third", json=1).json() == 1
 
 
 def test_what_is_wrong_is_told_by_check(cli, tmp_path):

@@ -126,6 +126,9 @@ def test_what_is_broken_is_told_and_the_old_code_goes_on(serve, tmp_path, kind):
                 one for one in server.client.get("/models/tells").json()["versions"] if one["state"] == "failed"
             ]
             assert reason in failed["error"]
+            assert ("a worker process that ends is replaced only once" in failed["error"]) is (
+                kind == "process" and name != "raises"
+            )
             assert ask(server) == "good"
         write(tmp_path, "better")
         server.signal(signal.SIGHUP)

@@ -173,7 +173,8 @@ def test_a_key_is_needed_where_the_server_has_one(serve, graph, cli, tmp_path):
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "0.09", "601", "nan", "inf", "ten", ""])
 def test_a_time_that_is_none_is_refused(launch, seconds):
-    answer = launch("zoo.py", "--worker-kind", "thread", "--max-body-bytes", "200000").client.get("/trace", params={"seconds": seconds})
+    server = launch("zoo.py", "--worker-kind", "thread", "--max-body-bytes", "200000")
+    answer = server.client.get("/trace", params={"seconds": seconds})
     assert answer.status_code == 400
     assert "is no time to record for; give a number from 0.1 to 600" in answer.json()["error"]["message"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias, cast
 from urllib.parse import quote
 
@@ -77,7 +77,13 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def document(
-    title: str, version: str, endpoints: Sequence[Described], *, api_key: bool = False, manages: bool = False
+    title: str,
+    version: str,
+    endpoints: Sequence[Described],
+    *,
+    api_key: bool = False,
+    manages: bool = False,
+    apart: Collection[Described] = (),
 ) -> Json:
     """Describe a server.
 
@@ -88,8 +94,10 @@ def document(
             there is one name, it also answers at `/`.
         api_key: Whether callers must show a key.
         manages: Whether versions may be managed over HTTP.
+        apart: Versions that nobody asks who names none.
     """
     schemas = _Schemas()
+    separate = set(map(id, apart))
     ids: set[str] = set(_SERVER_IDS)
     paths: dict[str, Json] = {}
     models: dict[str, list[Described]] = {}
@@ -104,9 +112,11 @@ def document(
             places += [(f"{path}/versions/{quote(v, safe='')}", f"_{name}_version_{v}", one) for v, one in told]
         for place, suffix, endpoint in places:
             paths[place] = _operations(endpoint, suffix, ids, schemas, api_key=api_key)
-            for method in endpoint.methods:
-                operations = _operations_of_method(method, suffix, ids, schemas, api_key=api_key)
-                paths[place.rstrip("/") + method.path] = operations
+            # At a path that several versions share there are the methods of each.
+            sharing = [endpoint] if "/versions/" in place else [one for one in versions if id(one) not in separate]
+            for method in (method for one in sharing for method in one.methods):
+                if (at := place.rstrip("/") + method.path) not in paths:
+                    paths[at] = _operations_of_method(method, suffix, ids, schemas, api_key=api_key)
     paths |= _housekeeping(api_key=api_key)
     if manages:
         paths |= _management(api_key=api_key)
@@ -135,11 +145,9 @@ def document(
 # Operations
 
 
-def written(
-    title: str, version: str, endpoints: Sequence[Described], *, api_key: bool = False, manages: bool = False
-) -> bytes:
+def written(title: str, version: str, endpoints: Sequence[Described], **more: Any) -> bytes:
     """Return the same as JSON; it may be called in a thread, where it lets others run between the endpoints."""
-    return _encoded(document(title, version, endpoints, api_key=api_key, manages=manages), 3)
+    return _encoded(document(title, version, endpoints, **more), 3)
 
 
 def _encoded(value: Any, levels: int) -> bytes:

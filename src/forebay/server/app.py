@@ -121,6 +121,11 @@ class App:
         """The endpoint, if there is just one model: it also answers without its name."""
         return next(iter(self._served.values())) if len(self._served) == 1 else None
 
+    def is_shared(self, served: Served) -> bool:
+        """Tell whether a version is asked by those who name none."""
+        config = served.endpoint.config
+        return config.version in self._models[config.name].weights
+
     def versions(self, name: str) -> Versions:
         """Return the versions of a model that is served.
 
@@ -153,6 +158,12 @@ class App:
         found = self._served.get(name)
         if found is not None:
             return found
+        model, slash, path = name.partition("/")
+        if slash and model in self._served:
+            paths = [path for path in self._served[model].contracts if path]
+            also = f", but at {', '.join(paths)}" if paths else ""
+            msg = f"the model '{model}' does not answer at /{path[:100]}{also}"
+            raise NotFound(msg)
         hint = nearest(name, self._served)
         known = ", ".join(f"'{known}'" for known in list(self._served)[:10])
         did_you_mean = f"; did you mean '{hint}'?" if hint else f"; there is {known or 'none yet'}"

@@ -165,6 +165,18 @@ def test_versions_that_stand_side_by_side_have_paths_of_their_own():
     assert "/" in check(document("t", "1", versions[:2]))["paths"]
 
 
+def test_methods_of_versions_that_are_asked_together_stand_at_their_common_path():
+    method = one(path="/more", call="more")
+    versions = [one(version="1"), one(version="2", methods=[method]), one(version="3", methods=[one(path="/own")])]
+    paths = check(document("t", "1", versions, apart=versions[2:]))["paths"]
+    assert {path for path in paths if path.endswith(("/more", "/own"))} == {
+        "/more",
+        "/models/fish/more",
+        "/models/fish/versions/2/more",
+        "/models/fish/versions/3/own",
+    }
+
+
 def test_managing_is_described_where_it_is_possible():
     paths = check(document("t", "1", [one()], api_key=True, manages=True))["paths"]
     for what in ("load", "swap", "unload"):

@@ -202,8 +202,12 @@ class Reloading:
             made = self._made.get(_key(entry), set())
             if not made:
                 self._app.problem = error.message
+            reason = error.message
+            if entry.overrides.worker_kind == "process":  # a new one would read what cannot be read
+                log.warning("a worker process that ends is replaced only once %s can be read again", entry.target)
+                reason = f"{reason}; a worker process that ends is replaced only once this is mended"
             for name, version in made:
-                self._app.failed(name, version, error.message)
+                self._app.failed(name, version, reason)
             return [(name, version, False) for name, version in made]
         renewed: list[tuple[str, str, bool]] = []
         for one in built:

@@ -525,11 +525,12 @@ class ServerPages:
             if document is None:
                 changes = self._changes
                 described = [one.described for one in self._served() if one.described is not None]
+                apart = [one.described for one in self._served() if not self._app.is_shared(one)]
                 title = described[0].name if len({one.name for one in described}) == 1 else "forebay"
                 keys, manages = bool(self._config.api_keys), self.management.is_open
                 # In a thread, as many of them take seconds, and requests must not wait for that.
                 document = await asyncio.to_thread(
-                    openapi.written, title, forebay.__version__, described, api_key=keys, manages=manages
+                    openapi.written, title, forebay.__version__, described, api_key=keys, manages=manages, apart=apart
                 )
                 if changes == self._changes:
                     self._openapi = document

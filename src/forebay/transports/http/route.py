@@ -161,7 +161,7 @@ class Route:
         while route is not None and route.is_retired:
             route = route.successor
         if route is None:
-            head.problem = NotFound(f"the model '{self.endpoint.name}' is not served any more")
+            head.problem = NotFound(f"nothing answers at {head.target.decode('latin-1')[:100]} any more")
             return head
         found = route.turn().read_head(headers, query, in_query=head.params["in"] == "query")
         found.keep_alive, found.chunked, found.is_simple = head.keep_alive, head.chunked, False
