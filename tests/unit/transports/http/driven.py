@@ -27,6 +27,7 @@ class Endpoint:
     """Answers with its name and the body, at once or when it is told to."""
 
     config = None
+    shares_memory = False
     batching = Batching()
 
     def __init__(self, name, *, waits=False):

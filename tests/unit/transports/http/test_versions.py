@@ -25,6 +25,8 @@ class Config:
 class Endpoint:
     """Answers with its version and the body, at once or when it is told to; refuses nobody and notes who it should."""
 
+    shares_memory = False
+
     class batching:
         capacity = 100
 

@@ -83,6 +83,8 @@ class Gateway(Mapping[bytes, Route]):
 class _Asked:
     """A service and a method in the form of an endpoint, as far as routes need one."""
 
+    shares_memory = False
+
     def __init__(self, inference: Predictions, name: str, method: str) -> None:
         self.name = name
         self.config = EndpointConfig(name=name, max_timeout_s=inference.endpoint.config.max_timeout_s)
