@@ -22,6 +22,7 @@ SHOWN = {
         "greeter.py": ("greeter", "Ann", "Hello Ann"),
         "words.py": ("words/embed", "axe", [0.3, 1.0]),
     },
+    "docs/how-to/openai.md": {"parrot.py": ()},
     "docs/how-to/test-a-model.md": {"test_shout.py": ()},
     "docs/how-to/embed.md": {"shop.py": ()},
     "docs/how-to/compose-models.md": {
@@ -96,6 +97,14 @@ def test_the_application_shown_mounts_its_model(tmp_path, monkeypatch):
     with TestClient(shop.app) as client:
         assert client.post("/ml/models/shout", json="a").json() == "A"
         assert client.get("/").json() == "The shop is open."
+
+
+def test_the_chat_model_shown_answers_openais_clients(tmp_path, serve):
+    path = tmp_path / "parrot.py"
+    path.write_text(blocks("docs/how-to/openai.md")["parrot.py"])
+    body = {"model": "parrot", "messages": [{"role": "user", "content": "to be or not"}], "stop": "or"}
+    answer = httpx.post(f"{serve(path, '--worker-kind', 'thread').url}/v1/chat/completions", json=body)
+    assert answer.json()["choices"][0]["message"]["content"] == "to be "
 
 
 def test_a_wrong_request_to_the_readme_model_names_the_field(tmp_path, serve):

@@ -116,6 +116,7 @@ class Contract(msgspec.Struct, frozen=True):
         is_named: A sample may also be the fields and files of a form, or the parameters of a query.
         shares_disk: Workers see the files of the server.
         has_context: The model asks for headers and the like.
+        openai: Where it answers below `/v1` in OpenAI's protocol; empty if it does not speak it.
         call: The method of the model that is asked; empty is `predict`.
         verbs: The methods of HTTP that ask it.
     """
@@ -129,6 +130,7 @@ class Contract(msgspec.Struct, frozen=True):
     is_named: bool = False
     shares_disk: bool = True
     has_context: bool = False
+    openai: str = ""
     call: str = ""
     verbs: tuple[str, ...] = ("POST",)
 
@@ -158,11 +160,15 @@ def error_body(error: ForebayError, request_id: str) -> bytes:
         return _error_body(failure_of(error).error, request_id)
 
 
-def _error_body(error: ForebayError, request_id: str) -> bytes:
-    message = error.message
+def message_of(error: ForebayError) -> str:
+    """Return what clients are told of an error."""
     if isinstance(error, UserCodeError):
-        message = "the model failed; the server's log has the details under this request id"
-    body: dict[str, Any] = {"code": code_of(error), "message": message, "request_id": request_id}
+        return "the model failed; the server's log has the details under this request id"
+    return error.message
+
+
+def _error_body(error: ForebayError, request_id: str) -> bytes:
+    body: dict[str, Any] = {"code": code_of(error), "message": message_of(error), "request_id": request_id}
     if error.detail is not None:
         body["detail"] = error.detail
     return msgspec.json.encode({"error": body}, enc_hook=str)

@@ -46,6 +46,11 @@ class Documented(Protocol):
         """Whether answers of it may be of other media types than the document tells."""
         ...
 
+    @property
+    def openai(self) -> str:
+        """Where requests of it are asked in OpenAI's protocol; empty if nowhere."""
+        ...
+
     def json_schema(self, ref_template: str) -> tuple[Json, Json]:
         """Return the schema and the components it points to."""
         ...

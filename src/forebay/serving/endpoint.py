@@ -289,6 +289,11 @@ class Endpoint:
         if not request.done:
             self._settle(request, Failure(Cancelled("the client went away")))
 
+    def end(self, request: Request) -> None:
+        """Take what came of a streamed answer for the whole: what may still come is not wanted."""
+        if not request.done:
+            self._settle(request, None)
+
     def reject(self, error: ForebayError) -> None:
         """Count a request that a protocol refused before it could be submitted."""
         self.metrics.failed(error)

@@ -18,7 +18,7 @@ import msgspec
 from forebay.errors import BadOutcome, Cancelled, ConfigError, Unavailable, ValidationError
 from forebay.graph.values import loaded
 from forebay.serving.models.outputs import Held
-from forebay.serving.models.schema import WireType
+from forebay.serving.models.schema import WRITTEN, WireType, check_openai
 from forebay.serving.models.unreadable import refusal
 from forebay.types.call import Failure, Media
 from forebay.types.failures import words_of
@@ -72,12 +72,13 @@ class Wire:
         try:
             self.given = WireType(annotation)
             self.answer = WireType(graph.result, "output")
+            check_openai(self.given, self.answer)
         except ConfigError as error:
             msg = f"{composition.place}: the composition '{composition.name}' cannot be served: {error.message}"
             raise ConfigError(msg) from error
         self._held = Held(graph.declared if composition.settings.check_outputs else Any)
         self._decode = {name: self.given.decoder(name) for name in ("json", "msgpack")}
-        self._encode = {name: self.answer.encoder(name) for name in ("json", "msgpack")}
+        self._encode = {name: self.answer.encoder(name) for name in WRITTEN}
 
     def read(self, item: Item) -> dict[str, Any]:
         """Return the value of each input.

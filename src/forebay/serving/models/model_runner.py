@@ -15,7 +15,7 @@ from forebay.serving.models.batch_runner import BatchRunner, Samples
 from forebay.serving.models.methods import CALL, methods_of
 from forebay.serving.models.model import load_module, models_in, settings_of
 from forebay.serving.models.outputs import declared_of
-from forebay.serving.models.schema import FORMATS, io_types, media_in_parts
+from forebay.serving.models.schema import FORMATS, WRITTEN, io_types, media_in_parts
 from forebay.serving.models.unreadable import refusal
 from forebay.types.call import Failure, Media
 from forebay.types.failures import failure_of, text_of, trace_of
@@ -66,7 +66,7 @@ class ModelRunner(BatchRunner):
         given, answer = io_types(model_class, method)
         self._given = given
         self._decode = {name: given.decoder(name) for name in FORMATS}
-        self._encode = {name: answer.encoder(name) for name in ("json", "msgpack")}
+        self._encode = {name: answer.encoder(name) for name in WRITTEN}
         self._declared = declared_of(answer) if model_class.check_outputs else None
         takes_media = answer.has_media or answer.annotation is Any or not model_class.check_outputs
         self._no_media = media_in_parts(batchable=settings.batchable, streams=settings.streams)

@@ -37,7 +37,9 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, cast, final
 import msgspec
 
 from forebay.errors import ConfigError
+from forebay.openai import ChatRequest, CompletionRequest, EmbeddingRequest
 from forebay.serving.models.named import NamedReader
+from forebay.serving.models.vectors import vector_in_base64
 from forebay.types.call import Media
 from forebay.types.context import PARAM
 from forebay.types.failures import words_of
@@ -58,6 +60,9 @@ _FORMATS: Final = ("json", "msgpack")
 _NAMED: Final = ("form", "query")
 FORMATS: Final = (*_FORMATS, *_NAMED)
 """What a sample may come in."""
+_OPENAI: Final = (ChatRequest, CompletionRequest, EmbeddingRequest)
+WRITTEN: Final = (*_FORMATS, "base64")
+"""What a result may be written in; base64 is for vectors."""
 
 
 @final
@@ -123,8 +128,15 @@ class WireType:
         """Return what writes a result; whatever it raises is the model's fault, not the client's."""
         found = self._encoders.get(format)
         if found is None:
-            found = self._encoders[format] = self._make_encoder(_checked(format))
+            found = vector_in_base64 if format == "base64" else self._make_encoder(_checked(format))
+            self._encoders[format] = found
         return found
+
+    @property
+    def openai(self) -> str:
+        """Where samples of it are asked in OpenAI's protocol; empty if nowhere."""
+        kind = _unwrap(self.annotation)
+        return kind.openai if isinstance(kind, type) and issubclass(kind, _OPENAI) else ""
 
     @property
     def is_checked(self) -> bool:
@@ -246,7 +258,26 @@ def io_types(model_class: type, method: ModelMethod | None = None) -> tuple[Wire
     where = media_in_parts(batchable=batchable, streams=predict.generates()) if answer.has_media else ""
     if where:
         raise ConfigError(f"{(postprocess or predict).place}: its results are annotated as forebay.Media, and {where}")
+    try:
+        check_openai(given, answer, streams=predict.generates())
+    except ConfigError as error:
+        raise ConfigError(f"{(postprocess or predict).place}: {error.message}") from None
     return given, answer
+
+
+def check_openai(given: WireType, answer: WireType, *, streams: bool = False) -> None:
+    """Check that the results of what is asked in OpenAI's protocol can be told in it.
+
+    Raises:
+        ConfigError: If they cannot.
+    """
+    if not given.openai:
+        return
+    is_vector = given.openai == "embeddings"
+    if answer.raw or answer.has_media or (is_vector and streams):
+        found = "come in parts" if is_vector and streams else f"are {_spell(answer.annotation)}"
+        wanted = "a vector each, such as list[float]" if is_vector else "texts: str or forebay.openai.TextPart"
+        raise ConfigError(f"its samples are {_spell(given.annotation)}, and its results {found}; it needs {wanted}")
 
 
 def media_in_parts(*, batchable: bool, streams: bool) -> str:

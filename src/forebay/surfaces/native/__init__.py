@@ -218,6 +218,7 @@ def serve_model(model: type[Model], overrides: Overrides, spec: RunnerSpec | Non
         has_media=answer.has_media,
         is_named=True,
         has_context=settings.has_context,
+        openai=given.openai,
     )
     described = Described(
         name=settings.name,

@@ -47,12 +47,14 @@ class WireSchema(msgspec.Struct, frozen=True):
         schema: JSON Schema; references are those of an OpenAPI document.
         parts: The schemas it refers to, by name.
         has_media: Whether there are answers that bring a media type of their own.
+        openai: Where requests of it are asked in OpenAI's protocol; empty if nowhere.
     """
 
     raw: bool
     schema: dict[str, Any]
     parts: dict[str, Any]
     has_media: bool = False
+    openai: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
     def json_schema(self, ref_template: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the schema and its parts, as `WireType.json_schema`."""
@@ -109,6 +111,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
             is_named=self.is_named,
             shares_disk=False,
             has_context=self.has_context,
+            openai=self.input.openai,
         )
 
     @property
@@ -172,6 +175,7 @@ def method_of(
         is_named=True,
         shares_disk=shares_disk,
         has_context=method.has_context,
+        openai=given.openai,
         call=method.name,
         verbs=method.verbs,
     )
@@ -305,4 +309,4 @@ def _schema(wire_type: WireType) -> WireSchema:
     schema, parts = wire_type.json_schema(_REF)
     # Through JSON, so that it is equal to what arrives on the other side: keys are strings, and tuples lists.
     plain: Sequence[Any] = msgspec.json.decode(msgspec.json.encode([schema, parts], enc_hook=str))
-    return WireSchema(wire_type.raw, *plain, has_media=wire_type.has_media)
+    return WireSchema(wire_type.raw, *plain, has_media=wire_type.has_media, openai=wire_type.openai)

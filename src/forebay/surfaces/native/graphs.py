@@ -126,6 +126,7 @@ def serve_composition(target: GraphTarget) -> Served:
             raw_output=wire.answer.raw,
             query=tuple(wire.query),
             has_media=wire.answer.has_media,
+            openai=wire.given.openai,
         ),
         described,
         nodes=endpoints,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import time
 from functools import cache, partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -34,6 +35,7 @@ from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.dashboard.page import PREFIX, Dashboard, is_public, to_page, wants_page
 from forebay.transports.http.errors import ForeignPage, MethodNotAllowed, Unauthorized, error_answer
 from forebay.transports.http.management import Management
+from forebay.transports.http.openai import fault, model_page, models_page, targets_of
 from forebay.transports.http.route import Route, SharedRoute, key_is_known, request_id_of
 from forebay.transports.http.staging import Staging
 from forebay.transports.http.trace_page import TracePage
@@ -104,6 +106,8 @@ def routes_of(app: App, config: HttpConfig, verbs: Collection[str] = ("POST",)) 
                 put(model + path, shared_route(versions, sharing, path))
                 if app.only is default:
                     put(path, shared_route(versions, sharing, path))
+        for target, route in targets_of(app, config, staging).items():
+            put(target, route)
         for target, route in before.items():
             route.retire(routes.get(target))
 
@@ -151,7 +155,7 @@ def asgi_app(app: App, config: HttpConfig) -> ASGIApp:
         )
     if config.api_keys:
         keys = [key.encode() for key in config.api_keys]
-        middleware.append(Middleware(_KeyCheck, keys=keys, has_dashboard=config.dashboard))
+        middleware.append(Middleware(_KeyCheck, keys=keys, has_dashboard=config.dashboard, routes=by_target))
     handlers: Any = {ForebayError: failed, HTTPException: unknown}
     answering = Starlette(middleware=middleware, exception_handlers=handlers)
     answering.router.routes = cast("list[BaseRoute]", routes)  # the same list, so that it changes with the app
@@ -231,6 +235,8 @@ def _paths(app: App, pages: ServerPages, by_target: Mapping[bytes, Route]) -> li
         PathRoute("/models/{name}/versions/{version}/swap", _Methods(post=pages.management.swap)),
         PathRoute("/models/{name}/versions/{version}/unload", _Methods(post=pages.management.unload)),
         PathRoute("/models/{name:path}", _Methods(get=pages.model, post=pages.model)),
+        PathRoute("/v1/models", _Methods(get=pages.v1_models)),
+        PathRoute("/v1/models/{name}", _Methods(get=pages.v1_model), methods=["GET", "HEAD"]),
         PathRoute("/healthz", _Methods(get=pages.healthz)),
         PathRoute("/readyz", _Methods(get=pages.readyz)),
         PathRoute("/metrics", _Methods(get=pages.metrics)),
@@ -293,7 +299,7 @@ class Predict:
         contract = self._route.contract
         if not contract.call:
             return _Methods(post=self, get=_Get(self, page))
-        is_got = "GET" in contract.verbs or contract.streams
+        is_got = "GET" in contract.verbs or (contract.streams and contract.is_named)
         return _Methods(post=self if "POST" in contract.verbs else None, get=self if is_got else None)
 
     def runs_for(self, scope: Scope) -> bool:
@@ -393,13 +399,12 @@ class AsgiAnswer:
         Raises:
             ForebayError: The outcome's, if nothing was written yet.
         """
-        contract = self._route.contract
         if type(outcome) is Failure:
             if not self._started:
                 raise outcome.error
-            last = native.error_event(native.error_body(outcome.error, self.id))
+            last = self._route.last_part(outcome.error, self.id)
             await self._send({"type": "http.response.body", "body": last})
-        elif contract.streams:
+        elif outcome is None and self._route.contract.streams:
             await self._start_stream()
             await self._send({"type": "http.response.body", "body": b""})
         else:
@@ -423,8 +428,7 @@ class AsgiAnswer:
             part, release = given
             try:
                 await self._start_stream()
-                body = part if self._route.contract.raw_output else native.event(part)
-                await self._send({"type": "http.response.body", "body": body, "more_body": True})
+                await self._send({"type": "http.response.body", "body": self._route.part(part), "more_body": True})
             finally:
                 release()
 
@@ -435,9 +439,8 @@ class AsgiAnswer:
         self.id = (self.request.id if self.request is not None else self.id) or next_id()
         if self.request is not None:
             self.request.id = self.id
-        media = native.RAW_TYPE if self._route.contract.raw_output else native.STREAM_TYPE
         headers = [
-            (b"content-type", media.encode()),
+            (b"content-type", self._route.stream_type),
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),
             (b"x-request-id", self.id.encode()),
@@ -455,6 +458,7 @@ class ServerPages:
         self._exposition = Exposition(self._endpoints, reading, servings)
         self._openapi: bytes | None = None
         self._changes = 0
+        self._created = int(time.time())
         self._describing = asyncio.Lock()
         app.watch(self._changed)
         self.trace = TracePage(lambda: app.is_draining)
@@ -484,6 +488,17 @@ class ServerPages:
         name, _, version = name.partition("/versions/")
         started = None if name in self._app.served else registry.find(name)
         return _json(self._app.describe(name, version or None) if started is None else started.describe())
+
+    async def v1_models(self, _request: HttpRequest) -> Response:
+        """List the models for clients of OpenAI's protocol, and of the first one of KServe."""
+        return _json(models_page(self._app, self._created))
+
+    async def v1_model(self, request: HttpRequest) -> Response:
+        """Describe one model for them."""
+        try:
+            return _json(model_page(self._app, request.path_params["name"], self._created))
+        except NotFound as error:
+            return _answered(fault(error, ""))
 
     async def healthz(self, _request: HttpRequest) -> Response:
         """Tell that the process answers."""
@@ -647,8 +662,9 @@ class _Methods:
 class _KeyCheck:
     """Asks for an API key wherever one is needed."""
 
-    def __init__(self, app: ASGIApp, keys: list[bytes], *, has_dashboard: bool) -> None:
+    def __init__(self, app: ASGIApp, keys: list[bytes], *, has_dashboard: bool, routes: Mapping[bytes, Route]) -> None:
         self._app = app
+        self._routes = routes
         self._keys = keys
         self._has_dashboard = has_dashboard
 
@@ -657,9 +673,16 @@ class _KeyCheck:
             given = [value for name, value in scope["headers"] if name in {b"x-api-key", b"authorization"}]
             if not any(key_is_known(self._keys, value) for value in given):
                 error = Unauthorized("an API key is needed, as X-API-Key or as Authorization: Bearer")
-                await _send(send, *error_answer(error, ""))
+                await _send(send, *self._answer_of(_path(scope))(error, ""))
                 return
         await self._app(scope, receive, send)
+
+    def _answer_of(self, path: str) -> Callable[[ForebayError, str], tuple[int, list[tuple[bytes, bytes]], bytes]]:
+        """Return what writes errors at a path."""
+        if path == "/v1/models" or path.startswith("/v1/models/"):
+            return fault
+        route = self._routes.get(path.encode())
+        return error_answer if route is None else route.fault
 
     def _is_public(self, scope: Scope) -> bool:
         path = _path(scope)
@@ -689,9 +712,12 @@ def _json(value: Any, status: int = 200) -> Response:
 
 
 def _error(request: HttpRequest, error: ForebayError) -> Response:
-    status, headers, body = error_answer(
-        error, request_id_of(request.headers.get("x-request-id", "").encode("latin-1"))
-    )
+    request_id = request_id_of(request.headers.get("x-request-id", "").encode("latin-1"))
+    return _answered(error_answer(error, request_id))
+
+
+def _answered(answer: tuple[int, list[tuple[bytes, bytes]], bytes]) -> Response:
+    status, headers, body = answer
     return Response(body, status, headers={name.decode(): value.decode() for name, value in headers})
 
 

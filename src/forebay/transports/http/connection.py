@@ -28,7 +28,6 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from forebay.errors import ForebayError, InternalError, QueueFull, Unavailable
 from forebay.observe.ended_calls import CALLED_OFF, EndedCall
-from forebay.protocols import native
 from forebay.serving.endpoint import next_id
 from forebay.transports.http.asgi_calls import TOLD
 from forebay.transports.http.connection_state import (
@@ -591,7 +590,7 @@ class HttpConnection(HttpToolsProtocol):
                 self._lane.refusals.refuse(self)
             else:
                 self._fail(head, outcome.error, request)
-        elif route.contract.streams:
+        elif outcome is None and route.contract.streams:
             self._end_stream(head, b"")
             self._answered(head, 200, request)
         else:
@@ -608,7 +607,8 @@ class HttpConnection(HttpToolsProtocol):
         self._request_id = self._request_id or head.id or next_id()
         status = 200
         if self._has_started:
-            self._end_stream(head, native.error_event(native.error_body(error, self._request_id)))
+            assert head.route is not None
+            self._end_stream(head, head.route.last_part(error, self._request_id))
         else:
             tell = error_answer if head.route is None else head.route.fault
             status, headers, body = tell(error, self._request_id)
@@ -645,17 +645,17 @@ class HttpConnection(HttpToolsProtocol):
             release()
             return
         assert head.route is not None
-        raw = head.route.contract.raw_output
-        self._begin_stream(head, raw=raw)
-        self._write_chunk(part if raw else native.event(part))
+        self._begin_stream(head)
+        self._write_chunk(head.route.part(part))
         if self.flow.write_paused:
             self._stalled.append(release)
         else:
             release()
 
-    def _begin_stream(self, head: Head, *, raw: bool) -> None:
+    def _begin_stream(self, head: Head) -> None:
         if self._has_started:
             return
+        assert head.route is not None
         self._has_started = True
         self._is_chunked = head.chunked
         request = self._request
@@ -663,7 +663,7 @@ class HttpConnection(HttpToolsProtocol):
         if request is not None:
             request.id = self._request_id
         lines = [
-            STATUS_LINE[200] + b"content-type: " + (native.RAW_TYPE if raw else native.STREAM_TYPE).encode(),
+            STATUS_LINE[200] + b"content-type: " + head.route.stream_type,
             b"cache-control: no-store",
             b"x-accel-buffering: no",
             b"date: " + self._lane.date,
@@ -675,7 +675,7 @@ class HttpConnection(HttpToolsProtocol):
         self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n")
 
     def _end_stream(self, head: Head, last: bytes) -> None:
-        self._begin_stream(head, raw=False)
+        self._begin_stream(head)
         if last:
             self._write_chunk(last)
         if self._is_chunked:

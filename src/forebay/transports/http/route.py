@@ -281,6 +281,19 @@ class Route:
         body = native.joined(outcome, params) if self.contract.batchable else outcome
         return native.content_type_of(self.contract, params).encode(), body
 
+    @property
+    def stream_type(self) -> bytes:
+        """The media type of a streamed answer."""
+        return (native.RAW_TYPE if self.contract.raw_output else native.STREAM_TYPE).encode()
+
+    def part(self, part: bytes) -> bytes:
+        """Return a part of a streamed answer as it is sent."""
+        return part if self.contract.raw_output else native.event(part)
+
+    def last_part(self, error: ForebayError, request_id: str) -> bytes:
+        """Write an error that ends a stream."""
+        return native.error_event(native.error_body(error, request_id))
+
     def fault(self, error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         """Return status, headers and body of an answer that is an error."""
         return error_answer(error, request_id)

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What models take and give that clients of OpenAI's protocol ask. The type of its samples says what a model is.
+
+    from forebay.openai import ChatRequest
+
+    class Parrot(forebay.Model):
+        def predict(self, batch: list[ChatRequest]) -> Iterator[list[str]]:
+            for word in batch[0].messages[-1].text.split():
+                yield [word + " "]
+
+| samples | it answers at |
+|---|---|
+| `ChatRequest` | `/v1/chat/completions` |
+| `CompletionRequest` | `/v1/completions` |
+| `EmbeddingRequest` | `/v1/embeddings` |
+
+A further method with `@forebay.endpoint`, or the input of a composition, may have these types as well. Texts are `str`,
+or `TextPart` where more is known of them: whole, or the parts of a stream. What a client may say beside these fields, a
+subclass declares: `class Sampling(ChatRequest): top_k: int = 40`. Everything else it says is refused by its name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta, Struct
+
+MAX_CHOICES = 128
+"""Choices of one request: `n` for each of its prompts."""
+MAX_INPUTS = 2048
+"""Texts of one request for embeddings."""
+MAX_STOPS = 16
+"""Stop sequences of one request."""
+
+Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
+Stop = Annotated[str, Meta(min_length=1, max_length=256)]
+Stops = Annotated[list[Stop], Meta(max_length=MAX_STOPS)]
+Tokens = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
+_Limit = Annotated[int, Meta(ge=1)]
+_Penalty = Annotated[float, Meta(ge=-2, le=2)]
+_Share = Annotated[float, Meta(ge=0, le=1)]
+_Temperature = Annotated[float, Meta(ge=0, le=2)]
+
+
+class Message(Struct, frozen=True, kw_only=True):
+    """One message of a conversation.
+
+    Attributes:
+        role: Who speaks.
+        content: What is said: a text, or pieces of texts, pictures and the like as the client wrote them.
+        name: Of the speaker.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What is said in words."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(str(piece.get("text", "")) for piece in self.content or () if piece.get("type") == "text")
+
+
+class StreamOptions(Struct, frozen=True, kw_only=True):
+    """How a stream is to be told.
+
+    Attributes:
+        include_usage: Whether a last event counts the tokens.
+        include_obfuscation: Of the original; nothing is hidden here.
+    """
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class _Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all requests have; nothing of it is for the model."""
+
+    model: str = ""
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class _TextRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request for texts. The server itself sees to `n`, `stop`, `stream` and, at the latest, the limit of tokens."""
+
+    max_tokens: _Limit | None = None
+    temperature: _Temperature | None = None
+    top_p: _Share | None = None
+    frequency_penalty: _Penalty | None = None
+    presence_penalty: _Penalty | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: Stop | Stops | None = None
+    n: Choices | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        """The texts before which an answer ends; the server cuts there."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+
+class ChatRequest(_TextRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A conversation to go on with; texts or `TextPart`s are what a model makes of it.
+
+    Attributes:
+        messages: What was said.
+        max_completion_tokens: The newer name of `max_tokens`; see `limit`.
+    """
+
+    openai: ClassVar[str] = "chat/completions"
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: _Limit | None = None
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens that are wanted; None leaves that to the model."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class CompletionRequest(_TextRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A text to go on with; of several prompts in one request each is a sample.
+
+    Attributes:
+        prompt: A text, or its tokens.
+    """
+
+    openai: ClassVar[str] = "completions"
+
+    prompt: str | Tokens
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens that are wanted; None leaves that to the model."""
+        return self.max_tokens
+
+
+class EmbeddingRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A text whose vector is wanted: a list of numbers, an array or an `Embedding`. Of several each is a sample.
+
+    Attributes:
+        input: The text, or its tokens. A model of texts only says so: `class Text(EmbeddingRequest): input: str`.
+    """
+
+    openai: ClassVar[str] = "embeddings"
+
+    input: str | Tokens
+
+
+class TextPart(Struct, frozen=True, omit_defaults=True):
+    """A piece of a text, or the whole, with what is known of it.
+
+    Attributes:
+        text: It.
+        tokens: How many tokens it is. A `str` counts as one where it is a part of a stream, as none where it is whole.
+        prompt_tokens: How many tokens the prompt was; one part is enough to tell.
+        finish_reason: Why nothing comes after it: "stop", "length", or another word. If no part tells, it is "length"
+            where as many tokens came as were wanted, else "stop".
+    """
+
+    text: str = ""
+    tokens: int = 1
+    prompt_tokens: int | None = None
+    finish_reason: str | None = None
+
+
+class Embedding(Struct, frozen=True):
+    """A vector with the tokens its text was.
+
+    Attributes:
+        vector: Numbers: a list or an array.
+        tokens: Of its text; they are counted as usage.
+    """
+
+    vector: Any
+    tokens: int

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the body of a request to what is asked, and to the bodies of its samples."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from forebay.errors import InvalidRequest, TooLarge, ValidationError
+from forebay.openai import MAX_CHOICES, MAX_INPUTS, Choices, Stop, Stops, StreamOptions
+from forebay.protocols import native
+from forebay.serving.models.unreadable import refusal
+
+CHAT: Final = "chat/completions"
+COMPLETIONS: Final = "completions"
+EMBEDDINGS: Final = "embeddings"
+PATHS: Final = (CHAT, COMPLETIONS, EMBEDDINGS)
+"""Where models answer below `/v1`."""
+MAX_COPIED_BYTES: Final = 1 << 25
+"""What the samples of one request may have together where they repeat each other."""
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server must know of a request; what it says to the model is read by the worker."""
+
+    model: str
+    n: Choices | None = None
+    stop: Stop | Stops | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    encoding_format: str | None = None
+
+    @property
+    def choices(self) -> int:
+        """How many answers each prompt is to get."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def stops(self) -> list[str]:
+        """Where answers end."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens of a choice."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def tells_usage(self) -> bool:
+        """Whether a stream ends with what was used."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def is_base64(self) -> bool:
+        """Whether vectors are wanted in base64."""
+        return self.encoding_format == "base64"
+
+
+_asked: Final = msgspec.json.Decoder(Asked)
+_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_DIGITS: Final = {b"%d" % digit for digit in range(10)} | {b"-"}
+
+
+def read(body: bytes) -> Asked:
+    """Read what a body asks.
+
+    Raises:
+        InvalidRequest: If it cannot be read; ValidationError if something in it is wrong.
+    """
+    try:
+        return _asked.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise refusal(error, body) from None
+
+
+def samples_of(path: str, asked: Asked, body: bytes) -> list[bytes]:
+    """Return the bodies of the samples: one for each choice of each prompt, or for each text that is to be a vector.
+
+    Raises:
+        InvalidRequest: If there is none, or what there is cannot be read.
+        TooLarge: If there are too many.
+    """
+    if path == CHAT:
+        found = [body]
+    elif path == COMPLETIONS:
+        prompts = _each("prompt", asked.prompt, MAX_CHOICES // asked.choices)
+        found = [body] if prompts is None else _with_each(body, "prompt", prompts)
+    else:
+        if asked.encoding_format not in {None, "float", "base64"}:
+            raise _invalid("encoding_format", f"is {asked.encoding_format!r:.100}; 'float' and 'base64' are possible")
+        inputs = _each("input", asked.input, MAX_INPUTS)
+        return _with_each(body, "input", [bytes(asked.input)] if inputs is None else inputs, without="encoding_format")
+    if asked.choices > 1 and sum(map(len, found)) * asked.choices > MAX_COPIED_BYTES:
+        msg = f"'n' is {asked.choices}, and the prompts of so many choices have more than {MAX_COPIED_BYTES} bytes"
+        raise TooLarge(msg, detail={"path": "$.n"})
+    return [one for one in found for _ in range(asked.choices)]
+
+
+def _each(name: str, given: msgspec.Raw, limit: int) -> list[bytes] | None:
+    """Return the elements of a field that may have several texts; None if it is one text, or the tokens of one."""
+    written = bytes(given)
+    if not written:
+        raise _invalid(name, "is missing")
+    if written[:1] != b"[" or written[1:].lstrip()[:1] in _DIGITS:
+        return None  # the worker says so if it is not
+    try:
+        return [bytes(one) for one in native.samples_of(written, native.PARAMS["json", "json"], limit)]
+    except TooLarge:
+        msg = f"'{name}' has more than {limit} elements, which is as many as are taken at a time"
+        raise TooLarge(msg, detail={"path": f"$.{name}"}) from None
+    except ValidationError:
+        raise _invalid(name, "is empty") from None
+
+
+def _with_each(body: bytes, name: str, values: list[bytes], without: str = "") -> list[bytes]:
+    """Return the body with each of these values in place of a field."""
+    fields: dict[str, Any] = _fields.decode(body)
+    fields.pop(without, None)
+    del fields[name]
+    if sum(map(len, fields.values())) * len(values) > MAX_COPIED_BYTES:
+        msg = f"what is said beside the {len(values)} elements of '{name}' is too long to be said for each of them"
+        raise TooLarge(msg)
+    found: list[bytes] = []
+    for value in values:
+        fields[name] = msgspec.Raw(value)
+        found.append(msgspec.json.encode(fields))
+    return found
+
+
+def _invalid(name: str, why: str) -> InvalidRequest:
+    return ValidationError(f"'{name}' {why}", detail={"path": f"$.{name}"})

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`/v1/chat/completions`, `/v1/completions`, `/v1/embeddings`: the models that say so, in OpenAI's protocol.
+
+The body of a request names its model and may ask for several samples. So a route stands before the endpoints of all
+models of a path: it submits each sample to the endpoint of the model, as a request of its own among all others, and
+makes one answer of what comes back. Both lanes take this route as they take any other.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from forebay.errors import ForebayError, NotFound, nearest
+from forebay.observe.ids import next_id
+from forebay.protocols.native import PARAMS, Contract, UnsupportedMedia
+from forebay.protocols.openai import errors, requests, vectors
+from forebay.protocols.openai.requests import EMBEDDINGS, PATHS
+from forebay.protocols.openai.texts import Texts
+from forebay.server.app import Served
+from forebay.serving.endpoint import EndpointConfig
+from forebay.serving.models.methods import CALL
+from forebay.transports.http.errors import error_headers
+from forebay.transports.http.route import NEVER, Route
+from forebay.types.call import Failure, Request
+from forebay.types.context import PARAM, told
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from forebay.protocols.openai.requests import Asked
+    from forebay.protocols.openai.texts import Choice
+    from forebay.server.app import App
+    from forebay.server.config import HttpConfig
+    from forebay.serving.endpoint import Endpoint
+    from forebay.transports.http.route import Head
+    from forebay.transports.http.staging import Staging
+    from forebay.types.batch import EntryBatch
+    from forebay.types.call import Outcome
+
+PREFIX: Final = "/v1/"
+
+
+def targets_of(app: App, config: HttpConfig, staging: Staging) -> dict[str, Route]:
+    """Return the routes of the paths that models say they are asked at."""
+    found = [OpenAiModels(app, path) for path in PATHS]
+    return {PREFIX + models.path: _OpenAiRoute(models, config, staging) for models in found if models.names}
+
+
+def fault(error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """Return status, headers and body of an answer that is an error."""
+    headers = [(b"content-type", b"application/json"), (b"x-request-id", (request_id or next_id()).encode())]
+    return errors.status_of(error), headers + error_headers(error), errors.body_of(error)
+
+
+def model_page(app: App, name: str, created: int) -> dict[str, Any]:
+    """Describe a model as clients of OpenAI's protocol and of the first one of KServe expect it.
+
+    Raises:
+        NotFound: If there is none of that name.
+    """
+    served = app.find(name)
+    return {**_card(name, created), "name": name, "ready": served.endpoint.accepting}
+
+
+def models_page(app: App, created: int) -> dict[str, Any]:
+    """List the models: as `data` those that speak OpenAI's protocol, as `models` all, for clients of KServe's."""
+    speaking = dict.fromkeys(name for path in PATHS for name in OpenAiModels(app, path).names)
+    return {"object": "list", "data": [_card(name, created) for name in speaking], "models": list(app.served)}
+
+
+def _card(name: str, created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": "forebay"}
+
+
+class OpenAiModels:
+    """The models that are asked at one path, in the form of an endpoint, as far as routes need one.
+
+    Attributes:
+        path: Below `/v1`.
+        name: What the log calls who answers: the model, while it replies.
+        answering: The batch whose requests are being replied to right now.
+    """
+
+    def __init__(self, app: App, path: str) -> None:
+        """Look up which models are asked at a path."""
+        self.path = self.name = path
+        self.answering: EntryBatch | None = None
+        self._app = app
+        self._contracts: dict[str, dict[Served, Contract]] = {}
+        self._calls: dict[Request, _Call] = {}
+        for name in app.served:
+            versions = app.versions(name)
+            for version in versions.weights:
+                one = versions.ready[version]
+                contract = next((each for each in one.contracts.values() if each.openai == path), None)
+                if contract is not None:
+                    self._contracts.setdefault(name, {})[one] = contract
+        each = [one.endpoint for speaking in self._contracts.values() for one in speaking]
+        self._only = each[0] if len(each) == 1 else None
+        longest_s = max((endpoint.config.max_timeout_s for endpoint in each), default=0.0)
+        self.config = EndpointConfig(name=path, max_timeout_s=longest_s)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the models."""
+        return list(self._contracts)
+
+    @property
+    def has_context(self) -> bool:
+        """Whether one of them asks for headers and the like."""
+        return any(contract.has_context for one in self._contracts.values() for contract in one.values())
+
+    def is_full(self) -> bool:
+        """Tell whether whatever is submitted now is refused; of several models that depends on which is asked."""
+        return self._only is not None and self._only.is_full()
+
+    def submit(self, request: Request) -> None:
+        """Have the model that a body names answer it."""
+        try:
+            asked = requests.read(request.body)
+            served, contract = self._find(asked.model)
+            call = _Call(self, request, asked, served.endpoint, contract)
+        except ForebayError as error:
+            self.reject(error)
+            request.reply(request, Failure(error))
+            return
+        self._calls[request] = call
+        call.begin()
+
+    def cancel(self, request: Request) -> None:
+        """Forget a request whose client went away."""
+        call = self._calls.pop(request, None)
+        if call is not None:
+            call.call_off()
+
+    def reject(self, error: ForebayError) -> None:
+        """Count a request that was refused before a model was asked."""
+        if self._only is not None:
+            self._only.reject(error)
+
+    def answer(self, request: Request, outcome: Outcome, endpoint: Endpoint) -> None:
+        """Reply to a request, in the name of the endpoint that answered it."""
+        if self._calls.pop(request, None) is None:
+            return
+        request.done = True
+        self.name, self.answering = endpoint.name, endpoint.answering
+        try:
+            request.reply(request, outcome)
+        finally:
+            self.name, self.answering = self.path, None
+
+    def _find(self, model: str) -> tuple[Served, Contract]:
+        speaking = self._contracts.get(model)
+        if speaking is None:
+            hint = nearest(model, self._contracts)
+            known = ", ".join(f"'{name}'" for name in self.names[:10])
+            meant = f"did you mean '{hint}'?" if hint else f"there is {known}"
+            msg = f"no model '{model[:100]}' answers at {PREFIX}{self.path}; {meant}"
+            raise NotFound(msg)
+        if len(speaking) == 1:
+            return next(iter(speaking.items()))
+        served = self._app.versions(model).turn(speaking)
+        return served, speaking[served]
+
+
+class _Call:
+    """One request on its way through its model: its samples are requests of their own."""
+
+    def __init__(
+        self, models: OpenAiModels, request: Request, asked: Asked, endpoint: Endpoint, contract: Contract
+    ) -> None:
+        """Read the samples.
+
+        Raises:
+            InvalidRequest: If there are none, or they cannot be read.
+            TooLarge: If there are too many.
+        """
+        self._models = models
+        self._request = request
+        self._asked = asked
+        self._endpoint = endpoint
+        self._is_batchable = contract.batchable
+        samples = requests.samples_of(models.path, asked, request.body)
+        self._left = len(samples)
+        self._texts: Texts | None = None
+        self._choices: list[Choice] = []
+        self._vectors: list[bytes] = []
+        if models.path == EMBEDDINGS:
+            self._vectors = [b""] * len(samples)
+        else:
+            request.id = request.id or next_id()
+            self._texts = Texts(models.path, asked, request.id, int(time.time()))
+            self._choices = [self._texts.choice() for _ in samples]
+        params = self._params_of(contract)
+        self._samples = [
+            Request(
+                [body] if contract.batchable else body,
+                partial(self._replied, number),
+                params,
+                request.origin,
+                request.deadline,
+                id=request.id,
+                on_part=partial(self._part, number) if contract.streams else None,
+            )
+            for number, body in enumerate(samples)
+        ]
+
+    def begin(self) -> None:
+        """Submit the samples, until one is refused."""
+        self._request.arrived = time.monotonic()
+        for sample in self._samples:
+            self._endpoint.submit(sample)
+            if not self._samples:
+                break
+
+    def call_off(self) -> None:
+        """Let go of all samples: nobody waits for them any more."""
+        samples, self._samples = self._samples, []  # they refer to this call, and no collector looks at requests
+        for sample in samples:
+            self._endpoint.cancel(sample)
+
+    def _params_of(self, contract: Contract) -> Mapping[str, Any]:
+        params = _params(contract.call, "base64" if self._asked.is_base64 else "json")
+        context = self._request.params.get(PARAM)
+        if not contract.has_context or context is None:
+            return params
+        headers, _, client, _ = context
+        deadline = self._request.deadline
+        left_s = self._endpoint.config.timeout_s if deadline == NEVER else deadline - time.monotonic()
+        return {**params, PARAM: told(headers, self._request.id, client, left_s)}
+
+    def _part(self, number: int, part: bytes, release: Callable[[], object]) -> None:
+        """Take a part of a choice; `release` is called once there is room for the next."""
+        choice, texts, request = self._choices[number], self._texts, self._request
+        assert texts is not None
+        if choice.is_over or not self._samples:
+            release()
+            return
+        try:
+            text = choice.take(part, is_whole=False)
+        except ForebayError as error:
+            release()
+            self._end(Failure(error))
+            return
+        if text and self._asked.stream:
+            assert request.on_part is not None
+            request.on_part(texts.event(number, text), release)
+        else:
+            choice.texts.append(text)
+            release()
+        if choice.is_over and self._samples:
+            self._endpoint.end(self._samples[number])
+
+    def _replied(self, number: int, sample: Request, outcome: Outcome) -> None:
+        """Take the outcome of a sample: None if it came in parts."""
+        if not self._samples:
+            return
+        self._request.taken = self._request.taken or sample.taken
+        if type(outcome) is Failure:
+            self._end(outcome)
+            return
+        if self._is_batchable:
+            (outcome,) = outcome
+        try:
+            self._take(number, outcome)
+        except ForebayError as error:
+            self._end(Failure(error))
+
+    def _take(self, number: int, outcome: bytes | None) -> None:
+        self._left -= 1
+        texts = self._texts
+        if texts is None:
+            assert outcome is not None
+            self._vectors[number] = outcome
+            if not self._left:
+                self._end(vectors.whole(self._asked, self._vectors))
+            return
+        choice = self._choices[number]
+        text = ("" if outcome is None else choice.take(outcome, is_whole=True)) + choice.end()
+        if not self._asked.stream:
+            choice.texts.append(text)
+            if not self._left:
+                self._end(texts.whole(self._choices))
+            return
+        assert self._request.on_part is not None
+        last = texts.last_event(number, choice, text)
+        self._request.on_part(last if self._left else last + texts.end(self._choices), _nothing)
+        if not self._left:
+            self._end(None)
+
+    def _end(self, outcome: Outcome) -> None:
+        self.call_off()
+        self._models.answer(self._request, outcome, self._endpoint)
+
+
+class _OpenAiRoute(Route):
+    """The route of a path."""
+
+    def __init__(self, models: OpenAiModels, config: HttpConfig, staging: Staging) -> None:
+        contract = Contract(streams=models.path != EMBEDDINGS, has_context=models.has_context, call=models.path)
+        served = Served(cast("Endpoint", models), contract)
+        super().__init__(served, config.max_body_bytes, config.api_keys, config.cors_origins, staging)
+
+    def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"", *, in_query: bool = False) -> Head:
+        """Read the headers of a request."""
+        head = super().read_head(headers, query, in_query=in_query)
+        if head.params["in"] != "json" and head.problem is None:
+            head.problem = UnsupportedMedia("the body is an object in JSON: application/json")
+            head.is_simple = False
+        return head
+
+    def fault(self, error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """Return status, headers and body of an answer that is an error."""
+        return fault(error, request_id)
+
+    def part(self, part: bytes) -> bytes:
+        """Return a part of a streamed answer as it is sent: it was made of events."""
+        return part
+
+    def last_part(self, error: ForebayError, request_id: str) -> bytes:
+        """Write an error that ends a stream."""
+        return b"data: %b\n\n" % errors.body_of(error)
+
+
+@lru_cache(1024)
+def _params(call: str, wanted: str) -> Mapping[str, str]:
+    """Return the params of samples; shared, so that a batch of equals is seen at once."""
+    params = {**PARAMS["json", "json"], "out": wanted}
+    return {**params, CALL: call} if call else params
+
+
+def _nothing() -> None:
+    """Stand where there is nothing to release."""

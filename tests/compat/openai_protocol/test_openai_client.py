@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OpenAI's own client against models that say they are asked so, over both lanes and two kinds of workers."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.waiting import PATIENCE_S, eventually
+
+HERE = Path(__file__).parent
+PYTHON = HERE.parents[2] / ".venv/environments/openai/bin/python"
+ORIGIN = "http://page.example"
+KEY = "sesame-key"
+
+pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="no environment with OpenAI's client: make setup")
+
+
+class Asker:
+    """OpenAI's client in a process of its own."""
+
+    def __init__(self):
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process: Any = subprocess.Popen([str(PYTHON), str(HERE / "asker.py")], **pipes)
+
+    def send(self, what):
+        self.process.stdin.write(json.dumps(what) + "\n")
+        self.process.stdin.flush()
+
+    def read(self):
+        return json.loads(self.process.stdout.readline())
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait(PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Two of them, so that one may wait for the other."""
+    found = [Asker(), Asker()]
+    yield found
+    for one in found:
+        one.close()
+
+
+class Client:
+    def __init__(self, asker, server, headers, **options):
+        self.asker = asker
+        self.options = {"base_url": f"{server.url}/v1", "api_key": KEY, "max_retries": 0, "timeout": PATIENCE_S}
+        self.options |= {"default_headers": headers, **options}
+        self.server = server
+
+    def call(self, call, *, take=0, **arguments):
+        return {"options": self.options, "call": call, "arguments": arguments, "take": take}
+
+    def ask(self, call, **arguments):
+        self.asker.send(self.call(call, **arguments))
+        return self.asker.read()
+
+    def ask_all(self, *calls):
+        self.asker.send([self.call(call, **arguments) for call, arguments in calls])
+        return self.asker.read()
+
+    def describe(self, model):
+        return self.server.client.get(f"/models/{model}", headers={"x-api-key": KEY}).json()
+
+    def chat(self, text, **more):
+        return self.ask("chat.completions.create", **chat(text, **more))
+
+
+def chat(text, *, model="words", **more):
+    return {"model": model, "messages": [{"role": "user", "content": text}], **more}
+
+
+@pytest.fixture(scope="module", params=["fast lane, threads", "behind it, processes"])
+def server(request, launch):
+    kind = "thread" if "fast" in request.param else "process"
+    options = ["--worker-kind", kind, "--max-body-bytes", "100000", "--api-key", KEY]
+    options += ["--cors-origin", ORIGIN] if "behind" in request.param else []
+    return launch("talkers.py", *options, "--access-log", "--log-format", "json")
+
+
+@pytest.fixture
+def client(server, processes):
+    return Client(processes[0], server, {"origin": ORIGIN} if "--cors-origin" in server.command else {})
+
+
+@pytest.fixture
+def other(server, processes):
+    return Client(processes[1], server, {})
+
+
+def text_of(parts, index=0):
+    choices = [choice for part in parts for choice in part["choices"] if choice["index"] == index]
+    return "".join(choice["delta"]["content"] or "" for choice in choices)
+
+
+def test_a_chat_is_answered_whole(client):
+    found = client.chat("to be or")["result"]
+    (choice,) = found["choices"]
+    assert choice["message"] | {"role": "assistant", "content": "to be or"} == choice["message"]
+    assert (choice["finish_reason"], found["model"], found["object"]) == ("stop", "words", "chat.completion")
+    assert found["usage"] | {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13} == found["usage"]
+    assert found["id"] == f"chatcmpl-{found['_request_id']}"
+
+
+def test_a_chat_is_streamed_to_sync_and_async_clients(client):
+    asked = chat("to be or", stream=True)
+    alone = client.ask("chat.completions.create", **asked)["parts"]
+    assert text_of(alone) == "to be or"
+    assert alone[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert [part["choices"][0]["finish_reason"] for part in alone] == [None] * (len(alone) - 1) + ["stop"]
+    assert {part["object"] for part in alone} == {"chat.completion.chunk"}
+    assert len({part["id"] for part in alone}) == 1
+    together = client.ask_all(*[("chat.completions.create", asked)] * 3)
+    assert [text_of(one["parts"]) for one in together] == ["to be or"] * 3
+
+
+def test_the_last_event_counts_the_tokens_if_that_is_asked_for(client):
+    parts = client.chat("to be", stream=True, stream_options={"include_usage": True})["parts"]
+    assert parts[-1]["choices"] == []
+    assert all(part["usage"] is None for part in parts[:-1])
+    assert (parts[-1]["usage"]["prompt_tokens"], parts[-1]["usage"]["completion_tokens"]) == (10, 2)
+
+
+def test_an_answer_ends_before_a_stop_sequence_that_begins_in_one_part_and_ends_in_another(client):
+    for stop in ("e or n", ["nowhere", "e or n"]):
+        found = client.chat("to be or not", stop=stop)["result"]["choices"][0]
+        assert (found["message"]["content"], found["finish_reason"]) == ("to b", "stop")
+        assert text_of(client.chat("to be or not", stop=stop, stream=True)["parts"]) == "to b"
+    assert client.chat("to be or", stop="or not")["result"]["choices"][0]["message"]["content"] == "to be or"
+    assert text_of(client.chat("to be or", stop="or not", stream=True)["parts"]) == "to be or"
+    whole = client.chat("", model="whole", stop=" STOP")["result"]["choices"][0]
+    assert whole["message"]["content"] == "1 talk"
+
+
+def test_several_choices_of_one_question(client):
+    found = client.chat("to be", n=2)["result"]
+    assert [one["message"]["content"] for one in found["choices"]] == ["to be", "to be"]
+    assert (found["usage"]["prompt_tokens"], found["usage"]["completion_tokens"]) == (10, 4)
+    parts = client.chat("to be", n=2, stream=True)["parts"]
+    assert (text_of(parts, 0), text_of(parts, 1)) == ("to be", "to be")
+    together = client.chat("", model="whole", n=3)["result"]["choices"]
+    assert {one["message"]["content"] for one in together} == {"3 talk STOP here"}  # they shared a batch
+
+
+def test_no_more_tokens_come_than_are_wanted(client, tmp_path):
+    for limit in ({"max_tokens": 2}, {"max_completion_tokens": 2}):
+        found = client.chat("to be or not", **limit)["result"]
+        assert found["choices"][0]["message"]["content"] == "to be"
+        assert (found["choices"][0]["finish_reason"], found["usage"]["completion_tokens"]) == ("length", 2)
+    found = client.chat(f"hold {tmp_path / 'never'}", max_tokens=3, stream=True)["parts"]
+    assert text_of(found) == "0 1 2 "
+    eventually((tmp_path / "never.ended").exists)
+
+
+def test_what_the_client_says_reaches_the_model(client):
+    said = {"temperature": 0.5, "top_p": 0.9, "seed": 7, "max_tokens": 9, "presence_penalty": 1.0}
+    found = json.loads(
+        client.chat("params", extra_body={"top_k": 3}, stop="€", **said)["result"]["choices"][0]["message"]["content"]
+    )
+    assert found | {**said, "top_k": 3, "limit": 9, "stop": "e282ac"} == found
+    tagged = client.chat("header", extra_headers={"x-tag": "blue"})["result"]
+    assert tagged["choices"][0]["message"]["content"] == "blue"
+    pieces = [{"type": "text", "text": "to "}, {"type": "text", "text": "be"}]
+    assert client.chat(pieces)["result"]["choices"][0]["message"]["content"] == "to be"
+
+
+def test_completions_of_texts_and_tokens(client):
+    found = client.ask("completions.create", model="words", prompt=["one", "three"], n=2)["result"]
+    assert [one["text"] for one in found["choices"]] == ["one, and so on"] * 2 + ["three, and so on"] * 2
+    assert [one["index"] for one in found["choices"]] == [0, 1, 2, 3]
+    assert (found["usage"]["prompt_tokens"], found["usage"]["completion_tokens"]) == (8, 16)
+    tokens = client.ask("completions.create", model="words", prompt=[1, 2])["result"]
+    assert tokens["choices"][0]["text"] == "[1, 2], and so on"
+    several = client.ask("completions.create", model="words", prompt=[[1], [2, 3]])["result"]
+    assert [one["text"][:6] for one in several["choices"]] == ["[1], a", "[2, 3]"]
+    parts = client.ask("completions.create", model="words", prompt="one", stream=True)["parts"]
+    assert "".join(part["choices"][0]["text"] for part in parts) == "one, and so on"
+    assert parts[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_embeddings_of_texts_and_tokens_in_both_formats(client):
+    asked = {"model": "vectors", "input": ["a", "tree", "of, [commas]"]}
+    for given in ({}, {"encoding_format": "float"}):  # the client asks for base64 by itself
+        found = client.ask("embeddings.create", **asked, **given)["result"]
+        assert [one["index"] for one in found["data"]] == [0, 1, 2]
+        assert [one["embedding"][:2] for one in found["data"]] == [[1.0, 3.0], [4.0, 3.0], [12.0, 3.0]]
+        assert abs(found["data"][0]["embedding"][2] - 0.1) < 1e-7
+        assert found["usage"]["prompt_tokens"] == found["usage"]["total_tokens"] == 17
+    for given, lengths in (("word", [4]), ([1, 2], [2]), ([[1], [2, 3]], [1, 2])):
+        found = client.ask("embeddings.create", model="vectors", input=given)["result"]
+        assert [one["embedding"][0] for one in found["data"]] == lengths
+
+
+def test_embeddings_of_several_clients_share_a_batch(client, other, tmp_path):
+    until = tmp_path / "until"
+    other.asker.send(other.call("embeddings.create", model="vectors", input=f"until {until}"))
+    eventually(lambda: client.describe("vectors") | {"in_flight": 1, "waiting": 0} == client.describe("vectors"))
+    client.asker.send([client.call("embeddings.create", model="vectors", input=["a", "b"])] * 3)
+    eventually(lambda: client.describe("vectors")["waiting"] == 6)
+    until.touch()
+    assert [one["embedding"][1] for one in other.asker.read()["result"]["data"]] == [1.0]
+    found = [one["embedding"][1] for answer in client.asker.read() for one in answer["result"]["data"]]
+    assert found == [6.0] * 6
+
+
+def test_models_are_listed_and_described(client):
+    assert [one["id"] for one in client.ask("models.list")["result"]] == ["words", "whole", "vectors"]
+    found = client.ask("models.retrieve", model="vectors")["result"]
+    assert (found["id"], found["object"], found["owned_by"]) == ("vectors", "model", "forebay")
+    missing = client.ask("models.retrieve", model="vektors")["error"]
+    assert (missing["class"], missing["code"]) == ("NotFoundError", "model_not_found")
+    assert "did you mean 'vectors'" in missing["message"]
+
+
+@pytest.mark.parametrize(
+    "call, wrong, param, words",
+    [
+        ("chat.completions", chat("a", n=0), "n", ">= 1"),
+        ("chat.completions", chat("a", n=1000), "n", "<= 128"),
+        ("chat.completions", chat("a", temperature=3), "temperature", "<= 2.0"),
+        ("chat.completions", chat("a", stop=["a", ""]), "stop[1]", "length >= 1"),
+        ("chat.completions", chat("a", extra_body={"top_q": 3}), "top_q", "did you mean `top_"),
+        ("chat.completions", chat("a") | {"messages": []}, "messages", "length >= 1"),
+        ("chat.completions", chat("a") | {"messages": [{"role": "usr", "content": ""}]}, "messages[0].role", "usr"),
+        ("chat.completions", {"model": "words", "messages": "a"}, "messages", "array"),
+        ("completions", {"model": "words", "prompt": []}, "prompt", "empty"),
+        ("completions", {"model": "words", "prompt": ["a"] * 65, "n": 2}, "prompt", "64"),
+        ("embeddings", {"model": "vectors", "input": ["a"] * 2049}, "input", "2048"),
+        ("embeddings", {"model": "vectors", "input": 3}, "input", "int"),
+        ("embeddings", {"model": "vectors", "input": "a", "dimensions": 3}, "dimensions", "unknown field"),
+        ("embeddings", {"model": "vectors", "input": "a", "encoding_format": "int8"}, "encoding_format", "base64"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_its_name(client, call, wrong, param, words):
+    error = client.ask(f"{call}.create", **wrong)["error"]
+    too_many = words in {"64", "2048"}
+    assert error["status_code"] == (413 if too_many else 400), error
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert words in error["message"]
+
+
+def test_a_model_that_is_not_there_or_not_asked_so(client):
+    for model, meant in (("word", "did you mean 'words'?"), ("vectors", "no model 'vectors' answers at /v1/chat/")):
+        error = client.chat("a", model=model)["error"]
+        assert (error["class"], error["param"], error["code"]) == ("NotFoundError", "model", "model_not_found")
+        assert meant in error["message"]
+
+
+def test_an_error_of_the_model_before_and_in_the_middle_of_a_stream(client):
+    for stream in (False, True):
+        error = client.chat("fail", stream=stream)["error"]
+        assert (error["class"], error["status_code"], error["type"]) == ("InternalServerError", 500, "server_error")
+        assert "no such word" not in error["message"]  # that is for the log
+    found = client.chat("to be fail", stream=True)
+    assert text_of(found["parts"]) == "to be"
+    assert (found["error"]["class"], found["error"]["type"]) == ("APIError", "server_error")
+    assert client.chat("to be fail", n=2)["error"]["status_code"] == 500
+
+
+def test_a_wrong_key_is_refused(client, server):
+    for call in ("chat.completions.create", "models.list"):
+        arguments = chat("a") if call.startswith("chat") else {}
+        stranger = Client(client.asker, server, client.options["default_headers"], api_key="wrong")
+        error = stranger.ask(call, **arguments)["error"]
+        assert (error["class"], error["code"]) == ("AuthenticationError", "invalid_api_key")
+
+
+def test_a_body_that_is_too_large_is_refused(client):
+    error = client.chat("x" * 100_000)["error"]
+    assert (error["status_code"], error["code"], error["type"]) == (413, "too_large", "invalid_request_error")
+
+
+def test_a_client_that_goes_away_frees_the_model_at_the_next_part(client, tmp_path):
+    found = client.chat(f"hold {tmp_path / 'until'}", stream=True, take=3)["parts"]
+    assert text_of(found).startswith("0 ")
+    eventually((tmp_path / "until.ended").exists)
+    assert client.chat("to be")["result"]["choices"][0]["message"]["content"] == "to be"
+
+
+def test_time_limits_of_client_and_server(client, tmp_path):
+    late = client.chat(f"hold {tmp_path / 'a'}", timeout=0.2)["error"]
+    assert late["class"] == "APITimeoutError"
+    eventually((tmp_path / "a.ended").exists)
+    late = client.chat(f"hold {tmp_path / 'b'}", extra_headers={"x-request-timeout-ms": "50"})["error"]
+    assert (late["status_code"], late["code"], late["type"]) == (504, "timeout", "server_error")
+    late = client.chat(f"hold {tmp_path / 'c'}", extra_headers={"x-request-timeout-ms": "200"}, stream=True)
+    assert late["parts"]
+    assert late["error"]["class"] == "APIError"
+    eventually((tmp_path / "c.ended").exists)
+
+
+def test_overload_is_told_as_a_rate_limit(client, other, tmp_path):
+    until = tmp_path / "until"
+    other.asker.send(other.call("chat.completions.create", **chat(f"hold {until}", n=4)))
+    eventually(lambda: client.describe("words") | {"in_flight": 4, "waiting": 3} == client.describe("words"))
+    error = client.chat("to be", n=2)["error"]  # there is room for one
+    assert (error["class"], error["code"]) == ("RateLimitError", "rate_limit_exceeded")
+    until.touch()
+    assert len(other.asker.read()["result"]["choices"]) == 4
+    assert client.describe("words")["in_flight"] == 0
+    assert client.chat("to be")["result"]["choices"][0]["message"]["content"] == "to be"
+
+
+def test_who_answered_stands_in_the_access_log(client, server):
+    found = client.chat("to be")["result"]
+
+    def line() -> Any:
+        return next((one for one in server.records if one.get("request_id") == found["_request_id"]), None)
+
+    eventually(lambda: line() is not None)
+    expected = {"model": "words", "path": "/v1/chat/completions", "batch_size": 1, "code": "ok"}
+    assert line() | expected == line()

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The codec of OpenAI's protocol: samples of a body, texts of parts, vectors."""
+
+import base64
+import struct
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.errors import BadOutcome, InvalidRequest, QueueFull, TooLarge, Unavailable
+from forebay.openai import Embedding, TextPart
+from forebay.protocols.openai import errors, requests, vectors
+from forebay.protocols.openai.requests import CHAT, COMPLETIONS, EMBEDDINGS
+from forebay.protocols.openai.texts import DONE, Choice, Cut, Texts
+from forebay.serving.models.vectors import vector_in_base64
+
+encode = msgspec.json.encode
+
+
+def samples(path, **body):
+    written = encode({"model": "m", **body})
+    return [msgspec.json.decode(one) for one in requests.samples_of(path, requests.read(written), written)]
+
+
+def texts(path=CHAT, **body):
+    return Texts(path, requests.read(encode({"model": "m", **body})), "1", 5)
+
+
+def test_a_body_becomes_as_many_samples_as_choices_prompts_and_texts():
+    body = encode({"model": "m", "messages": [], "n": 3})
+    assert requests.samples_of(CHAT, requests.read(body), body) == [body] * 3
+    assert [one["prompt"] for one in samples(COMPLETIONS, prompt=["a", [1, 2]], n=2)] == ["a", "a", [1, 2], [1, 2]]
+    assert samples(EMBEDDINGS, input=["a,b", "]"], encoding_format="base64", other=1) == [
+        {"model": "m", "other": 1, "input": "a,b"},
+        {"model": "m", "other": 1, "input": "]"},
+    ]
+    assert [one["input"] for one in samples(EMBEDDINGS, input=[[1], [2, 3]])] == [[1], [2, 3]]
+    assert [one["input"] for one in samples(EMBEDDINGS, input=[*range(5000)])] == [[*range(5000)]]
+
+
+@pytest.mark.parametrize(
+    "path, body, error",
+    [
+        (COMPLETIONS, {"prompt": []}, InvalidRequest),
+        (COMPLETIONS, {}, InvalidRequest),
+        (EMBEDDINGS, {"input": []}, InvalidRequest),
+        (EMBEDDINGS, {"input": ["a"] * 2049}, TooLarge),
+        (COMPLETIONS, {"prompt": ["a"] * 65, "n": 2}, TooLarge),
+        # What is repeated for each sample must not grow without bounds.
+        (EMBEDDINGS, {"input": ["a"] * 2000, "user": "x" * 100_000}, TooLarge),
+        (COMPLETIONS, {"prompt": "x" * 1_000_000, "n": 100}, TooLarge),
+    ],
+)
+def test_too_many_or_no_samples(path, body, error):
+    with pytest.raises(error):
+        samples(path, **body)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"a"', b"{}", b'{"model":3}', b'{"model":"\xff"}', b"[" * 5000])
+def test_bodies_that_cannot_be_read(body):
+    with pytest.raises(InvalidRequest):
+        requests.read(body)
+
+
+@given(st.lists(st.text("ab€", max_size=4), max_size=8), st.lists(st.text("ab€", min_size=1, max_size=4), max_size=3))
+def test_a_text_is_cut_before_the_first_stop_sequence_however_it_comes(pieces, stops):
+    cut, found = Cut(stops), ""
+    for piece in pieces:
+        found += cut.take(piece)
+        if cut.is_over:
+            break
+    # The first that is complete ends the text; what came with it may have another one before.
+    ended = next((n for n in range(len(pieces) + 1) if any(stop in "".join(pieces[:n]) for stop in stops)), None)
+    assert cut.is_over == (ended is not None)
+    text = "".join(pieces[:ended])
+    if ended is not None:
+        text = text[: min(text.find(stop) for stop in stops if stop in text)]
+    assert found + cut.rest() == text
+
+
+def test_what_cannot_become_a_stop_sequence_is_not_held_back():
+    cut = Cut(["END", "###"])
+    assert [cut.take(piece) for piece in ("a#", "#", "b", "EN", "E", "ND!")] == ["a", "", "##b", "", "EN", ""]
+    assert cut.is_over
+    assert cut.rest() == ""
+
+
+def test_a_choice_counts_tokens_and_says_why_it_ended():
+    choice = Choice([], 3)
+    assert [choice.take(encode(part), is_whole=False) for part in ("a", TextPart("b", prompt_tokens=7), "c")] == [
+        *"abc"
+    ]
+    assert choice.take(encode(TextPart("", tokens=0)), is_whole=False) == ""
+    assert not choice.is_over
+    assert choice.take(encode("d"), is_whole=False) == ""
+    assert choice.is_over
+    assert (choice.end(), choice.finish_reason, choice.tokens, choice.prompt_tokens) == ("", "length", 3, 7)
+    choice = Choice([], 3)
+    choice.take(encode(TextPart("whole", tokens=3, finish_reason="stop")), is_whole=True)
+    choice.end()
+    assert choice.finish_reason == "stop"
+    for wrong in (3, ["a"], {"text": 3}, None):
+        with pytest.raises(BadOutcome):
+            Choice([], None).take(encode(wrong), is_whole=True)
+
+
+def events(written):
+    return [
+        msgspec.json.decode(one.removeprefix(b"data: ")) for one in written.split(b"\n\n")[:-1] if b"[DONE]" not in one
+    ]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_stream_has_the_text_and_then_the_usage(path):
+    stream = texts(path, stream=True, stream_options={"include_usage": True}, n=2)
+    one, two = stream.choice(), stream.choice()
+    written = stream.event(0, one.take(encode('"é\n'), is_whole=False)) + stream.last_event(0, one, one.end())
+    written += stream.last_event(1, two, "b") + stream.end([one, two])
+    assert written.endswith(DONE)
+    found = events(written)
+    assert found[-1]["usage"] == {"prompt_tokens": 0, "completion_tokens": 1, "total_tokens": 1}
+    for index, text in enumerate(['"é\n', "b"]):
+        choices = [choice for event in found for choice in event["choices"] if choice["index"] == index]
+        told = [choice["delta"].get("content", "") if path == CHAT else choice["text"] for choice in choices]
+        assert "".join(told) == text
+        assert choices[-1]["finish_reason"] is not None or index == 1
+
+
+def test_vectors_are_written_in_base64_as_32_bits():
+    for value in ([1.5, -2.0], np.array([1.5, -2.0]), np.array([1.5, -2.0], np.float16), (1.5, -2)):
+        assert struct.unpack("<2f", base64.b64decode(msgspec.json.decode(vector_in_base64(value)))) == (1.5, -2.0)
+    counted = msgspec.json.decode(vector_in_base64(Embedding(np.array([1.5]), 4)))
+    assert counted["tokens"] == 4
+    asked = requests.read(b'{"model":"m","encoding_format":"base64"}')
+    written = vectors.whole(asked, [vector_in_base64([1.5]), vector_in_base64(Embedding([2.0], 4))])
+    found = msgspec.json.decode(written)
+    assert found["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
+    assert len(found["data"]) == 2
+    for wrong in (b"3", b'{"tokens":1}', b"[1]", b"null"):
+        with pytest.raises(BadOutcome):
+            vectors.whole(asked, [wrong])
+
+
+@pytest.mark.parametrize(
+    "error, status, kind, code",
+    [
+        (InvalidRequest("a"), 400, "invalid_request_error", "invalid_argument"),
+        (QueueFull("a"), 429, "rate_limit_error", "rate_limit_exceeded"),
+        (Unavailable("a"), 503, "server_error", "unavailable"),
+        (BadOutcome("a secret"), 500, "server_error", "internal"),
+    ],
+)
+def test_errors_have_a_type_and_a_code(error, status, kind, code):
+    found = msgspec.json.decode(errors.body_of(error))["error"]
+    assert (errors.status_of(error), found["type"], found["code"], found["param"]) == (status, kind, code, None)
+    assert "secret" not in found["message"]
+    assert msgspec.json.decode(errors.body_of(InvalidRequest("\ud800")))["error"]["type"] == "invalid_request_error"
