@@ -15,7 +15,7 @@ from forebay.protocols.native import code_of, status_of
 from forebay.transports.http import errors as http_errors
 
 REFERENCE = Path(__file__).parents[1] / "docs/reference"
-MODULES = ("forebay", "forebay.runtimes", "forebay.testing")
+MODULES = ("forebay", "forebay.openai", "forebay.runtimes", "forebay.testing")
 
 
 def test_every_public_name_is_in_the_reference():

@@ -25,6 +25,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
+__all__ = ["ChatRequest", "CompletionRequest", "Embedding", "EmbeddingRequest", "Message", "TextPart"]
+
 MAX_CHOICES = 128
 """Choices of one request: `n` for each of its prompts."""
 MAX_INPUTS = 2048

@@ -179,7 +179,7 @@ def beside_dashboard(project: ASGIApp, pages: ServerPages | None, config: HttpCo
     routes = [PathRoute("/", _Methods(get=board.file)), *_dashboard(board)]
     routes += [PathRoute(f"/{name}", _Methods(get=getattr(pages, name))) for name in ("models", "metrics", "trace")]
     keys = [key.encode() for key in config.api_keys]
-    middleware = [Middleware(_KeyCheck, keys=keys, has_dashboard=True)] if keys else []
+    middleware = [Middleware(_KeyCheck, keys=keys, has_dashboard=True, routes={})] if keys else []
     below = Starlette(
         routes=routes, middleware=middleware, exception_handlers={ForebayError: failed, HTTPException: failed}
     )
