@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import itertools
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from forebay.errors import ValidationError
+import msgspec
+
+from forebay.errors import InvalidRequest, ValidationError
 from forebay.types.datatypes import BY_NUMPY, datatype_of
 from forebay.types.tensor import Tensor, check_size, elements, join_elements, split_elements
 
@@ -61,3 +64,86 @@ def to_array(tensor: Tensor) -> npt.NDArray[Any]:
     array = array.reshape(tensor.shape)
     array.flags.writeable = False
     return array
+
+
+def as_raw(tensor: Tensor) -> Tensor:
+    """Read a list in JSON, flat or nested; a tensor that is no such list is returned as it is.
+
+    Raises:
+        ValidationError: If it is none of the tensor's type and shape.
+    """
+    if not tensor.is_json:
+        return tensor
+    datatype = datatype_of(tensor.datatype)
+    count = elements(tensor.name, tensor.shape, datatype.size or 4)
+    flat = _read_list(tensor, _KINDS[datatype.name.rstrip("0123456789")])
+    if len(flat) != count:
+        raise ValidationError(
+            f"tensor '{tensor.name}' of the shape {list(tensor.shape)} has {count} elements, and {len(flat)} came"
+        )
+    if not datatype.size:
+        return Tensor(tensor.name, tensor.datatype, tensor.shape, join_elements(tensor.name, flat))
+    import numpy as np
+
+    try:
+        with np.errstate(over="raise"):
+            data = np.array(flat, np.float64 if datatype.struct in {"f", "d"} else datatype.numpy)
+            data = data.astype(datatype.numpy, copy=False)
+    except (OverflowError, FloatingPointError):
+        raise ValidationError(f"tensor '{tensor.name}' holds a number that is no {datatype.name}") from None
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, data.data.cast("B"))
+
+
+def as_json(tensor: Tensor) -> Tensor:
+    """Write a tensor as a flat list in JSON.
+
+    Raises:
+        InvalidRequest: If JSON cannot say it.
+    """
+    array = to_array(tensor)
+    if tensor.datatype in {"FP16", "BF16"}:
+        raise _unsayable(tensor, f"is of {tensor.datatype}")
+    values: list[Any] = array.ravel().tolist()
+    if array.dtype.kind == "f":
+        import numpy as np
+
+        if not np.isfinite(array).all():
+            raise _unsayable(tensor, "holds NaN or an infinity")
+    elif array.dtype.kind == "O":
+        try:
+            values = [value.decode() for value in values]
+        except UnicodeDecodeError:
+            raise _unsayable(tensor, "holds bytes that are no text in UTF-8") from None
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, msgspec.json.encode(values), is_json=True)
+
+
+_KINDS: Final = {"BOOL": bool, "UINT": int, "INT": int, "FP": float, "BF": float, "BYTES": str}
+
+
+def _read_list(tensor: Tensor, kind: type) -> list[Any]:
+    """Read a flat list, or lists in lists as deep and as long as the shape says."""
+    listed: Any = list[kind]
+    try:
+        return msgspec.json.decode(tensor.data, type=listed)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as flat:
+        why: Exception = flat
+    nested: Any = kind
+    for axis in reversed(tensor.shape):
+        nested = Annotated[list[nested], msgspec.Meta(min_length=min(axis, 2**62), max_length=min(axis, 2**62))]
+    if len(tensor.shape) > 1:
+        try:
+            found: list[Any] = msgspec.json.decode(tensor.data, type=nested)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            why = error
+        else:
+            for _ in tensor.shape[1:]:
+                found = [*itertools.chain.from_iterable(found)]
+            return found
+    raise ValidationError(
+        f"the data of tensor '{tensor.name}' is no list of {tensor.datatype}, flat or of the shape "
+        f"{list(tensor.shape)}: {why}"
+    )
+
+
+def _unsayable(tensor: Tensor, why: str) -> InvalidRequest:
+    return InvalidRequest(f"output '{tensor.name}' {why}, which JSON cannot say; ask for it as binary")

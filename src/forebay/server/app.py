@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from forebay.graph.drawing.draw import Drawable
     from forebay.protocols.openapi import Described
     from forebay.serving.endpoint import Endpoint
+    from forebay.serving.tensor_face import TensorFace
     from forebay.workers.worker_listener import WorkerListener
 
 log = logging.getLogger("forebay")
@@ -57,6 +58,7 @@ class Served(msgspec.Struct, eq=False):
         weight: Its part of what is asked for without a version; None leaves it to the first version of its name.
         drawing: How it is drawn, if it is a graph that can be.
         methods: What the same endpoint answers at further paths.
+        tensors: What tensors it takes and gives; None if it takes none.
     """
 
     endpoint: Endpoint
@@ -66,6 +68,7 @@ class Served(msgspec.Struct, eq=False):
     weight: int | None = None
     drawing: Drawable | None = None
     methods: Sequence[ServedMethod] = ()
+    tensors: TensorFace | None = None
 
     @property
     def contracts(self) -> dict[str, Contract]:

@@ -34,6 +34,7 @@ from forebay.observe.ids import next_id
 from forebay.observe.metrics import EndpointMetrics
 from forebay.serving.stream_windows import PATIENCE_S, Windows
 from forebay.types.call import EMPTY, Failure, Request, Slice
+from forebay.types.failures import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -326,7 +327,7 @@ class Endpoint:
         if request.size <= self.batching.capacity < self._queue.waiting + request.size:
             msg = f"the request has {request.size} samples and the queue of '{self.config.name}' has no room for them"
             raise QueueFull(msg)
-        joined: list[Any] = [None] * request.size
+        answered: list[tuple[Sequence[int], Outcome]] = []
         places: dict[Slice, Sequence[int]] = {}
         if timeline.listeners:
             request.id = request.id or next_id()
@@ -338,16 +339,19 @@ class Endpoint:
             if type(outcome) is Failure:
                 self._settle(request, outcome)
                 return
-            for row, result in zip(rows, outcome, strict=True):
-                joined[row] = result
+            answered.append((rows, outcome))
             if not places:
+                try:
+                    joined = request.join(answered)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the request is answered
+                    joined = failure_of(error)
                 self._settle(request, joined)
 
         for key, rows in rows_of.items():
             for start in range(0, len(rows), limit):
                 cut = rows[start : start + limit]
                 piece = Slice(
-                    body=[request.body[row] for row in cut],
+                    body=request.cut(cut),
                     reply=reply,
                     deadline=request.deadline,
                     params=request.params,

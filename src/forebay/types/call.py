@@ -31,6 +31,9 @@ _MEDIA_TYPE: Final = re.compile(r"[\w.+-]+/[\w.+-]+(; ?[\w-]+=[\w.-]+)?", re.ASC
 
 EMPTY: Final[Mapping[str, Any]] = {}
 
+ROWS: Final = "rows"
+"""Among the params of a request whose body is a list of samples although the endpoint takes one; so is its outcome."""
+
 
 class Origin(Protocol):
     """The connection or peer a request came by; the gather rule learns from it who comes back."""
@@ -158,6 +161,18 @@ class Request(msgspec.Struct, eq=False, gc=False):
     id: str = ""
     rank: int = 0
     on_part: Callable[[Any, Callable[[], object]], None] | None = None
+
+    def cut(self, rows: Sequence[int]) -> Any:
+        """Return the body of a slice of these samples; called before `params` are read for it."""
+        return [self.body[row] for row in rows]
+
+    def join(self, pieces: Sequence[tuple[Sequence[int], Outcome]]) -> Outcome:
+        """Return the outcome of its samples, of those of its slices."""
+        joined: list[Any] = [None] * self.size
+        for rows, outcome in pieces:
+            for row, result in zip(rows, outcome, strict=True):
+                joined[row] = result
+        return joined
 
 
 class Slice(msgspec.Struct, eq=False):

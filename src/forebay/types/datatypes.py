@@ -79,3 +79,15 @@ def datatype_of(name: str) -> DataType:
         msg = f"'{name[:80]}' is no data type; there are {', '.join(DATATYPES)}{did_you_mean}"
         raise ValidationError(msg)
     return found
+
+
+def holds(wide: DataType, narrow: DataType) -> bool:
+    """Tell whether every value of one type is one of another, so that it can be cast in silence."""
+    if wide is narrow:
+        return True
+    to, of = (row.name.rstrip("0123456789") for row in (wide, narrow))
+    if {to, of} & {"BOOL", "BYTES"} or wide.name == "BF16":
+        return False
+    if of == "FP" or narrow.name == "BF16":
+        return to == "FP" and wide.size > narrow.size
+    return (to == of or (of, to) == ("UINT", "INT") or to == "FP") and wide.size > narrow.size

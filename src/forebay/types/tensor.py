@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, cast
@@ -27,12 +28,22 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
         datatype: One of `datatypes.DATATYPES`.
         shape: Its axes, the first one outermost.
         data: Its elements, row by row and little-endian. Each element of BYTES follows its length in 4 bytes.
+        is_json: Whether `data` is the text of a list in JSON instead, flat or nested, that nobody has read yet.
     """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     data: Data
+    is_json: bool = False
+
+
+class TensorMetadata(msgspec.Struct, frozen=True):
+    """What one input or output of a model looks like; an axis of -1 has any length."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
 
 
 def elements(name: str, shape: Sequence[int], size: int = 1) -> int:
@@ -108,6 +119,22 @@ def split_elements(name: str, data: Data, count: int) -> Iterator[bytes]:
         some = "more" if found > count else str(found)
         msg = f"tensor '{name}' has {count} elements by its shape, and {some} came"
         raise ValidationError(msg)
+
+
+def rows_of(tensor: Tensor, count: int) -> list[memoryview]:
+    """Return the data of each row along the first axis, of which there are `count`.
+
+    Raises:
+        ValidationError: If BYTES holds another number of elements than its shape says.
+    """
+    data = memoryview(cast("bytes", tensor.data))
+    size = datatype_of(tensor.datatype).size
+    if size:
+        step = len(data) // max(count, 1)
+        return [data[at * step : (at + 1) * step] for at in range(count)]
+    each = elements(tensor.name, tensor.shape[1:])
+    ends = [0, *itertools.accumulate(len(one) + 4 for one in split_elements(tensor.name, data, each * count))]
+    return [data[ends[row * each] : ends[(row + 1) * each]] for row in range(count)]
 
 
 def _lengths_read(name: str, data: memoryview) -> Iterator[bytes]:

@@ -37,8 +37,8 @@ def key_of(sample) -> Any:
     return sample % 3
 
 
-def reader(*, batchable=False, annotation=int):
-    return SampleKeys(key_of, "My.batch_key", WireType(annotation), batchable=batchable)
+def reader(*, annotation=int):
+    return SampleKeys(key_of, "My.batch_key", WireType(annotation))
 
 
 def request(*bodies, batchable=False):
@@ -53,7 +53,7 @@ def test_the_function_is_given_the_decoded_sample():
 
 
 def test_each_sample_of_an_array_has_a_key_of_its_own():
-    assert reader(batchable=True)(request(1, 2, 3, 4, batchable=True)) == [1, 2, 0, 1]
+    assert reader()(request(1, 2, 3, 4, batchable=True)) == [1, 2, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,10 @@ def test_what_goes_wrong_is_the_error_of_the_request(bad, error, told):
 
 def test_a_bad_sample_of_an_array_is_told_by_its_number():
     with pytest.raises(ValidationError, match="sample 1: Expected `int`, got `str`") as caught:
-        reader(batchable=True)(request(1, "x", batchable=True))
+        reader()(request(1, "x", batchable=True))
     assert caught.value.detail == {"path": "$[1]"}
     with pytest.raises(ValidationError, match="sample 2: not fourteen") as caught:
-        reader(batchable=True)(request(1, 2, 14, batchable=True))
+        reader()(request(1, 2, 14, batchable=True))
     assert caught.value.detail == {"path": "$[2]"}
 
 

@@ -19,8 +19,10 @@ from forebay.errors import BadOutcome, Cancelled, ConfigError, Unavailable, Vali
 from forebay.graph.values import loaded
 from forebay.serving.models.outputs import Held
 from forebay.serving.models.schema import WRITTEN, WireType, check_openai
+from forebay.serving.models.tensor_codec import codec_of
 from forebay.serving.models.unreadable import refusal
-from forebay.types.call import Failure, Media
+from forebay.serving.tensor_face import TENSORS
+from forebay.types.call import ROWS, Failure, Media
 from forebay.types.failures import words_of
 from forebay.workers.objects import Packed
 from forebay.workers.user_code import attempt, caught
@@ -53,6 +55,7 @@ class Wire:
         given: Type of the body.
         answer: Type of the answer, where it does not bring a media type of its own.
         query: Types of the parameters in the query, by name.
+        tensors: What tensors it takes and gives.
     """
 
     def __init__(self, composition: Composition) -> None:
@@ -76,6 +79,8 @@ class Wire:
         except ConfigError as error:
             msg = f"{composition.place}: the composition '{composition.name}' cannot be served: {error.message}"
             raise ConfigError(msg) from error
+        self._tensors = codec_of(self.given, self.answer)
+        self.tensors = self._tensors.face
         self._held = Held(graph.declared if composition.settings.check_outputs else Any)
         self._decode = {name: self.given.decoder(name) for name in ("json", "msgpack")}
         self._encode = {name: self.answer.encoder(name) for name in WRITTEN}
@@ -86,16 +91,20 @@ class Wire:
         Raises:
             InvalidRequest: If the body cannot be read; ValidationError if it has the wrong type.
         """
-        body, error = caught(self._decode[item.params["in"]], item.body)
-        if error is not None:
-            raise refusal(error, item.body, given=self.given) from None
+        if item.params["in"] == TENSORS:
+            (body,) = self._tensors.decode(item.body, item.params, 1)
+        else:
+            held = item.body[0] if ROWS in item.params else item.body
+            body, error = caught(self._decode[item.params["in"]], held)
+            if error is not None:
+                raise refusal(error, held, given=self.given) from None
         values = {name: _in_query(name, port, item.params) for name, port in self._in_query.items()}
         if self._only is not None:
             return {self._only: body, **values}
         return {**{name: getattr(body, name) for name in self._in_body}, **values}
 
-    def write(self, item: Item, results: Mapping[str, Any]) -> bytes | Media:
-        """Return the bytes of the answer, or the answer that knows its media type.
+    def write(self, item: Item, results: Mapping[str, Any]) -> Outcome:
+        """Return the bytes of the answer, the answer that knows its media type, or tensors.
 
         Raises:
             BadOutcome: If the results cannot be sent.
@@ -106,11 +115,13 @@ class Wire:
         if wrong is not None:
             msg = f"a result of '{self._name}' is not what it declares: {wrong}"
             raise BadOutcome(msg)
+        if item.params["out"] == TENSORS:
+            return self._tensors.encode([value], item.params)
         if type(value) is Media:
             return value
         written, error = caught(self._encode[item.params["out"]], value)
         if error is None:
-            return written
+            return [written] if ROWS in item.params else written
         msg = f"a result of '{self._name}' cannot be encoded: {words_of(error)}"
         raise BadOutcome(msg) from error
 
@@ -158,13 +169,15 @@ class WirePool:
         self.idle -= 1
         self._inside[batch] = done
         request: Request = batch.entries[0]
-        if self._wire.given.raw or len(request.body) < LARGE_BYTES:
-            body = attempt(self._wire.read, request)
-            if type(body) is Failure:
+        body: Any = request.body
+        size = sum(map(len, cast("list[Any]", body))) if type(body) is list else len(body)
+        if self._wire.given.raw or size < LARGE_BYTES:
+            read = attempt(self._wire.read, request)
+            if type(read) is Failure:
                 # `done` would come back here with the next request before this one has returned.
-                asyncio.get_running_loop().call_soon(self._end, batch, body)
+                asyncio.get_running_loop().call_soon(self._end, batch, read)
                 return
-            request.body = body
+            request.body = read
             self.graph.submit(batch, self._left)
         else:
             self._spawn(self._enter(batch, request))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from forebay.types.tensor import Tensor
+from forebay.types.tensor import Tensor, TensorMetadata
 
 Parameter = bool | int | float | str
 
@@ -22,6 +22,8 @@ class InferRequest(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         inputs: What it is given.
         outputs: Names of what it shall give; none asks for everything.
         parameters: What else the model takes.
+        is_binary: Whether outputs are wanted as they lie in memory, rather than as lists in JSON.
+        binary: The same for single outputs, by name.
     """
 
     model: str
@@ -30,6 +32,8 @@ class InferRequest(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     id: str = ""
     outputs: Sequence[str] = ()
     parameters: Mapping[str, Parameter] = {}
+    is_binary: bool = True
+    binary: Mapping[str, bool] = {}
 
 
 class InferResponse(msgspec.Struct, frozen=True, eq=False, kw_only=True):
@@ -48,14 +52,6 @@ class InferResponse(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     version: str = ""
     id: str = ""
     parameters: Mapping[str, Parameter] = {}
-
-
-class TensorMetadata(msgspec.Struct, frozen=True):
-    """What one input or output of a model looks like; an axis of -1 has any length."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
 
 
 class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,12 +9,14 @@ from urllib.parse import quote
 import msgspec
 
 from forebay.arrays.tensors import to_array
-from forebay.errors import ValidationError
+from forebay.errors import InvalidRequest, ValidationError
 from forebay.protocols.kserve.calls import InferRequest, InferResponse, ModelMetadata, Parameter, TensorMetadata
 from forebay.types.datatypes import DataType, datatype_of
-from forebay.types.tensor import Tensor, elements, join_elements, split_elements
+from forebay.types.tensor import Data, Tensor, elements, join_elements, split_elements
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
 LENGTH_HEADER: Final = "Inference-Header-Content-Length"
@@ -54,6 +56,30 @@ class _Metadata(msgspec.Struct):
 
 class _Error(msgspec.Struct):
     error: str
+
+
+class _Input(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: list[int]
+    data: msgspec.Raw = msgspec.Raw()
+    parameters: dict[str, Any] = {}
+
+
+class _Wanted(msgspec.Struct):
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class _Request(msgspec.Struct):
+    inputs: list[_Input]
+    outputs: list[_Wanted] | None = None
+    id: str | None = None
+    parameters: dict[str, bool | int | float | str | None] | None = None
+
+
+class _Samples(msgspec.Struct):
+    instances: list[msgspec.Raw]
 
 
 def model_path(model: str, version: str = "") -> str:
@@ -150,6 +176,134 @@ def decode_response(body: bytes, length: str | None = None) -> InferResponse:
         outputs=outputs,
         parameters=found.parameters or {},
     )
+
+
+def decode_request(body: bytes | memoryview, length: str | None = None) -> InferRequest:
+    """Read a request; its data stays where it is, as a view of the body.
+
+    Args:
+        body: All of it.
+        length: What `LENGTH_HEADER` said; None if it was not there, and everything is JSON.
+
+    Raises:
+        InvalidRequest: If it is none, or its parts do not agree.
+    """
+    at = head_size(length, len(body))
+    try:
+        found = _request.decode(body[:at])
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        msg = f"the body is no inference request: {error}"
+        raise InvalidRequest(msg) from None
+    behind = memoryview(body)
+    tensors: list[Tensor] = []
+    for one in found.inputs:
+        size, shape = one.parameters.get("binary_data_size"), tuple(one.shape)
+        has_list = len(one.data) > 0
+        if has_list and size is None:
+            tensors.append(Tensor(one.name, one.datatype, shape, memoryview(one.data), is_json=True))
+            continue
+        if has_list or length is None:
+            said = "both data and a binary_data_size" if has_list else "no data"
+            msg = f"input '{one.name}' has {said}; a list as data, or bytes behind the JSON with {LENGTH_HEADER}"
+            raise InvalidRequest(msg)
+        size = _implied_size(one, shape, len(body) - at) if size is None else size
+        if type(size) is not int or not 0 <= size <= len(body) - at:
+            msg = f"input '{one.name}' announces {size!r:.40} bytes of data, and {len(body) - at} are left"
+            raise InvalidRequest(msg)
+        tensors.append(Tensor(one.name, one.datatype, shape, behind[at : at + size]))
+        at += size
+    if at != len(body):
+        msg = f"{len(body) - at} bytes are left behind the data of all inputs; binary_data_size says how long each is"
+        raise InvalidRequest(msg)
+    parameters = found.parameters or {}
+    outputs = found.outputs or ()
+    return InferRequest(
+        model="",
+        id=found.id or "",
+        inputs=tensors,
+        outputs=[one.name for one in outputs],
+        parameters={name: value for name, value in parameters.items() if value is not None},
+        is_binary=parameters.get("binary_data_output") is True,
+        binary={one.name: said is True for one in outputs if (said := one.parameters.get("binary_data")) is not None},
+    )
+
+
+def head_size(length: str | None, body_bytes: int) -> int:
+    """Return how many bytes of a body are JSON.
+
+    Raises:
+        InvalidRequest: If the header does not say it.
+    """
+    if length is None:
+        return body_bytes
+    if not (length.isascii() and length.isdecimal() and len(length) < _MAX_DIGITS and int(length) <= body_bytes):
+        msg = f"{LENGTH_HEADER} is {length[:20]!r} for a body of {body_bytes} bytes; it says how many of them are JSON"
+        raise InvalidRequest(msg)
+    return int(length)
+
+
+def encode_response(response: InferResponse) -> tuple[list[Data], int | None]:
+    """Return the pieces of a response, and how many bytes of it are JSON; None if all of them."""
+    outputs: list[dict[str, Any]] = []
+    behind: list[Data] = []
+    for tensor in response.outputs:
+        entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+        if tensor.is_json:
+            entry["data"] = msgspec.Raw(tensor.data)
+        else:
+            entry["parameters"] = {"binary_data_size": len(tensor.data)}
+            behind.append(tensor.data)
+        outputs.append(entry)
+    message: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
+    if response.id:
+        message["id"] = response.id
+    if response.parameters:
+        message["parameters"] = response.parameters
+    head = msgspec.json.encode({**message, "outputs": outputs})
+    is_binary = any(not tensor.is_json for tensor in response.outputs)
+    return [head, *behind], len(head) if is_binary else None
+
+
+def decode_samples(body: bytes | memoryview) -> list[msgspec.Raw]:
+    """Read a request of the first version of the protocol: `{"instances": [...]}`.
+
+    Raises:
+        InvalidRequest: If it is none.
+    """
+    try:
+        found = _samples.decode(body).instances
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        msg = f'the body is no {{"instances": [...]}}: {error}'
+        raise InvalidRequest(msg) from None
+    if not found:
+        msg = "there are no instances; a sample at least is needed"
+        raise InvalidRequest(msg)
+    return found
+
+
+def encode_predictions(results: Sequence[bytes]) -> bytes:
+    """Return the answer to it, of results in JSON."""
+    return b'{"predictions":[' + b",".join(results) + b"]}"
+
+
+_request: Final = msgspec.json.Decoder(_Request)
+_samples: Final = msgspec.json.Decoder(_Samples)
+_MAX_DIGITS: Final = 16
+
+
+def _implied_size(one: _Input, shape: tuple[int, ...], left: int) -> int:
+    """Return how long the data of an input is that does not say it.
+
+    Raises:
+        InvalidRequest: If its shape does not say it either.
+    """
+    size = datatype_of(one.datatype).size
+    if size:
+        return elements(one.name, shape, size) * size
+    if shape != (1,):
+        msg = f"input '{one.name}' is of BYTES and has no binary_data_size, which says where its data ends"
+        raise InvalidRequest(msg)
+    return left
 
 
 def error_text(body: bytes) -> str:

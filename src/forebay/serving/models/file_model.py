@@ -24,6 +24,7 @@ from forebay.runtimes.signature import Signature, Value, Var
 from forebay.serving.models.model import Model
 from forebay.serving.models.model_runner import ModelRunner
 from forebay.serving.models.padding import Pad, Padded
+from forebay.serving.models.tensor_codec import Port, Side, TensorCodec
 
 _KINDS: Final[Mapping[str, Any]] = {"b": bool, "f": float, "i": int, "u": int}
 _BOUNDED: Final = 32
@@ -50,8 +51,10 @@ class FileModel(Model):
     """What all model files have in common; `class_of` makes the class of one."""
 
     isolate_errors = True
+    borrows_input = True
     check_outputs = False
     plan: ClassVar[FilePlan]
+    tensor_codec: ClassVar[TensorCodec]
 
     def load(self) -> None:
         """Load the file."""
@@ -80,6 +83,8 @@ class FileModel(Model):
     def _stacked(self, samples: Sequence[Mapping[str, Any]]) -> list[Any]:
         import numpy as np
 
+        if len(samples) == 1:  # the memory of a single sample is used as it is
+            return self._rows({name: array[np.newaxis] for name, array in samples[0].items()}, 1)
         return self._rows({name: np.stack([one[name] for one in samples]) for name in samples[0]}, len(samples))
 
     def _rows(self, arrays: Mapping[str, Any], count: int) -> list[Any]:
@@ -129,6 +134,11 @@ def class_of(plan: FilePlan) -> type[FileModel]:
     members: dict[str, Any] = {
         "__doc__": f"The model in {path.name}.",
         "plan": plan,
+        "tensor_codec": TensorCodec(
+            _side(plan.signature.feeds, has_rows=sharing.has_rows),
+            _side(plan.signature.fetches, has_rows=sharing.has_rows),
+            has_rows=sharing.has_rows,
+        ),
         "name": re.sub(r"^[^A-Za-z0-9]+", "", re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem))[:128] or "model",
         "preprocess": preprocess,
         "predict": predict,
@@ -150,6 +160,17 @@ def _record(name: str, side: Sequence[Var], *, has_rows: bool) -> Any:
     """Return the type of an object with a field for each input or output."""
     fields = {var.alias: _type(var, has_rows=has_rows) for var in side}
     return TypedDict(name, fields)  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
+
+
+def _side(side: Sequence[Var], *, has_rows: bool) -> Side:
+    """Return the tensors of one side, with the types and shapes of the file."""
+
+    def port(var: Var) -> Port:
+        rows = () if has_rows or var.rows is None else (var.rows,)
+        shape = None if var.rows is None else (*rows, *var.shape)
+        return Port(var.alias, var.datatype or "BYTES", shape, "array")
+
+    return Side([port(var) for var in side], is_record=True)
 
 
 def _type(var: Var, *, has_rows: bool) -> Any:
@@ -180,6 +201,8 @@ def _array(var: Var, value: Any) -> Any:
 
     if var.dtype == "str":
         return _texts(var, value)
+    if isinstance(value, np.ndarray):  # of a tensor, whose type is known to fit
+        return cast("Any", value).astype(var.dtype, copy=False)
     try:
         with np.errstate(over="raise"):
             array = np.array(value, var.dtype)

@@ -7,41 +7,41 @@ and whatever it raises is the error of that request alone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from forebay.errors import ForebayError, RunnerFailed
 from forebay.serving.models.methods import CALL
-from forebay.serving.models.schema import FORMATS
+from forebay.serving.models.schema import FORMATS, WireType
+from forebay.serving.models.tensor_codec import codec_of
 from forebay.serving.models.unreadable import refusal
+from forebay.serving.tensor_face import TENSORS
 from forebay.types.call import Failure
 from forebay.workers.user_code import attempt, caught, user_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from forebay.serving.models.schema import WireType
     from forebay.types.call import Item
 
 
 class SampleKeys:
     """Reads the batch key of each sample of a request."""
 
-    def __init__(self, key_of: Callable[[Any], Hashable], name: str, given: WireType, *, batchable: bool) -> None:
+    def __init__(self, key_of: Callable[[Any], Hashable], name: str, given: WireType) -> None:
         """Prepare to read.
 
         Args:
             key_of: The user's function of one decoded sample.
             name: What the function is called in errors.
             given: The type of a sample.
-            batchable: Whether a body is a list of samples.
         """
         self._key_of = key_of
         self._name = name
         self._given = given
         self._decode = {name: given.decoder(name) for name in FORMATS}
-        self._batchable = batchable
+        self._tensors = codec_of(given, WireType(Any, "output"))
 
     def __call__(self, item: Item) -> list[Hashable]:
         """Return one key for each sample of a request.
@@ -50,10 +50,14 @@ class SampleKeys:
             InvalidRequest: If a sample cannot be decoded; ValidationError if it has the wrong type.
             RunnerFailed: If the function raised, or returned what cannot be a key.
         """
+        if item.params["in"] == TENSORS:
+            samples = self._tensors.decode(item.body, item.params, item.size)
+            return [key_of_sample(self._key_of, self._name, sample) for sample in samples]
         decode = self._decode[item.params["in"]]
-        if not self._batchable:
-            return [self._read(decode, item.body, None)]
-        return [self._read(decode, row, number) for number, row in enumerate(item.body)]
+        body: Any = item.body
+        if type(body) is not list:
+            return [self._read(decode, body, None)]
+        return [self._read(decode, row, number) for number, row in enumerate(cast("list[Any]", body))]
 
     def _read(self, decode: Callable[[Any], Any], row: Any, number: int | None) -> Hashable:
         sample, error = caught(decode, row)

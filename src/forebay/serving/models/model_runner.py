@@ -7,17 +7,20 @@ comprehension each way is the common case; only a batch in which something fails
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.errors import BadOutcome
+from forebay.errors import BadOutcome, ForebayError
 from forebay.serving.models.batch_runner import BatchRunner, Samples
 from forebay.serving.models.methods import CALL, methods_of
 from forebay.serving.models.model import load_module, models_in, settings_of
 from forebay.serving.models.outputs import declared_of
 from forebay.serving.models.schema import FORMATS, WRITTEN, io_types, media_in_parts
+from forebay.serving.models.tensor_codec import codec_for
 from forebay.serving.models.unreadable import refusal
-from forebay.types.call import Failure, Media
+from forebay.serving.tensor_face import TENSORS
+from forebay.types.call import ROWS, Failure, Media
 from forebay.types.failures import failure_of, text_of, trace_of
 from forebay.workers.user_code import caught
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
     from forebay.serving.models.methods import ModelMethod
     from forebay.serving.models.model import Model
+    from forebay.serving.models.tensor_codec import TensorCodec
     from forebay.types.call import Item, Outcome
     from forebay.workers.runner import WorkerContext
 
@@ -73,10 +77,16 @@ class ModelRunner(BatchRunner):
         if not self._no_media and not takes_media:
             self._no_media = "it does not declare any; annotate them, as in list[dict | forebay.Media]"
         self._batchable = self._settings.batchable
+        self._types = given, answer
         self.borrows_input = model_class.borrows_input or not given.refers
 
+    @cached_property
+    def _tensors(self) -> TensorCodec:
+        """What reads and writes tensors."""
+        return codec_for(self._class, *self._types)
+
     def _decoded(self, items: Sequence[Item]) -> Samples:
-        if not self._batchable:
+        if not self._batchable:  # what has several samples in a list, or tensors, fails there at once
             decoded, error = caught(self._decoded_at_once, items)
             if error is None:
                 return Samples(items, decoded, None, {})
@@ -84,13 +94,22 @@ class ModelRunner(BatchRunner):
         owners: list[int] = []
         failures: dict[int, Failure] = {}
         for owner, item in enumerate(items):
-            rows = item.body if self._batchable else (item.body,)
+            if item.params["in"] == TENSORS:
+                found, error = caught(self._tensors.decode, item.body, item.params, item.size)
+                if error is not None:
+                    failures[owner] = failure_of(error)
+                else:
+                    samples += found
+                    owners += [owner] * len(found)
+                continue
+            is_array = type(item.body) is list
+            rows = item.body if is_array else (item.body,)
             decode = self._decode[item.params["in"]]
             found: list[Any] = []
             for number, row in enumerate(rows):
                 sample, error = caught(decode, row)
                 if error is not None:
-                    failures[owner] = failure_of(refusal(error, row, number if self._batchable else None, self._given))
+                    failures[owner] = failure_of(refusal(error, row, number if is_array else None, self._given))
                     break
                 found.append(sample)
             else:
@@ -108,7 +127,7 @@ class ModelRunner(BatchRunner):
     def _encoded(self, batch: Samples) -> Sequence[Outcome]:
         items = batch.items
         params = None if batch.failures or self._batchable else _common_params(items)
-        if params is not None:
+        if params is not None and params["out"] != TENSORS and ROWS not in params:
             encoded, error = caught(self._encoded_at_once, params["out"], batch.samples)
             if error is None and encoded is not None:
                 return encoded
@@ -123,16 +142,36 @@ class ModelRunner(BatchRunner):
                 outcomes[owner].append(written)
         for owner, failure in batch.failures.items():
             outcomes[owner] = failure
-        if self._batchable:
-            return outcomes
-        return [outcome if type(outcome) is Failure else outcome[0] for outcome in outcomes]
+        return [
+            outcome if type(outcome) is Failure else self._whole(item, outcome)
+            for item, outcome in zip(items, outcomes, strict=True)
+        ]
+
+    def _whole(self, item: Item, written: list[Any]) -> Outcome:
+        """Return the outcome of an item, of what was written of its samples."""
+        if item.params["out"] == TENSORS:
+            outcome, error = caught(self._tensors.encode, written, item.params)
+            return outcome if error is None else self._unwritten(error)
+        return written if type(item.body) is list else written[0]
+
+    def _unwritten(self, error: BaseException) -> Failure:
+        if isinstance(error, ForebayError):
+            return failure_of(error)
+        msg = f"a result of {self._class.__name__} cannot be encoded: {text_of(error)}"
+        return failure_of(BadOutcome(msg, trace=trace_of(error)))
 
     def _parts(self, batch: Samples, given: list[Any]) -> Sequence[Any]:
         """Encode the parts of one step; one that cannot be encoded fails its own sample."""
         parts: list[Any] = [None] * len(batch.items)
         for owner, part in zip(batch.owners, given, strict=True):
             is_done = part is None or type(part) is Failure
-            parts[owner] = part if is_done else self._written(part, "json")
+            if is_done:
+                parts[owner] = part
+                continue
+            item = batch.items[owner]
+            is_tensors = item.params["out"] == TENSORS
+            written = self._written(part, TENSORS if is_tensors else "json")
+            parts[owner] = self._whole(item, [written]) if is_tensors and type(written) is not Failure else written
         return parts
 
     def _encoded_at_once(self, format: str, results: list[Any]) -> list[bytes] | None:
@@ -143,8 +182,11 @@ class ModelRunner(BatchRunner):
         return [encode(result) for result in results]
 
     def _written(self, result: Any, format: str) -> bytes | Media | Failure:
-        """Return the bytes of a result, itself if it has a media type of its own, or why it cannot be sent."""
-        if type(result) is Media:
+        """Return the bytes of a result, or why it cannot be sent.
+
+        What has a media type of its own, and what becomes tensors together with others, is returned as it is.
+        """
+        if type(result) is Media and format != TENSORS:
             if not self._no_media:
                 return result
             return Failure(BadOutcome(f"a result of {self._class.__name__} is a forebay.Media, and {self._no_media}"))
@@ -153,12 +195,13 @@ class ModelRunner(BatchRunner):
             wrong, error = caught(self._declared.misfit, result)
         if wrong is not None:
             return Failure(BadOutcome(f"a result of {self._class.__name__} is not what it declares: {wrong}"))
+        if error is None and format == TENSORS:
+            return result
         if error is None:
             written, error = caught(self._encode[format], result)
             if error is None:
                 return written
-        msg = f"a result of {self._class.__name__} cannot be encoded: {text_of(error)}"
-        return failure_of(BadOutcome(msg, trace=trace_of(error)))
+        return self._unwritten(error)
 
 
 class MethodsRunner:

@@ -12,6 +12,7 @@ written, or `Any`, every JSON value passes.
 |---|---|
 | whatever msgspec knows (structs, dataclasses, typed dicts, unions, `Annotated[..., Meta]`) | JSON or msgpack |
 | whatever involves pydantic v2 (models, `Field`, `annotated_types`) | JSON or msgpack, by a `TypeAdapter` |
+| `NDArray[np.float32]` and the like (`array_types.py`) as input | lists in lists; a tensor where there are any |
 | `bytes` as input | the body untouched, whatever its media type; the one file of a form |
 | `forebay.File`, `bytes` inside other types | base64 in JSON, bytes in msgpack; a file of a form |
 | `bytes` as output | `application/octet-stream` |
@@ -38,6 +39,7 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.openai import ChatRequest, CompletionRequest, EmbeddingRequest
+from forebay.serving.models.array_types import array_type_of, is_array
 from forebay.serving.models.named import NamedReader
 from forebay.serving.models.vectors import vector_in_base64
 from forebay.types.call import Media
@@ -98,8 +100,8 @@ class WireType:
         self.direction = direction
         self.raw = encoded is Media or _unwrap(encoded) is bytes
         self._adapter = None if self.raw else _pydantic_adapter(self.annotation)
-        has_files = direction == "input" and not self.raw and any(part is File for part in _parts(self.annotation, {}))
-        self._hook = _read_file if has_files else None
+        customs = [] if direction == "output" or self.raw else list(_parts(self.annotation, {}))
+        self._hook = _read_custom if any(part is File or is_array(part) for part in customs) else None
         self._decoders: dict[str, Decode] = {}
         self._encoders: dict[str, Encode] = {}
         self._names: frozenset[str] | None = None
@@ -188,14 +190,16 @@ class WireType:
         unpack, validate = msgspec.msgpack.Decoder().decode, self._adapter.validate_python
         return lambda body: validate(unpack(body))
 
-    def _named_decoder(self, format: str) -> Decode:
+    def converter(self, *, strict: bool = True) -> Callable[[Any], Any]:
+        """Return what makes a sample of plain values and arrays; `strict` reads no texts as numbers."""
         if self._adapter is not None:
-            convert = self._adapter.validate_python
-        elif self.annotation is Any:
-            convert = _as_it_is
-        else:
-            convert = partial(msgspec.convert, type=self.annotation, strict=False, dec_hook=self._hook)
-        reader = NamedReader(*self.json_schema("#/{name}"), convert)
+            return self._adapter.validate_python
+        if self.annotation is Any:
+            return _as_it_is
+        return partial(msgspec.convert, type=self.annotation, strict=strict, dec_hook=self._hook)
+
+    def _named_decoder(self, format: str) -> Decode:
+        reader = NamedReader(*self.json_schema("#/{name}"), self.converter(strict=False))
         return reader.form if format == "form" else reader.query
 
     def _make_encoder(self, format: str) -> Encode:
@@ -220,8 +224,9 @@ class WireType:
         if error is not None:
             raise ConfigError(f"{_spell(self.annotation)} cannot be read from a request: {words_of(error)}") from error
         customs = [node.cls for node in nodes if isinstance(node, msgspec.inspect.CustomType)]
-        custom = next((cls for cls in customs if cls is not File), None)
-        self.refers = any(isinstance(node, _REFERRING) for node in nodes)
+        arrays = [array_type_of(part) for part in _parts(self.annotation, {}) if is_array(part)]
+        custom = next((cls for cls in customs if cls is not File and not (arrays and is_array(cls))), None)
+        self.refers = any(isinstance(node, _REFERRING) for node in nodes) or any(arrays)
         if custom is not None:
             raise ConfigError(
                 f"{_spell(custom)} cannot be read from a request; take a type JSON can carry, such as list[float], "
@@ -361,13 +366,16 @@ def _msgspec_schema(annotation: Any, ref_template: str) -> tuple[dict[str, Any],
 
 
 def _any_schema(custom: type) -> dict[str, Any]:
-    return dict(FILE_SCHEMA) if custom is File else {}
+    return dict(FILE_SCHEMA) if custom is File else {"type": "array"} if is_array(custom) else {}
 
 
-def _read_file(kind: type, value: Any) -> Any:
-    if kind is not File:
+def _read_custom(kind: Any, value: Any) -> Any:
+    if kind is File:
+        return File.read_from(value)
+    array = array_type_of(kind)
+    if array is None:
         raise NotImplementedError
-    return File.read_from(value)
+    return array.read(value)
 
 
 def _as_it_is(value: Any) -> Any:
@@ -440,6 +448,8 @@ def _parts(annotation: Any, seen: dict[int, Any]) -> Iterator[Any]:
     # The hints of a class are made anew by every call: kept here, or an id would come back for another object.
     seen[id(annotation)] = annotation
     yield annotation
+    if is_array(annotation):
+        return
     children: list[Any] = list(typing.get_args(annotation))
     children += [typing.get_origin(annotation), getattr(annotation, "__supertype__", None), _alias_value(annotation)]
     if isinstance(annotation, type) and any(hasattr(annotation, mark) for mark in _FIELDED):

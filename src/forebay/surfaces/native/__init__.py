@@ -22,6 +22,7 @@ from forebay.serving.models.keys import MethodKeys, SampleKeys
 from forebay.serving.models.model import load_module, models_in, settings_of
 from forebay.serving.models.model_runner import runner_for
 from forebay.serving.models.schema import io_types
+from forebay.serving.models.tensor_codec import codec_for
 from forebay.surfaces.contract import Project, TargetEntry
 from forebay.surfaces.native.attached import Lobby
 from forebay.surfaces.native.describe import describe_in, method_of, served_by
@@ -235,7 +236,7 @@ def serve_model(model: type[Model], overrides: Overrides, spec: RunnerSpec | Non
         for one in settings.methods
     ]
     described = msgspec.structs.replace(described, methods=[one.described for one in methods])
-    return Served(endpoint, contract, described, methods=methods)
+    return Served(endpoint, contract, described, methods=methods, tensors=codec_for(model, given, answer).face)
 
 
 def endpoint_of(
@@ -284,7 +285,7 @@ def _check_one(overrides: Overrides, target: str, names: Collection[str]) -> Non
 def _keys_of(where: str, settings: ModelSettings, given: WireType) -> SampleKeys | None:
     if settings.batch_key is None:
         return None
-    return SampleKeys(settings.batch_key, f"{where}.batch_key", given, batchable=settings.batchable)
+    return SampleKeys(settings.batch_key, f"{where}.batch_key", given)
 
 
 def _pool(model: type[Model], settings: ModelSettings, overrides: Overrides, spec: RunnerSpec | None) -> Pool:

@@ -108,7 +108,6 @@ def serve_composition(target: GraphTarget) -> Served:
         version=target.overrides.version or settings.version,
         max_timeout_s=overrides.max_timeout_ms / 1000,
         timeout_s=(overrides.timeout_ms or settings.timeout_ms) / 1000,
-        split=False,
     )
     batching = BatchConfig(max_size=1, idle="go", capacity=overrides.max_queue or settings.max_queue)
     described = Described(
@@ -131,6 +130,7 @@ def serve_composition(target: GraphTarget) -> Served:
         described,
         nodes=endpoints,
         drawing=drawable(target),
+        tensors=wire.tensors,
     )
 
 

@@ -30,6 +30,7 @@ from forebay.observe.serving_metrics import ServingCollector
 from forebay.protocols import native, openapi
 from forebay.serving.endpoint import next_id
 from forebay.serving.servings import registry
+from forebay.transports.http import inference
 from forebay.transports.http.asgi_calls import TOLD
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.dashboard.page import PREFIX, Dashboard, is_public, to_page, wants_page
@@ -37,7 +38,7 @@ from forebay.transports.http.errors import ForeignPage, MethodNotAllowed, Unauth
 from forebay.transports.http.management import Management
 from forebay.transports.http.openai import fault, model_page, models_page, targets_of
 from forebay.transports.http.route import Route, SharedRoute, key_is_known, request_id_of
-from forebay.transports.http.staging import Staging
+from forebay.transports.http.staging import Staging, packed
 from forebay.transports.http.trace_page import TracePage
 from forebay.types.call import Failure
 
@@ -84,6 +85,21 @@ def routes_of(app: App, config: HttpConfig, verbs: Collection[str] = ("POST",)) 
         each = {one: route_of(one, path, is_one_of_several=True) for one in among}
         return SharedRoute(each, partial(versions.turn, among))
 
+    def put_inference(versions: Versions) -> None:
+        for version, served in versions.ready.items():
+            for target, make in inference.routes_for(served, config, staging, version).items():
+                put(target, make(is_one_of_several=False))
+        sharing = [inference.routes_for(versions.ready[version], config, staging) for version in versions.weights]
+        for target in dict.fromkeys(target for one in sharing for target in one):
+            among = {
+                versions.ready[version]: one[target]
+                for version, one in zip(versions.weights, sharing, strict=True)
+                if target in one
+            }
+            is_several = len(among) > 1
+            each = {served: make(is_one_of_several=is_several) for served, make in among.items()}
+            put(target, SharedRoute(each, partial(versions.turn, [*each])) if is_several else next(iter(each.values())))
+
     def paths_of(served: Served) -> list[str]:
         return [path for path, contract in served.contracts.items() if set(verbs) & set(contract.verbs)]
 
@@ -97,6 +113,7 @@ def routes_of(app: App, config: HttpConfig, verbs: Collection[str] = ("POST",)) 
         routes.clear()
         for name, default in app.served.items():
             versions = app.versions(name)
+            put_inference(versions)
             model = f"/models/{quote(name, safe='')}"
             for version, served in versions.ready.items():
                 for path in paths_of(served):
@@ -118,12 +135,13 @@ def routes_of(app: App, config: HttpConfig, verbs: Collection[str] = ("POST",)) 
 
 def asgi_app(app: App, config: HttpConfig) -> ASGIApp:
     """Return an ASGI application that answers for `app`; whoever runs it starts and drains the app."""
-    pages = ServerPages(app, config)
     by_target = routes_of(app, config, ("GET", "POST"))
+    pages = ServerPages(app, config)
+    protocol = inference.InferencePages(app, by_target, pages.management, Predict)
     routes: list[PathRoute] = []
 
     def fill() -> None:
-        routes[:] = _paths(app, pages, by_target)
+        routes[:] = _paths(app, pages, protocol, by_target)
 
     fill()
     app.watch(fill)
@@ -216,11 +234,13 @@ def _without_last_slash(app: ASGIApp) -> ASGIApp:
     return answer
 
 
-def _paths(app: App, pages: ServerPages, by_target: Mapping[bytes, Route]) -> list[PathRoute]:
+def _paths(
+    app: App, pages: ServerPages, protocol: inference.InferencePages, by_target: Mapping[bytes, Route]
+) -> list[PathRoute]:
     predictions = {
         target.decode(): Predict(route)
         for target, route in by_target.items()
-        if target == b"/" or not target.endswith(b"/")
+        if target == b"/" or not (target.endswith(b"/") or inference.is_inference_path(target.decode()))
     }
     routes = [PathRoute(path, predict.methods(pages.model)) for path, predict in predictions.items()]
     if app.only is None:
@@ -229,6 +249,7 @@ def _paths(app: App, pages: ServerPages, by_target: Mapping[bytes, Route]) -> li
         routes += _dashboard(pages.dashboard)
     return [
         *routes,
+        *(PathRoute(path, protocol) for path in ("/v2", "/v2/{rest:path}")),
         PathRoute("/models", _Methods(get=pages.models)),
         PathRoute("/models/{name}/weights", _Methods(post=pages.management.share)),
         PathRoute("/models/{name}/versions/{version}/load", _Methods(post=pages.management.load)),
@@ -408,9 +429,13 @@ class AsgiAnswer:
             await self._start_stream()
             await self._send({"type": "http.response.body", "body": b""})
         else:
-            media, body = self._route.answer(self._head.params, outcome)
-            headers = [(b"content-type", media), (b"x-request-id", (self.id or next_id()).encode())]
-            await _send(self._send, 200, headers, body)
+            assert self.request is not None
+            headers, pieces = self._route.answer(self.request, outcome)
+            body, packing = b"".join(pieces), self._head.answer_packing
+            if packing:
+                body = await asyncio.to_thread(packed, body, packing)
+                headers = [*headers, (b"content-encoding", packing)]
+            await _send(self._send, 200, [*headers, (b"x-request-id", (self.id or next_id()).encode())], body)
 
     def _reply(self, request: Request, outcome: Any) -> None:
         self.id = request.id or self.id
@@ -679,14 +704,16 @@ class _KeyCheck:
 
     def _answer_of(self, path: str) -> Callable[[ForebayError, str], tuple[int, list[tuple[bytes, bytes]], bytes]]:
         """Return what writes errors at a path."""
-        if path == "/v1/models" or path.startswith("/v1/models/"):
-            return fault
         route = self._routes.get(path.encode())
-        return error_answer if route is None else route.fault
+        if route is not None:
+            return route.fault
+        if inference.is_inference_path(path):
+            return inference.fault_of
+        return fault if path == "/v1/models" or path.startswith("/v1/models/") else error_answer
 
     def _is_public(self, scope: Scope) -> bool:
         path = _path(scope)
-        if path in openapi.PUBLIC_PATHS or path.startswith("/docs/"):
+        if path in openapi.PUBLIC_PATHS or path in inference.PUBLIC_PATHS or path.startswith("/docs/"):
             return True
         if not self._has_dashboard:
             return False

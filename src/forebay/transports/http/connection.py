@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 
     from forebay.transports.http.port import HttpPort
     from forebay.types.call import Outcome
+    from forebay.types.tensor import Data
     from forebay.workers.landing import Sink
 
 LINGER_S: Final = 1.0
@@ -595,12 +596,12 @@ class HttpConnection(HttpToolsProtocol):
             self._answered(head, 200, request)
         else:
             try:
-                media, body = route.answer(head.params, outcome)
+                headers, pieces = route.answer(request, outcome)
             except Exception:
                 self._request = request  # the endpoint replies with an error in its place
                 raise
             self._request_id = request.id or next_id()
-            self._write(200, [(b"content-type", media), (b"x-request-id", self._request_id.encode())], body, head)
+            self._write(200, [*headers, (b"x-request-id", self._request_id.encode())], pieces, head)
             self._answered(head, 200, request)
 
     def _fail(self, head: Head, error: ForebayError, request: Request | None = None) -> None:
@@ -612,12 +613,16 @@ class HttpConnection(HttpToolsProtocol):
         else:
             tell = error_answer if head.route is None else head.route.fault
             status, headers, body = tell(error, self._request_id)
-            self._write(status, headers, body, head)
+            self._write(status, headers, [body], head)
         self._answered(head, status, request, error.kind)
 
-    def _write(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, head: Head) -> None:
-        self._sent_bytes = len(body)
-        self.transport.write(self._lane.write_answer(status, headers, body, keep_alive=self._keeps_alive(head)))
+    def _write(self, status: int, headers: list[tuple[bytes, bytes]], pieces: Sequence[Data], head: Head) -> None:
+        size = self._sent_bytes = sum(map(len, pieces))
+        first = self._lane.write_head(status, headers, size, keep_alive=self._keeps_alive(head))
+        if size < SEPARATE_BYTES:
+            self.transport.write(b"".join([first, *pieces]))
+        else:
+            self.transport.writelines([first, *pieces])
 
     def _answered(self, head: Head, status: int, request: Request | None, code: str = "ok") -> None:
         keep_alive = self._keeps_alive(head) and (self._is_chunked or not self._has_started)

@@ -43,13 +43,13 @@ class Management:
     async def load(self, request: Request) -> Response:
         """Load a version that the project names, or load it anew; answers once it is ready."""
         name, version = self._asked(request)
-        await self._app.load(name, version, self._make(name, version), timeout_s=self._app.load_timeout_s)
+        await self._app.load(name, version, self.maker(name, version), timeout_s=self._app.load_timeout_s)
         return self._told(name)
 
     async def swap(self, request: Request) -> Response:
         """Load a version, and have it answer in place of those that did."""
         name, version = self._asked(request)
-        await self._app.swap(name, version, self._make(name, version), timeout_s=self._app.load_timeout_s)
+        await self._app.swap(name, version, self.maker(name, version), timeout_s=self._app.load_timeout_s)
         return self._told(name)
 
     async def unload(self, request: Request) -> Response:
@@ -78,7 +78,13 @@ class Management:
         return self._told(name)
 
     def _asked(self, request: Request) -> tuple[str, str]:
-        """Return which model and version a request is about.
+        """Return which model and version a request is about; raises as `check` does."""
+        self.check(request)
+        asked: dict[str, Any] = request.path_params
+        return asked["name"], asked.get("version", "")
+
+    def check(self, request: Request) -> None:
+        """Refuse who may not.
 
         Raises:
             NotManaged: If versions are not managed over HTTP here.
@@ -92,10 +98,13 @@ class Management:
         if not is_own and origin not in self._origins and "*" not in self._origins:
             msg = f"a page of {origin[:100]!r} calls; let its origin in with --cors-origin"
             raise ForeignPage(msg)
-        asked: dict[str, Any] = request.path_params
-        return asked["name"], asked.get("version", "")
 
-    def _make(self, name: str, version: str) -> Callable[[], Served]:
+    def maker(self, name: str, version: str) -> Callable[[], Served]:
+        """Return what builds a version of a model.
+
+        Raises:
+            NotFound: If the project cannot be read anew.
+        """
         source = self._app.source
         if source is None:
             msg = "this project cannot be read anew, so nothing can be loaded"

@@ -139,12 +139,16 @@ class HttpPort:
         self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, keep_alive: bool
     ) -> bytes:
         """Write an answer that is not the common one."""
+        return self.write_head(status, headers, len(body), keep_alive=keep_alive) + body
+
+    def write_head(self, status: int, headers: Iterable[tuple[bytes, bytes]], size: int, *, keep_alive: bool) -> bytes:
+        """Write the head of such an answer."""
         lines = [STATUS_LINE[status], b"date: ", self.date, b"\r\n"]
         for name, value in headers:
             lines += [name, b": ", value, b"\r\n"]
         if not keep_alive:
             lines.append(b"connection: close\r\n")
-        lines += [b"content-length: ", str(len(body)).encode(), b"\r\n\r\n", body]
+        lines += [b"content-length: ", str(size).encode(), b"\r\n\r\n"]
         return b"".join(lines)
 
     def write_refusal(self, head: Head) -> Sequence[bytes]:

@@ -11,7 +11,7 @@ import functools
 import hmac
 import re
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from forebay.server.app import Served
     from forebay.transports.http.staging import Staged, Staging
     from forebay.types.call import Origin, Reply
+    from forebay.types.tensor import Data
     from forebay.workers.landing import Sink
 
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
@@ -72,6 +73,7 @@ class Head(msgspec.Struct, eq=False):
         texts: The headers as texts, for models that ask.
         packing: What the body is packed with, if it has to be unpacked.
         form: The Content-Type of a form, with its boundary.
+        answer_packing: What the answer is to be packed with; such requests take the slow lane.
         is_simple: Whether a request is its body and nothing else: no time limit, no id, one sample, one answer.
         submit: The endpoint's.
         is_full: The endpoint's: whether it would refuse a request now.
@@ -95,6 +97,7 @@ class Head(msgspec.Struct, eq=False):
     texts: Mapping[str, str] | None = None
     packing: bytes = b""
     form: bytes = b""
+    answer_packing: bytes = b""
     expects_continue: bool = False
     is_usual: bool = True
     is_simple: bool = False
@@ -119,7 +122,11 @@ class Route:
         sink: Makes what takes a body that comes in pieces.
         successor: The route of its target after it was retired.
         is_one_of_several: Whether the next request to the same target may have another route.
+        head_class: What `read_head` makes.
+        unpacks: Whether packed bodies are unpacked; who takes any bytes gets them as they come.
     """
+
+    head_class: ClassVar[type[Head]] = Head
 
     def __init__(
         self,
@@ -140,6 +147,7 @@ class Route:
         self.sink: Callable[[], Sink] = Landing if self.endpoint.shares_memory and not contract.batchable else Joining
         self.is_simple = not (contract.batchable or contract.streams or contract.has_context)
         self.contract = served.contract
+        self.unpacks = not contract.raw_input
         self.max_body_bytes = max_body_bytes
         self._staging = staging
         self._api_keys = [key.encode() for key in api_keys]
@@ -179,7 +187,7 @@ class Route:
     def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"", *, in_query: bool = False) -> Head:
         """Read the headers of a request; names are in lower case. What is wrong with them becomes its `problem`."""
         endpoint = self.endpoint
-        head = Head(self, submit=endpoint.submit, is_full=endpoint.is_full)
+        head = self.head_class(self, submit=endpoint.submit, is_full=endpoint.is_full)
         head.is_usual = not self.is_one_of_several
         content_type = accept = host = origin = packing = b""
         keys: list[bytes] = []
@@ -223,7 +231,7 @@ class Route:
             if head.params["in"] == "form":
                 self._require_staging()
                 head.form = content_type
-            if packing and (head.form or not self.contract.raw_input):
+            if packing and (head.form or self.unpacks):
                 self._read_packing(head, packing)
             if self.contract.query:
                 head.params = native.params_with_query(self.contract, head.params, query)
@@ -261,25 +269,29 @@ class Route:
             TooLarge: If it is an array of more samples than may wait.
         """
         request = Request(body, reply, params=head.params, origin=origin, id=head.id)
-        if head.texts is not None:
-            request.id = head.id or next_id()
-            client = getattr(origin, "client", None)
-            timeout_s = min(head.timeout_s, self.endpoint.config.timeout_s if head.timeout_s == NEVER else NEVER)
-            request.params = {**head.params, PARAM: told(head.texts, request.id, client, timeout_s)}
         if self.contract.batchable:
             assert type(body) is bytes  # only where samples come one a request do bodies land
             request.body = native.samples_of(body, head.params, self._max_samples)
             request.size = len(request.body)
-        if head.timeout_s != NEVER:
-            request.deadline = time.monotonic() + head.timeout_s
+        self.complete(request, head, origin)
         return request
 
-    def answer(self, params: Mapping[str, str], outcome: Any) -> tuple[bytes, bytes]:
-        """Return media type and body of a successful answer."""
+    def complete(self, request: Request, head: Head, origin: Origin | None) -> None:
+        """Give a request its time limit, and what its model is told beside the sample."""
+        if head.texts is not None:
+            request.id = head.id or next_id()
+            client = getattr(origin, "client", None)
+            timeout_s = min(head.timeout_s, self.endpoint.config.timeout_s if head.timeout_s == NEVER else NEVER)
+            request.params = {**request.params, PARAM: told(head.texts, request.id, client, timeout_s)}
+        if head.timeout_s != NEVER:
+            request.deadline = time.monotonic() + head.timeout_s
+
+    def answer(self, request: Request, outcome: Any) -> tuple[list[tuple[bytes, bytes]], Sequence[Data]]:
+        """Return headers and the pieces of the body of a successful answer."""
         if type(outcome) is Media:
-            return outcome.type.encode(), outcome.body
-        body = native.joined(outcome, params) if self.contract.batchable else outcome
-        return native.content_type_of(self.contract, params).encode(), body
+            return [(b"content-type", outcome.type.encode())], [outcome.body]
+        body = native.joined(outcome, request.params) if self.contract.batchable else outcome
+        return [(b"content-type", native.content_type_of(self.contract, request.params).encode())], [body]
 
     @property
     def stream_type(self) -> bytes:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import gzip
 import os
 import tempfile
 import threading
@@ -40,6 +41,11 @@ _MAX_HEADERS: Final = 8
 _MAX_HEADER_BYTES: Final = 4096
 _MAX_NAME_BYTES: Final = 256
 _PLAIN_CODINGS: Final = frozenset({"", "7bit", "8bit", "binary"})
+
+
+def packed(body: bytes, packing: bytes) -> bytes:
+    """Pack an answer."""
+    return gzip.compress(body, 1) if packing == b"gzip" else zlib.compress(body, 1)
 
 
 class Staging:

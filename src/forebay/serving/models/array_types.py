@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Annotations of NumPy arrays: `NDArray[np.float32]`, `np.ndarray[tuple[int, Literal[4]], np.dtype[np.float32]]`.
+
+Such a value comes as nested lists in JSON and msgpack, and as a tensor in protocols that have them. The second form
+says how many axes there are, and which of them have one length. NumPy is imported only where such a type is read.
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import msgspec
+
+from forebay.errors import ConfigError
+from forebay.types.datatypes import BY_NUMPY, DATATYPES
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+class ArrayType(msgspec.Struct, frozen=True):
+    """What an annotation says of an array.
+
+    Attributes:
+        datatype: Its type.
+        shape: Its axes, -1 for any length; None if it says nothing of them.
+    """
+
+    datatype: str
+    shape: tuple[int, ...] | None
+
+    def read(self, value: Any) -> npt.NDArray[Any]:
+        """Make the array of nested lists, or of an array; nothing is copied that fits as it is.
+
+        Raises:
+            ValueError: If it is none of this type and shape.
+        """
+        import numpy as np
+
+        numpy_type = np.dtype(DATATYPES[self.datatype].numpy)
+        try:
+            array = np.asarray(value)
+            # Numbers become wider ones, and whole numbers of a list any that can hold each of them.
+            if array.dtype != numpy_type:
+                is_listed = not isinstance(value, np.ndarray) and array.dtype.kind in "iufb"
+                if not array.size or (is_listed and numpy_type.kind == "f" and array.dtype.kind != "b"):
+                    array = array.astype(numpy_type)
+                elif is_listed and array.dtype.kind in "iu" and numpy_type.kind in "iu":
+                    limits = np.iinfo(numpy_type)
+                    if int(array.min()) < limits.min or int(array.max()) > limits.max:
+                        raise ValueError
+                    array = array.astype(numpy_type)
+                else:
+                    array = array.astype(numpy_type, casting="safe")
+        except (ValueError, TypeError, OverflowError):
+            raise ValueError(f"Expected an array of {numpy_type}") from None
+        if self.shape is not None and not fits(array.shape, self.shape):
+            raise ValueError(f"Expected an array of the shape {list(self.shape)}, got {list(array.shape)}")
+        return array
+
+
+def fits(shape: tuple[int, ...], declared: tuple[int, ...]) -> bool:
+    """Tell whether a shape is one of those that were declared."""
+    return len(shape) == len(declared) and all(to in {-1, axis} for axis, to in zip(shape, declared, strict=True))
+
+
+def is_array(annotation: Any) -> bool:
+    """Tell whether an annotation is NumPy's array, with or without a type."""
+    kind = typing.get_origin(annotation) or annotation
+    return isinstance(kind, type) and kind.__module__ == "numpy" and kind.__name__ == "ndarray"
+
+
+def array_type_of(annotation: Any) -> ArrayType | None:
+    """Read an annotation; None if it is no array.
+
+    Raises:
+        ConfigError: If it is one that cannot be read from a request.
+    """
+    if not is_array(annotation):
+        return None
+    arguments = typing.get_args(annotation)
+    scalar: Any = (typing.get_args(arguments[1]) or (None,))[0] if len(arguments) == 2 else None
+    import numpy as np
+
+    is_scalar = isinstance(scalar, type) and issubclass(scalar, np.generic)
+    known = BY_NUMPY.get(np.dtype(cast("Any", scalar)).name) if is_scalar else None
+    if known is None or not known.size:
+        told = ", ".join(row.numpy for row in BY_NUMPY.values() if row.size)
+        msg = f"`numpy.ndarray` cannot be read from a request without its type; write NDArray[np.float32], of {told}"
+        raise ConfigError(msg)
+    axes: Any = typing.get_args(arguments[0])
+    if not axes or Ellipsis in axes:
+        return ArrayType(known.name, None)
+    return ArrayType(known.name, tuple(_length(axis) for axis in axes))
+
+
+def _length(axis: Any) -> int:
+    said = typing.get_args(axis) if typing.get_origin(axis) is Literal else ()
+    return said[0] if len(said) == 1 and type(said[0]) is int else -1

@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples from tensors and tensors from results, in the worker beside the model.
+
+What a type says of a sample becomes ports, each an input or output of the tensor face:
+
+| a field, or a sample as a whole | port |
+|---|---|
+| `NDArray[np.float32]` and the like | a tensor of its type; the model gets rows of the very memory that came |
+| `float`, `int`, `bool`, `str`, and lists of these in lists | FP64, INT64, BOOL, BYTES; the model gets Python values |
+| `bytes` as a whole sample | BYTES, an element for each sample |
+| anything else | BYTES; an element is the JSON text of a value |
+
+The first axis counts samples. A sample with fields has a port for each; any other one is called `input` and `output`.
+Where a type says nothing, tensors of any name come as Python values, and what a result is says what is sent.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
+
+import msgspec
+
+from forebay.arrays.tensors import as_json, as_raw, from_array, to_array
+from forebay.errors import BadOutcome, ValidationError
+from forebay.serving.models.array_types import array_type_of, is_array
+from forebay.serving.models.unreadable import refusal
+from forebay.serving.tensor_face import TensorFace, outcome_of, tensors_of
+from forebay.types.call import Media
+from forebay.types.datatypes import DATATYPES
+from forebay.types.tensor import Tensor, TensorMetadata, join_elements
+from forebay.workers.user_code import caught
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import numpy.typing as npt
+
+    from forebay.serving.models.schema import WireType
+
+Kind = Literal["array", "plain", "bytes", "json"]
+
+_PLAIN: Final = {"integer": "INT64", "number": "FP64", "boolean": "BOOL", "string": "BYTES"}
+
+
+class Port(msgspec.Struct, frozen=True):
+    """One input or output.
+
+    Attributes:
+        name: What it is called.
+        datatype: Its type.
+        shape: Of one sample; None for any number of axes.
+        kind: What the model gets and gives: arrays, Python values, bytes, or values that travel as JSON texts.
+        is_optional: Whether it may be left out.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...] | None = ()
+    kind: Kind = "plain"
+    is_optional: bool = False
+
+
+class Side(msgspec.Struct, frozen=True):
+    """What goes in, or what comes out.
+
+    Attributes:
+        ports: Its ports; none if the type says nothing.
+        is_record: Whether they are fields of a sample; otherwise the only one is all of it.
+    """
+
+    ports: Sequence[Port] = ()
+    is_record: bool = False
+
+
+class TensorCodec:
+    """Reads the samples of one servable from tensors, and writes its results as such."""
+
+    def __init__(self, given: Side, answer: Side, wire: WireType | None = None, *, has_rows: bool = True) -> None:
+        """Describe both sides.
+
+        Args:
+            given: What goes in.
+            answer: What comes out.
+            wire: The type that samples are converted to; None leaves them as they are.
+            has_rows: Whether the first axis counts samples; otherwise a request is one.
+        """
+        self._given, self._answer, self._wire, self._has_rows = given, answer, wire, has_rows
+        self._ports = {port.name: port for port in given.ports}
+        self._convert: Callable[[Any], Any] | None = None
+        if wire is not None and any(port.kind != "bytes" for port in given.ports):
+            self._convert = wire.converter()
+
+    @property
+    def face(self) -> TensorFace:
+        """What protocols must know of it."""
+        return face_of(self._given, self._answer, has_rows=self._has_rows)
+
+    def decode(self, data: Sequence[Any], params: Mapping[str, Any], size: int) -> list[Any]:
+        """Return the samples of a request.
+
+        Args:
+            data: Its body.
+            params: What they say of it.
+            size: How many samples it has; a slice of a request has fewer than `params` say.
+
+        Raises:
+            InvalidRequest: If it cannot be read; ValidationError if it has the wrong type.
+        """
+        columns: dict[str, Iterable[Any]] = {}
+        for given in tensors_of(params["given"], data):
+            shape = (size, *given.shape[1:]) if self._has_rows else given.shape
+            tensor = Tensor(given.name, given.datatype, shape, given.data, given.is_json)
+            column = self._column(tensor, self._ports.get(given.name))
+            columns[given.name] = column if self._has_rows else [column]
+        if len(columns) == 1 and not self._given.is_record:
+            samples = [*next(iter(columns.values()))]
+        else:
+            samples = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        convert = self._convert
+        if convert is None:
+            return samples
+        made, error = caught(lambda: [convert(sample) for sample in samples])
+        if error is None:
+            return made
+        for number, sample in enumerate(samples):
+            _, error = caught(convert, sample)
+            if error is not None:
+                raise refusal(error, b"", number if size > 1 else None, self._wire) from None
+        return made
+
+    def encode(self, results: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
+        """Return the outcome of a request: the results of its samples as tensors.
+
+        Raises:
+            BadOutcome: If they are none.
+            InvalidRequest: If an output is wanted that is not there, or wanted in JSON, which cannot say it.
+        """
+        columns = self._columns(results)
+        wanted = params["wanted"] or [(name, params["is_json"]) for name in columns]
+        tensors: list[Tensor] = []
+        for name, is_json in wanted:
+            if name not in columns:
+                raise ValidationError(f"the model gave {', '.join(map(repr, columns))}, and no output '{name[:80]}'")
+            tensor = columns[name]
+            tensors.append(as_json(tensor) if is_json else tensor)
+        return outcome_of(tensors)
+
+    def _column(self, tensor: Tensor, port: Port | None) -> Any:
+        """Return what the model gets of an input, for all samples."""
+        array = to_array(as_raw(tensor))
+        if port is None:
+            return _texts(tensor, array).tolist() if tensor.datatype == "BYTES" else _numbers(tensor, array).tolist()
+        if port.kind == "json":
+            return [_from_json(tensor, text) for text in array.ravel()]
+        if port.kind == "bytes":
+            return array.ravel().tolist()
+        if port.datatype == "BYTES":
+            array = _texts(tensor, array)
+        elif tensor.datatype != port.datatype:
+            array = _numbers(tensor, array).astype(DATATYPES[port.datatype].numpy)
+        return array if port.kind == "array" else array.tolist()
+
+    def _columns(self, results: Sequence[Any]) -> dict[str, Tensor]:
+        """Return results by the names of outputs."""
+        side = self._answer
+        if not self._has_rows:  # one result, whose arrays are whole
+            (result,) = results
+            return {name: _tensor(name, value) for name, value in result.items()}
+        if not side.ports:
+            side = _side_like(results[0])
+        columns: dict[str, Tensor] = {}
+        for port in side.ports:
+            values = [_field(result, port) for result in results] if side.is_record else results
+            if port.is_optional and all(value is _ABSENT for value in values):
+                continue
+            if any(value is _ABSENT for value in values):
+                raise BadOutcome(f"the results of {len(values)} samples do not all have '{port.name}'")
+            columns[port.name] = _written(port, values)
+        return columns
+
+
+def codec_of(given: WireType, answer: WireType) -> TensorCodec:
+    """Return the codec of a servable whose samples and results have these types."""
+    return TensorCodec(side_of(given), side_of(answer), given)
+
+
+def codec_for(model: type, given: WireType, answer: WireType) -> TensorCodec:
+    """Return the codec of a model class: its own, as model files have one, or that of its types."""
+    own: TensorCodec | None = getattr(model, "tensor_codec", None)
+    return codec_of(given, answer) if own is None else own
+
+
+def face_of(given: Side, answer: Side, *, has_rows: bool = True) -> TensorFace:
+    """Return what protocols must know of a servable."""
+
+    def told(side: Side) -> list[TensorMetadata]:
+        rows = (-1,) if has_rows else ()
+        return [TensorMetadata(port.name, port.datatype, (*rows, *(port.shape or ()))) for port in side.ports]
+
+    return TensorFace(
+        inputs=told(given),
+        outputs=told(answer),
+        optional=frozenset(port.name for port in given.ports if port.is_optional),
+        unranked=frozenset(port.name for port in given.ports if port.shape is None),
+        has_rows=has_rows,
+        is_open=not given.ports,
+    )
+
+
+def side_of(wire: Any) -> Side:
+    """Read the ports of a type, as far as it or its schema says."""
+    name = "input" if getattr(wire, "direction", "input") == "input" else "output"
+    if wire.raw:
+        return Side([Port(name, "BYTES", kind="bytes")])
+    annotation = getattr(wire, "annotation", None)
+    hints = _hints(annotation)
+    schema, parts = wire.json_schema("#/{name}")
+    schema = _resolved(schema, parts)
+    if not schema and not is_array(annotation):
+        return Side()
+    if "properties" not in schema:
+        return Side([_port(name, annotation, schema, parts)])
+    required = schema.get("required", ())
+    names = [field for field in hints if field in schema["properties"]] or [*schema["properties"]]
+    names += [field for field in schema["properties"] if field not in names]
+    return Side(
+        [
+            msgspec.structs.replace(
+                _port(field, hints.get(field), schema["properties"][field], parts), is_optional=field not in required
+            )
+            for field in names
+        ],
+        is_record=True,
+    )
+
+
+def _port(name: str, annotation: Any, schema: Mapping[str, Any], parts: Mapping[str, Any]) -> Port:
+    array = array_type_of(annotation) if is_array(annotation) and typing.get_args(annotation) else None
+    if array is not None:
+        return Port(name, array.datatype, array.shape, "array")
+    found = None if is_array(annotation) else _plain(schema, parts)
+    return Port(name, "BYTES", kind="json") if found is None else Port(name, *found)
+
+
+def _plain(schema: Mapping[str, Any], parts: Mapping[str, Any]) -> tuple[str, tuple[int, ...]] | None:
+    """Return type and shape of lists in lists of one plain type; None for everything else."""
+    schema = _resolved(schema, parts)
+    kind = schema.get("type")
+    if kind == "array":
+        inner: list[Any] = schema.get("prefixItems") or [schema.get("items") or {}]
+        found = {_plain(one, parts) for one in inner}
+        if len(found) != 1 or (one := found.pop()) is None:
+            return None
+        low, high = schema.get("minItems"), schema.get("maxItems")
+        return one[0], (low if low is not None and low == high else -1, *one[1])
+    if "enum" in schema:
+        kinds: set[type] = set(map(type, schema["enum"]))
+        return ("BYTES", ()) if kinds == {str} else ("INT64", ()) if kinds == {int} else None
+    if not isinstance(kind, str) or kind not in _PLAIN or {"contentEncoding", "contentMediaType"} & schema.keys():
+        return None
+    return _PLAIN[kind], ()
+
+
+def _resolved(schema: Mapping[str, Any], parts: Mapping[str, Any]) -> Mapping[str, Any]:
+    for _ in range(100):  # a type may refer to itself
+        reference = schema.get("$ref")
+        if reference is None:
+            break
+        schema = parts.get(reference.removeprefix("#/"), {})
+    return schema
+
+
+def _hints(annotation: Any) -> dict[str, Any]:
+    hints, error = caught(lambda: typing.get_type_hints(annotation, include_extras=True))
+    return hints if error is None else {}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Values
+
+
+def _texts(tensor: Tensor, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    import numpy as np
+
+    texts = np.empty(array.size, object)
+    try:
+        texts[:] = [one.decode() for one in array.ravel()]
+    except UnicodeDecodeError as error:
+        msg = f"input '{tensor.name}' holds bytes that are no text in UTF-8: {error.reason}"
+        raise ValidationError(msg) from None
+    return texts.reshape(array.shape)
+
+
+def _numbers(tensor: Tensor, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the numbers that the bits of BF16 mean; everything else means itself."""
+    import numpy as np
+
+    return (array.astype(np.uint32) << 16).view(np.float32) if tensor.datatype == "BF16" else array
+
+
+def _from_json(tensor: Tensor, text: bytes) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        msg = f"input '{tensor.name}' holds the JSON text of each value, and one cannot be read: {error}"
+        raise ValidationError(msg) from None
+
+
+class _Absent:
+    """Type of `_ABSENT`."""
+
+
+_ABSENT: Final = _Absent()
+
+
+def _field(result: Any, port: Port) -> Any:
+    if isinstance(result, Mapping):
+        return cast("Mapping[str, Any]", result).get(port.name, _ABSENT)
+    name = port.name
+    if isinstance(result, msgspec.Struct):
+        name = next((one.name for one in msgspec.structs.fields(result) if one.encode_name == name), name)
+    else:
+        kind = type(cast("object", result))
+        named: dict[str, Any] = getattr(kind, "model_fields", {})
+        name = next((key for key, one in named.items() if getattr(one, "serialization_alias", None) == name), name)
+    return getattr(result, name, _ABSENT)
+
+
+def _side_like(result: Any) -> Side:
+    """Return the outputs that a result without a declared type seems to have."""
+    if isinstance(result, Mapping) and result and all(isinstance(name, str) for name in cast("Any", result)):
+        fields = cast("Mapping[str, Any]", result)
+        return Side([Port(name, "", kind=_kind_of(value)) for name, value in fields.items()], is_record=True)
+    return Side([Port("output", "", kind=_kind_of(result))])
+
+
+def _kind_of(value: Any) -> Kind:
+    import numpy as np
+
+    if isinstance(value, bytes | bytearray | memoryview | Media):
+        return "bytes"
+    array, error = caught(np.asarray, value)
+    return "plain" if error is None and array.dtype.kind in "biufU" else "json"
+
+
+def _written(port: Port, values: Sequence[Any]) -> Tensor:
+    """Make a tensor of the values of one output.
+
+    Raises:
+        BadOutcome: If they are not what the port is.
+    """
+    import numpy as np
+
+    if port.kind == "json":
+        from forebay.serving.models.schema import plain
+
+        texts = [msgspec.json.encode(value, enc_hook=plain) for value in values]
+        return Tensor(port.name, "BYTES", (len(texts),), join_elements(port.name, texts))
+    if port.kind == "bytes":
+        held = [value.body if isinstance(value, Media) else value for value in values]
+        return Tensor(port.name, "BYTES", (len(held),), join_elements(port.name, held))
+    is_text = port.datatype == "BYTES"
+    try:
+        if len(values) > 1 and all(isinstance(value, np.ndarray) for value in values):
+            array = np.stack(cast("Any", values))
+        elif len(values) == 1:
+            array = np.asarray(values[0], object if is_text else None)[np.newaxis]
+        else:
+            array = np.array(values, object if is_text else None)
+    except ValueError:
+        raise BadOutcome(f"'{port.name}' has unlike shapes for the samples of a call; send them one by one") from None
+    if port.datatype and not is_text:
+        array = array.astype(DATATYPES[port.datatype].numpy, copy=False)
+    return _tensor(port.name, array)
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    """Make a tensor with memory of its own: the model may write its next results where it has put these."""
+    import numpy as np
+
+    tensor = from_array(name, np.asarray(value))
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data))

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensor face of an endpoint: what tensors it takes and gives, and how a call with tensors becomes a request.
+
+Theory of operation. A protocol that speaks tensors reads the envelope of a call and nothing else: names, types and
+shapes, and where the data lies. `TensorFace.ask` holds these to what the servable takes. What it returns are the
+`params` of a request in the format `TENSORS`, whose body is the list of the data, as views of what arrived:
+
+    params    {"in": "tensors", "out": "tensors", "given": [[name, datatype, shape, is_json], ...],
+               "wanted": [[name, is_json], ...], "is_json": what holds for outputs that were not named}
+    outcome   [[[name, datatype, shape, is_json], ...], data, ...], data in the order of the names
+    part      the same, of a streamed answer
+
+The worker decodes and encodes (`models/tensor_codec.py`), so the loop copies no data, and a request of n rows has
+`size` n: it shares batches with others, and is cut in slices where it has more rows than a batch takes. All of it is
+plain data, which goes to worker processes as everything else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from forebay.arrays.tensors import as_json, as_raw
+from forebay.errors import BadOutcome, InvalidRequest, ValidationError, nearest
+from forebay.types.call import Request
+from forebay.types.datatypes import DATATYPES, datatype_of, holds
+from forebay.types.tensor import Tensor, TensorMetadata, check_size, elements, rows_of
+
+TENSORS: Final = "tensors"
+"""The format of such bodies and answers, in `params`."""
+
+
+class TensorFace(msgspec.Struct, frozen=True, kw_only=True):
+    """What tensors a servable takes and gives.
+
+    Attributes:
+        inputs: What it takes; -1 for an axis of any length.
+        outputs: What it gives; empty where only its answers tell.
+        optional: Inputs that may be left out.
+        unranked: Inputs of any number of axes; of their shape only the first one is said.
+        has_rows: Whether the first axis of all tensors counts samples.
+        is_open: Whether it takes tensors of any name.
+    """
+
+    inputs: Sequence[TensorMetadata] = ()
+    outputs: Sequence[TensorMetadata] = ()
+    optional: frozenset[str] = frozenset()
+    unranked: frozenset[str] = frozenset()
+    has_rows: bool = True
+    is_open: bool = False
+
+    def ask(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[str] = (),
+        *,
+        is_json: bool = False,
+        in_json: Mapping[str, bool] | None = None,
+    ) -> tuple[dict[str, Any], int]:
+        """Check a call, without a look at its data.
+
+        Args:
+            inputs: Its tensors.
+            outputs: What it wants; all of it if it does not say.
+            is_json: Whether outputs are wanted as lists in JSON.
+            in_json: The same for single outputs, by name.
+
+        Returns:
+            The params of its request, and how many samples it has.
+
+        Raises:
+            InvalidRequest: Naming the input, what was found and what is expected.
+        """
+        if not inputs:
+            raise InvalidRequest(f"the call has no inputs; the model takes {_named(self.inputs) or 'at least one'}")
+        known = {one.name: one for one in self.inputs}
+        seen: dict[str, Tensor] = {}
+        rows = None
+        for tensor in inputs:
+            if tensor.name in seen:
+                raise InvalidRequest(f"input '{tensor.name[:80]}' came twice")
+            seen[tensor.name] = tensor
+            declared = known.get(tensor.name)
+            if declared is None and not self.is_open:
+                raise InvalidRequest(_unknown("input", tensor.name, known))
+            _check(tensor, declared, is_ranked=tensor.name not in self.unranked)
+            if self.has_rows:
+                rows = _rows(tensor, rows, declared)
+        missing = [name for name in known if name not in seen and name not in self.optional]
+        if missing and not self.is_open:
+            raise InvalidRequest(f"input '{missing[0]}' is missing; the model takes {_named(self.inputs)}")
+        given = {one.name: one for one in self.outputs}
+        for name in outputs:
+            if given and name not in given:
+                raise InvalidRequest(_unknown("output", name, given))
+        return {
+            "in": TENSORS,
+            "out": TENSORS,
+            "given": [[one.name, one.datatype, list(one.shape), one.is_json] for one in inputs],
+            "wanted": [[name, (in_json or {}).get(name, is_json)] for name in outputs],
+            "is_json": is_json,
+        }, rows or 1
+
+
+class TensorRequest(Request, gc=False, eq=False):
+    """A request whose body is a list of the data of tensors.
+
+    Attributes:
+        call: What the protocol keeps for the answer.
+    """
+
+    call: Any = None
+
+    def cut(self, rows: Sequence[int]) -> list[Any]:
+        """Return the data of some of its rows.
+
+        Lists in JSON are read for that, so `params` changes: it names what is in the body and what is to be given, and
+        outputs of slices can be put together only as they lie in memory.
+        """
+        if not self.params.get("is_cut"):
+            raw = [as_raw(one) for one in tensors_of(self.params["given"], self.body)]
+            self.params = {
+                **self.params,
+                "given": [[one.name, one.datatype, list(one.shape), False] for one in raw],
+                "wanted": [[name, False] for name, _ in self.params["wanted"]],
+                "is_json": False,
+                "is_cut": {"is_json": self.params["is_json"], **dict(self.params["wanted"])},
+            }
+            self.body = [rows_of(one, self.size) for one in raw]
+        return [b"".join([column[row] for row in rows]) for column in self.body]
+
+    def join(self, pieces: Sequence[tuple[Sequence[int], Any]]) -> Any:
+        """Put the outcomes of slices together.
+
+        Raises:
+            BadOutcome: If their outputs differ in more than the first axis.
+        """
+        forms = self.params["is_cut"]
+        joined: list[Tensor] = []
+        each = [(rows, tensors_of(specs, data)) for rows, (specs, *data) in pieces]
+        for place, first in enumerate(each[0][1]):
+            columns: list[Any] = [None] * self.size
+            for rows, tensors in each:
+                one = tensors[place] if place < len(tensors) else first
+                if (one.name, one.datatype, one.shape[1:]) != (first.name, first.datatype, first.shape[1:]):
+                    msg = f"output '{first.name}' has unlike shapes or types for the samples of the call; send fewer"
+                    raise BadOutcome(msg)
+                for row, data in zip(rows, rows_of(one, len(rows)), strict=True):
+                    columns[row] = data
+            whole = Tensor(first.name, first.datatype, (self.size, *first.shape[1:]), b"".join(columns))
+            joined.append(as_json(whole) if forms.get(first.name, forms["is_json"]) else whole)
+        return outcome_of(joined)
+
+
+def tensors_of(specs: Sequence[Sequence[Any]], data: Sequence[Any]) -> list[Tensor]:
+    """Put what `params` or an outcome says of tensors together with their data."""
+    return [
+        Tensor(name, datatype, tuple(shape), held, is_json)
+        for (name, datatype, shape, is_json), held in zip(specs, data, strict=True)
+    ]
+
+
+def outcome_of(tensors: Sequence[Tensor]) -> list[Any]:
+    """Return tensors as an outcome."""
+    specs = [[one.name, one.datatype, list(one.shape), one.is_json] for one in tensors]
+    return [specs, *(one.data for one in tensors)]
+
+
+def _check(tensor: Tensor, declared: TensorMetadata | None, *, is_ranked: bool) -> None:
+    """Hold a tensor to what is declared.
+
+    Raises:
+        ValidationError: If it is another one, or its shape and data do not agree.
+    """
+    name, found = tensor.name, datatype_of(tensor.datatype)
+    if declared is not None and declared.datatype in DATATYPES and not holds(DATATYPES[declared.datatype], found):
+        raise ValidationError(f"input '{name}' is of {found.name}, and {declared.datatype} is expected")
+    if tensor.is_json:
+        if found.name in {"FP16", "BF16"}:
+            raise ValidationError(f"input '{name}' is of {found.name}, which JSON cannot say; send it as binary")
+        elements(name, tensor.shape, found.size or 4)
+    else:
+        check_size(name, found.name, tensor.shape, len(tensor.data))
+    if declared is None or not is_ranked:
+        return
+    fits = len(tensor.shape) == len(declared.shape) and all(
+        wanted in {-1, axis} for axis, wanted in zip(tensor.shape, declared.shape, strict=True)
+    )
+    if not fits:
+        text = f"input '{name}' has the shape {list(tensor.shape)}, and {list(declared.shape)} is expected"
+        raise ValidationError(f"{text} (-1 is any length)" if -1 in declared.shape else text)
+
+
+def _rows(tensor: Tensor, rows: int | None, declared: TensorMetadata | None) -> int:
+    """Return how many samples a call has.
+
+    Raises:
+        ValidationError: If there are none, or inputs have unlike numbers of them.
+    """
+    found = tensor.shape[0] if tensor.shape else 0
+    if not found or found != (rows or found):
+        wanted = f"[{rows or -1}, ...]" if declared is None else list(declared.shape)
+        text = f"input '{tensor.name}' has the shape {list(tensor.shape)}, and {wanted} is expected"
+        why = f"others have {rows}" if rows else "at least one is needed"
+        raise ValidationError(f"{text}: the first axis counts samples, and {why}")
+    return found
+
+
+def _named(sides: Sequence[TensorMetadata]) -> str:
+    return ", ".join(f"'{one.name}'" for one in sides)
+
+
+def _unknown(what: str, name: str, known: Mapping[str, TensorMetadata]) -> str:
+    hint = nearest(name, known)
+    meant = f"did you mean '{hint}'?" if hint else f"there is {', '.join(map(repr, known)) or 'none'}"
+    return f"the model has no {what} '{name[:80]}'; {meant}"

@@ -1,0 +1,554 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Open Inference Protocol (KServe v2) over HTTP, and `:predict` of its first version, for all that is served.
+
+    InferRoute      POST /v2/models/NAME[/versions/V]/infer, on both lanes of HTTP
+    PredictRoute    POST /v1/models/NAME[/versions/V]:predict, likewise
+    InferencePages  everything else below /v2: health, metadata, statistics, the repository
+
+The loop reads the JSON of a call as far as names, types and shapes; the data goes to the worker as it came. A client
+mostly sends the same JSON in front of other data, so what was made of it is remembered by its bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+from urllib.parse import quote, unquote
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+
+import forebay
+from forebay.errors import (
+    BadOutcome,
+    ForebayError,
+    InvalidRequest,
+    NotFound,
+    TooLarge,
+    UserCodeError,
+    ValidationError,
+)
+from forebay.protocols import native
+from forebay.protocols.kserve import rest
+from forebay.protocols.kserve.calls import InferRequest, InferResponse
+from forebay.serving.tensor_face import TensorFace, TensorRequest, tensors_of
+from forebay.transports.http.bodies import BodyTooLong, read_body
+from forebay.transports.http.errors import MethodNotAllowed, error_headers
+from forebay.transports.http.route import Head, Route
+from forebay.types.call import ROWS, Media, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from starlette.types import Receive, Scope, Send
+
+    from forebay.server.app import App, Served
+    from forebay.server.config import HttpConfig
+    from forebay.transports.http.management import Management
+    from forebay.transports.http.staging import Staging
+    from forebay.types.call import Origin, Outcome, Reply
+    from forebay.types.tensor import Data, TensorMetadata
+
+EXTENSIONS: Final = (
+    "binary_tensor_data",
+    "parameters",
+    "model_configuration",
+    "statistics",
+    "model_repository",
+    "model_repository(unload_dependents)",
+)
+PUBLIC_PATHS: Final = frozenset({"/v2/health/live", "/v2/health/ready"})
+MAX_REMEMBERED: Final = 1024
+"""Calls that are remembered by their JSON; when there are more, all are forgotten."""
+MAX_REMEMBERED_BYTES: Final = 4096
+_MAX_LOAD_BYTES: Final = 64 * 1024
+_LENGTH: Final = rest.LENGTH_HEADER.lower().encode()
+_JSON: Final = (b"content-type", b"application/json")
+_SAMPLES: Final = {"in": "json", "out": "json", ROWS: "1"}
+_TYPES: Final = {"BYTES": "TYPE_STRING"}
+
+
+class InferHead(Head):
+    """The head of an inference request.
+
+    Attributes:
+        json_bytes: What it says of the length of the JSON; None if everything is.
+    """
+
+    json_bytes: str | None = None
+
+
+class _Call(msgspec.Struct, frozen=True, eq=False):
+    """What the JSON of a call says, and where its data lies behind it."""
+
+    asked: InferRequest
+    params: Mapping[str, Any]
+    size: int
+    places: Sequence[slice]
+    length: int
+
+
+class _InferenceRoute(Route):
+    """What both versions of the protocol have in common."""
+
+    def __init__(
+        self, served: Served, config: HttpConfig, staging: Staging | None = None, *, is_one_of_several: bool = False
+    ) -> None:
+        contract = msgspec.structs.replace(
+            served.contract, raw_input=True, raw_output=True, batchable=False, streams=False, is_named=False, query=()
+        )
+        super().__init__(
+            msgspec.structs.replace(served, contract=contract),
+            config.max_body_bytes,
+            config.api_keys,
+            config.cors_origins,
+            staging,
+            is_one_of_several=is_one_of_several,
+        )
+        self.is_simple, self.unpacks = False, True
+        self._streams = served.contract.streams
+
+    def is_staged(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Tell whether a request takes the slow lane: what is packed, or is to be."""
+        return super().is_staged(headers) or bool(_answer_packing(headers))
+
+    def fault(self, error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """Return status, headers and body of an answer that is an error."""
+        return fault_of(error, request_id)
+
+    def _require_whole(self) -> None:
+        if self._streams:
+            msg = f"the model '{self.endpoint.name}' streams its answers; ask it over gRPC, or at /models/NAME"
+            raise InvalidRequest(msg)
+
+
+class InferRoute(_InferenceRoute):
+    """`infer` of one version of a model."""
+
+    head_class: ClassVar[type[Head]] = InferHead
+
+    def __init__(
+        self,
+        served: Served,
+        face: TensorFace,
+        config: HttpConfig,
+        staging: Staging | None = None,
+        *,
+        is_one_of_several: bool = False,
+    ) -> None:
+        """Answer for a version, with what it says of tensors."""
+        super().__init__(served, config, staging, is_one_of_several=is_one_of_several)
+        self._face = face
+        self._calls: dict[bytes, _Call] = {}
+
+    def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"", *, in_query: bool = False) -> Head:
+        """Read the headers of a request."""
+        head = super().read_head(headers, query, in_query=in_query)
+        assert isinstance(head, InferHead)
+        for name, value in headers:
+            if name == _LENGTH:
+                head.json_bytes = value.decode("latin-1")
+        head.answer_packing = _answer_packing(headers)
+        return head
+
+    def request(self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None) -> Request:
+        """Make a request of a head and its body.
+
+        Raises:
+            ForebayError: If the model does not take it.
+        """
+        assert isinstance(head, InferHead)
+        call = self._call(body, head.json_bytes)
+        if isinstance(call, _Call):
+            view = memoryview(body)  # of what landed in shared memory it is one already, and its slices stay there
+            data: list[Any] = [view[place] for place in call.places]
+            asked, params, size = call.asked, call.params, call.size
+        else:
+            asked, data = call, [one.data for one in call.inputs]
+            params, size = self._asked(asked)
+        request = TensorRequest(data, reply, params, origin, size=size, id=head.id, call=asked)
+        self.complete(request, head, origin)
+        timeout_us = asked.parameters.get("timeout")
+        if type(timeout_us) is int and timeout_us > 0:
+            request.deadline = min(request.deadline, time.monotonic() + timeout_us / 1e6)
+        return request
+
+    def answer(self, request: Request, outcome: Outcome) -> tuple[list[tuple[bytes, bytes]], list[Data]]:
+        """Return headers and body of a successful answer."""
+        assert isinstance(request, TensorRequest)
+        config = self.endpoint.config
+        specs, *data = outcome
+        outputs = tensors_of(specs, data)
+        response = InferResponse(outputs=outputs, model=config.name, version=config.version, id=request.call.id)
+        pieces, json_bytes = rest.encode_response(response)
+        if json_bytes is None:
+            return [_JSON], pieces
+        length = (rest.LENGTH_HEADER.encode(), str(json_bytes).encode())
+        return [(b"content-type", b"application/octet-stream"), length], pieces
+
+    def _call(self, body: bytes | memoryview, json_bytes: str | None) -> _Call | InferRequest:
+        """Read a call; one whose data is all behind its JSON is remembered by that."""
+        if json_bytes is None:
+            return rest.decode_request(body)
+        text = bytes(body[: rest.head_size(json_bytes, len(body))])
+        known = self._calls.get(text)
+        if known is not None and known.length == len(body):
+            return known
+        asked = rest.decode_request(body, json_bytes)
+        if len(text) > MAX_REMEMBERED_BYTES or any(one.is_json for one in asked.inputs):
+            return asked
+        params, size = self._asked(asked)
+        places: list[slice] = []
+        at = len(text)
+        for one in asked.inputs:
+            places.append(slice(at, at + len(one.data)))
+            at += len(one.data)
+        if len(self._calls) >= MAX_REMEMBERED:
+            self._calls.clear()
+        asked = msgspec.structs.replace(asked, inputs=())  # they refer to this body
+        known = self._calls[text] = _Call(asked, params, size, places, len(body))
+        return known
+
+    def _asked(self, asked: InferRequest) -> tuple[Mapping[str, Any], int]:
+        self._require_whole()
+        return self._face.ask(
+            asked.inputs,
+            asked.outputs,
+            is_json=not asked.is_binary,
+            in_json={name: not is_binary for name, is_binary in asked.binary.items()},
+        )
+
+
+class PredictRoute(_InferenceRoute):
+    """`predict` of the first version: samples as the model takes them in JSON, in an array."""
+
+    def __init__(
+        self, served: Served, config: HttpConfig, staging: Staging | None = None, *, is_one_of_several: bool = False
+    ) -> None:
+        """Answer for a version."""
+        super().__init__(served, config, staging, is_one_of_several=is_one_of_several)
+        self._is_raw = served.contract.raw_input or served.contract.raw_output
+
+    def request(self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None) -> Request:
+        """Make a request of a head and its body.
+
+        Raises:
+            ForebayError: If the model does not take it.
+        """
+        self._require_whole()
+        if self._is_raw:
+            msg = f"the model '{self.endpoint.name}' takes or gives bytes, which are no instances; use /v2 or /models"
+            raise InvalidRequest(msg)
+        samples = rest.decode_samples(body)
+        if len(samples) > self.endpoint.batching.capacity:
+            msg = f"there are {len(samples)} instances, more than may wait here ({self.endpoint.batching.capacity})"
+            raise TooLarge(msg)
+        data = [memoryview(one) for one in samples]
+        request = Request(data, reply, _SAMPLES, origin, size=len(samples), id=head.id)
+        self.complete(request, head, origin)
+        return request
+
+    def answer(self, request: Request, outcome: Outcome) -> tuple[list[tuple[bytes, bytes]], list[Data]]:
+        """Return headers and body of a successful answer."""
+        del request  # all that is said of it is the order of its instances
+        if any(type(one) is Media for one in outcome):
+            msg = "a prediction is a forebay.Media, which an array in JSON cannot hold"
+            raise BadOutcome(msg)
+        return [_JSON], [rest.encode_predictions(outcome)]
+
+
+def routes_for(
+    served: Served, config: HttpConfig, staging: Staging, version: str = ""
+) -> dict[str, Callable[..., Route]]:
+    """Return what makes the routes of a version, by target; it is told whether the route `is_one_of_several`."""
+    name = quote(served.endpoint.name, safe="")
+    below = f"{name}/versions/{quote(version, safe='')}" if version else name
+    found: dict[str, Callable[..., Route]] = {
+        f"/v1/models/{below}:predict": partial(PredictRoute, served, config, staging)
+    }
+    if served.tensors is not None:
+        found[f"/v2/models/{below}/infer"] = partial(InferRoute, served, served.tensors, config, staging)
+    return found
+
+
+def fault_of(error: ForebayError, request_id: str = "") -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """Return status, headers and body of an error in the protocol's form."""
+    message = error.message
+    if isinstance(error, UserCodeError):
+        message = "the model failed; the server's log has the details under this request id"
+    status = 400 if isinstance(error, ValidationError) else native.status_of(error)
+    own = [(b"x-request-id", request_id.encode())] if request_id else []
+    body = msgspec.json.encode({"error": message.encode(errors="replace").decode()})
+    return status, [_JSON, *own, *error_headers(error)], body
+
+
+def is_inference_path(path: str) -> bool:
+    """Tell whether a path belongs to the protocol."""
+    return path == "/v2" or path.startswith("/v2/")
+
+
+class InferencePages:
+    """Everything below `/v2`, as an ASGI application; calls themselves go by the routes."""
+
+    def __init__(self, app: App, routes: Mapping[bytes, Route], management: Management, predict: Any) -> None:
+        """Describe the pages.
+
+        Args:
+            app: What is served.
+            routes: The calls, by target.
+            management: Who may load and unload.
+            predict: Makes an ASGI application of a route.
+        """
+        self._app = app
+        self._routes = routes
+        self._management = management
+        self._predict = predict
+        self._unloaded: dict[str, list[str]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        try:
+            answer = await self._answer(scope, receive, send)
+        except ForebayError as error:
+            answer = fault_of(error)
+        if answer is not None:
+            status, headers, body = answer
+            length = (b"content-length", str(len(body)).encode())
+            await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+            await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
+        root = scope.get("root_path", "")
+        path = (scope.get("raw_path") or quote(scope["path"]).encode()).decode("latin-1").partition("?")[0]
+        path = path.removeprefix(quote(root)).rstrip("/")
+        if path.endswith("/infer") and (route := self._routes.get(path.encode())) is not None:
+            _require("POST", scope)
+            await self._predict(route)(scope, receive, send)
+            return None
+        segments = [unquote(segment) for segment in path.split("/")[1:]]
+        match segments:
+            case ["v2"]:
+                found = {"name": "forebay", "version": forebay.__version__, "extensions": EXTENSIONS}
+            case ["v2", "health", "live"]:
+                found, is_well = {"live": self._app.is_live}, self._app.is_live
+                return self._told(scope, found, 200 if is_well else 503)
+            case ["v2", "health", "ready"]:
+                is_well = not self._app.problems()
+                return self._told(scope, {"ready": is_well}, 200 if is_well else 503)
+            case ["v2", "models", "stats"]:
+                every = self._app.every
+                found = {"model_stats": [statistics_of(one) for one in every]}
+            case ["v2", "repository", "index"]:
+                _require("POST", scope)
+                return self._told(scope, self._index(await _json_body(receive)), verb="POST")
+            case ["v2", "repository", "models", name, ("load" | "unload") as what]:
+                _require("POST", scope)
+                await self._manage(name, what, scope, await _json_body(receive))
+                return self._told(scope, {}, verb="POST")
+            case ["v2", "models", name, "versions", version, *rest_of] if len(rest_of) < 2:
+                return self._model(scope, name, version, *rest_of)
+            case ["v2", "models", name, *rest_of] if len(rest_of) < 2:
+                return self._model(scope, name, "", *rest_of)
+            case _:
+                raise NotFound(f"nothing is served at {path[:100]}")
+        return self._told(scope, found)
+
+    def _told(
+        self, scope: Scope, found: Any, status: int = 200, *, verb: str = "GET"
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        _require(verb, scope)
+        return status, [_JSON], msgspec.json.encode(found)
+
+    def _model(
+        self, scope: Scope, name: str, version: str, what: str = ""
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        if what == "infer":
+            self._find(name, version)
+            raise NotFound(f"the model '{name}' takes no tensors; see GET /models/{name}")
+        if what not in {"", "ready", "config", "stats"}:
+            raise NotFound(f"a model has no '{what[:40]}'; there is ready, config, stats and infer")
+        one = self._find(name, version)
+        if what == "ready":
+            is_ready = is_served_ready(one)
+            return self._told(scope, {"name": name, "ready": is_ready}, 200 if is_ready else 503)
+        if what == "stats":
+            every = [one] if version else self._app.versions(name).ready.values()
+            return self._told(scope, {"model_stats": [statistics_of(each) for each in every]})
+        versions = [*self._app.versions(name).ready] if not version else [version]
+        return self._told(scope, config_of(one) if what == "config" else metadata_of(one, versions))
+
+    def _find(self, name: str, version: str) -> Served:
+        """Return what is meant.
+
+        Raises:
+            NotFound: Naming the nearest there is.
+        """
+        if not version:
+            return self._app.find(name)
+        versions = self._app.versions(name)
+        found = versions.ready.get(version)
+        if found is None:
+            raise versions.unknown(version)
+        return found
+
+    def _index(self, asked: Mapping[str, Any]) -> list[dict[str, str]]:
+        states = {"ready": "READY", "loading": "LOADING", "leaving": "UNLOADING", "failed": "UNAVAILABLE"}
+        found = [
+            {
+                "name": told["name"],
+                "version": one["version"],
+                "state": states[one["state"]],
+                "reason": one.get("error", ""),
+            }
+            for told in self._app.describe_all()
+            for one in told["versions"]
+        ]
+        there = {(one["name"], one["version"]) for one in found}
+        found += [
+            {"name": name, "version": version, "state": "UNAVAILABLE", "reason": "unloaded"}
+            for name, versions in self._unloaded.items()
+            for version in versions
+            if (name, version) not in there
+        ]
+        return [one for one in found if one["state"] == "READY" or asked.get("ready") is not True]
+
+    async def _manage(self, name: str, what: str, scope: Scope, asked: Mapping[str, Any]) -> None:
+        """Load or unload all versions of a model.
+
+        Raises:
+            ForebayError: If it is not allowed, or fails.
+        """
+        self._management.check(HttpRequest(scope))
+        parameters: dict[str, Any] = asked.get("parameters") or {}
+        if what == "load" and parameters:
+            told = ", ".join(map(str, parameters))[:100]
+            raise InvalidRequest(f"a model is loaded as the project says, and not with {told}")
+        if what == "unload":
+            versions = self._app.versions(name)
+            self._unloaded[name] = [*versions.ready]
+            heavy = versions.weights
+            for version in sorted(versions.ready, key=lambda version: heavy.get(version, 0)):
+                if len(versions.ready) > 1 and versions.weights.keys() == {version}:
+                    versions.share({next(other for other in versions.ready if other != version): 1})
+                await self._app.unload(name, version)
+            return
+        known = [*self._app.versions(name).ready] if name in self._app.served else self._unloaded.get(name, ["1"])
+        for version in known:
+            make = self._management.maker(name, version)
+            await self._app.load(name, version, make, timeout_s=self._app.load_timeout_s)
+        self._unloaded.pop(name, None)
+
+
+def is_served_ready(one: Served) -> bool:
+    """Tell whether a version can be asked now."""
+    return one.endpoint.accepting and one.endpoint.pool.statistics().alive > 0
+
+
+def metadata_of(one: Served, versions: Sequence[str]) -> dict[str, Any]:
+    """Return what a model takes and gives."""
+    face = one.tensors or TensorFace()
+    return {
+        "name": one.endpoint.name,
+        "versions": versions,
+        "platform": "forebay",
+        "inputs": face.inputs,
+        "outputs": face.outputs,
+    }
+
+
+def config_of(one: Served) -> dict[str, Any]:
+    """Return what Triton calls the configuration of a model: what it takes and gives, and how it is batched."""
+    face = one.tensors
+    has_rows = face is not None and face.has_rows
+    sides: Sequence[Sequence[TensorMetadata]] = () if face is None else (face.inputs, face.outputs)
+    told = [
+        [
+            {
+                "name": each.name,
+                "data_type": _TYPES.get(each.datatype, f"TYPE_{each.datatype}"),
+                "dims": each.shape[1:] if has_rows else each.shape,
+            }
+            for each in side
+        ]
+        for side in sides
+    ]
+    return {
+        "name": one.endpoint.name,
+        "platform": "forebay",
+        "backend": "forebay",
+        "max_batch_size": one.endpoint.batching.max_size if has_rows else 0,
+        "input": told[0] if told else [],
+        "output": told[1] if told else [],
+        "model_transaction_policy": {"decoupled": one.contract.streams},
+    }
+
+
+def statistics_of(one: Served) -> dict[str, Any]:
+    """Return what was counted of a version, since the start."""
+    metrics, config = one.endpoint.metrics, one.endpoint.config
+    succeeded = metrics.codes["ok"]
+    failed = sum(metrics.codes.values()) - succeeded
+
+    def told(count: int, seconds: float = 0.0) -> dict[str, int]:
+        return {"count": count, "ns": round(seconds * 1e9)}
+
+    return {
+        "name": config.name,
+        "version": config.version,
+        "last_inference": 0,
+        "inference_count": round(metrics.batch_size.total),
+        "execution_count": metrics.batch_size.count,
+        "inference_stats": {
+            "success": told(succeeded, metrics.request_s.total),
+            "fail": told(failed),
+            "queue": told(metrics.queue_s.count, metrics.queue_s.total),
+            "compute_input": told(succeeded),
+            "compute_infer": told(succeeded, metrics.model_s.total),
+            "compute_output": told(succeeded),
+            "cache_hit": told(0),
+            "cache_miss": told(0),
+        },
+        "batch_stats": [],
+    }
+
+
+def _require(verb: str, scope: Scope) -> None:
+    """Refuse another method.
+
+    Raises:
+        MethodNotAllowed: Naming the one that is possible.
+    """
+    method = scope["method"]
+    if method != verb and not (method == "HEAD" and verb == "GET"):
+        raise MethodNotAllowed(f"{method[:20]} is not possible here, {verb} is")
+
+
+async def _json_body(receive: Receive) -> Mapping[str, Any]:
+    """Read an object in JSON; no body is an empty one.
+
+    Raises:
+        InvalidRequest: If it is something else.
+    """
+    try:
+        body = await read_body(receive, _MAX_LOAD_BYTES)
+    except BodyTooLong:
+        raise TooLarge(f"the body is too long, at most {_MAX_LOAD_BYTES} bytes are taken") from None
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any]) if body and body.strip() else {}
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body is no object in JSON: {error}") from None
+
+
+def _answer_packing(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return what the answer is to be packed with.
+
+    Only where a client names a single coding: lists of several are what HTTP libraries say by themselves, and packing
+    numbers takes longer than sending them.
+    """
+    for name, value in headers:
+        if name == b"accept-encoding" and (said := value.strip().lower()) in {b"gzip", b"deflate"}:
+            return said
+    return b""
