@@ -198,3 +198,22 @@ def test_check_says_what_would_be_served(file):
     )
     assert "POST /models/double" in done.stdout
     assert "batches of up to 4 (waits 20 ms)" in done.stdout
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_tensors_are_rows_and_a_dict_of_arrays(file, serve, kind):
+    def ask(server, *inputs):
+        told = [dict(zip(("name", "datatype", "shape", "data"), one, strict=True)) for one in inputs]
+        answer = httpx.post(f"{server.url}/v2/models/double/infer", json={"inputs": told})
+        assert answer.status_code == 200, answer.text
+        return [(one["name"], one["datatype"], one["shape"], one["data"]) for one in answer.json()["outputs"]]
+
+    server = serve(f"{file}:double", "--worker-kind", kind)
+    assert ask(server, ("x", "INT32", [2, 3], [1, 2, 3, 4, 5, 6])) == [
+        ("output", "INT32", [2, 3], [2, 4, 6, 8, 10, 12])
+    ]
+    (found,) = ask(server, ("x", "INT64", [99], list(range(20, 119))))  # more rows than a batch takes
+    assert found[2:] == ([99], list(range(40, 238, 2)))
+    assert ask(server, ("a", "FP32", [1, 2], [1, 2]), ("b", "FP32", [1, 2], [3, 4])) == [
+        ("sum", "FP32", [1, 2], [4, 6])
+    ]

@@ -281,6 +281,18 @@ def _hints(annotation: Any) -> dict[str, Any]:
 # Values
 
 
+def plain_array(tensor: Tensor, rows: int | None = None) -> npt.NDArray[Any]:
+    """Return what is in a tensor, or in a slice of so many rows: numbers, or texts.
+
+    Raises:
+        ValidationError: If shape and data do not agree.
+    """
+    if rows is not None:
+        tensor = msgspec.structs.replace(tensor, shape=(rows, *tensor.shape[1:]))
+    array = to_array(as_raw(tensor))
+    return _texts(tensor, array) if tensor.datatype == "BYTES" else _numbers(tensor, array)
+
+
 def _texts(tensor: Tensor, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     import numpy as np
 

@@ -2,7 +2,8 @@
 """A serving behind an endpoint: bodies in, encoded answers out.
 
 A sample is an array, as nested lists, or a dict of arrays; in msgpack also a tensor, a map of `dtype`, `shape` and the
-bytes of its `data`. Without a client preprocessing a sample is one row, and so is its answer.
+bytes of its `data`. Without a client preprocessing a sample is one row, and so is its answer. Where protocols speak
+tensors, a call has any number of rows: a tensor is an array, several are a dict of arrays, and so are the answers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
@@ -22,9 +23,11 @@ from forebay.arrays.trees import concatenate, to_host
 from forebay.batching.queue import BatchConfig
 from forebay.errors import BadOutcome, BatchMismatch, ForebayError, InvalidRequest, ServingCrashed
 from forebay.serving.models.model import load_module
+from forebay.serving.models.tensor_codec import Side, TensorCodec, plain_array
 from forebay.serving.servings import client
 from forebay.serving.servings.dispatch import Dispatch, Submission
 from forebay.serving.servings.settings import options_of, partitions_of
+from forebay.serving.tensor_face import TENSORS, TensorFace, tensors_of
 from forebay.types.call import Failure, Media
 from forebay.workers.user_code import attempt
 
@@ -108,9 +111,10 @@ class RequestRunner:
 
     def _prepared(self, item: Item) -> tuple[list[Batch], Any]:
         settings = self._settings
-        value = _decode(item.body, item.params["in"])
+        is_tensors = item.params["in"] == TENSORS
+        value = _read_tensors(item) if is_tensors else _decode(item.body, item.params["in"])
         if settings.client_preprocessing is None:
-            given, info = Batch.stack([value]), "client_info"
+            given, info = (Batch.concatenate if is_tensors else Batch.stack)([value]), "client_info"
         else:
             given, info = self._given(value)
         limit = self._batch_size
@@ -162,10 +166,12 @@ class RequestRunner:
             failed = executed.error
             dispatch.fail(work, ServingCrashed(failed.message, trace=getattr(failed, "trace", "")))
 
-    def _answer(self, item: Item, calls: list[Submission], info: Any) -> bytes | Media:
+    def _answer(self, item: Item, calls: list[Submission], info: Any) -> Outcome:
         results = [call.result() for call in calls]
         executed = concatenate([output for output, _ in results]), results[-1][1]
         answer = client.finish(self._settings, executed, info)
+        if item.params["out"] == TENSORS:
+            return _written_tensors(answer, item.params)
         if self._settings.client_preprocessing is None and self._settings.client_postprocessing is None:
             answer = _first_row(answer)
         if type(answer) is Media:
@@ -183,7 +189,8 @@ class RequestRunner:
         if settings.client_preprocessing is None and settings.client_postprocessing is None:
             events = ((kind, _first_row(output), *metadata) for kind, output, *metadata in events)
         for event in client.finish_stream(settings, events, info):
-            yield [_encode(event, "json")]
+            is_tensors = item.params["out"] == TENSORS
+            yield [_written_tensors(event[1], item.params) if is_tensors else _encode(event, "json")]
 
 
 def from_file(path: str, name: str, workers: int, batch_size: int, *, has_device: bool = False) -> RequestRunner:
@@ -205,6 +212,28 @@ def _decode(body: Any, format: str) -> Any:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError, TypeError) as error:
         msg = f"the body is no array and no object of arrays: {error}"
         raise InvalidRequest(msg) from error
+
+
+def face_of(serving: Serving[Any, Any]) -> TensorFace:
+    """Return what protocols that speak tensors must know: a serving takes any, in rows if nothing else reads them."""
+    return TensorFace(is_open=True, has_rows=serving.settings.client_preprocessing is None)
+
+
+def _read_tensors(item: Item) -> Any:
+    tensors = tensors_of(item.params["given"], item.body)
+    rows = item.size if "is_cut" in item.params else None
+    # Copied, since the function owns what it gets and may write into it.
+    arrays = {one.name: plain_array(one, rows).copy() for one in tensors}
+    return arrays if len(arrays) > 1 else next(iter(arrays.values()))
+
+
+def _written_tensors(answer: Any, params: Mapping[str, Any]) -> list[Any]:
+    host = to_host(answer)
+    fields = cast("Mapping[str, Any]", host) if isinstance(host, Mapping) else {"output": host}
+    return _CODEC.encode([fields], params)
+
+
+_CODEC: Final = TensorCodec(Side(), Side(), has_rows=False)
 
 
 def _arrays(value: Any) -> Any:

@@ -18,7 +18,7 @@ from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.model import defined_models, kebab
 from forebay.serving.models.schema import WireType
 from forebay.serving.servings.definition import Serving
-from forebay.serving.servings.request_runner import RequestRunner, query_key
+from forebay.serving.servings.request_runner import RequestRunner, face_of, query_key
 from forebay.serving.servings.settings import options_of, partitions_of
 from forebay.surfaces.native.model_options import devices_of, environment_of, workers_of
 from forebay.workers.inline import InlinePool
@@ -97,7 +97,6 @@ def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: 
         version=overrides.version or "1",
         timeout_s=(overrides.timeout_ms or TIMEOUT_MS) / 1000,
         max_timeout_s=overrides.max_timeout_ms / 1000,
-        split=False,
         streams=streams,
     )
     keys = _Keys(options.batch_keys) if has_keys else None
@@ -112,7 +111,8 @@ def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: 
         output=WireType(Any, "output"),
         streams=streams,
     )
-    return Served(endpoint, Contract(streams=streams, query=("key",) if has_keys else ()), described)
+    contract = Contract(streams=streams, query=("key",) if has_keys else ())
+    return Served(endpoint, contract, described, tensors=face_of(serving))
 
 
 class _Keys:
