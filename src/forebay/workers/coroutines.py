@@ -28,7 +28,9 @@ _END: Final = object()
 class Coroutines:
     """One event loop a thread, made when first needed and kept: what user code leaves on it stays valid."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, asks: bool = True) -> None:
+        """Make none yet; `asks` says whether a coroutine is cancelled once nobody waits for it."""
+        self._asks = asks
         self._here = threading.local()
         self._all: list[asyncio.Runner] = []
 
@@ -39,13 +41,13 @@ class Coroutines:
             BaseException: What it raises; CancelledError if nobody waits for the batch any more.
         """
         # The caller's context goes along, so that `forebay.is_cancelled()` works in coroutines as well.
-        return self._runner().run(_bounded(awaitable), context=contextvars.copy_context())
+        return self._runner().run(_bounded(awaitable, asks=self._asks), context=contextvars.copy_context())
 
     def steps(self, steps: AsyncIterator[T]) -> Iterator[T]:
         """Follow an async generator on this thread's loop; closed with the iterator, at once."""
         runner, context = self._runner(), contextvars.copy_context()
         try:
-            while (step := runner.run(_bounded(_next(steps)), context=context)) is not _END:
+            while (step := runner.run(_bounded(_next(steps), asks=self._asks), context=context)) is not _END:
                 yield step
         finally:
             runner.run(user_code.aclose(steps), context=context)
@@ -67,8 +69,8 @@ async def _next(steps: AsyncIterator[Any]) -> Any:
     return await anext(steps, _END)
 
 
-async def _bounded(awaitable: Awaitable[T]) -> T:
-    asked, task, loop = probe.get(), asyncio.current_task(), asyncio.get_running_loop()
+async def _bounded(awaitable: Awaitable[T], *, asks: bool) -> T:
+    asked, task, loop = probe.get() if asks else None, asyncio.current_task(), asyncio.get_running_loop()
     if asked is None or task is None:
         return await awaitable
 

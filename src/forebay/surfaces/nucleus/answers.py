@@ -27,8 +27,8 @@ from forebay.workers.user_code import caught
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 
-    from forebay.surfaces.nucleus.coroutines import HandlerCoroutines
     from forebay.surfaces.nucleus.payload import BadPayload
+    from forebay.workers.coroutines import Coroutines
 
 Answer = list[Any]
 """`[status, headers, body]`"""
@@ -141,7 +141,7 @@ def _encoded(name: str, text: str) -> bytes:
 
 
 def steps(
-    outcomes: Sequence[Any], coroutines: HandlerCoroutines, report: Callable[[BaseException], object]
+    outcomes: Sequence[Any], coroutines: Coroutines, report: Callable[[BaseException], object]
 ) -> Iterator[list[Any]]:
     """Yield the parts of a batch in which something streams; streams of one batch take turns.
 
@@ -184,7 +184,7 @@ def steps(
                 work[index]()
 
 
-def _parts(streamed: Streamed, coroutines: HandlerCoroutines) -> Iterator[list[Any]]:
+def _parts(streamed: Streamed, coroutines: Coroutines) -> Iterator[list[Any]]:
     """Drive a response as the ASGI application it is, one message at a time, on a loop that stands still in between."""
     messages: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue(maxsize=1)
 

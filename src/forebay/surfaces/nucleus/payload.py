@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from starlette.datastructures import FormData
 
-    from forebay.surfaces.nucleus.coroutines import HandlerCoroutines
+    from forebay.workers.coroutines import Coroutines
 
 MAX_CHECKED_BYTES: Final = 1 << 20
 """Bodies up to this size are checked before they may join a batch; longer ones would hold up the event loop."""
@@ -39,7 +39,7 @@ class BadPayload(Exception):
         self.as_json = as_json
 
 
-def parse(headers: Headers, body: bytes, coroutines: HandlerCoroutines) -> Any:
+def parse(headers: Headers, body: bytes, coroutines: Coroutines) -> Any:
     """Return the payload.
 
     Raises:

@@ -25,11 +25,11 @@ from starlette.exceptions import HTTPException
 from forebay.errors import ModelError
 from forebay.surfaces.nucleus import answers
 from forebay.surfaces.nucleus.answers import Streamed
-from forebay.surfaces.nucleus.coroutines import HandlerCoroutines
 from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.payload import BadPayload, parse
 from forebay.types.call import After
 from forebay.types.failures import text_of, trace_of, words_of
+from forebay.workers.coroutines import Coroutines
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class NucleusRunner:
         self._batched = batched
         self._requirements = requirements
         self._verbs: dict[str, Verb] = {}
-        self._coroutines = HandlerCoroutines()
+        self._coroutines = Coroutines(asks=False)
         self._one_batch = threading.Lock()
 
     def open(self, ctx: WorkerContext) -> None:
@@ -135,7 +135,7 @@ class NucleusRunner:
         return outcomes
 
     def close(self) -> None:
-        """Close what this thread holds; the handler itself has no way to be closed."""
+        """Close the loops of its threads; the handler itself has no way to be closed."""
         self._coroutines.close()
 
     def _make(self) -> None:
