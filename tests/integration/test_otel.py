@@ -14,7 +14,7 @@ import pytest
 import yaml
 from tests.waiting import eventually
 
-from forebay.observe.ended_calls import EndedCall
+from forebay.observe.access_log import EndedCall
 from forebay.observe.otel import Tracing, tracing
 from forebay.observe.timeline import BatchRecord, Step
 
@@ -215,12 +215,12 @@ def test_a_protocol_that_is_none_is_told(cli, tmp_path, monkeypatch):
 
 
 def test_ports_tell_nothing_once_the_traces_have_ended(memory):
-    from forebay.observe import ended_calls, timeline
+    from forebay.observe import access_log, timeline
 
     with tracing(memory[0]):
-        assert ended_calls.listeners
+        assert access_log.listeners
         assert timeline.listeners
-    assert not ended_calls.listeners
+    assert not access_log.listeners
     assert not timeline.listeners
 
 

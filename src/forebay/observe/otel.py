@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traces for OpenTelemetry: a span for each call of a model, with its waits, batches and runs below.
 
-Theory of operation. Nothing is measured here: a call that has ended (`ended_calls.py`) and a batch that was answered
+Theory of operation. Nothing is measured here: a call that has ended (`access_log.py`) and a batch that was answered
 (`timeline.py`) are told with all of their moments, and become spans afterwards. They belong together by the id of the
 request. A batch may be reported before its call, as in the nodes of a graph, or after it; whichever comes first waits,
 within bounds. A batch is in the trace of every call that it answers, linked to the other ones. The exporter's own
@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from forebay.errors import ConfigError
-from forebay.observe import ended_calls, timeline
+from forebay.observe import access_log, timeline
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from forebay.observe.ended_calls import EndedCall
+    from forebay.observe.access_log import EndedCall
     from forebay.observe.timeline import BatchRecord, Step
 
 # The packages need not be installed where this file is type-checked, so what comes from them is `Any`.
@@ -204,10 +204,10 @@ def tracing(given: TracerProvider | None = None) -> Generator[None]:
     """
     made = given or provider()
     spans = Tracing(made)
-    ended_calls.listen(spans.called)
+    access_log.listen(spans.called)
     try:
         with timeline.listening(spans.ran):
             yield
     finally:
-        ended_calls.unlisten(spans.called)
+        access_log.unlisten(spans.called)
         made.shutdown()

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, QueueFull
-from forebay.observe.ended_calls import EndedCall
+from forebay.observe.access_log import EndedCall
 from forebay.transports.grpc import frames, statuses
 from forebay.transports.grpc.messages import STEP_BYTES, BadMessage, MessageBuffer, Unpacking
 from forebay.transports.grpc.statuses import Status

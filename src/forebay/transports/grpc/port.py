@@ -9,7 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from forebay.observe import ended_calls
+from forebay.observe import access_log
 from forebay.observe.refusals import RefusalLog
 from forebay.transports.grpc.calls import NEVER
 from forebay.transports.grpc.frames import MIN_FRAME_BYTES
@@ -18,7 +18,7 @@ from forebay.transports.grpc.statuses import Status
 from forebay.transports.refusal_line import RefusalLine
 
 if TYPE_CHECKING:
-    from forebay.observe.ended_calls import EndedCall
+    from forebay.observe.access_log import EndedCall
     from forebay.server.config import GrpcConfig
     from forebay.transports.grpc.calls import OpenCall
     from forebay.transports.grpc.connection import GrpcConnection
@@ -57,7 +57,7 @@ class GrpcPort:
         self.loop = loop
         self.epoch = 0
         self.connections: set[GrpcConnection] = set()
-        self.tells = config.access_log or bool(ended_calls.listeners)
+        self.tells = config.access_log or bool(access_log.listeners)
         self.calls = 0
         self.public_streams = 0
         self.buffered_bytes = 0
@@ -126,7 +126,7 @@ class GrpcPort:
 
     def tell_ended(self, call: EndedCall) -> None:
         """Tell of a call that has ended."""
-        ended_calls.tell(call, writes=self.config.access_log)
+        access_log.tell(call, writes=self.config.access_log)
 
     def _look_at(self, deadline: float, now: float) -> None:
         if self._look is not None:

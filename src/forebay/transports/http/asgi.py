@@ -35,10 +35,10 @@ from forebay.transports.http.asgi_calls import TOLD
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.dashboard.page import PREFIX, Dashboard, is_public, to_page, wants_page
 from forebay.transports.http.errors import ForeignPage, MethodNotAllowed, Unauthorized, error_answer
+from forebay.transports.http.forms_and_gzip import Staging, packed
 from forebay.transports.http.management import Management
 from forebay.transports.http.openai import fault, model_page, models_page, targets_of
 from forebay.transports.http.route import Route, SharedRoute, key_is_known, request_id_of
-from forebay.transports.http.staging import Staging, packed
 from forebay.transports.http.trace_page import TracePage
 from forebay.types.call import Failure
 
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from forebay.observe.ended_calls import EndedCall
+    from forebay.observe.access_log import EndedCall
     from forebay.server.app import App, Served
     from forebay.server.config import HttpConfig
     from forebay.server.versions import Versions
     from forebay.serving.endpoint import Endpoint
+    from forebay.transports.http.forms_and_gzip import Staged
     from forebay.transports.http.route import Head
-    from forebay.transports.http.staging import Staged
     from forebay.types.call import Origin, Request
 
 _ASSETS: Final = {

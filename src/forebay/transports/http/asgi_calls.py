@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from forebay.observe.ended_calls import CALLED_OFF, EndedCall
+from forebay.observe.access_log import CALLED_OFF, EndedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable

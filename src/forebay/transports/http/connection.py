@@ -27,7 +27,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from forebay.errors import ForebayError, InternalError, QueueFull, Unavailable
-from forebay.observe.ended_calls import CALLED_OFF, EndedCall
+from forebay.observe.access_log import CALLED_OFF, EndedCall
 from forebay.serving.endpoint import next_id
 from forebay.transports.http.asgi_calls import TOLD
 from forebay.transports.http.connection_state import (

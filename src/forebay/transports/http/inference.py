@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from forebay.server.app import App, Served
     from forebay.server.config import HttpConfig
     from forebay.transports.http.management import Management
-    from forebay.transports.http.staging import Staging
+    from forebay.transports.http.forms_and_gzip import Staging
     from forebay.types.call import Origin, Outcome, Reply
     from forebay.types.tensor import Data, TensorMetadata
 

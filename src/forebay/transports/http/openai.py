@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from forebay.server.app import App
     from forebay.server.config import HttpConfig
     from forebay.serving.endpoint import Endpoint
+    from forebay.transports.http.forms_and_gzip import Staging
     from forebay.transports.http.route import Head
-    from forebay.transports.http.staging import Staging
     from forebay.types.batch import EntryBatch
     from forebay.types.call import Outcome
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from forebay.errors import Unavailable
-from forebay.observe import ended_calls
+from forebay.observe import access_log
 from forebay.observe.refusals import RefusalLog
 from forebay.protocols import native
 from forebay.transports.http.hosts import Hosts
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
     from forebay.errors import ForebayError
-    from forebay.observe.ended_calls import EndedCall
+    from forebay.observe.access_log import EndedCall
     from forebay.server.config import HttpConfig
     from forebay.transports.http.connection import HttpConnection
     from forebay.transports.http.route import Head, Route
@@ -60,7 +60,7 @@ class HttpPort:
         self.routes = routes
         self.heads: dict[bytes, Head] = {}
         self.is_draining = False
-        self.tells = config.access_log or bool(ended_calls.listeners)
+        self.tells = config.access_log or bool(access_log.listeners)
         self.is_plain = not self.tells
         self.date = b""
         self.epoch = 0
@@ -174,7 +174,7 @@ class HttpPort:
 
     def tell_ended(self, call: EndedCall) -> None:
         """Tell of a call that has ended."""
-        ended_calls.tell(call, writes=self.config.access_log)
+        access_log.tell(call, writes=self.config.access_log)
 
     def tell(self, error: ForebayError, client: tuple[str, int] | None) -> None:
         """Log a refusal, at most one a second for each kind of error."""

@@ -19,7 +19,7 @@ from forebay.errors import ForebayError, InternalError, InvalidRequest, NotFound
 from forebay.protocols import native
 from forebay.serving.endpoint import next_id
 from forebay.transports.http.errors import ForeignPage, Unauthorized, UnsupportedEncoding, error_answer
-from forebay.transports.http.staging import PACKINGS
+from forebay.transports.http.forms_and_gzip import PACKINGS
 from forebay.types.call import Media, Request
 from forebay.types.context import PARAM, told
 from forebay.workers.landing import Joining, Landing
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from forebay.server.app import Served
-    from forebay.transports.http.staging import Staged, Staging
+    from forebay.transports.http.forms_and_gzip import Staged, Staging
     from forebay.types.call import Origin, Reply
     from forebay.types.tensor import Data
     from forebay.workers.landing import Sink

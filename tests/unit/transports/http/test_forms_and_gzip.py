@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from forebay.errors import ForebayError, InvalidRequest, TooLarge, Unavailable
 from forebay.protocols.native import Contract, UnsupportedMedia
 from forebay.server.config import HttpConfig
+from forebay.transports.http.forms_and_gzip import Staging
 from forebay.transports.http.route import Head
-from forebay.transports.http.staging import Staging
 from forebay.types.file import FormPart
 
 MEMORY = 200
