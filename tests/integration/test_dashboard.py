@@ -14,8 +14,9 @@ from tests.waiting import reached
 from forebay.batching.queue import BatchConfig
 from forebay.errors import RunnerFailed
 from forebay.protocols.native import Contract
-from forebay.server.app import App, Served
+from forebay.server.app import App
 from forebay.server.config import HttpConfig
+from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.testing import ManualPool
 from forebay.transports.http.asgi import ServerPages, asgi_app, beside_dashboard

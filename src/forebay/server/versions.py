@@ -16,7 +16,7 @@ from forebay.errors import ConfigError, InvalidRequest, NotFound, nearest
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from forebay.server.app import Served
+    from forebay.server.served import Served
 
 
 class Version(msgspec.Struct, eq=False):

@@ -22,7 +22,8 @@ from forebay.batching.batcher import Batcher
 from forebay.batching.queue import BatchConfig, BatchQueue
 from forebay.observe.exposition import Exposition, Reading
 from forebay.protocols.native import Contract
-from forebay.server.app import App, Served
+from forebay.server.app import App
+from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.testing import FakeClock, ManualPool, MemoryOrigin
 from forebay.types.call import ALONE, Request

@@ -18,8 +18,9 @@ from forebay.observe.exposition import LEFT_OUT, LOOKED_AT, MAX_ENDPOINTS, SLICE
 from forebay.observe.metrics import EndpointMetrics
 from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described, document, written
-from forebay.server.app import App, Served
+from forebay.server.app import App
 from forebay.server.config import HttpConfig
+from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.testing import ManualPool
 from forebay.transports.http.asgi import asgi_app

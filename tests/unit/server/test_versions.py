@@ -12,7 +12,8 @@ from tests.waiting import reached
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError, ForebayError, InvalidRequest, ModelError, NotFound, Unavailable
 from forebay.protocols.native import Contract
-from forebay.server.app import App, Served
+from forebay.server.app import App
+from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.workers.inline import InlinePool
 from forebay.workers.runner import RunnerSpec

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.batching.queue import BatchConfig
 from forebay.protocols.native import Contract
-from forebay.server.app import App, Served
+from forebay.server.app import App
 from forebay.server.config import HttpConfig
+from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.batching.http import BatchingHttp
 from forebay.transports.http.asgi import asgi_app

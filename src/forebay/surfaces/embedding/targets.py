@@ -22,7 +22,7 @@ from forebay.types.settings import declared
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from forebay.server.app import Served
+    from forebay.server.served import Served
     from forebay.server.setting_sources import Told
     from forebay.surfaces.contract import Options, Project
 

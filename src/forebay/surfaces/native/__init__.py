@@ -16,7 +16,8 @@ import msgspec
 from forebay.errors import ConfigError, ForebayError
 from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described
-from forebay.server.app import App, Served
+from forebay.server.app import App
+from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.keys import MethodKeys, SampleKeys
 from forebay.serving.models.model import load_module, models_in, settings_of

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import msgspec
 
 from forebay.errors import ConfigError, InvalidRequest
-from forebay.server.app import Served
+from forebay.server.served import Served
 from forebay.serving.models.methods import CALL
 from forebay.surfaces.native.describe import Description, WireSchema, check, served_by
 from forebay.types.call import Failure, Media

@@ -17,7 +17,7 @@ from forebay.errors import ConfigError, ForebayError, revive
 from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described
 from forebay.protocols.openapi import document as openapi_document
-from forebay.server.app import Served, ServedMethod
+from forebay.server.served import Served, ServedMethod
 from forebay.serving.models.methods import ModelMethod, check_paths
 from forebay.serving.models.model import ModelSettings, models_in, settings_of
 from forebay.serving.models.schema import io_types

@@ -16,7 +16,7 @@ from forebay.graph.drawing.draw import Drawable
 from forebay.graph.pool import GraphPool, Node
 from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described
-from forebay.server.app import Served
+from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.model import defined_models
 from forebay.surfaces.native.model_options import batching_of, devices_of, environment_of, isolates, workers_of

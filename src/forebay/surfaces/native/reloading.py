@@ -32,7 +32,8 @@ from forebay.types.settings import declared
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from forebay.server.app import App, Served
+    from forebay.server.app import App
+    from forebay.server.served import Served
     from forebay.surfaces.contract import Options, TargetEntry
 
 log = logging.getLogger("forebay")

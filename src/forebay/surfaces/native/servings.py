@@ -13,7 +13,7 @@ from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError, nearest
 from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described
-from forebay.server.app import Served
+from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.model import defined_models, kebab
 from forebay.serving.models.schema import WireType

@@ -13,7 +13,8 @@ import yaml
 
 from forebay.batching.queue import BatchConfig
 from forebay.protocols.native import Contract
-from forebay.server.app import App, Served
+from forebay.server.app import App
+from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.contract import Project
 from forebay.surfaces.nucleus.readiness import Readiness

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forebay.graph.drawing.draw import Drawable
-    from forebay.server.app import Served
+    from forebay.server.served import Served
     from forebay.surfaces.contract import Options
     from forebay.surfaces.ovms.config import GraphEntry, OvmsConfig
 

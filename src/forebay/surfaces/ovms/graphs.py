@@ -11,7 +11,7 @@ from forebay.batching.queue import BatchConfig
 from forebay.graph.drawing.draw import Drawable
 from forebay.graph.pool import GraphPool, Node
 from forebay.protocols.native import Contract
-from forebay.server.app import Served
+from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.ovms.calls import VERSION, GraphCalls
 from forebay.surfaces.ovms.config import ModelEntry

@@ -15,8 +15,9 @@ import msgspec
 
 from forebay.graph.drawing.draw import Drawable
 from forebay.protocols.native import Contract
-from forebay.server.app import App, Served
+from forebay.server.app import App
 from forebay.server.config import GrpcConfig, HttpConfig
+from forebay.server.served import Served
 from forebay.surfaces.contract import Options, Project
 from forebay.surfaces.pipeline import logs, running_servers
 from forebay.surfaces.pipeline import script as scripts

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.batching.queue import BatchConfig
 from forebay.protocols.native import Contract
-from forebay.server.app import App, Served
+from forebay.server.app import App
 from forebay.server.config import HttpConfig
+from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.ventu.asgi import HEALTH, VentuHttp
 from forebay.surfaces.ventu.pages import ServicePages

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError
-from forebay.server.app import App, Served
+from forebay.server.app import App
+from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.contract import Project
 from forebay.surfaces.ventu.asgi import VentuHttp

@@ -49,8 +49,9 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from forebay.observe.access_log import EndedCall
-    from forebay.server.app import App, Served
+    from forebay.server.app import App
     from forebay.server.config import HttpConfig
+    from forebay.server.served import Served
     from forebay.server.versions import Versions
     from forebay.serving.endpoint import Endpoint
     from forebay.transports.http.forms_and_gzip import Staged

@@ -43,10 +43,11 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from forebay.server.app import App, Served
+    from forebay.server.app import App
     from forebay.server.config import HttpConfig
-    from forebay.transports.http.management import Management
+    from forebay.server.served import Served
     from forebay.transports.http.forms_and_gzip import Staging
+    from forebay.transports.http.management import Management
     from forebay.types.call import Origin, Outcome, Reply
     from forebay.types.tensor import Data, TensorMetadata
 

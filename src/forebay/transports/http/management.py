@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from forebay.server.app import App, Served
+    from forebay.server.app import App
     from forebay.server.config import HttpConfig
+    from forebay.server.served import Served
 
 MAX_BODY_BYTES: Final = 64 * 1024
 

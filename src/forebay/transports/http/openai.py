@@ -18,7 +18,7 @@ from forebay.protocols.native import PARAMS, Contract, UnsupportedMedia
 from forebay.protocols.openai import errors, requests, vectors
 from forebay.protocols.openai.requests import EMBEDDINGS, PATHS
 from forebay.protocols.openai.texts import Texts
-from forebay.server.app import Served
+from forebay.server.served import Served
 from forebay.serving.endpoint import EndpointConfig
 from forebay.serving.models.methods import CALL
 from forebay.transports.http.errors import error_headers

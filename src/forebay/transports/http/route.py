@@ -27,7 +27,7 @@ from forebay.workers.landing import Joining, Landing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from forebay.server.app import Served
+    from forebay.server.served import Served
     from forebay.transports.http.forms_and_gzip import Staged, Staging
     from forebay.types.call import Origin, Reply
     from forebay.types.tensor import Data

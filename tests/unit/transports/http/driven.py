@@ -10,8 +10,8 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from forebay.protocols.native import Contract
-from forebay.server.app import Served
 from forebay.server.config import HttpConfig
+from forebay.server.served import Served
 from forebay.transports.http.connection import HttpConnection
 from forebay.transports.http.port import HttpPort
 from forebay.transports.http.route import Route

@@ -9,7 +9,8 @@ from tests.unit.transports.http.driven import Door, request
 
 from forebay.errors import NotFound
 from forebay.protocols.native import Contract
-from forebay.server.app import App, Served
+from forebay.server.app import App
+from forebay.server.served import Served
 from forebay.transports.http.asgi import routes_of
 
 FRESH = iter(range(1_000_000))

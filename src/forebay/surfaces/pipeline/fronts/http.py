@@ -17,7 +17,7 @@ from forebay.errors import ForebayError, QueueFull, TooLarge
 from forebay.protocols.native import Contract, status_of
 from forebay.protocols.pipeline import rest
 from forebay.remotes.servers import PARENT
-from forebay.server.app import Served
+from forebay.server.served import Served
 from forebay.serving.endpoint import EndpointConfig
 from forebay.surfaces.pipeline.fronts.admission import begin
 from forebay.transports.http.asgi import Peer, Predict
