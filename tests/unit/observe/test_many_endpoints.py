@@ -156,6 +156,7 @@ def test_the_page_can_be_read_whatever_an_endpoint_is_called(accept):
 class Raw:
     raw = True
     has_media = False
+    openai = ""
 
     def __init__(self):
         self.described = 0
