@@ -325,11 +325,12 @@ class InferencePages:
         root = scope.get("root_path", "")
         path = (scope.get("raw_path") or quote(scope["path"]).encode()).decode("latin-1").partition("?")[0]
         path = path.removeprefix(quote(root)).rstrip("/")
-        if path.endswith("/infer") and (route := self._routes.get(path.encode())) is not None:
+        segments = [unquote(segment) for segment in path.split("/")[1:]]
+        target = "".join(f"/{quote(segment, safe='')}" for segment in segments)
+        if segments[-1:] == ["infer"] and (route := self._routes.get(target.encode())) is not None:
             _require("POST", scope)
             await self._predict(route)(scope, receive, send)
             return None
-        segments = [unquote(segment) for segment in path.split("/")[1:]]
         match segments:
             case ["v2"]:
                 found = {"name": "forebay", "version": forebay.__version__, "extensions": EXTENSIONS}

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fuzz of the Open Inference Protocol over HTTP: JSON and binary bodies whose sizes, shapes and elements lie.
+
+The oracle is a reader of its own, written after the protocol: what it can read is answered with the double of every
+number, on both lanes of HTTP alike; anything else is 400 with an error in the protocol's form. Nothing is a fault of
+the server, and whoever asks something plain in between gets what is right.
+
+    .venv/bin/python -m tests.fuzz.door_inference SECONDS SEED
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+LENGTH = "Inference-Header-Content-Length"
+TARGET = f"{Path(__file__).parents[1] / 'models' / 'tensors.py'}:Doubled"
+PATHS = "/v2/models/doubled/infer", "/v2/models/doubl%65d/infer"
+PLAIN = {"inputs": [{"name": "input", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}
+NUMPY = {"FP32": "<f4", "FP16": "<f2", "INT8": "<i1", "UINT16": "<u2", "INT16": "<i2", "UINT8": "<u1"}
+
+
+def pick(dice: random.Random, usual: Any, *others: Any) -> Any:
+    """What is usual most of the time."""
+    return usual if dice.random() < 0.85 else dice.choice(others)
+
+
+def body(dice: random.Random) -> tuple[bytes, str | None]:
+    """A call that is right, or nearly."""
+    rows = pick(dice, dice.choice((1, 2, 9)), 0, -1, 2**31, 2**62, 2**70, 1.5, "1", True)
+    width = pick(dice, 3, 2, -1, 2**62, None)
+    shape = pick(dice, [rows, width], [rows], [], [rows, width, 1], [1] * 40, {}, "3")
+    kind = pick(dice, dice.choice(("FP32", "FP16", "INT8", "UINT16")), "FP64", "BYTES", "BF16", "fp32", "", 7, None)
+    count = rows * 3 if type(rows) is int and 0 <= rows < 100 else 3
+    values = [
+        dice.choice((0, 1, 2, -1, 100, pick(dice, 3, 0.5, 1e39, 300, "x", None, True, [1]))) for _ in range(count)
+    ]
+    one: dict[str, Any] = {"name": pick(dice, "input", "output", "", "\x00", 5), "datatype": kind, "shape": shape}
+    told: dict[str, Any] = {"inputs": pick(dice, [one], [one, one], [], {}, None, [5])}
+    if dice.random() < 0.3:
+        told["parameters"] = pick(
+            dice, {"binary_data_output": True}, {"x": {}}, [], {"timeout": 60_000_000}, {"a": None}
+        )
+    if dice.random() < 0.2:
+        told["outputs"] = pick(dice, [{"name": "output"}], [{"name": "no"}], [], [{}], {"name": "output"})
+    if dice.random() < 0.2:
+        told["id"] = pick(dice, "seven", 7, "")
+    if dice.random() < 0.5:
+        nested = [values[at : at + 3] for at in range(0, len(values), 3)]
+        one["data"] = dice.choice((values, nested, pick(dice, values, values[:-1], {}, None, "data", [[[]]] * 3)))
+        return spoilt(dice, json.dumps(told).encode()), pick(dice, None, "5", "-1", "x", "99999999999999999999")
+    plain = [value if isinstance(value, int) and 0 <= value <= 100 else 1 for value in values]
+    data = np.array(plain).astype(NUMPY.get(kind, "<f4") if isinstance(kind, str) else "<f4").tobytes()
+    data = pick(dice, data, data[:-1], data + b"x", b"", b"\xff\xff\xff\xff" * 3)
+    if dice.random() < 0.95:
+        one["parameters"] = {"binary_data_size": pick(dice, len(data), len(data) + 1, -1, 2**63, "12", 1.5, None, True)}
+    head = spoilt(dice, json.dumps(told).encode())
+    return head + data, str(pick(dice, len(head), len(head) - 1, len(head) + 1, 0, "", "+5", "٣"))
+
+
+def spoilt(dice: random.Random, text: bytes) -> bytes:
+    """Mostly the same."""
+    if dice.random() < 0.9:
+        return text
+    at = dice.randrange(len(text))
+    return text[:at] + dice.choice((b"", b"\xff", b"[", b'"', b"{}", b"0", b"\x00", b"[" * 5000)) + text[at + 1 :]
+
+
+def expected(sent: bytes, length: str | None) -> Any:
+    """The numbers that the answer to a call has, in the order of its rows; None if it is to be refused."""
+    if length is not None and not (re.fullmatch("[0-9]{1,15}", length) and int(length) <= len(sent)):
+        return None
+    at = len(sent) if length is None else int(length)
+    told = json.loads(sent[:at].decode("utf-8"))
+    parameters = told.get("parameters")
+    if not isinstance(parameters, dict | None) or not isinstance(told.get("id"), str | None):
+        return None
+    if any(isinstance(value, dict | list) for value in (parameters or {}).values()):
+        return None
+    (one,) = told["inputs"]
+    kind, shape = one["datatype"], one["shape"]
+    if one["name"] != "input" or kind not in NUMPY or len(shape) != 2 or any(type(axis) is not int for axis in shape):
+        return None
+    if shape[1] != 3 or not 0 < shape[0] < 1000:
+        return None
+    if [each for each in told.get("outputs") or [] if each["name"] != "output"]:
+        return None
+    size = (one.get("parameters") or {}).get("binary_data_size")
+    data = one.get("data")
+    if "data" in one and size is None:
+        if kind == "FP16" or at != len(sent):
+            return None
+        values = data
+        if data and isinstance(data[0], list):
+            if len(data) != shape[0] or any(not isinstance(row, list) or len(row) != 3 for row in data):
+                return None
+            values = [value for row in data for value in row]
+        whole = (int,) if kind != "FP32" else (int, float)
+        if any(type(value) not in whole for value in values) or len(values) != shape[0] * 3:
+            return None
+        limits = np.finfo("f4") if kind == "FP32" else np.iinfo(NUMPY[kind])
+        if any(not float(limits.min) <= value <= float(limits.max) for value in values):
+            return None
+        array = np.array(values, np.float32)
+    else:
+        if "data" in one or length is None or size is True:
+            return None
+        needed = shape[0] * 3 * np.dtype(NUMPY[kind]).itemsize
+        if size is None:
+            size = needed
+        if type(size) is not int or size != needed or len(sent) - at != size:
+            return None
+        array = np.frombuffer(sent[at:], NUMPY[kind]).astype(np.float32)
+    with np.errstate(over="ignore"):
+        doubled = array * 2
+    is_binary = (parameters or {}).get("binary_data_output") is True
+    return doubled.tolist() if is_binary or np.isfinite(doubled).all() else None
+
+
+class Fuzz:
+    """Asks, and compares."""
+
+    def __init__(self, client: httpx.Client, dice: random.Random) -> None:
+        self.client, self.dice = client, dice
+        self.counts: Counter[str] = Counter()
+        self.differences: list[str] = []
+
+    def differ(self, what: str, *details: object) -> None:
+        self.differences.append(what)
+        print(f"DIFFERENCE: {what}", *(str(one)[:1500] for one in details), sep="\n  ", flush=True)
+
+    def ask(self, path: str, sent: bytes, length: str | None) -> Any:
+        """The numbers of an answer; None if it was refused."""
+        self.counts["requests"] += 1
+        headers = {} if length is None else {LENGTH: length.encode()}
+        answer = self.client.post(path, content=sent, headers=headers)
+        if answer.status_code != 200:
+            told = answer.json()
+            if (
+                answer.status_code != 400
+                or list(told) != ["error"]
+                or answer.headers["content-type"] != "application/json"
+            ):
+                self.differ(f"status {answer.status_code}", answer.text, sent, length)
+            return None
+        self.counts["answered"] += 1
+        at = int(answer.headers.get(LENGTH, len(answer.content)))
+        (one,) = json.loads(answer.content[:at])["outputs"]
+        behind = answer.content[at:]
+        return one["data"] if "data" in one else np.frombuffer(behind, "<f4").tolist()
+
+    def round(self) -> None:
+        """One call on both lanes, and a plain one after it."""
+        sent, length = body(self.dice)
+        found = [self.ask(path, sent, length) for path in PATHS]
+        if str(found[0]) != str(found[1]):
+            self.differ("the lanes give two answers", *found, sent, length)
+        try:
+            right = expected(sent, length)
+        except Exception:
+            right = None
+        if str(found[0]) != str(right):
+            self.differ("another answer than the protocol's", found[0], right, sent, length)
+        if self.dice.random() < 0.2 and self.ask(PATHS[0], json.dumps(PLAIN).encode(), None) != [2, 4, 6]:
+            self.differ("a neighbour got something else", sent)
+
+
+def main(seconds: float, seed: int) -> int:
+    """Fuzz for a time; returns how many differences there were."""
+    command = [sys.executable, "-m", "forebay", "serve", TARGET, "--http-port", "0", "--worker-kind", "thread"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+        assert server.stdout is not None
+        try:
+            ready = next(found for line in server.stdout if (found := re.search(r"http://[\d.:]+", line)))
+            with httpx.Client(base_url=ready[0], timeout=30, trust_env=False) as client:
+                fuzz = Fuzz(client, random.Random(seed))
+                end = time.monotonic() + seconds
+                while time.monotonic() < end and len(fuzz.differences) < 20:
+                    fuzz.round()
+        finally:
+            server.terminate()
+        said = server.stdout.read()
+    if "Traceback" in said:
+        fuzz.differ("a defect stands in the log", said)
+    print(f"inference: {dict(fuzz.counts)}, {len(fuzz.differences)} differences", flush=True)
+    return len(fuzz.differences)
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1]), int(sys.argv[2])) > 0)
