@@ -23,6 +23,7 @@ SHOWN = {
         "words.py": ("words/embed", "axe", [0.3, 1.0]),
     },
     "docs/how-to/openai.md": {"parrot.py": ()},
+    "docs/how-to/kserve.md": {"brightness.py": ("brightness", [[0.0, 1.0], [1.0, 2.0]], 1.0)},
     "docs/how-to/test-a-model.md": {"test_shout.py": ()},
     "docs/how-to/embed.md": {"shop.py": ()},
     "docs/how-to/compose-models.md": {

@@ -142,7 +142,7 @@ class Fuzz:
     def ask(self, path: str, sent: bytes, length: str | None) -> Any:
         """The numbers of an answer; None if it was refused."""
         self.counts["requests"] += 1
-        headers = {} if length is None else {LENGTH: length.encode()}
+        headers: dict[str, Any] = {} if length is None else {LENGTH: length.encode()}
         answer = self.client.post(path, content=sent, headers=headers)
         if answer.status_code != 200:
             told = answer.json()
