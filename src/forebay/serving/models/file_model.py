@@ -24,7 +24,7 @@ from forebay.runtimes.signature import Signature, Value, Var
 from forebay.serving.models.model import Model
 from forebay.serving.models.model_runner import ModelRunner
 from forebay.serving.models.padding import Pad, Padded
-from forebay.serving.models.tensor_codec import Port, Side, TensorCodec
+from forebay.serving.models.tensor_codec import TensorCodec, TensorPort, TensorSide
 
 _KINDS: Final[Mapping[str, Any]] = {"b": bool, "f": float, "i": int, "u": int}
 _BOUNDED: Final = 32
@@ -162,15 +162,15 @@ def _record(name: str, side: Sequence[Var], *, has_rows: bool) -> Any:
     return TypedDict(name, fields)  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
 
 
-def _side(side: Sequence[Var], *, has_rows: bool) -> Side:
+def _side(side: Sequence[Var], *, has_rows: bool) -> TensorSide:
     """Return the tensors of one side, with the types and shapes of the file."""
 
-    def port(var: Var) -> Port:
+    def port(var: Var) -> TensorPort:
         rows = () if has_rows or var.rows is None else (var.rows,)
         shape = None if var.rows is None else (*rows, *var.shape)
-        return Port(var.alias, var.datatype or "BYTES", shape, "array")
+        return TensorPort(var.alias, var.datatype or "BYTES", shape, "array")
 
-    return Side([port(var) for var in side], is_record=True)
+    return TensorSide([port(var) for var in side], is_record=True)
 
 
 def _type(var: Var, *, has_rows: bool) -> Any:

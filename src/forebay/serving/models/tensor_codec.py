@@ -44,7 +44,7 @@ Kind = Literal["array", "plain", "bytes", "json"]
 _PLAIN: Final = {"integer": "INT64", "number": "FP64", "boolean": "BOOL", "string": "BYTES"}
 
 
-class Port(msgspec.Struct, frozen=True):
+class TensorPort(msgspec.Struct, frozen=True):
     """One input or output.
 
     Attributes:
@@ -62,7 +62,7 @@ class Port(msgspec.Struct, frozen=True):
     is_optional: bool = False
 
 
-class Side(msgspec.Struct, frozen=True):
+class TensorSide(msgspec.Struct, frozen=True):
     """What goes in, or what comes out.
 
     Attributes:
@@ -70,14 +70,14 @@ class Side(msgspec.Struct, frozen=True):
         is_record: Whether they are fields of a sample; otherwise the only one is all of it.
     """
 
-    ports: Sequence[Port] = ()
+    ports: Sequence[TensorPort] = ()
     is_record: bool = False
 
 
 class TensorCodec:
     """Reads the samples of one servable from tensors, and writes its results as such."""
 
-    def __init__(self, given: Side, answer: Side, wire: WireType | None = None, *, has_rows: bool = True) -> None:
+    def __init__(self, given: TensorSide, answer: TensorSide, wire: WireType | None = None, *, has_rows: bool = True) -> None:
         """Describe both sides.
 
         Args:
@@ -147,7 +147,7 @@ class TensorCodec:
             tensors.append(as_json(tensor) if is_json else tensor)
         return outcome_of(tensors)
 
-    def _column(self, tensor: Tensor, port: Port | None) -> Any:
+    def _column(self, tensor: Tensor, port: TensorPort | None) -> Any:
         """Return what the model gets of an input, for all samples."""
         array = to_array(as_raw(tensor))
         if port is None:
@@ -192,10 +192,10 @@ def codec_for(model: type, given: WireType, answer: WireType) -> TensorCodec:
     return codec_of(given, answer) if own is None else own
 
 
-def face_of(given: Side, answer: Side, *, has_rows: bool = True) -> TensorFace:
+def face_of(given: TensorSide, answer: TensorSide, *, has_rows: bool = True) -> TensorFace:
     """Return what protocols must know of a servable."""
 
-    def told(side: Side) -> list[TensorMetadata]:
+    def told(side: TensorSide) -> list[TensorMetadata]:
         rows = (-1,) if has_rows else ()
         return [TensorMetadata(port.name, port.datatype, (*rows, *(port.shape or ()))) for port in side.ports]
 
@@ -209,23 +209,23 @@ def face_of(given: Side, answer: Side, *, has_rows: bool = True) -> TensorFace:
     )
 
 
-def side_of(wire: Any) -> Side:
+def side_of(wire: Any) -> TensorSide:
     """Read the ports of a type, as far as it or its schema says."""
     name = "input" if getattr(wire, "direction", "input") == "input" else "output"
     if wire.raw:
-        return Side([Port(name, "BYTES", kind="bytes")])
+        return TensorSide([TensorPort(name, "BYTES", kind="bytes")])
     annotation = getattr(wire, "annotation", None)
     hints = _hints(annotation)
     schema, parts = wire.json_schema("#/{name}")
     schema = _resolved(schema, parts)
     if not schema and not is_array(annotation):
-        return Side()
+        return TensorSide()
     if "properties" not in schema:
-        return Side([_port(name, annotation, schema, parts)])
+        return TensorSide([_port(name, annotation, schema, parts)])
     required = schema.get("required", ())
     names = [field for field in hints if field in schema["properties"]] or [*schema["properties"]]
     names += [field for field in schema["properties"] if field not in names]
-    return Side(
+    return TensorSide(
         [
             msgspec.structs.replace(
                 _port(field, hints.get(field), schema["properties"][field], parts), is_optional=field not in required
@@ -236,12 +236,12 @@ def side_of(wire: Any) -> Side:
     )
 
 
-def _port(name: str, annotation: Any, schema: Mapping[str, Any], parts: Mapping[str, Any]) -> Port:
+def _port(name: str, annotation: Any, schema: Mapping[str, Any], parts: Mapping[str, Any]) -> TensorPort:
     array = array_type_of(annotation) if is_array(annotation) and typing.get_args(annotation) else None
     if array is not None:
-        return Port(name, array.datatype, array.shape, "array")
+        return TensorPort(name, array.datatype, array.shape, "array")
     found = None if is_array(annotation) else _plain(schema, parts)
-    return Port(name, "BYTES", kind="json") if found is None else Port(name, *found)
+    return TensorPort(name, "BYTES", kind="json") if found is None else TensorPort(name, *found)
 
 
 def _plain(schema: Mapping[str, Any], parts: Mapping[str, Any]) -> tuple[str, tuple[int, ...]] | None:
@@ -327,7 +327,7 @@ class _Absent:
 _ABSENT: Final = _Absent()
 
 
-def _field(result: Any, port: Port) -> Any:
+def _field(result: Any, port: TensorPort) -> Any:
     if isinstance(result, Mapping):
         return cast("Mapping[str, Any]", result).get(port.name, _ABSENT)
     name = port.name
@@ -340,12 +340,12 @@ def _field(result: Any, port: Port) -> Any:
     return getattr(result, name, _ABSENT)
 
 
-def _side_like(result: Any) -> Side:
+def _side_like(result: Any) -> TensorSide:
     """Return the outputs that a result without a declared type seems to have."""
     if isinstance(result, Mapping) and result and all(isinstance(name, str) for name in cast("Any", result)):
         fields = cast("Mapping[str, Any]", result)
-        return Side([Port(name, "", kind=_kind_of(value)) for name, value in fields.items()], is_record=True)
-    return Side([Port("output", "", kind=_kind_of(result))])
+        return TensorSide([TensorPort(name, "", kind=_kind_of(value)) for name, value in fields.items()], is_record=True)
+    return TensorSide([TensorPort("output", "", kind=_kind_of(result))])
 
 
 def _kind_of(value: Any) -> Kind:
@@ -357,7 +357,7 @@ def _kind_of(value: Any) -> Kind:
     return "plain" if error is None and array.dtype.kind in "biufU" else "json"
 
 
-def _written(port: Port, values: Sequence[Any]) -> Tensor:
+def _written(port: TensorPort, values: Sequence[Any]) -> Tensor:
     """Make a tensor of the values of one output.
 
     Raises:

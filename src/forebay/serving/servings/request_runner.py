@@ -23,7 +23,7 @@ from forebay.arrays.trees import concatenate, to_host
 from forebay.batching.queue import BatchConfig
 from forebay.errors import BadOutcome, BatchMismatch, ForebayError, InvalidRequest, ServingCrashed
 from forebay.serving.models.model import load_module
-from forebay.serving.models.tensor_codec import Side, TensorCodec, plain_array
+from forebay.serving.models.tensor_codec import TensorCodec, TensorSide, plain_array
 from forebay.serving.servings import client
 from forebay.serving.servings.dispatch import Dispatch, Submission
 from forebay.serving.servings.settings import options_of, partitions_of
@@ -233,7 +233,7 @@ def _written_tensors(answer: Any, params: Mapping[str, Any]) -> list[Any]:
     return _CODEC.encode([fields], params)
 
 
-_CODEC: Final = TensorCodec(Side(), Side(), has_rows=False)
+_CODEC: Final = TensorCodec(TensorSide(), TensorSide(), has_rows=False)
 
 
 def _arrays(value: Any) -> Any:
