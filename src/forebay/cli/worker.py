@@ -47,8 +47,8 @@ def run(parsed: argparse.Namespace) -> int:
     from forebay.errors import ConfigError
     from forebay.serving.models.model import models_in
     from forebay.serving.models.model_runner import runner_for
-    from forebay.surfaces.native import import_file, split_target
     from forebay.surfaces.native.describe import describe
+    from forebay.surfaces.native.target_file import import_file, split_target
     from forebay.workers.address import parse_address
     from forebay.workers.devices import move_to
     from forebay.workers.joining import JoiningWorker

@@ -17,6 +17,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, cast, overload
 
@@ -29,11 +30,13 @@ from forebay.graph.composition.symbols import Drawing, Edge, NodeCall, Symbol, d
 from forebay.graph.composition.types_fit import fits, spell
 from forebay.graph.spec import OUT, GraphSpec, NodeSpec, check
 from forebay.graph.values import SKIP
-from forebay.serving.models.model import kebab
+from forebay.serving.models.model import kebab, load_module
 from forebay.workers.user_code import user_code
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    from forebay.workers.runner import Runner
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -308,3 +311,9 @@ def _refuse(composition: Composition, what: str) -> NoReturn:
 
 def _shown(value: Any) -> str:
     return "nothing" if value is None else f"{value!r:.60}"
+
+
+def from_file(path: str, composition: str, node: str, *, isolate_errors: bool = False) -> Runner:
+    """Build the runner of a node of a composition in a file; the reference that worker processes are given."""
+    found = compositions_in(load_module(Path(path)))
+    return found[composition].graph.calls[node].node.runner(isolate_errors=isolate_errors)

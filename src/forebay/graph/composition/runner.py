@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from forebay.errors import BadOutcome
 from forebay.graph.spec import OUT
 from forebay.graph.values import Outputs, inputs_of
 from forebay.serving.models.batch_runner import BatchRunner, Samples
-from forebay.serving.models.model import Model, load_module, settings_of
+from forebay.serving.models.model import Model, settings_of
 from forebay.serving.models.outputs import Held
 from forebay.types.call import Failure
 from forebay.types.failures import failure_of
@@ -20,15 +19,7 @@ from forebay.workers.user_code import attempt
 
 if TYPE_CHECKING:
     from forebay.types.call import Item, Outcome
-    from forebay.workers.runner import Runner, WorkerContext
-
-
-def from_file(path: str, composition: str, node: str, *, isolate_errors: bool = False) -> Runner:
-    """Build the runner of a node of a composition in a file; the reference that worker processes are given."""
-    from forebay.graph.composition.compose import compositions_in
-
-    found = compositions_in(load_module(Path(path)))
-    return found[composition].graph.calls[node].node.runner(isolate_errors=isolate_errors)
+    from forebay.workers.runner import WorkerContext
 
 
 def model_of(function: Callable[..., Any], *, batched: bool) -> type[Model]:

@@ -77,7 +77,9 @@ class TensorSide(msgspec.Struct, frozen=True):
 class TensorCodec:
     """Reads the samples of one servable from tensors, and writes its results as such."""
 
-    def __init__(self, given: TensorSide, answer: TensorSide, wire: WireType | None = None, *, has_rows: bool = True) -> None:
+    def __init__(
+        self, given: TensorSide, answer: TensorSide, wire: WireType | None = None, *, has_rows: bool = True
+    ) -> None:
         """Describe both sides.
 
         Args:
@@ -344,7 +346,9 @@ def _side_like(result: Any) -> TensorSide:
     """Return the outputs that a result without a declared type seems to have."""
     if isinstance(result, Mapping) and result and all(isinstance(name, str) for name in cast("Any", result)):
         fields = cast("Mapping[str, Any]", result)
-        return TensorSide([TensorPort(name, "", kind=_kind_of(value)) for name, value in fields.items()], is_record=True)
+        return TensorSide(
+            [TensorPort(name, "", kind=_kind_of(value)) for name, value in fields.items()], is_record=True
+        )
     return TensorSide([TensorPort("output", "", kind=_kind_of(result))])
 
 

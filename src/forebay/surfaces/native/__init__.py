@@ -7,20 +7,19 @@ Model files as well: `net.onnx`, `net.xml`.
 from __future__ import annotations
 
 import sys
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from forebay.errors import ConfigError, ForebayError
+from forebay.errors import ConfigError
 from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described
 from forebay.server.app import App
 from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.keys import MethodKeys, SampleKeys
-from forebay.serving.models.model import load_module, models_in, settings_of
+from forebay.serving.models.model import models_in, settings_of
 from forebay.serving.models.model_runner import runner_for
 from forebay.serving.models.schema import io_types
 from forebay.serving.models.tensor_codec import codec_for
@@ -32,18 +31,16 @@ from forebay.surfaces.native.model_files import is_model_file, read_model_file
 from forebay.surfaces.native.model_options import batching_of, devices_of, environment_of, isolates, named, workers_of
 from forebay.surfaces.native.reloading import Reloading
 from forebay.surfaces.native.servings import serve_serving, serving_in
+from forebay.surfaces.native.target_file import import_file, split_target
 from forebay.types.devices import read_devices
-from forebay.types.failures import text_of
 from forebay.workers.devices import doubtful
 from forebay.workers.inline import InlinePool
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
 from forebay.workers.threads import ThreadPool
-from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-    from types import ModuleType
 
     from forebay.graph.drawing.draw import Drawable
     from forebay.server.config import HttpConfig, Overrides
@@ -268,14 +265,6 @@ def endpoint_of(
     return Endpoint(config, batching_of(where, settings, overrides), pool, keys_of)
 
 
-def split_target(target: str) -> tuple[Path, str | None]:
-    """Split `file.py:Name` into the file and the name."""
-    file, colon, name = target.rpartition(":")
-    if colon and file.endswith(".py"):
-        return Path(file), name
-    return Path(target), None
-
-
 def _check_one(overrides: Overrides, target: str, names: Collection[str]) -> None:
     """Refuse one name for several endpoints."""
     if overrides.name is not None and len(names) > 1:
@@ -326,46 +315,9 @@ def _process_pool(spec: RunnerSpec, overrides: Overrides, devices: Sequence[Devi
     )
 
 
-def _marked(error: SyntaxError) -> str:
-    """Return the line that cannot be read, with a caret below it, as further lines."""
-    if not error.text or not error.offset:
-        return ""
-    line = error.text.rstrip("\n")
-    shown = line.lstrip()
-    return f"\n    {shown}\n    {' ' * max(error.offset - 1 - len(line) + len(shown), 0)}^"
-
-
 def _spec(file: Path, name: str, *, isolate_errors: bool) -> RunnerSpec:
     kwargs = {"path": str(file.absolute()), "name": name, "isolate_errors": isolate_errors}
     return RunnerSpec(factory="forebay.serving.models.model_runner:from_file", kwargs=kwargs)
-
-
-def import_file(path: Path) -> ModuleType:
-    """Import a file of the user's.
-
-    Raises:
-        ConfigError: With the place, whatever goes wrong.
-    """
-    module, error = caught(load_module, path)
-    if error is None:
-        return module
-    if isinstance(error, ForebayError):
-        line = _line(error, path)
-        raise ConfigError(f"{path}{line}: {error.message}") if line else error from None
-    if isinstance(error, SyntaxError):
-        msg = f"{path}:{error.lineno}: {error.msg}{_marked(error)}"
-    elif isinstance(error, ModuleNotFoundError):
-        msg = f"{path}{_line(error, path)} imports '{error.name}', which is not installed here"
-    else:
-        msg = f"{path}{_line(error, path)} cannot be imported: {text_of(error)}"
-    raise ConfigError(msg) from error
-
-
-def _line(error: BaseException, path: Path) -> str:
-    """Return the last line of the file the error came through, as ':12'."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename) == path.resolve()]
-    return f":{lines[-1]}" if lines else ""
 
 
 def _summary(app: App, name: str) -> str:

@@ -285,8 +285,8 @@ def main() -> None:
 
     What the file prints goes to the other output.
     """
-    from forebay.surfaces.native import import_file, split_target
     from forebay.surfaces.native.graphs import compositions_of
+    from forebay.surfaces.native.target_file import import_file, split_target
 
     end_with(int(sys.argv[2]))
     answer = os.fdopen(os.dup(1), "wb")

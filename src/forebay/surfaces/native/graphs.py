@@ -247,7 +247,7 @@ def _pool(call: NodeCall, target: GraphTarget) -> Pool:
         "node": call.name,
         "isolate_errors": is_isolating,
     }
-    spec = RunnerSpec(factory="forebay.graph.composition.runner:from_file", kwargs=kwargs)
+    spec = RunnerSpec(factory="forebay.graph.composition.compose:from_file", kwargs=kwargs)
     kind = _kind(node, target)
     if kind == "process":
         # Those that share the way to a worker are not to share its end.
