@@ -55,6 +55,11 @@ class Emission(msgspec.Struct, eq=False):
     timestamp: int
     value: Any
 
+    @property
+    def nbytes(self) -> int:
+        """How large its value is, if that says so."""
+        return getattr(self.value, "nbytes", 0)
+
 
 class _NodeState:
     """What a node has received and what it has not finished yet."""

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -12,9 +12,11 @@ from forebay.protocols.native import Contract
 
 if TYPE_CHECKING:
     from forebay.graph.drawing.draw import Drawable
+    from forebay.protocols.kserve.calls import InferRequest, InferResponse
     from forebay.protocols.openapi import Described
     from forebay.serving.endpoint import Endpoint
     from forebay.serving.tensor_face import TensorFace
+    from forebay.types.call import Outcome
 
 
 class ServedMethod(msgspec.Struct, frozen=True):
@@ -22,6 +24,46 @@ class ServedMethod(msgspec.Struct, frozen=True):
 
     contract: Contract
     described: Described
+
+
+class Session(Protocol):
+    """A stream of requests that belong together: a graph's, which run in it as one."""
+
+    def send(self, asked: InferRequest, /) -> None:
+        """Take a request.
+
+        Raises:
+            ForebayError: If it is wrong in itself; others may follow.
+        """
+        ...
+
+    def close(self) -> None:
+        """Say that no further request comes."""
+        ...
+
+    def cancel(self) -> None:
+        """End it now."""
+        ...
+
+
+class OpenSession(Protocol):
+    """Opens a session."""
+
+    def __call__(
+        self,
+        on_answer: Callable[[InferResponse, Callable[[], object]], object],
+        on_end: Callable[[Outcome], object],
+        *,
+        deadline: float = ...,
+    ) -> Session:
+        """Open one.
+
+        Args:
+            on_answer: Called with each answer, and with what to call once there is room for the next.
+            on_end: Called once, with None or a `Failure`.
+            deadline: When it ends at the latest.
+        """
+        ...
 
 
 class Served(msgspec.Struct, eq=False):
@@ -36,6 +78,7 @@ class Served(msgspec.Struct, eq=False):
         drawing: How it is drawn, if it is a graph that can be.
         methods: What the same endpoint answers at further paths.
         tensors: What tensors it takes and gives; None if it takes none.
+        session: Opens what answers a stream of requests; None where each of them stands for itself.
     """
 
     endpoint: Endpoint
@@ -46,6 +89,7 @@ class Served(msgspec.Struct, eq=False):
     drawing: Drawable | None = None
     methods: Sequence[ServedMethod] = ()
     tensors: TensorFace | None = None
+    session: OpenSession | None = None
 
     @property
     def contracts(self) -> dict[str, Contract]:

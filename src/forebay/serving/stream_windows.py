@@ -162,4 +162,4 @@ def _size(part: Any) -> int:
         return len(part)
     if isinstance(part, list | tuple):
         return sum(_size(piece) for piece in cast("list[Any]", part))
-    return 0
+    return getattr(part, "nbytes", 0)

@@ -24,7 +24,7 @@ import msgspec
 
 from forebay.arrays.tensors import as_json, as_raw
 from forebay.errors import BadOutcome, InvalidRequest, ValidationError, nearest
-from forebay.types.call import Request
+from forebay.types.call import EMPTY, Request
 from forebay.types.datatypes import DATATYPES, datatype_of, holds
 from forebay.types.tensor import Tensor, TensorMetadata, check_size, elements, rows_of
 
@@ -58,6 +58,7 @@ class TensorFace(msgspec.Struct, frozen=True, kw_only=True):
         *,
         is_json: bool = False,
         in_json: Mapping[str, bool] | None = None,
+        parameters: Mapping[str, Any] = EMPTY,
     ) -> tuple[dict[str, Any], int]:
         """Check a call, without a look at its data.
 
@@ -66,6 +67,7 @@ class TensorFace(msgspec.Struct, frozen=True, kw_only=True):
             outputs: What it wants; all of it if it does not say.
             is_json: Whether outputs are wanted as lists in JSON.
             in_json: The same for single outputs, by name.
+            parameters: What else the call says; most servables know none.
 
         Returns:
             The params of its request, and how many samples it has.
@@ -73,6 +75,7 @@ class TensorFace(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             InvalidRequest: Naming the input, what was found and what is expected.
         """
+        del parameters
         if not inputs:
             raise InvalidRequest(f"the call has no inputs; the model takes {_named(self.inputs) or 'at least one'}")
         known = {one.name: one for one in self.inputs}
@@ -162,10 +165,27 @@ def tensors_of(specs: Sequence[Sequence[Any]], data: Sequence[Any]) -> list[Tens
     ]
 
 
-def outcome_of(tensors: Sequence[Tensor]) -> list[Any]:
-    """Return tensors as an outcome."""
+class TensorOutcome(list[Any]):
+    """An outcome that says more than its tensors.
+
+    Attributes:
+        parameters: What.
+    """
+
+    parameters: Mapping[str, Any] = EMPTY
+
+
+def outcome_of(tensors: Sequence[Tensor], parameters: Mapping[str, Any] = EMPTY) -> list[Any]:
+    """Return tensors as an outcome, and what else there is to say."""
     specs = [[one.name, one.datatype, list(one.shape), one.is_json] for one in tensors]
-    return [specs, *(one.data for one in tensors)]
+    outcome = TensorOutcome([specs, *(one.data for one in tensors)])
+    outcome.parameters = parameters
+    return outcome if parameters else list(outcome)
+
+
+def parameters_of(outcome: Any) -> Mapping[str, Any]:
+    """Return what an outcome says beside its tensors."""
+    return outcome.parameters if type(outcome) is TensorOutcome else EMPTY
 
 
 def _check(tensor: Tensor, declared: TensorMetadata | None, *, is_ranked: bool) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
+    from forebay.server.served import Served
+    from forebay.server.config import Overrides
     from forebay.surfaces.contract import Options, Project, Surface
 
 
@@ -20,7 +22,7 @@ def surfaces() -> list[Surface]:
     from forebay.surfaces.pipeline.surface import PipelineSurface
     from forebay.surfaces.ventu.surface import VentuSurface
 
-    return [VentuSurface(), PipelineSurface(), NativeSurface(), NucleusSurface(), OvmsSurface()]
+    return [VentuSurface(), PipelineSurface(), NativeSurface(), NucleusSurface(), OvmsSurface(_serve_file)]
 
 
 def surface_of(target: str | None) -> Surface | None:
@@ -28,6 +30,14 @@ def surface_of(target: str | None) -> Surface | None:
     from forebay.surfaces.native import NativeSurface
 
     return NativeSurface() if target is None else next((one for one in surfaces() if one.detect(target)), None)
+
+
+def _serve_file(path: Path, overrides: Overrides) -> Served:
+    """Serve a model file, for projects of other systems that name some."""
+    from forebay.surfaces.native import serve_target
+
+    (served,) = serve_target(str(path), overrides).served
+    return served
 
 
 def build(target: str | None, options: Options) -> Project:

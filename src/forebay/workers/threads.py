@@ -352,6 +352,8 @@ class ThreadPool:
                     self._say(self._finish, batch, done, outcomes)
             except RuntimeError:  # the loop is closed: nobody is left to answer
                 break
+            probe.set(None)
+            del batch, done, outcomes  # a thread that waits keeps nothing of what it has run
         worker.leave()
 
     def _run(self, runner: Runner, batch: EntryBatch, worker: int) -> tuple[Sequence[Any], list[Callable[[], object]]]:

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from forebay.protocols.kserve.calls import InferRequest
+from forebay.protocols.kserve.calls import InferRequest, InferResponse
 from forebay.server.config import HttpConfig, Overrides
+from forebay.serving.tensor_face import parameters_of, tensors_of
+from forebay.surfaces import build
 from forebay.surfaces.contract import Options
-from forebay.surfaces.ovms.app import project_of
-from forebay.surfaces.ovms.calls import PARAMS, GraphStream
 from forebay.types.call import Failure
 from forebay.types.tensor import Tensor
 
@@ -102,12 +102,23 @@ class Face:
         self.project = project
         self.app = project.app
 
-    async def infer(self, model, *inputs, id="", outputs=(), **parameters):
-        request = InferRequest(model=model, inputs=inputs, id=id, outputs=outputs, parameters=parameters)
-        return await self.app.find(model).endpoint.call(request, params=PARAMS)
+    async def infer(self, model, *inputs, id="", outputs=(), is_json=False, **parameters):
+        served = self.app.find(model)
+        params, size = served.tensors.ask(inputs, outputs, is_json=is_json, parameters=parameters)
+        outcome = await served.endpoint.call([one.data for one in inputs], params=params, size=size)
+        return InferResponse(
+            outputs=tensors_of(outcome[0], outcome[1:]),
+            model=model,
+            version=served.endpoint.config.version,
+            id=id,
+            parameters=parameters_of(outcome),
+        )
 
     def stream(self, model):
         return Stream(self, model)
+
+    async def reload(self):
+        return await self.project.reload.__self__.reload()
 
 
 class Stream:
@@ -116,12 +127,7 @@ class Stream:
     def __init__(self, face, model):
         self.model = model
         self.answers = asyncio.Queue()
-        self.inner = GraphStream(
-            face.app.calls[model],
-            face.app.find(model).endpoint,
-            self._answered,
-            self.answers.put_nowait,
-        )
+        self.inner = face.app.find(model).session(self._answered, self.answers.put_nowait)
 
     def _answered(self, answer, taken):
         self.answers.put_nowait(answer)
@@ -155,7 +161,7 @@ def options(**more):
 
 @asynccontextmanager
 async def serving(target, **more):
-    project = project_of(target, options(**more))
+    project = build(str(target), options(**more))
     await project.app.start()
     try:
         yield Face(project)

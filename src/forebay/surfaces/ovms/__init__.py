@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from forebay.surfaces.contract import Options, Project
+    from forebay.surfaces.ovms.app import ServeFile
 
 
 class OvmsSurface:
     """Serves graphs of OpenVINO Model Server, and the models beside them."""
 
     name = "ovms"
+
+    def __init__(self, serve_file: ServeFile) -> None:
+        """Say how model files are served, which is another surface's to know."""
+        self._serve_file = serve_file
 
     def detect(self, target: str) -> bool:
         """Tell whether the target is a graph.pbtxt, a configuration of graphs and models, or a folder with one."""
@@ -32,4 +37,4 @@ class OvmsSurface:
         """
         from forebay.surfaces.ovms.app import project_of
 
-        return project_of(Path(target), options)
+        return project_of(Path(target), options, self._serve_file)

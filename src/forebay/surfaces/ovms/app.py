@@ -5,61 +5,65 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
 
 from forebay.errors import ConfigError, ForebayError
 from forebay.server.app import App
+from forebay.server.served import Served
 from forebay.surfaces.contract import Project
-from forebay.surfaces.ovms.calls import VERSION, GraphCalls
+from forebay.surfaces.ovms.calls import VERSION
 from forebay.surfaces.ovms.config import read_target
 from forebay.surfaces.ovms.graphs import serve_graph
 from forebay.surfaces.ovms.inference import SharedModels
+from forebay.surfaces.ovms.reloading import GraphReloading
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from forebay.graph.drawing.draw import Drawable
-    from forebay.server.served import Served
+    from forebay.server.config import Overrides
     from forebay.surfaces.contract import Options
-    from forebay.surfaces.ovms.config import GraphEntry, OvmsConfig
+    from forebay.surfaces.ovms.config import GraphEntry, ModelEntry, OvmsConfig
+    from forebay.surfaces.ovms.layout import GraphLayout
+
+ServeFile: TypeAlias = "Callable[[Path, Overrides], Served]"
+"""Serves a model file under the name and version that are said."""
 
 log = logging.getLogger("forebay")
 
 
 class OvmsApp(App):
-    """An app whose graphs are loaded when it starts."""
+    """An app whose graphs and models are loaded when it starts, and again when their files change."""
 
-    def __init__(self, config: OvmsConfig, options: Options) -> None:
+    def __init__(self, config: OvmsConfig, options: Options, serve_file: ServeFile) -> None:
         super().__init__([])
         self.config = config
-        self.calls: dict[str, GraphCalls] = {}
-        self._options = options
+        self.load_timeout_s = options.load_timeout_s
+        self._overrides = options.overrides
+        self._serve_file = serve_file
         self._sessions = SharedModels()
         self._has_started = False
 
     async def start(self) -> None:
-        """Load every graph; the server is there also if some cannot be."""
+        """Load everything; the server is there also if something cannot be."""
         await super().start()
-        await asyncio.gather(*(self.load_graph(entry) for entry in self.config.graphs))
+        await asyncio.gather(
+            *(self.load_graph(one) for one in self.config.graphs), self.load_models(self.config.models)
+        )
         self._has_started = True
 
     async def load_graph(self, entry: GraphEntry) -> None:
         """Load a graph, or say why it cannot be."""
-        try:
-            await self.load(entry.name, VERSION, lambda: self.build(entry), timeout_s=self._options.load_timeout_s)
-        except ForebayError as error:
-            told = {"trace": getattr(error, "trace", "")}
-            log.error("graph '%s' is not available: %s", entry.name, error.message, extra=told)  # noqa: TRY400 - as told
+        await self._try(f"graph '{entry.name}'", entry.name, VERSION, lambda: self._graph(entry))
 
-    def build(self, entry: GraphEntry) -> Served:
-        """Build a graph, in a thread.
-
-        Raises:
-            ConfigError: If its file is wrong.
-        """
-        made = serve_graph(entry, self.config.models, self._sessions, self._options.overrides)
-        self.calls[entry.name] = made.calls
-        return made.served
+    async def load_models(self, entries: tuple[ModelEntry, ...]) -> None:
+        """Load models, the newest version first: it answers what names none."""
+        for entry in sorted(entries, key=lambda one: -int(one.version)):
+            what = f"version {entry.version} of model '{entry.name}'"
+            await self._try(what, entry.name, entry.version, lambda: self._model(entry))  # noqa: B023 - awaited at once
 
     def problems(self) -> list[str]:
         """Return why the server is not ready: once all was tried, it is."""
@@ -67,8 +71,25 @@ class OvmsApp(App):
             return []
         return super().problems()
 
+    async def _try(self, what: str, name: str, version: str, make: Callable[[], Served]) -> None:
+        try:
+            await self.load(name, version, make, timeout_s=self.load_timeout_s)
+        except ForebayError as error:
+            told = {"trace": getattr(error, "trace", "")}
+            log.error("%s is not available: %s", what, error.message, extra=told)  # noqa: TRY400 - with its own trace
 
-def project_of(target: Path, options: Options) -> Project:
+    def _graph(self, entry: GraphEntry) -> Served:
+        return serve_graph(entry, self.config.models, self._sessions, self._overrides).served
+
+    def _model(self, entry: ModelEntry) -> Served:
+        devices = (entry.device,) if entry.device else ()
+        overrides = msgspec.structs.replace(
+            self._overrides, name=entry.name, version=entry.version, devices=self._overrides.devices or devices
+        )
+        return self._serve_file(entry.path, overrides)
+
+
+def project_of(target: Path, options: Options, serve_file: ServeFile) -> Project:
     """Read a project.
 
     Raises:
@@ -77,7 +98,8 @@ def project_of(target: Path, options: Options) -> Project:
     from forebay.transports.http.asgi import asgi_app, routes_of
 
     config = read_target(target, options.overrides.name)
-    app = OvmsApp(config, options)
+    app = OvmsApp(config, options, serve_file)
+    reloading = GraphReloading(app, target, options.overrides.name)
     summary: list[str] = []
     warnings = [*config.warnings]
     drawings: list[Drawable] = []
@@ -90,11 +112,11 @@ def project_of(target: Path, options: Options) -> Project:
                 raise
             problems.append(error.message)
             continue
-        layout = made.calls.layout
-        warnings += layout.warnings
-        summary.append(_summary(entry, made.calls))
+        warnings += made.layout.warnings
+        summary.append(_summary(entry, made.layout))
         if made.served.drawing is not None:
             drawings.append(made.served.drawing)
+    summary += [f"{one.name}: version {one.version} of a model, {one.path}" for one in config.models]
     return Project(
         app=app,
         http=options.http,
@@ -104,11 +126,13 @@ def project_of(target: Path, options: Options) -> Project:
         warnings=warnings,
         problems=problems,
         graphs=drawings,
+        on_ready=reloading.watch,
+        on_stop=reloading.end,
+        reload=reloading.ask,
     )
 
 
-def _summary(entry: GraphEntry, calls: GraphCalls) -> str:
-    layout = calls.layout
+def _summary(entry: GraphEntry, layout: GraphLayout) -> str:
     nodes = ", ".join(node.name for node in layout.spec.nodes) or "none"
     told = (
         f"{entry.name}: a graph of {nodes}; {', '.join(layout.inputs)} -> {', '.join(o.name for o in layout.outputs)}"

@@ -17,20 +17,22 @@ import msgspec
 from forebay.errors import InvalidRequest, NotPrepared, nearest
 from forebay.graph.pool import PacketStream
 from forebay.protocols.kserve.calls import InferRequest, InferResponse
+from forebay.serving.tensor_face import TENSORS, TensorFace, outcome_of, tensors_of
 from forebay.surfaces.ovms.handlers import UNARY
-from forebay.surfaces.ovms.values import ExecutionFailed, as_wire
-from forebay.types.call import Failure, Request
+from forebay.surfaces.ovms.values import ExecutionFailed, as_wanted, as_wire
+from forebay.types.call import EMPTY, Failure, Request
 from forebay.types.datatypes import DATATYPES
-from forebay.types.tensor import check_size
+from forebay.types.tensor import TensorMetadata, check_size, elements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from forebay.graph.run import Emission
     from forebay.protocols.kserve.calls import Parameter
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.ovms.layout import GraphLayout, GraphOutput
     from forebay.types.call import Item, Outcome
+    from forebay.types.tensor import Tensor
 
 TIMESTAMP: Final = "OVMS_MP_TIMESTAMP"
 WANTS_FINAL: Final = "triton_enable_empty_final_response"
@@ -45,8 +47,8 @@ _RESERVED_BEGIN: Final = ("triton_", "sequence_")
 _DAY_S: Final = 24 * 3600.0
 """How long a stream may be open if nobody says."""
 
-PARAMS: Final[Mapping[str, Any]] = {UNARY: True}
-"""Of requests that want one answer."""
+UNTYPED: Final = "INVALID"
+"""What clients are told of streams: any type may come."""
 
 
 class GraphCalls:
@@ -59,49 +61,66 @@ class GraphCalls:
         self._problem = problem
         self._leaving: Mapping[str, GraphOutput] = {one.name: one for one in layout.outputs}
 
-    def decode(self, item: Item) -> Mapping[str, Any]:
-        """Return the packets of a request that wants one answer; nothing runs unless all of them are there.
+    def ask(self, asked: InferRequest, *, is_json: bool, in_json: Mapping[str, bool]) -> dict[str, Any]:
+        """Check a request that wants one answer; nothing runs unless all of its inputs are there.
+
+        Returns:
+            The params of what is submitted; its body is the data of the tensors.
 
         Raises:
             InvalidRequest: If an input is missing or given twice, or something else of it is wrong.
             NotPrepared: If it lacks a side packet, or the graph could never answer.
         """
-        request = item.body
-        if not isinstance(request, InferRequest):
-            msg = f"'{self.name}' is a graph of tensors; send them to /v2/models/{self.name}/infer"
-            raise InvalidRequest(msg)
-        self.timestamp_of(request)
-        self.check_side_packets(request)
-        packets = self.packets(request)
+        timestamp = self.timestamp_of(asked)
+        self.check_side_packets(asked)
+        packets = self.packets(asked)
         missing = [stream for stream in self.layout.inputs if stream not in packets]
         if missing:
             msg = f"not all input packets came: '{missing[0]}' is missing; '{self.name}' has the inputs {self._inputs}"
             raise InvalidRequest(msg)
-        return packets
+        names = [one.called for one in self.layout.outputs]
+        for name in asked.outputs:
+            if name not in names:
+                msg = f"'{self.name}' has no output '{name[:100]}'; it has {', '.join(names)}"
+                raise InvalidRequest(msg)
+        return {
+            "in": TENSORS,
+            "out": TENSORS,
+            "given": [[one.name, one.datatype, list(one.shape), one.is_json] for one in asked.inputs],
+            "wanted": [[name, in_json.get(name, is_json)] for name in asked.outputs],
+            "is_json": is_json,
+            UNARY: True,
+            TIMESTAMP: timestamp,
+        }
+
+    def decode(self, item: Item) -> Mapping[str, Any]:
+        """Return the packets of a request that wants one answer.
+
+        Raises:
+            InvalidRequest: If it did not come by the face of the graph.
+        """
+        if UNARY not in item.params:
+            msg = f"'{self.name}' is a graph of tensors; send them to /v2/models/{self.name}/infer"
+            raise InvalidRequest(msg)
+        return {one.name: one for one in tensors_of(item.params["given"], item.body)}
 
     def encode(self, item: Item, results: Mapping[str, Any]) -> Outcome:
         """Return the answer to a request that wants one.
 
         Raises:
             ExecutionFailed: If an output never came.
+            InvalidRequest: If one is wanted in JSON, which cannot say it.
         """
-        request: InferRequest = item.body
+        params = item.params
         for output in self.layout.outputs:
             if output.name not in results:
                 msg = f"no node of '{self.name}' has written the output '{output.name}' for this request"
                 raise ExecutionFailed(msg)
-        tensors = [as_wire(results[one.name], one.called) for one in self.layout.outputs]
-        if request.outputs:
-            tensors = [tensor for tensor in tensors if tensor.name in request.outputs]
-            self._check_wanted(request)
-        timestamp = self.timestamp_of(request)
-        return InferResponse(
-            outputs=tensors,
-            model=self.name,
-            version=VERSION,
-            id=request.id,
-            parameters={TIMESTAMP: _now_us() if timestamp is None else timestamp},
-        )
+        found = {one.called: as_wire(results[one.name], one.called) for one in self.layout.outputs}
+        wanted = [name for name, _ in params["wanted"]] or list(found)
+        timestamp = params[TIMESTAMP]
+        told = {TIMESTAMP: _now_us() if timestamp is None else timestamp}
+        return outcome_of([as_wanted(found[name], params) for name in wanted], told)
 
     def packets(self, request: InferRequest) -> dict[str, Any]:
         """Return the inputs of a request by their streams.
@@ -120,7 +139,12 @@ class GraphCalls:
                 msg = f"the input '{tensor.name}' came twice"
                 raise InvalidRequest(msg)
             known = DATATYPES.get(tensor.datatype)
-            if known is not None and known.size:
+            if tensor.is_json:
+                if known is None or known.name in {"FP16", "BF16"}:
+                    kind = tensor.datatype[:80]
+                    raise InvalidRequest(f"'{tensor.name}' is of the type '{kind}', which JSON cannot say; send it raw")
+                elements(tensor.name, tensor.shape, known.size or 4)
+            elif known is not None and known.size:
                 check_size(tensor.name, tensor.datatype, tensor.shape, len(tensor.data))
             packets[tensor.name] = tensor
         return packets
@@ -183,12 +207,38 @@ class GraphCalls:
     def _inputs(self) -> str:
         return ", ".join(f"'{name}'" for name in self.layout.inputs)
 
-    def _check_wanted(self, request: InferRequest) -> None:
-        names = [one.called for one in self.layout.outputs]
-        for name in request.outputs:
-            if name not in names:
-                msg = f"'{self.name}' has no output '{name[:100]}'; it has {', '.join(names)}"
-                raise InvalidRequest(msg)
+
+class GraphFace(TensorFace, frozen=True, kw_only=True):
+    """What a graph says of its tensors, and how it is asked.
+
+    Attributes:
+        calls: What requests mean.
+    """
+
+    calls: GraphCalls
+
+    def ask(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[str] = (),
+        *,
+        is_json: bool = False,
+        in_json: Mapping[str, bool] | None = None,
+        parameters: Mapping[str, Any] = EMPTY,
+    ) -> tuple[dict[str, Any], int]:
+        """Check a call, as `TensorFace.ask`; of its data only the length is looked at."""
+        asked = InferRequest(model=self.calls.name, inputs=inputs, outputs=outputs, parameters=parameters)
+        return self.calls.ask(asked, is_json=is_json, in_json=in_json or {}), 1
+
+
+def face_of(calls: GraphCalls, inputs: Sequence[TensorMetadata], outputs: Sequence[TensorMetadata]) -> GraphFace:
+    """Return the face of a graph; the streams of which nobody says more have no type and no shape."""
+    layout = calls.layout
+    sides: list[list[TensorMetadata]] = []
+    for names, declared in ((layout.inputs, inputs), ([one.called for one in layout.outputs], outputs)):
+        known = {one.name: one for one in declared}
+        sides.append([known.get(name) or TensorMetadata(name, UNTYPED, ()) for name in names])
+    return GraphFace(inputs=sides[0], outputs=sides[1], has_rows=False, calls=calls)
 
 
 class _Asked(msgspec.Struct, eq=False):
@@ -232,6 +282,7 @@ class GraphStream:
         self._request: Request | None = None
         self._asked: list[_Asked] = []
         self._last = -(2**63)
+        self._has_ended = False
 
     def send(self, asked: InferRequest) -> None:
         """Let a request enter.
@@ -239,6 +290,8 @@ class GraphStream:
         Raises:
             ForebayError: If it is wrong in itself; it has not entered, and others may.
         """
+        if self._has_ended:
+            return
         calls = self._calls
         given = calls.timestamp_of(asked)
         packets = calls.packets(asked)
@@ -257,7 +310,10 @@ class GraphStream:
 
     def close(self) -> None:
         """Say that no further request comes; what runs goes on."""
+        if self._has_ended:
+            return
         if self._request is None:
+            self._has_ended = True
             self._on_end(Failure(InvalidRequest("the stream ended before its first request")))
         else:
             self._packets.close()
@@ -270,6 +326,9 @@ class GraphStream:
     def _replied(self, _request: Request, outcome: Outcome) -> None:
         if type(outcome) is not Failure:
             self._progressed(None)
+        # The garbage collector does not look at requests, so no circle may go through one.
+        self._has_ended, self._request = True, None
+        self._packets.on_progress = _nothing
         self._on_end(outcome)
 
     def _part(self, part: Any, taken: Callable[[], object]) -> None:
@@ -307,6 +366,10 @@ def side_packets(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
         for name, value in parameters.items()
         if name not in _RESERVED and not name.startswith(_RESERVED_BEGIN)
     }
+
+
+def _nothing(_lowest: int | None) -> None:
+    """Stand in for a stream that has ended."""
 
 
 def _now_us() -> int:

@@ -11,10 +11,10 @@ from typing import Any, Final, cast
 import msgspec
 
 from forebay.errors import ConfigError
-from forebay.protocols.kserve.calls import TensorMetadata
 from forebay.server import yaml
 from forebay.server.walker import Walker, line, shown, text, whole
 from forebay.types.datatypes import DATATYPES
+from forebay.types.tensor import TensorMetadata
 
 GRAPH_FILE: Final = "graph.pbtxt"
 SUBCONFIG_FILE: Final = "subconfig.json"

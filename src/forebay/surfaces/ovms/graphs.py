@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -13,11 +14,11 @@ from forebay.graph.pool import GraphPool, Node
 from forebay.protocols.native import Contract
 from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
-from forebay.surfaces.ovms.calls import VERSION, GraphCalls
+from forebay.surfaces.ovms.calls import VERSION, GraphCalls, GraphStream, face_of
 from forebay.surfaces.ovms.config import ModelEntry
 from forebay.surfaces.ovms.handlers import HandlerRunner, Modules
 from forebay.surfaces.ovms.inference import InferenceRunner
-from forebay.surfaces.ovms.layout import read_layout
+from forebay.surfaces.ovms.layout import GraphLayout, read_layout
 from forebay.workers.runner import RunnerSpec
 from forebay.workers.threads import ThreadPool
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from forebay.server.config import Overrides
     from forebay.surfaces.ovms.config import GraphEntry
     from forebay.surfaces.ovms.inference import SharedModels
-    from forebay.surfaces.ovms.layout import GraphLayout, InferenceNode
+    from forebay.surfaces.ovms.layout import InferenceNode
     from forebay.workers.runner import Runner
 
 THREADS: Final = 8
@@ -42,7 +43,7 @@ class GraphServed(NamedTuple):
     """What came of a graph."""
 
     served: Served
-    calls: GraphCalls
+    layout: GraphLayout
 
 
 def serve_graph(
@@ -91,8 +92,11 @@ def serve_graph(
     )
     batching = BatchConfig(max_size=1, idle="go", capacity=overrides.max_queue or SLOTS)
     drawing = Drawable(layout.spec, _labels(layout), {name: f"{entry.name}/{name}" for name in endpoints})
-    served = Served(Endpoint(config, batching, pool), Contract(streams=True), nodes=endpoints, drawing=drawing)
-    return GraphServed(served, calls)
+    endpoint = Endpoint(config, batching, pool)
+    face = face_of(calls, entry.inputs, entry.outputs)
+    session = functools.partial(GraphStream, calls, endpoint)
+    served = Served(endpoint, Contract(), nodes=endpoints, drawing=drawing, tensors=face, session=session)
+    return GraphServed(served, layout)
 
 
 def _endpoint(name: str, runner: Runner, threads: int) -> Endpoint:

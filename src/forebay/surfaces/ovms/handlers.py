@@ -20,13 +20,13 @@ from forebay.graph.values import Outputs
 from forebay.surfaces.ovms import shim
 from forebay.surfaces.ovms.layout import PythonNode
 from forebay.surfaces.ovms.modules import HandlerFolder
-from forebay.surfaces.ovms.tensor import PyTensor, sealed
-from forebay.surfaces.ovms.values import ExecutionFailed, as_python
+from forebay.surfaces.ovms.tensor import PyTensor, sealed, written
+from forebay.surfaces.ovms.values import ExecutionFailed, as_python, as_wanted
 from forebay.types.failures import failure_of, text_of, trace_of
 from forebay.workers.user_code import attempt, caught, close
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import ModuleType
 
     from forebay.errors import ForebayError
@@ -161,7 +161,7 @@ class HandlerRunner:
         node, body = self._node, item.body
         turning: Turning | None = body.get(node.loop)
         if turning is not None:
-            return self._step(turning)
+            return self._step(turning, item)
         inputs = [
             as_python(body[read.port], read.name, is_renamed=read.is_renamed)
             for read in node.reads
@@ -171,10 +171,10 @@ class HandlerRunner:
         if raised is not None:
             raise self._failed(raised)
         if hasattr(result, "__next__"):
-            return self._step(self._turning(result, is_unary=bool(item.params.get(UNARY))))
+            return self._step(self._turning(result, is_unary=bool(item.params.get(UNARY))), item)
         if result is None and len(inputs) < len(node.reads):
             return Outputs({})  # it waits for the rest
-        return Outputs(self._ports(result, is_kept=False))
+        return Outputs(self._ports(result, item.params, is_kept=False))
 
     def _turning(self, steps: Any, *, is_unary: bool) -> Turning:
         node = self._node
@@ -187,7 +187,7 @@ class HandlerRunner:
             raise ExecutionFailed(msg)
         return Turning(steps, self._dropped)
 
-    def _step(self, turning: Turning) -> Outputs:
+    def _step(self, turning: Turning, item: Item) -> Outputs:
         """Ask a generator for its next item."""
         steps = turning.steps
         assert steps is not None
@@ -198,10 +198,12 @@ class HandlerRunner:
             raise self._failed(raised)
         if found is self:
             return Outputs({})
-        return Outputs({**self._ports(found, is_kept=True), self._node.turn: turning})
+        return Outputs({**self._ports(found, item.params, is_kept=True), self._node.turn: turning})
 
-    def _ports(self, result: Any, *, is_kept: bool) -> dict[str, Any]:
+    def _ports(self, result: Any, params: Mapping[str, Any], *, is_kept: bool) -> dict[str, Any]:
         """Return what a handler returned by port; what leaves the graph, or is of a generator, is sealed.
+
+        What one answer wants in JSON is written here, in the worker.
 
         Raises:
             ExecutionFailed: If it is no list of tensors with names of the node's outputs.
@@ -218,7 +220,12 @@ class HandlerRunner:
             if port is None:
                 msg = f"{self._where} returned the tensor '{one.name[:100]}'; its outputs are {', '.join(node.writes)}"
                 raise ExecutionFailed(msg)
-            ports[port] = sealed(one) if is_kept or one.name in node.leaving else one
+            if one.name not in node.leaving:
+                ports[port] = sealed(one) if is_kept else one
+            elif params.get(UNARY) and params.get("is_json"):
+                ports[port] = as_wanted(written(one, one.name), params)
+            else:
+                ports[port] = sealed(one)
         return ports
 
     @property

@@ -30,7 +30,8 @@ class SharedModels:
     """SharedModels that are loaded for nodes; the last node that uses one lets go of it."""
 
     def __init__(self) -> None:
-        self._loaded: dict[Path, tuple[ModelFile, int]] = {}
+        self._loaded: dict[ModelFile, int] = {}
+        self._newest: dict[Path, tuple[int, ModelFile]] = {}
         self._lock = threading.Lock()
 
     def take(self, entry: ModelEntry) -> ModelFile:
@@ -40,24 +41,32 @@ class SharedModels:
             ForebayError: If it cannot be.
         """
         with self._lock:
-            file, users = self._loaded.get(entry.path, (None, 0))
-            if file is None:
-                device = accelerator(entry.device) if entry.device else None
-                runtime, problem = caught(OpenVino, entry.path, RunOptions(device=device))
-                if problem is not None:
-                    why = problem.message if isinstance(problem, ForebayError) else reason_of(problem)
-                    msg = f"the model '{entry.name}' ({entry.path}) cannot be loaded: {why}"
-                    raise ModelError(msg) from problem
-                file = ModelFile(entry.name, runtime)
-            self._loaded[entry.path] = file, users + 1
+            changed = entry.path.stat().st_mtime_ns if entry.path.exists() else 0
+            made, file = self._newest.get(entry.path, (0, None))
+            if file is None or made != changed:
+                file = self._load(entry)
+                self._newest[entry.path] = changed, file
+            self._loaded[file] = self._loaded.get(file, 0) + 1
             return file
 
-    def give_back(self, entry: ModelEntry) -> None:
+    def give_back(self, entry: ModelEntry, file: ModelFile) -> None:
         """Say that one node less uses it."""
         with self._lock:
-            file, users = self._loaded.pop(entry.path)
-            if users > 1:
-                self._loaded[entry.path] = file, users - 1
+            self._loaded[file] -= 1
+            if not self._loaded[file]:
+                del self._loaded[file]
+                if self._newest[entry.path][1] is file:
+                    del self._newest[entry.path]
+
+    @staticmethod
+    def _load(entry: ModelEntry) -> ModelFile:
+        device = accelerator(entry.device) if entry.device else None
+        runtime, problem = caught(OpenVino, entry.path, RunOptions(device=device))
+        if problem is None:
+            return ModelFile(entry.name, runtime)
+        why = problem.message if isinstance(problem, ForebayError) else reason_of(problem)
+        msg = f"the model '{entry.name}' ({entry.path}) cannot be loaded: {why}"
+        raise ModelError(msg) from problem
 
 
 class InferenceRunner:
@@ -93,8 +102,8 @@ class InferenceRunner:
     def close(self) -> None:
         """Give the model back."""
         if self._file is not None:
+            self._models.give_back(self._entry, self._file)
             self._file = None
-            self._models.give_back(self._entry)
 
     @property
     def _where(self) -> str:

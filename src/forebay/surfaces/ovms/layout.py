@@ -16,7 +16,7 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.graph.spec import GraphSpec, NodeSpec, Policy, check
-from forebay.surfaces.ovms.pbtxt import CalculatorNode, GraphFile, Handler, Port, meant, read_graph
+from forebay.surfaces.ovms.pbtxt import CalculatorNode, GraphFile, Handler, StreamPort, meant, read_graph
 
 PYTHON: Final = "PythonExecutorCalculator"
 CONVERTER: Final = "PyTensorOvTensorConverterCalculator"
@@ -186,7 +186,7 @@ class _Linker:
         self._aliases: dict[str, _Alias] = {}
         self._sessions: dict[str, CalculatorNode] = {}
         self._names: dict[str, CalculatorNode] = {}
-        self._written: dict[str, Port] = {}
+        self._written: dict[str, StreamPort] = {}
         self._warnings: list[str] = []
 
     def link(self) -> GraphLayout:
@@ -322,7 +322,7 @@ class _Linker:
                     msg = f"{node.shown} reads the stream '{port.name}', which nothing writes"
                     self._file.fail(port.line, msg + meant(port.name, self._written))
 
-    def _resolved(self, port: Port) -> _Alias:
+    def _resolved(self, port: StreamPort) -> _Alias:
         """Return the stream that a stream is in truth, and the name that its tensors have."""
         stream, called = port.name, ""
         seen = [stream]
@@ -333,7 +333,7 @@ class _Linker:
             seen.append(stream)
         return _Alias(stream, called)
 
-    def _read(self, port: Port) -> Read:
+    def _read(self, port: StreamPort) -> Read:
         alias = self._resolved(port)
         return Read(port.key, alias.called or port.name, bool(alias.called))
 
@@ -427,7 +427,7 @@ class _Linker:
         )
 
     def _tensors(
-        self, node: CalculatorNode, ports: Sequence[Port], options: Mapping[str, Mapping[str, str]], key: str
+        self, node: CalculatorNode, ports: Sequence[StreamPort], options: Mapping[str, Mapping[str, str]], key: str
     ) -> dict[str, str]:
         """Return the model's names by port: what the options say, else the tag."""
         names = options.get(key, {})

@@ -33,7 +33,7 @@ _PORT: Final = re.compile(
 _QUEUE: Final = re.compile(r"^\s*#\s*OVMS_GRAPH_QUEUE_MAX_SIZE:(?P<size>.*)$", re.MULTILINE)
 
 
-class Port(msgspec.Struct, frozen=True):
+class StreamPort(msgspec.Struct, frozen=True):
     """`TAG:index:name` of a stream or a side packet.
 
     Attributes:
@@ -85,10 +85,10 @@ class CalculatorNode(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     calculator: str
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
-    side_inputs: tuple[Port, ...]
-    side_outputs: tuple[Port, ...]
+    inputs: tuple[StreamPort, ...]
+    outputs: tuple[StreamPort, ...]
+    side_inputs: tuple[StreamPort, ...]
+    side_outputs: tuple[StreamPort, ...]
     handler: Handler
     infos: tuple[BackEdge, ...]
     options: Mapping[str, Any] | None
@@ -106,9 +106,9 @@ class GraphFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file, read; nothing is linked yet."""
 
     path: Path
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
-    side_inputs: tuple[Port, ...]
+    inputs: tuple[StreamPort, ...]
+    outputs: tuple[StreamPort, ...]
+    side_inputs: tuple[StreamPort, ...]
     nodes: tuple[CalculatorNode, ...]
     handler: Handler | None
     queue_size: int
@@ -299,10 +299,10 @@ class _Reader:
         sets = tuple(tuple(one.tag_index) for one in options.sync_set)
         return Handler(config.input_stream_handler or Handler().name, sets, self._places.line(*place))
 
-    def _ports(self, written: Any, *place: str | int) -> tuple[Port, ...]:
+    def _ports(self, written: Any, *place: str | int) -> tuple[StreamPort, ...]:
         return tuple(self._numbered(cast("list[str]", list(written)), place))
 
-    def _numbered(self, written: list[str], place: tuple[str | int, ...]) -> Iterator[Port]:
+    def _numbered(self, written: list[str], place: tuple[str | int, ...]) -> Iterator[StreamPort]:
         what = str(place[-1])
         seen: set[tuple[str, int]] = set()
         for number, one in enumerate(written):
@@ -318,7 +318,7 @@ class _Reader:
                 msg = f"{what} has the tag '{tag}' twice; give each an index: '{tag}:0:name', '{tag}:1:name'"
                 raise ConfigError(f"{self._path}:{line}: {msg}")
             seen.add((tag, index))
-            yield Port(tag, index, found["name"], line)
+            yield StreamPort(tag, index, found["name"], line)
 
     def _queue_size(self) -> int:
         """Return how many graphs the original would keep ready, as a comment says; -1 for as many as it likes."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forebay.arrays.tensors import from_array, to_array
+from forebay.arrays.tensors import as_json, as_raw, from_array, to_array
 from forebay.errors import InvalidRequest, RequestError
 from forebay.surfaces.ovms.tensor import PyTensor, read, renamed, written
 from forebay.types.datatypes import DATATYPES
-from forebay.types.tensor import Tensor, check_size
+from forebay.types.tensor import Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy.typing as npt
 
 
@@ -34,7 +36,7 @@ def as_python(value: Any, name: str, *, is_renamed: bool = False) -> PyTensor:
     if isinstance(value, PyTensor):
         return renamed(value, name) if is_renamed else value
     if isinstance(value, Tensor):
-        return read(value, name)
+        return read(as_raw(value), name)
     return PyTensor(name, value)
 
 
@@ -52,8 +54,7 @@ def as_array(value: Any, name: str) -> npt.NDArray[Any]:
         msg = f"'{name}' is of the type '{value.datatype[:80]}', which no model takes"
         raise ExecutionFailed(msg)
     try:
-        check_size(name, value.datatype, value.shape, len(value.data))
-        return to_array(value)
+        return to_array(as_raw(value))
     except RequestError as error:
         raise ExecutionFailed(error.message) from None
 
@@ -63,5 +64,17 @@ def as_wire(value: Any, name: str) -> Tensor:
     if isinstance(value, PyTensor):
         return written(value, name)
     if isinstance(value, Tensor):
-        return Tensor(name, value.datatype, value.shape, value.data)
+        return Tensor(name, value.datatype, value.shape, value.data, value.is_json)
     return from_array(name, value)
+
+
+def as_wanted(tensor: Tensor, params: Mapping[str, Any]) -> Tensor:
+    """Return a tensor of an answer in the form that its client wants.
+
+    Raises:
+        InvalidRequest: If that is JSON, which cannot say it.
+    """
+    wants_json = dict(params.get("wanted", ())).get(tensor.name, params.get("is_json", False))
+    if wants_json and not tensor.is_json:
+        return as_json(tensor)
+    return tensor if wants_json else as_raw(tensor)

@@ -32,7 +32,7 @@ from forebay.errors import (
 from forebay.protocols import native
 from forebay.protocols.kserve import rest
 from forebay.protocols.kserve.calls import InferRequest, InferResponse
-from forebay.serving.tensor_face import TensorFace, TensorRequest, tensors_of
+from forebay.serving.tensor_face import TensorFace, TensorRequest, parameters_of, tensors_of
 from forebay.transports.http.bodies import BodyTooLong, read_body
 from forebay.transports.http.errors import MethodNotAllowed, error_headers
 from forebay.transports.http.route import Head, Route
@@ -181,7 +181,13 @@ class InferRoute(_InferenceRoute):
         config = self.endpoint.config
         specs, *data = outcome
         outputs = tensors_of(specs, data)
-        response = InferResponse(outputs=outputs, model=config.name, version=config.version, id=request.call.id)
+        response = InferResponse(
+            outputs=outputs,
+            model=config.name,
+            version=config.version,
+            id=request.call.id,
+            parameters=parameters_of(outcome),
+        )
         pieces, json_bytes = rest.encode_response(response)
         if json_bytes is None:
             return [_JSON], pieces
@@ -218,6 +224,7 @@ class InferRoute(_InferenceRoute):
             asked.outputs,
             is_json=not asked.is_binary,
             in_json={name: not is_binary for name, is_binary in asked.binary.items()},
+            parameters=asked.parameters,
         )
 
 

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501 - graphs in one line
+"""Graphs with nodes that infer, converters around them, and models served beside them; OpenVINO itself runs them."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.compat.ovms.conftest import array, graph_text, python_node, serving, tensor, write
+
+from forebay.errors import InvalidRequest, NotPrepared
+
+pytestmark = pytest.mark.anyio
+pytest.importorskip("openvino")
+
+
+def save(path, kind="f32", *, inputs=("input",), output="output"):
+    """Writes a model that adds its inputs, or one to its only input."""
+    import openvino as ov
+    from openvino import opset13 as ops
+
+    dtype = getattr(ov.Type, kind)
+    ports = [ops.parameter([-1], dtype, name=name) for name in inputs]
+    other = ports[1] if len(ports) > 1 else ops.constant(np.array(1, dtype.to_dtype()))
+    result = ops.add(ports[0], other)
+    for port, name in zip(ports, inputs, strict=True):
+        port.output(0).set_names({name})
+    result.output(0).set_names({output})
+    path.parent.mkdir(parents=True)
+    model: Any = ov.Model
+    ov.save_model(model([result], ports), str(path), compress_to_fp16=False)
+
+
+def session(servable, name="session", version=""):
+    more = f'servable_version: "{version}"' if version else ""
+    return f"""
+node {{
+  calculator: "OpenVINOModelServerSessionCalculator"
+  output_side_packet: "SESSION:{name}"
+  node_options: {{
+    [type.googleapis.com / mediapipe.OpenVINOModelServerSessionCalculatorOptions]: {{
+      servable_name: "{servable}" {more}
+    }}
+  }}
+}}"""
+
+
+def inference(inputs, outputs, options="", name="session"):
+    lines = [f'  input_stream: "{one}"' for one in inputs] + [f'  output_stream: "{one}"' for one in outputs]
+    return f"""
+node {{
+  calculator: "OpenVINOInferenceCalculator"
+  input_side_packet: "SESSION:{name}"
+{chr(10).join(lines)}
+  node_options: {{ [type.googleapis.com / mediapipe.OpenVINOInferenceCalculatorOptions]: {{ {options} }} }}
+}}"""
+
+
+def to_openvino(source, target):
+    return f"""
+node {{
+  calculator: "PyTensorOvTensorConverterCalculator"
+  input_stream: "OVMS_PY_TENSOR:{source}"
+  output_stream: "OVTENSOR:{target}"
+}}"""
+
+
+def to_python(source, target, called):
+    return f"""
+node {{
+  calculator: "PyTensorOvTensorConverterCalculator"
+  input_stream: "OVTENSOR:{source}"
+  output_stream: "OVMS_PY_TENSOR:{target}"
+  node_options: {{
+    [type.googleapis.com / mediapipe.PyTensorOvTensorConverterCalculatorOptions]: {{
+      tag_to_output_tensor_names {{ key: "OVMS_PY_TENSOR" value: "{called}" }}
+    }}
+  }}
+}}"""
+
+
+def config(*models, graphs=("g",)):
+    return json.dumps(
+        {
+            "model_config_list": [{"config": {"name": name, "base_path": name}} for name in models],
+            "mediapipe_config_list": [{"name": name} for name in graphs],
+        }
+    )
+
+
+PLUS_TEN = """
+    import numpy as np
+    from pyovms import Tensor
+    class OvmsPythonModel:
+        def initialize(self, kwargs):
+            (self.name,) = kwargs["output_names"]
+        def execute(self, inputs):
+            (one,) = inputs
+            assert one.name in ("input", "result"), one
+            return [Tensor(self.name, np.array(one) + np.asarray(10, np.asarray(one).dtype))]
+    """
+
+SEED = graph_text(
+    ["OVMS_PY_TENSOR:input"],
+    ["OVMS_PY_TENSOR:output"],
+    python_node("PythonPreprocess", ["INPUT:input"], ["OUTPUT:preprocessed_py"]),
+    session("add"),
+    to_openvino("preprocessed_py", "preprocessed_ov"),
+    inference(["OVTENSOR:preprocessed_ov"], ["OVTENSOR:result_ov"]),
+    to_python("result_ov", "result_py", "result"),
+    python_node("PythonPostprocess", ["INPUT:result_py"], ["OUTPUT:output"]),
+)
+
+
+@pytest.mark.parametrize("kind", ["i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "f16", "f32", "f64"])
+async def test_every_type_goes_to_a_model_and_back(tmp_path, kind):  # O97, O101
+    save(tmp_path / "add/1/add.xml", kind)
+    write(tmp_path, {"config.json": config("add"), "g/graph.pbtxt": SEED, "g/model.py": PLUS_TEN})
+    given = np.arange(3).astype({"i": "i", "u": "u", "f": "f"}[kind[0]] + str(int(kind[1:]) // 8))
+    names = {"i": "INT", "u": "UINT", "f": "FP"}
+    async with serving(tmp_path, worker_kind="thread") as face:
+        asked = tensor("input", given, datatype=names[kind[0]] + kind[1:])
+        answer = await face.infer("g", asked)
+        (found,) = answer.outputs
+        assert (found.name, found.datatype, found.shape) == ("output", asked.datatype, (3,))
+        assert np.frombuffer(found.data, given.dtype).tolist() == [21, 22, 23]
+        stream = face.stream("g")
+        for _ in range(2):
+            stream.send(asked)
+        stream.close()
+        answers, end = await stream.rest()
+        assert end is None
+        assert [bytes(one.outputs[0].data) for one in answers] == [bytes(found.data)] * 2
+
+
+async def test_tags_are_mapped_to_the_names_of_the_model(tmp_path):  # O99, O102, O93
+    save(tmp_path / "sum/1/sum.xml", inputs=("input1", "input2"), output="sum")
+    save(tmp_path / "add/1/add.xml")
+    options = (
+        'tag_to_input_tensor_names { key: "ADD_INPUT1" value: "input1" } '
+        'tag_to_input_tensor_names { key: "ADD_INPUT2" value: "input2" } '
+        'tag_to_output_tensor_names { key: "SUM" value: "sum" }'
+    )
+    text = graph_text(
+        ["OVTENSOR1:a", "OVTENSOR2:b"],
+        ["OVTENSOR:total", "OVTENSOR1:more"],
+        session("sum", "one"),
+        session("add", "two", "1"),
+        inference(["ADD_INPUT1:a", "ADD_INPUT2:b"], ["SUM:total"], options, "one"),
+        inference(["input:total"], ["output:more"], "", "two"),
+    )
+    write(tmp_path, {"config.json": config("sum", "add"), "g/graph.pbtxt": text})
+    async with serving(tmp_path, worker_kind="thread") as face:
+        one = np.ones(2, np.float32)
+        answer = await face.infer("g", tensor("a", one), tensor("b", one))
+        assert {one.name: array(one).tolist() for one in answer.outputs} == {"total": [2, 2], "more": [3, 3]}
+        with pytest.raises(InvalidRequest, match="'input1' came as float64, and the model takes f32"):
+            await face.infer("g", tensor("a", [1.0]), tensor("b", [1.0]))
+        with pytest.raises(InvalidRequest, match=r"has the shape \[1, 1\]"):
+            await face.infer("g", tensor("a", one.reshape(2, 1)[:1]), tensor("b", one.reshape(2, 1)[:1]))
+        with pytest.raises(InvalidRequest, match="'BYTES', which no model takes"):
+            await face.infer("g", tensor("a", b"x"), tensor("b", one))
+
+
+async def test_what_a_handler_gives_a_model_must_be_what_it_says(tmp_path):  # O96
+    save(tmp_path / "add/1/add.xml")
+    handler = """
+        import numpy as np
+        from pyovms import Tensor
+        class OvmsPythonModel:
+            def initialize(self, kwargs):
+                (self.name,) = kwargs["output_names"]
+            def execute(self, inputs):
+                shape, datatype = bytes(inputs[0]).decode().split() if inputs[0].name == "input" else ("3", "FP32")
+                data = np.zeros(3, np.float32)
+                return [Tensor(self.name, data, shape=[int(shape)], datatype=datatype)]
+        """
+    write(tmp_path, {"config.json": config("add"), "g/graph.pbtxt": SEED, "g/model.py": handler})
+    async with serving(tmp_path, worker_kind="thread") as face:
+        assert (await face.infer("g", tensor("input", b"3 FP32"))).outputs
+        for said, told in (("3 mine", "'mine', which no model takes"), ("4 FP32", "needs 16 bytes")):
+            with pytest.raises(InvalidRequest, match=told):
+                await face.infer("g", tensor("input", said.encode()))
+
+
+async def test_a_model_that_is_not_there_fails_each_request_and_is_warned_of(tmp_path):  # O98
+    save(tmp_path / "add/1/add.xml")
+    text = SEED.replace('servable_name: "add"', 'servable_name: "ad"')
+    write(tmp_path, {"config.json": config("add"), "g/graph.pbtxt": text, "g/model.py": PLUS_TEN})
+    async with serving(tmp_path, worker_kind="thread") as face:
+        assert any("there is no model 'ad'" in told for told in face.project.warnings)
+        with pytest.raises(NotPrepared, match="there is no model 'ad'"):
+            await face.infer("g", tensor("input", [1]))
+
+
+async def test_a_tensor_name_that_the_model_lacks_stops_the_load(tmp_path):  # O99
+    save(tmp_path / "add/1/add.xml")
+    options = 'tag_to_output_tensor_names { key: "OVTENSOR" value: "outptu" }'
+    text = SEED.replace(
+        'OVTENSOR:result_ov"\n  node_options: { [type.googleapis.com / mediapipe.OpenVINOInferenceCalculatorOptions]: {  }',
+        'OVTENSOR:result_ov"\n  node_options: { [type.googleapis.com / mediapipe.OpenVINOInferenceCalculatorOptions]: { '
+        + options
+        + " }",
+    )
+    assert options in text
+    write(tmp_path, {"config.json": config("add"), "g/graph.pbtxt": text, "g/model.py": PLUS_TEN})
+    async with serving(tmp_path, worker_kind="thread") as face:
+        (version,) = face.app.describe_versions("g")
+        assert "no output 'outptu'; did you mean 'output'" in version["error"]
+
+
+async def test_models_are_served_as_well(tmp_path):  # O100, O106
+    save(tmp_path / "add/1/add.xml")
+    save(tmp_path / "add/2/add.xml")
+    write(tmp_path, {"config.json": config("add", graphs=())})
+    async with serving(tmp_path, worker_kind="thread") as face:
+        endpoint = face.app.find("add").endpoint
+        assert endpoint.config.version == "2"
+        assert json.loads(await endpoint.call(b'{"input": 1}', params={"in": "json", "out": "json"})) == {"output": 2}

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done when files change: what changed is loaded beside what is in use, and what is wrong changes nothing."""
+
+import json
+
+import pytest
+from tests.compat.ovms.conftest import config, one_node, serving, tensor, write
+from tests.waiting import reached
+
+from forebay.errors import NotFound
+from forebay.surfaces.ovms import reloading
+
+pytestmark = pytest.mark.anyio
+
+HANDLER = """
+    from pathlib import Path
+    from pyovms import Tensor
+    class OvmsPythonModel:
+        def initialize(self, kwargs):
+            self.count = 0
+        def execute(self, inputs):
+            self.count += 1
+            return [Tensor("output", f"{ANSWER} {self.count}".encode())]
+        def finalize(self):
+            Path(__file__).with_name("ended").touch()
+    """
+
+
+def handler(answer):
+    return HANDLER.replace("{ANSWER}", answer)
+
+
+async def said(face, name):
+    answer = await face.infer(name, tensor("input", [1]))
+    return bytes(answer.outputs[0].data).decode()
+
+
+async def test_only_what_changed_is_loaded_anew(tmp_path, monkeypatch):  # O110, O111, O113
+    files = {"config.json": config(a={}, b={})}
+    for name in "ab":
+        files |= {f"{name}/graph.pbtxt": one_node(), f"{name}/model.py": handler("1")}
+    write(tmp_path, files)
+    async with serving(tmp_path) as face:
+        assert await said(face, "a") == "1 1"
+        assert await said(face, "b") == "1 1"
+        write(tmp_path, {"b/model.py": handler("2")})
+        assert await face.reload()
+        assert await said(face, "a") == "1 2"  # its object is the one it was
+        assert await said(face, "b") == "2 1"
+        await reached((tmp_path / "b/ended").exists, "finalize")
+        write(tmp_path, {"c/graph.pbtxt": one_node(), "c/model.py": handler("3"), "config.json": config(a={}, c={})})
+        assert await face.reload()
+        assert await said(face, "a") == "1 3"
+        assert await said(face, "c") == "3 1"
+        with pytest.raises(NotFound):
+            await said(face, "b")
+        assert not await face.reload()
+
+
+async def test_a_configuration_that_cannot_be_read_changes_nothing_and_says_why(tmp_path):  # O110
+    write(tmp_path, {"config.json": config(a={}), "a/graph.pbtxt": one_node(), "a/model.py": handler("1")})
+    async with serving(tmp_path) as face:
+        write(tmp_path, {"config.json": '{"model_config_list": [],\n"mediapipe_config_lst": []}'})
+        await face.reload()
+        assert await said(face, "a") == "1 1"
+        assert "config.json:2: mediapipe_config_lst: there is no such key" in face.app.problem
+        write(tmp_path, {"config.json": config(a={})})
+        await face.reload()
+        assert face.app.problem == ""
+        assert await said(face, "a") == "1 2"
+
+
+async def test_a_graph_that_cannot_be_loaded_anew_goes_on_as_it_was_and_says_why(tmp_path):  # O115
+    write(tmp_path, {"config.json": config(a={}), "a/graph.pbtxt": one_node(), "a/model.py": handler("1")})
+    async with serving(tmp_path) as face:
+        for broken, told in (
+            ({"a/model.py": "1 / 0"}, "ZeroDivisionError"),
+            ({"a/graph.pbtxt": "node {"}, "graph.pbtxt:1"),
+        ):
+            write(tmp_path, broken)
+            await face.reload()
+            assert (await said(face, "a")).startswith("1 ")
+            errors = [one.get("error", "") for one in face.app.describe("a")["versions"]]
+            assert any(told in error for error in errors)
+        write(tmp_path, {"a/graph.pbtxt": one_node(), "a/model.py": handler("2")})
+        await face.reload()
+        assert await said(face, "a") == "2 1"
+        assert not any("error" in one for one in face.app.describe("a")["versions"])
+
+
+async def test_files_are_looked_at_without_being_asked(tmp_path, monkeypatch):  # O110
+    monkeypatch.setattr(reloading, "LOOK_S", 0.01)
+    write(tmp_path, {"graph.pbtxt": one_node(), "model.py": handler("1")})
+    async with serving(tmp_path, name="g") as face:
+        face.project.on_ready()
+        write(tmp_path, {"model.py": handler("now") + "\n"})
+        answers = []
+
+        async def is_new():
+            answers.append(await said(face, "g"))
+            return answers[-1].startswith("now")
+
+        while not await is_new():
+            assert len(answers) < 100_000
+        face.project.on_stop()
+
+
+async def test_a_request_inside_is_answered_by_what_it_came_to(tmp_path):  # O113
+    slow = """
+        import threading
+        from pyovms import Tensor
+        begun, gate = threading.Event(), threading.Event()
+        class OvmsPythonModel:
+            def execute(self, inputs):
+                begun.set()
+                gate.wait(60)
+                return [Tensor("output", b"old")]
+        """
+    write(tmp_path, {"config.json": config(a={}), "a/graph.pbtxt": one_node(), "a/model.py": slow})
+    async with serving(tmp_path) as face:
+        import asyncio
+        import sys
+
+        (pool,) = (endpoint.pool for endpoint in face.app.find("a").nodes.values())
+        module = sys.modules[type(pool._workers[0].runner._model).__module__]
+        asked = asyncio.create_task(said(face, "a"))
+        await reached(module.begun.is_set, "its begin")
+        write(tmp_path, {"config.json": json.dumps({"model_config_list": []})})
+        await face.reload()
+        with pytest.raises(NotFound):
+            await said(face, "a")
+        module.gate.set()
+        assert await asked == "old"

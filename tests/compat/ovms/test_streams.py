@@ -1,0 +1,545 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Streams of requests to one graph: timestamps, input policies, loops, errors, and who is told what and when."""
+
+import asyncio
+import gc
+import threading
+
+import pytest
+from tests.compat.ovms.conftest import graph_text, one_node, python_node, serving, tensor, write
+from tests.waiting import reached
+
+from forebay.errors import Code, InvalidRequest
+from forebay.surfaces.ovms.calls import IS_FINAL, TIMESTAMP, WANTS_FINAL
+
+pytestmark = pytest.mark.anyio
+
+ECHO = """
+    from pyovms import Tensor
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            return [Tensor("output", b"+".join(map(bytes, inputs)))]
+    """
+IMMEDIATE = 'input_stream_handler { input_stream_handler: "ImmediateInputStreamHandler", }'
+GENERATE = """
+    from pyovms import Tensor
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            for one in bytes(inputs[0]).split(b","):
+                yield [Tensor("output", one)] if one else []
+    """
+
+
+def brief(answers):
+    """Timestamp, output and content of each answer."""
+    return [(one.parameters[TIMESTAMP], one.outputs[0].name, bytes(one.outputs[0].data)) for one in answers]
+
+
+def at(timestamp, **more):
+    return {TIMESTAMP: timestamp, **more}
+
+
+async def test_every_packet_is_an_answer_with_its_timestamp(tmp_path):  # O66, O68, O77, O85
+    handler = """
+        from pyovms import Tensor
+        class OvmsPythonModel:
+            def execute(self, inputs):
+                return [Tensor("a", inputs[0]), Tensor("b", inputs[0])]
+        """
+    write(tmp_path, {"graph.pbtxt": one_node(outputs=("a", "b")), "model.py": handler})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        for number in range(3):
+            stream.send(tensor("input", b"%d" % number), id=f"s{number}", **at(43166520112 + number))
+        stream.close()
+        answers, end = await stream.rest()
+    assert end is None
+    assert brief(answers) == [(43166520112 + number, name, b"%d" % number) for number in range(3) for name in "ab"]
+    assert [one.id for one in answers] == ["s0", "s0", "s1", "s1", "s2", "s2"]
+    assert all(one.model == "g" and len(one.outputs) == 1 for one in answers)
+
+
+async def test_timestamps_go_through_three_nodes(tmp_path):  # O68
+    nodes = [
+        python_node(name, [f"IN:{name}"], [f"OUT:{target}"], handler=f"{name}.py")
+        for name, target in ("xa", "ab", "by")
+    ]
+    text = graph_text(["OVMS_PY_TENSOR:x"], ["OVMS_PY_TENSOR:y"], *nodes)
+    files = {f"{name}.py": ECHO.replace('"output"', repr(target)) for name, target in ("xa", "ab", "by")}
+    write(tmp_path, {"graph.pbtxt": text, **files})
+    async with serving(tmp_path, name="g") as face:
+        answer = await face.infer("g", tensor("x", b"!"), **at(7))
+        assert answer.parameters == {TIMESTAMP: 7}
+        stream = face.stream("g")
+        stream.send(tensor("x", b"!"), **at(-5))
+        stream.close()
+        answers, _ = await stream.rest()
+    assert brief(answers) == [(-5, "y", b"!")]
+
+
+async def test_timestamps_that_nobody_gives_rise(tmp_path):  # O67
+    write(tmp_path, {"graph.pbtxt": one_node(), "model.py": ECHO})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        for _ in range(500):
+            stream.send(tensor("input", b"x"))
+        stream.send(tensor("input", b"x"), **at(2**60))
+        stream.send(tensor("input", b"x"))
+        stream.close()
+        answers, end = await stream.rest()
+    stamps = [one.parameters[TIMESTAMP] for one in answers]
+    assert end is None
+    assert len(stamps) == 502
+    assert stamps == sorted(set(stamps))
+    assert stamps[-2:] == [2**60, 2**60 + 1]
+
+
+@pytest.mark.parametrize("given", ["x", 1.5, True, 2**63 - 1, 2**63 - 3, -(2**63), -(2**63) + 2, 2**64])
+async def test_what_is_no_timestamp_is_told_and_the_stream_goes_on(tmp_path, given):  # O71
+    write(tmp_path, {"graph.pbtxt": one_node(), "model.py": ECHO})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        with pytest.raises(InvalidRequest, match=TIMESTAMP):
+            stream.send(tensor("input", b"x"), **at(given))
+        with pytest.raises(InvalidRequest, match=TIMESTAMP):
+            await face.infer("g", tensor("input", b"x"), **at(given))
+        for good in (-(2**63) + 3, 2**63 - 4):
+            stream.send(tensor("input", b"x"), **at(good))
+        stream.close()
+        answers, end = await stream.rest()
+    assert [one.parameters[TIMESTAMP] for one in answers] == [-(2**63) + 3, 2**63 - 4]
+    assert end is None
+
+
+async def test_what_is_wrong_with_one_request_leaves_the_stream_open(tmp_path):  # O81
+    write(tmp_path, {"graph.pbtxt": one_node(), "model.py": ECHO})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        stream.send(tensor("input", b"1"))
+        with pytest.raises(InvalidRequest, match="needs 8 bytes"):
+            stream.send(tensor("input", b"1", (2,), "FP32"))
+        with pytest.raises(InvalidRequest, match="no input 'inptu'"):
+            stream.send(tensor("inptu", b"1"))
+        stream.send(tensor("input", b"2"))
+        stream.close()
+        answers, end = await stream.rest()
+    assert [content for _, _, content in brief(answers)] == [b"1", b"2"]
+    assert end is None
+
+
+async def test_packets_of_one_timestamp_come_together_in_whichever_requests(tmp_path):  # O60
+    write(tmp_path, {"graph.pbtxt": one_node(inputs=("a", "b")), "model.py": ECHO})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        stream.send(tensor("b", b"b"), **at(64))
+        stream.send(tensor("a", b"a"), **at(64))
+        assert brief([await stream.take()]) == [(64, "output", b"a+b")]
+        stream.close()
+
+
+async def test_a_packet_without_company_waits_until_none_can_come(tmp_path):  # O61, O64
+    write(tmp_path, {"graph.pbtxt": one_node(inputs=("a", "b")), "model.py": ECHO})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        stream.send(tensor("a", b"a"), **at(1))
+        stream.send(tensor("b", b"b"), **at(2))
+        assert brief([await stream.take()]) == [(1, "output", b"a")]
+        assert stream.answers.empty()
+        stream.close()
+        answers, _ = await stream.rest()
+    assert brief(answers) == [(2, "output", b"b")]
+
+
+async def test_labels_come_once_and_images_after_them(tmp_path):  # O62, O15
+    handler = """
+        from pyovms import Tensor
+        class OvmsPythonModel:
+            def execute(self, inputs):
+                for input in inputs:
+                    if input.name == "labels":
+                        self.labels = bytes(input)
+                    else:
+                        return [Tensor("result", self.labels + bytes(input))]
+        """
+    text = one_node(inputs=("labels", "image"), outputs=("result",), more=IMMEDIATE)
+    write(tmp_path, {"graph.pbtxt": text, "model.py": handler})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        stream.send(tensor("labels", b"L"))
+        for number in range(3):
+            stream.send(tensor("image", b"%d" % number))
+        stream.close()
+        answers, end = await stream.rest()
+    assert [content for _, _, content in brief(answers)] == [b"L0", b"L1", b"L2"]
+    assert end is None
+
+
+async def test_a_barrier_takes_what_came_whatever_its_timestamp(tmp_path):
+    more = 'input_stream_handler { input_stream_handler: "BarrierInputStreamHandler" }'
+    write(tmp_path, {"graph.pbtxt": one_node(inputs=("a", "b"), more=more), "model.py": ECHO})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        stream.send(tensor("a", b"a"), **at(1))
+        stream.send(tensor("b", b"b"), **at(9))
+        assert brief([await stream.take()]) == [(1, "output", b"a+b")]
+        stream.close()
+
+
+async def test_a_client_gets_only_the_outputs_that_there_are(tmp_path):  # O65
+    handler = """
+        from pyovms import Tensor
+        class OvmsPythonModel:
+            def execute(self, inputs):
+                content = bytes(inputs[0])
+                return [Tensor("result" if content == b"good" else "error_message", content)]
+        """
+    write(tmp_path, {"graph.pbtxt": one_node(outputs=("result", "error_message")), "model.py": handler})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        for content in (b"good", b"bad", b"good"):
+            stream.send(tensor("input", content))
+        stream.close()
+        answers, _ = await stream.rest()
+    assert [name for _, name, _ in brief(answers)] == ["result", "error_message", "result"]
+
+
+async def test_timestamps_must_rise_on_each_input(tmp_path):  # O70, O74
+    write(tmp_path, {"graph.pbtxt": one_node(), "model.py": ECHO})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        stream.send(tensor("input", b"1"), **at(3))
+        assert brief([await stream.take()]) == [(3, "output", b"1")]
+        stream.send(tensor("input", b"2"), **at(2))
+        answers, end = await stream.rest()
+        assert answers == []
+        assert failed(end).code is Code.INVALID_ARGUMENT
+        assert "2 is too late" in failed(end).message
+        stream = face.stream("g")  # O83
+        stream.send(tensor("input", b"1"), **at(2))
+        assert await stream.take()
+        stream.close()
+
+
+async def test_an_error_ends_the_stream_at_once(tmp_path):  # O82, O74
+    handler = """
+        from pyovms import Tensor
+        class OvmsPythonModel:
+            def execute(self, inputs):
+                return [Tensor("output", b"%d" % (10 // int(bytes(inputs[0]))))]
+        """
+    write(tmp_path, {"graph.pbtxt": one_node(), "model.py": handler})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        for content in (b"5", b"0", b"1"):
+            stream.send(tensor("input", content))
+        answers, end = await stream.rest()  # the client says nothing more
+        assert [content for _, _, content in brief(answers)] == [b"2"]
+        assert "ZeroDivisionError" in failed(end).message
+        stream.send(tensor("input", b"1"))  # too late to matter
+        await face.infer("g", tensor("input", b"1"))
+
+
+async def test_a_stream_that_ends_before_its_first_request_is_told_so(tmp_path):  # O84
+    write(tmp_path, {"graph.pbtxt": one_node(), "model.py": ECHO})
+    async with serving(tmp_path, name="g") as face:
+        threads = threading.active_count()
+        for _ in range(100):
+            stream = face.stream("g")
+            stream.close()
+            _, end = await stream.rest()
+            assert "before its first request" in failed(end).message
+        assert threading.active_count() == threads
+        assert face.app.find("g").endpoint.in_flight == 0
+
+
+# --- generators ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_generator_gives_a_set_a_moment(tmp_path):  # O17, O18, O69
+    handler = """
+        from pyovms import Tensor
+        class OvmsPythonModel:
+            def execute(self, inputs):
+                for step in range(3):
+                    yield [Tensor("a", b"%d" % step), Tensor("b", b"%d" % step)]
+                yield []
+                yield [Tensor("a", b"end")]
+        """
+    write(tmp_path, {"graph.pbtxt": one_node(outputs=("a", "b"), loops=True), "model.py": handler})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        stream.send(tensor("input", b"x"), **at(64))
+        stream.close()
+        answers, end = await stream.rest()
+    assert end is None
+    assert [(stamp, name) for stamp, name, _ in brief(answers)] == [
+        *((64 + step, name) for step in range(3) for name in "ab"),
+        (68, "a"),
+    ]
+
+
+async def test_a_new_request_after_the_last_item_begins_again(tmp_path):  # O72
+    write(tmp_path, {"graph.pbtxt": one_node(loops=True), "model.py": GENERATE})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        for start in (0, 100):
+            stream.send(tensor("input", b"a,b"), **at(start))
+            answers = [await stream.take(), await stream.take()]
+            assert brief(answers) == [(start, "output", b"a"), (start + 1, "output", b"b")]
+            await reached(lambda: resting(face), "the end of the loop")
+        stream.send(tensor("input", b"c"))  # the clock is far ahead
+        assert (await stream.take()).outputs
+        stream.close()
+
+
+def failed(end):
+    """The error that a stream ended with."""
+    return end.error
+
+
+def resting(face):
+    """Whether no node has anything to do."""
+    return not any(endpoint.in_flight for endpoint in face.app.find("g").nodes.values())
+
+
+@pytest.mark.parametrize("split", [False, True])
+async def test_a_loop_with_two_inputs_takes_them_in_one_request_or_two(tmp_path, split):  # O63
+    handler = """
+        from pyovms import Tensor
+        class OvmsPythonModel:
+            def execute(self, inputs):
+                for one in inputs:
+                    yield [Tensor("output", one)]
+        """
+    write(tmp_path, {"graph.pbtxt": one_node(inputs=("a", "b"), loops=True), "model.py": handler})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        if split:
+            stream.send(tensor("a", b"a"), **at(5))
+            stream.send(tensor("b", b"b"), **at(5))
+        else:
+            stream.send(tensor("a", b"a"), tensor("b", b"b"), **at(5))
+        stream.close()
+        answers, end = await stream.rest()
+    assert brief(answers) == [(5, "output", b"a"), (6, "output", b"b")]
+    assert end is None
+
+
+GATED = """
+    import threading
+    from pyovms import Tensor
+    gate = threading.Semaphore(0)
+    closed = threading.Event()
+    class OvmsPythonModel:
+        def initialize(self, kwargs):
+            OvmsPythonModel.made = self
+        def execute(self, inputs):
+            try:
+                step = 0
+                while True:
+                    yield [Tensor("output", b"%d" % step)]
+                    step += 1
+                    gate.acquire(timeout=60)
+            except GeneratorExit:
+                closed.set()
+                raise
+    """
+
+
+def handler_of(face):
+    """The module of the only handler."""
+    (pool,) = (endpoint.pool for endpoint in face.app.find("g").nodes.values())
+    return __import__("sys").modules[type(pool._workers[0].runner._model).__module__]
+
+
+async def test_an_item_is_sent_before_the_next_is_computed(tmp_path):  # O20
+    write(tmp_path, {"graph.pbtxt": one_node(loops=True), "model.py": GATED})
+    async with serving(tmp_path, name="g") as face:
+        module = handler_of(face)
+        stream = face.stream("g")
+        stream.send(tensor("input", b"x"))
+        for step in range(3):
+            assert bytes((await stream.take()).outputs[0].data) == b"%d" % step
+            module.gate.release()  # only now can the next one be made
+        stream.cancel()
+        module.gate.release()
+
+
+async def test_a_client_that_goes_away_ends_its_generator(tmp_path):  # O19
+    write(tmp_path, {"graph.pbtxt": one_node(loops=True), "model.py": GATED})
+    async with serving(tmp_path, name="g") as face:
+        module = handler_of(face)
+        stream = face.stream("g")
+        stream.send(tensor("input", b"x"))
+        await stream.take()
+        stream.cancel()
+        del stream
+        module.gate.release()  # the step that runs ends, and no other begins
+        await reached(module.closed.is_set, "GeneratorExit")
+        assert face.app.find("g").endpoint.in_flight == 0
+
+
+async def test_a_client_that_has_said_all_gets_all(tmp_path):  # O19
+    write(tmp_path, {"graph.pbtxt": one_node(loops=True), "model.py": GENERATE})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        stream.send(tensor("input", b",".join(b"%d" % number for number in range(50))))
+        stream.close()
+        answers, end = await stream.rest()
+    assert [content for _, _, content in brief(answers)] == [b"%d" % number for number in range(50)]
+    assert end is None
+
+
+async def test_one_buffer_for_all_items_corrupts_none(tmp_path):  # O21
+    handler = """
+        import numpy as np
+        from pyovms import Tensor
+        class OvmsPythonModel:
+            def execute(self, inputs):
+                buffer = np.zeros(4, np.uint8)
+                for _ in range(5):
+                    buffer += 1
+                    yield [Tensor("output", buffer)]
+        """
+    write(tmp_path, {"graph.pbtxt": one_node(loops=True), "model.py": handler})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        stream.send(tensor("input", b"x"))
+        stream.close()
+        answers, _ = await stream.rest()
+    assert [content for _, _, content in brief(answers)] == [bytes([step] * 4) for step in range(1, 6)]
+
+
+async def test_data_for_a_node_that_generates_ends_the_stream(tmp_path):  # O73
+    write(tmp_path, {"graph.pbtxt": one_node(loops=True), "model.py": GATED})
+    async with serving(tmp_path, name="g") as face:
+        module = handler_of(face)
+        stream = face.stream("g")
+        stream.send(tensor("input", b"x"))
+        await stream.take()  # the generator is blocked in the handler now, or will be
+        stream.send(tensor("input", b"y"))
+        answers, end = await stream.rest()
+        assert answers == []
+        assert "'python_node' is already processing data" in failed(end).message
+        assert "open a new stream" in failed(end).message
+        module.gate.release()
+
+
+async def test_a_generator_that_raises_ends_the_stream_after_its_items(tmp_path):  # O82
+    handler = """
+        from pyovms import Tensor
+        class OvmsPythonModel:
+            def execute(self, inputs):
+                yield [Tensor("output", b"1")]
+                raise ValueError("worn out")
+        """
+    write(tmp_path, {"graph.pbtxt": one_node(loops=True), "model.py": handler})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        stream.send(tensor("input", b"x"))
+        answers, end = await stream.rest()
+    assert [content for _, _, content in brief(answers)] == [b"1"]
+    assert "ValueError: worn out" in failed(end).message
+
+
+async def test_one_answer_is_not_for_generators(tmp_path):  # O78
+    handler = """
+        from pyovms import Tensor
+        class OvmsPythonModel:
+            def execute(self, inputs):
+                if bytes(inputs[0]) == b"list":
+                    return [Tensor("output", b"whole")]
+                return ([Tensor("output", b"part")] for _ in range(2))
+        """
+    write(tmp_path, {"graph.pbtxt": one_node(loops=True), "model.py": handler})
+    async with serving(tmp_path, name="g") as face:
+        answer = await face.infer("g", tensor("input", b"list"))
+        assert bytes(answer.outputs[0].data) == b"whole"
+        with pytest.raises(InvalidRequest, match="use ModelStreamInfer"):
+            await face.infer("g", tensor("input", b"parts"))
+
+
+async def test_streams_that_generate_take_turns_on_one_thread(tmp_path):  # O76
+    handler = """
+        from pyovms import Tensor
+        order = []
+        class OvmsPythonModel:
+            def execute(self, inputs):
+                name = bytes(inputs[0])
+                for step in range(20):
+                    order.append(name)
+                    yield [Tensor("output", name + b"%d" % step)]
+        """
+    write(tmp_path, {"graph.pbtxt": one_node(loops=True), "model.py": handler})
+    async with serving(tmp_path, name="g", threads=2) as face:
+        streams = {name: face.stream("g") for name in (b"a", b"b", b"c", b"d")}
+        for name, stream in streams.items():
+            stream.send(tensor("input", name))
+            stream.close()
+        for name, stream in streams.items():
+            answers, end = await stream.rest()
+            assert [content for _, _, content in brief(answers)] == [name + b"%d" % step for step in range(20)]
+            assert end is None
+        order = handler_of(face).order
+    # None of them had to wait for another to end.
+    assert max(order.index(name) for name in streams) < min(len(order) - order[::-1].index(name) for name in streams)
+
+
+async def test_a_client_that_wants_to_know_is_told_when_its_request_is_over(tmp_path):  # O87
+    write(tmp_path, {"graph.pbtxt": one_node(loops=True), "model.py": GENERATE})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        stream.send(tensor("input", b"a,b"), id="1", **at(0, **{WANTS_FINAL: True}))
+        answers = [await stream.take() for _ in range(3)]
+        assert [one.parameters[IS_FINAL] for one in answers] == [False, False, True]
+        assert answers[2].outputs == []
+        assert [one.id for one in answers] == ["1"] * 3
+        stream.send(tensor("input", b"c"), id="2", **at(50))
+        answer = await stream.take()
+        assert IS_FINAL not in answer.parameters
+        assert answer.id == "2"
+        stream.close()
+        assert await stream.rest() == ([], None)
+
+
+async def test_streams_that_come_and_go_leave_nothing(tmp_path):
+    write(tmp_path, {"graph.pbtxt": one_node(loops=True), "model.py": GENERATE})
+    async with serving(tmp_path, name="g") as face:
+        threads = threading.active_count()
+        for number in range(100):
+            stream = face.stream("g")
+            stream.send(tensor("input", b"x," * 40))
+            for _ in range(number % 3):
+                await stream.take()
+            stream.cancel()
+        await reached(lambda: not face.app.find("g").endpoint.in_flight, "all to leave")
+        stream = None
+        await reached(lambda: resting(face), "all nodes to rest")
+        await asyncio.sleep(0)
+        gc.collect()
+        left = [one for one in gc.get_objects() if type(one).__name__ in {"GraphRun", "PacketStream", "GraphStream"}]
+        assert len(left) < 60  # who was called off leaves its place in a queue when that is next looked at
+        assert threading.active_count() == threads
+
+
+async def test_a_client_that_takes_nothing_stops_its_own_generator_only(tmp_path):
+    write(
+        tmp_path,
+        {
+            "graph.pbtxt": one_node(loops=True),
+            "model.py": GENERATE.replace('Tensor("output", one)', 'Tensor("output", one * 100000)'),
+        },
+    )
+    async with serving(tmp_path, name="g") as face:
+        slow = face.stream("g")
+        taken = []
+        slow.inner._on_answer = lambda answer, take: taken.append(take)
+        slow.send(tensor("input", b",".join([b"x"] * 1000)))
+        quick = face.stream("g")
+        quick.send(tensor("input", b",".join([b"y"] * 200)))
+        quick.close()
+        answers, _ = await quick.rest()
+        assert len(answers) == 200
+        assert len(taken) < 200
+        slow.cancel()
