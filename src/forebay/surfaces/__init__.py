@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
-    from forebay.server.served import Served
     from forebay.server.config import Overrides
+    from forebay.server.served import Served
     from forebay.surfaces.contract import Options, Project, Surface
 
 
