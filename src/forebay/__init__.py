@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from forebay.serving.servings.registry import batched_run, batched_run_async
     from forebay.surfaces.embedding.mounted import asgi
     from forebay.surfaces.embedding.started import start
-    from forebay.types.call import Failure, Media
+    from forebay.types.call import Failure, Last, Media
     from forebay.types.context import Context
     from forebay.types.file import File
     from forebay.workers.cancel import is_cancelled
@@ -62,6 +62,7 @@ _HOMES = {
     "File": "forebay.types.file",
     "ForebayError": "forebay.errors",
     "InvalidRequest": "forebay.errors",
+    "Last": "forebay.types.call",
     "Lazy": "forebay.arrays.lazy",
     "Media": "forebay.types.call",
     "Model": "forebay.serving.models.model",
@@ -105,6 +106,7 @@ __all__ = [
     "File",
     "ForebayError",
     "InvalidRequest",
+    "Last",
     "Lazy",
     "Media",
     "Model",

@@ -76,6 +76,16 @@ class Audible(Protocol):
         ...
 
 
+@runtime_checkable
+class Seated(Protocol):
+    """A pool whose slots have seats: a batch may join those that stream there."""
+
+    @property
+    def room(self) -> int | None:
+        """Rows that a batch may have to join streams that run; None if the next one begins where nothing runs."""
+        ...
+
+
 class Batcher:
     """Feeds a pool from a queue. Lives on one event loop; nothing here is thread-safe."""
 
@@ -113,7 +123,9 @@ class Batcher:
         self._is_submitting = False
         self.is_awake = False
         self._has_one_core = (cores or len(os.sched_getaffinity(0))) == 1
-        self._rest = pool.rest if self._has_one_core and isinstance(pool, Audible) else None
+        self._seated = pool if parts is not None and isinstance(pool, Seated) else None
+        rests = self._has_one_core and self._seated is None
+        self._rest = pool.rest if rests and isinstance(pool, Audible) else None
         self._rests = False
         self._last_s = 0.0
         self._seen = 0
@@ -177,7 +189,7 @@ class Batcher:
         if slots != queue.slots:
             queue.slots = slots
         while pool.idle:
-            batch = queue.take(now)
+            batch = queue.take(now, None if self._seated is None else self._seated.room)
             if batch is None:
                 break
             self._run(batch, now)
@@ -229,9 +241,10 @@ class Batcher:
         self._stir()
         self._running.discard(batch)
         queue = self.queue
-        if self.pool.idle and not self._is_submitting and queue.is_full():
-            # A whole batch waits: the slot starts on it before the answers are written.
-            following = queue.take(now)
+        seated = self._seated
+        if self.pool.idle and not self._is_submitting and (seated is not None or queue.is_full()):
+            # A whole batch waits, or a seat is free: the slot starts on it before the answers are written.
+            following = queue.take(now, None if seated is None else seated.room)
             if following is not None:
                 self._run(following, now)
         self._answer(batch, outcomes, now)

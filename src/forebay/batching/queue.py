@@ -29,7 +29,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -42,8 +42,6 @@ from forebay.types.batch import EntryBatch
 from forebay.types.call import ALONE
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from forebay.types.batch import Entry
 
 NEVER: Final = float("inf")
@@ -80,6 +78,7 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
         bundle_s: For one slot whose runner takes the rows it is given one by one, and `max_size` 1: up to `BUNDLE` of
             them leave together, as many as are expected to need no longer than this, so that quick ones share the way
             to the worker. 0 lets each leave by itself.
+        size_of: Samples in a batch of a key, where that is not the same for all; at most `max_size`.
         ranked: Whether entries of one key leave by their rank, lower ones first, instead of in order of arrival.
     """
 
@@ -90,6 +89,7 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int | None = None
     objective_s: float | None = None
     bundle_s: float = 0.0
+    size_of: Callable[[Hashable], int] | None = None
     ranked: bool = False
 
     @property
@@ -257,16 +257,24 @@ class BatchQueue:
         """Let nothing wait for a fuller batch from now on: nothing more will come."""
         self.config = msgspec.structs.replace(self.config, max_wait_s=0.0)
 
-    def take(self, now: float) -> EntryBatch | None:
-        """Hand the next batch to a free slot, or None if nothing is eligible yet."""
+    def take(self, now: float, limit: int | None = None) -> EntryBatch | None:
+        """Hand the next batch to a free slot, or None if nothing is eligible yet.
+
+        Args:
+            now: Seconds.
+            limit: Rows for which the slot has room beside what runs there. It waits for nothing then: the first line
+                is eligible at once, and where its first entry does not fit, none overtakes it.
+        """
         while True:
-            line = self._eligible(now)
+            line = self._eligible(now) if limit is None else self._first()
             if self._alone and (line is None or self._alone[0].arrived <= self._since(line)):
+                if limit is not None and self._alone[0].size > limit:
+                    return None
                 batch = self._take_alone(now)
-            elif line is None:
+            elif line is None or (limit is not None and self._head(line).size > limit):
                 return None
             else:
-                batch = self._fill(line, now)
+                batch = self._fill(line, now, limit)
             if batch is not None:  # else all of it had expired
                 break
         if self._shares is not None:
@@ -290,7 +298,7 @@ class BatchQueue:
         if gather is not None:
             assert self._shares is not None
             self._shares.ended(batch.rows)
-            if key is not ALONE:
+            if key is not ALONE and not batch.has_streamed:
                 # The whole way there and back counts, not only the model: it is what one more batch would cost.
                 self.curve.learn(batch.rows, now - batch.entries[0].taken)
                 gather.answered(batch.entries, self.waiting, now)
@@ -441,10 +449,14 @@ class BatchQueue:
         entry.taken = now
         return EntryBatch([entry], ALONE, entry.size)
 
-    def _fill(self, line: Line, now: float) -> EntryBatch | None:
+    def _fill(self, line: Line, now: float, limit: int | None = None) -> EntryBatch | None:
         room = self._max_size
         if room == 1 and self._divide is None:
             return self._take_one(line, now)
+        if limit is not None:
+            room = min(room, limit)
+        if self.config.size_of is not None:
+            room = min(room, self.config.size_of(line.key))
         if self._bundle_s:
             room = max(min(room, int(self._bundle_s / self._row_s)), self._head(line).size)
         if self.auto is not None or self._counts is not None:

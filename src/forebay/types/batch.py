@@ -53,6 +53,7 @@ class EntryBatch(msgspec.Struct, eq=False):
         rows: Samples in all entries together.
         attempts: How many workers were given it; a second time only when the first died.
         model_s: Seconds the runner took, as measured next to it.
+        has_streamed: Whether parts of its answers have left the worker.
         cancelled: True once nobody waits for any of its entries.
         on_cancel: Set by the pool that runs it: tells the worker that nobody waits any more.
         noted: Filled in by the pool while somebody listens to the timeline; None while nobody does.
@@ -65,6 +66,7 @@ class EntryBatch(msgspec.Struct, eq=False):
     rows: int
     attempts: int = 0
     model_s: float = 0.0
+    has_streamed: bool = False
     cancelled: bool = False
     on_cancel: Callable[[], None] | None = None
     noted: Noted | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, Generic, Protocol, TypeVar, final
 
 import msgspec
 
@@ -120,6 +120,24 @@ class Media:
     def __repr__(self) -> str:
         """Print the type and how much there is."""
         return f"Media(<{len(self._body)} bytes>, {self._type!r})"
+
+
+P = TypeVar("P")
+
+
+@final
+class Last(Generic[P]):
+    """What `Model.step` returns for a stream that ends: its last part, or none if there is no further one."""
+
+    __slots__ = ("part",)
+
+    def __init__(self, part: P | None = None) -> None:
+        """End a stream, with this part or without any."""
+        self.part = part
+
+    def __repr__(self) -> str:
+        """Print the part."""
+        return f"Last({self.part!r})"
 
 
 Outcome = Any  # a runner's result for one item, or a Failure

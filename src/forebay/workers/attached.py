@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from forebay.errors import Unavailable
 from forebay.observe import model_log
 from forebay.workers.pool import PoolStatistics
-from forebay.workers.slot_pool import Slot, SlotPool
+from forebay.workers.slot_pool import Slot, SlotPool, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -49,6 +49,7 @@ class AttachedPool(SlotPool[S]):
         on_first: Callable[[], None] = lambda: None,
         shared: Callable[[], Shared | None] = lambda: None,
         isolates: bool = False,
+        seats: int = 0,
     ) -> None:
         """Describe the pool.
 
@@ -60,8 +61,9 @@ class AttachedPool(SlotPool[S]):
             on_first: Called once, when the first worker asks for work.
             shared: Makes the shared memory of a slot; returns None where memory cannot be shared.
             isolates: Hand on the entries of a batch that lost its worker each alone.
+            seats: Rows of streams that may be open in each slot; 0 gives a slot one batch at a time.
         """
-        super().__init__(isolates=isolates)
+        super().__init__(isolates=isolates, seats=seats)
         self.name = self.model = name
         self.log_level = model_log.level
         self.joined = 0
@@ -126,7 +128,8 @@ class AttachedPool(SlotPool[S]):
                 timer.cancel()
         for slot in list(self._slots):
             slot.stop()
-            if slot.batch is not None and slot.batch.cancelled:
+            batches = running(slot)
+            if batches and all(batch.cancelled for batch in batches):
                 slot.drop("the server stops, and nobody waits for what it runs")
                 self.gone(slot)
         if self._slots:
@@ -155,7 +158,8 @@ class AttachedPool(SlotPool[S]):
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""
         idle = 0 if self._refusal is not None else self.idle
-        return PoolStatistics(slots=len(self._slots), idle=idle, alive=self.alive, joined=self.joined, left=self.left)
+        slots = len(self._slots) * (self.seats or 1)
+        return PoolStatistics(slots=slots, idle=idle, alive=self.alive, joined=self.joined, left=self.left)
 
     def _admit(self, slot: S) -> None:
         if self._vacancy is not None:
@@ -183,7 +187,7 @@ class AttachedPool(SlotPool[S]):
         self._refuse(Unavailable(f"no worker of '{self.name}' is attached; try again when one has joined"))
 
     def _watch_over(self) -> None:
-        if self.hang_s is not None and self._watchdog is None and len(self._slots) > self.idle:
+        if self.hang_s is not None and self._watchdog is None and any(map(running, self._slots)):
             self._watchdog = asyncio.get_running_loop().call_later(self.hang_s, self._look)
 
     def _look(self) -> None:
@@ -202,7 +206,7 @@ class AttachedPool(SlotPool[S]):
 
     def _drop_hanging(self, hanging: S) -> None:
         """Drop a slot, and with it those of its worker that are idle: they would only collect more batches."""
-        mates = [slot for slot, worker in self._slots.items() if worker == self._slots[hanging] and slot.batch is None]
+        mates = [slot for slot, worker in self._slots.items() if worker == self._slots[hanging] and not running(slot)]
         for slot in mates:  # before the batch of the one that hangs is handed on
             slot.drop("another slot of its worker hangs")
             self.gone(slot)

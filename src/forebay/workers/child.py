@@ -38,8 +38,9 @@ from forebay.workers.parent_death import end_with
 from forebay.workers.phases import Laps, lap, phases_of
 from forebay.workers.pool import CREDIT
 from forebay.workers.runner import RunnerSpec, WorkerContext
+from forebay.workers.seats import Seats, follow
 from forebay.workers.shm import open_arenas
-from forebay.workers.user_code import answered, close_runner, do_after, settled, user_code
+from forebay.workers.user_code import answered, caught, close_runner, do_after, settled, user_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from forebay.workers.address import Address
     from forebay.workers.objects import Buffer
     from forebay.workers.runner import Runner
+    from forebay.workers.seats import Round
     from forebay.workers.shm import ArenaReader, ArenaWriter
 
 log = logging.getLogger(DROPPING)
@@ -166,7 +168,10 @@ class WorkerConnection:
 
     def ask(self) -> None:
         """Ask for the first batch."""
-        self.send(["ready"] if self._shares else ["ready", False])
+        if self.options.get("seats"):
+            self.send(["sit"])
+        else:
+            self.send(["ready"] if self._shares else ["ready", False])
 
     def leave(self) -> None:
         """Ask for no more; the server answers with a stop once it has the last result."""
@@ -181,8 +186,27 @@ class WorkerConnection:
         Raises:
             EOFError: If the server is gone.
         """
+        message = self.receive_soon(wait=True)
+        assert message is not None
+        return message
+
+    def receive_soon(self, *, wait: bool) -> Any:
+        """Return the next message, or None if there is none and it is not to be waited for.
+
+        Raises:
+            EOFError: If the server is gone.
+        """
         with self._receiving:
             while not self._inbox:
+                if not wait:
+                    try:
+                        size = self._socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
+                    except BlockingIOError:
+                        return None
+                    if not size:
+                        raise EOFError
+                    self._inbox.extend(self._reader.feed(self._buffer[:size]))
+                    continue
                 size = self._socket.recv_into(self._buffer)
                 if not size:
                     raise EOFError
@@ -215,7 +239,7 @@ class WorkerConnection:
                 return True  # hung up
             if size > 0:
                 self._inbox.extend(self._reader.feed(self._buffer[:size]))
-            return size == 0 or any(message == ["cancel", batch_id] for message in self._inbox)
+            return size == 0 or any(_calls_off(message, batch_id) for message in self._inbox)
         finally:
             self._receiving.release()
 
@@ -233,7 +257,7 @@ class WorkerConnection:
 
     def _say_hello(self, about: Mapping[str, Any], secret: bytes | None) -> Mapping[str, Any]:
         mine = shared_secret.nonce()
-        about = {**about, "shares": True}
+        about = {**about, "shares": True, "seats": True}
         self.send(["hello", frames.VERSION, about if secret is None else {**about, "nonce": mine}])
         try:
             kind, *rest = self._answer()
@@ -294,6 +318,12 @@ def serve(connection: WorkerConnection, runner: Runner, metrics: MetricReporter 
         origin.set(connection)
     connection.lends = getattr(runner, "borrows_input", False)
     connection.ask()
+    if connection.options.get("seats"):
+        try:
+            follow(*_seated(connection, runner, metrics))
+        except (EOFError, ConnectionError):
+            pass  # the server is gone
+        return
     while True:
         try:
             message = connection.receive()
@@ -306,6 +336,96 @@ def serve(connection: WorkerConnection, runner: Runner, metrics: MetricReporter 
                 metrics.look()
         elif message[0] == "stop":
             return
+
+
+def _seated(connection: WorkerConnection, runner: Runner, metrics: MetricReporter | None) -> tuple[Seats, _ServerLink]:
+    link = _ServerLink(connection, metrics)
+    return Seats(runner.run, time.monotonic, link.enter), link
+
+
+class _ServerLink:
+    """The way of a worker with seats to its server; see `Link`."""
+
+    def __init__(self, connection: WorkerConnection, metrics: MetricReporter | None) -> None:
+        self._connection = connection
+        self._metrics = metrics
+        self._unsent: list[tuple[int, Failure]] = []
+
+    def enter(self, name: Any) -> None:
+        """User code runs for this batch, or for several."""
+        probe.set(None if name is None else self._connection.begin(name))
+        if name is None:
+            self._connection.end()
+
+    def receive(self, *, wait: bool) -> Iterator[Sequence[Any]]:
+        """Return what the server has said."""
+        while self._unsent:
+            wait = False
+            yield "leave", *self._unsent.pop()
+        while (message := self._connection.receive_soon(wait=wait)) is not None:
+            wait = False
+            if message[0] == "stop":
+                yield ("stop",)
+            elif message[0] == "go":
+                _, number, joins, leaves, allows = message
+                yield "heard", number
+                for name, (bodies, params, sizes, key) in joins:
+                    yield "join", name, _items(bodies, params, sizes), key
+                for name in leaves:
+                    yield "leave", name
+                for name, steps in allows:
+                    yield "allow", name, steps
+
+    def tell(self, number: int, told: Round) -> None:
+        """Send what a round has made; what cannot be sent fails its own batch."""
+        connection = self._connection
+        connection.end()
+        parts = [[name, *_wired(part)] for name, part in told.parts]
+        ended = [[name, *_wired(outcomes), seconds, _media(outcomes)] for name, outcomes, seconds in told.ended]
+        try:
+            frame = connection.framed(["round", number, parts, ended])
+        except Exception:  # noqa: BLE001 - the user's parts hold something that msgpack does not, or too much
+            frame = connection.framed(["round", number, *self._sendable(parts, ended)])
+        connection.send_frame(frame)
+        if told.ended and self._metrics is not None:
+            self._metrics.look()
+
+    def _sendable(self, parts: list[Any], ended: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Return what of a round fits into a frame, with failures in place of the rest."""
+        left = {name for name, *_ in ended}
+        sent: list[Any] = []
+        failures: dict[int, Failure] = {}
+        for part in parts:
+            error = caught(self._connection.framed, ["round", 0, [*sent, part], []])[1]
+            if error is None:
+                sent.append(part)
+            else:
+                failures[part[0]] = Failure(BadOutcome(f"a part cannot be sent to the server: {error}"))
+        self._unsent = [(name, failure) for name, failure in failures.items() if name not in left]
+        for place, (name, outcomes, _, seconds, _) in enumerate(ended):
+            failure = failures.get(name)
+            if failure is None:
+                error = caught(self._connection.framed, ["round", 0, [], ended[place : place + 1]])[1]
+                failure = Failure(BadOutcome(f"the results cannot be sent to the server: {error}")) if error else None
+            if failure is not None:
+                ended[place] = [name, *_wired([failure] * len(outcomes)), seconds, None]
+        return sent, ended
+
+
+def _wired(outcomes: Sequence[Any]) -> tuple[Sequence[Any], dict[int, list[Any]] | None]:
+    """Return outcomes, or parts, without the failures among them, and those apart."""
+    failures = {place: wire_error(one.error) for place, one in enumerate(outcomes) if type(one) is Failure}
+    plain = [None if type(one) is Failure else one.body if type(one) is Media else one for one in outcomes]
+    return plain, failures or None
+
+
+def _media(outcomes: Sequence[Any]) -> dict[int, str] | None:
+    return {place: one.type for place, one in enumerate(outcomes) if type(one) is Media} or None
+
+
+def _calls_off(message: Any, batch_id: int) -> bool:
+    """Tell whether the server says by this that nobody waits for a batch."""
+    return message == ["cancel", batch_id] or (message[0] == "go" and batch_id in message[3])
 
 
 def _items(bodies: list[Any], params: Any, sizes: list[int] | None) -> list[ReceivedItem]:

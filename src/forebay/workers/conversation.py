@@ -23,19 +23,28 @@ from forebay.types.call import Failure, Media
 from forebay.types.log_line import LogLine
 from forebay.workers import frames
 from forebay.workers.pool import CREDIT
+from forebay.workers.seating import Seating
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from forebay.types.batch import Phase
+    from forebay.types.batch import Done, EntryBatch, Phase
+    from forebay.workers.seating import Sitting
 
-State: TypeAlias = Literal["greeting", "opening", "idle", "busy", "streaming", "finishing", "gone"]
+State: TypeAlias = Literal["greeting", "opening", "idle", "busy", "streaming", "finishing", "seated", "gone"]
 
 MAY_SAY: Final[Mapping[State, Mapping[str, State]]] = {
     # the worker has connected
     "greeting": {"hello": "opening"},
     # it was told what to run, or is about to be told, and loads it
-    "opening": {"ready": "idle", "failed": "gone", "leaving": "opening", "log": "opening", "metrics": "opening"},
+    "opening": {
+        "ready": "idle",
+        "seated": "seated",
+        "failed": "gone",
+        "leaving": "opening",
+        "log": "opening",
+        "metrics": "opening",
+    },
     # it waits; the server's `begin` leads to busy
     "idle": {"leaving": "idle", "log": "idle", "metrics": "idle"},
     # it runs a batch
@@ -58,6 +67,8 @@ MAY_SAY: Final[Mapping[State, Mapping[str, State]]] = {
     },
     # the batch is answered, and it does what follows the answers
     "finishing": {"ready": "idle", "leaving": "finishing", "log": "finishing", "metrics": "finishing"},
+    # it has seats, where any number of batches stream side by side; `go` says who joins and who leaves
+    "seated": {"round": "seated", "leaving": "seated", "log": "seated", "metrics": "seated"},
     # the connection is closed, or will be: nothing is read any more
     "gone": {},
 }
@@ -134,6 +145,18 @@ class Result(msgspec.Struct, frozen=True, gc=False):
     is_ready: bool
 
 
+class Heard(msgspec.Struct, frozen=True, gc=False):
+    """One round of a worker with seats: parts of some batches, and who has ended. Answer with `go`.
+
+    Attributes:
+        parts: Names of batches, and a part for each of their entries.
+        ended: Names, outcomes for their entries, and how long they sat.
+    """
+
+    parts: list[tuple[int, list[Any]]]
+    ended: list[tuple[int, list[Any], float]]
+
+
 class Leaving(msgspec.Struct, frozen=True, gc=False):
     """The worker wants no more than what it has."""
 
@@ -157,7 +180,7 @@ class Violation(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-Event: TypeAlias = Hello | Ready | Failed | Part | Result | Leaving | Logged | Counted | Violation
+Event: TypeAlias = Hello | Ready | Failed | Part | Result | Heard | Leaving | Logged | Counted | Violation
 
 
 class Conversation:
@@ -168,6 +191,7 @@ class Conversation:
         batch_id: Of the batch that runs, or ran last.
         is_leaving: Whether the worker wants no more.
         has_streamed: Whether parts of the batch that runs, or ran last, have left.
+        seating: Who sits in the worker; None where it has no seats.
         worker: How the timeline calls the worker.
         pid: Its process, as it says.
     """
@@ -175,15 +199,29 @@ class Conversation:
     def __init__(
         self,
         max_frame_bytes: int = frames.MAX_FRAME_BYTES,
-        check: Callable[[Sequence[Any]], None] | None = None,
+        check: Callable[[EntryBatch | None, Sequence[Any]], None] | None = None,
+        seats: int = 0,
+        speak: Callable[[int | None], object] = lambda _left: None,
     ) -> None:
         """Wait for the worker to speak.
 
         Args:
             max_frame_bytes: Longest frame that is read, and the most that it may refer to in shared memory.
-            check: Given outcomes, or the parts of one step, raises `InvalidRequest` if they are not of the types that
-                belong there; None where the worker is forebay's own.
+            check: Given the batch, if the worker has seats, and outcomes or the parts of one step, raises
+                `InvalidRequest` if they are not of the types that belong there; None where the worker is forebay's own.
+            seats: Rows that may stream in it at a time; 0 gives it one batch after the other.
+            speak: Called when there is something to say to a worker with seats, with the name of the batch that is
+                called off, if it is that: send what `go` returns, soon.
         """
+        self.seating: Seating | None = None
+        self._seats = seats
+        self._speak = speak
+        self._round = 0
+        self._joins: list[Any] = []
+        self._leaves: list[int] = []
+        self._allows: list[tuple[int, int]] = []
+        self._groups: dict[Any, int] = {}
+        self._owes = False
         self.state: State = "greeting"
         self.batch_id = 0
         self.is_leaving = False
@@ -228,9 +266,11 @@ class Conversation:
             shared: Memory for large bodies and results, if there is any; belongs to the conversation from then on.
         """
         assert self.state == "opening"
-        if shared is not None and not self._can_share:
-            shared.close()
+        if shared is not None and (not self._can_share or self.seating is not None):
+            shared.close()  # it is written from its beginning for each batch, and those that sit overlap
             shared = None
+        if self.seating is not None:
+            options = {**options, "seats": self._seats}
         self._shared = shared
         self._is_asked_for_lines = "log" in options
         handle = None if shared is None else shared.handle
@@ -287,6 +327,53 @@ class Conversation:
         self._heard = self._sent = now
         return frame
 
+    def seat(self, batch: EntryBatch, done: Done, bodies: list[Any], params: Any, sizes: list[int] | None) -> None:
+        """Seat a batch; the worker hears of it with the next `go`.
+
+        Args:
+            batch: What joins.
+            done: Whom to tell of its end.
+            bodies: One for each entry.
+            params: One map for all of them, or a list of maps.
+            sizes: Samples in each; None if it is one.
+
+        Raises:
+            InternalError: The bodies are no plain data; nobody was seated.
+            TooLarge: They are too large to be sent; as above.
+        """
+        seating = self.seating
+        assert seating is not None
+        if len(self._groups) > 2 * len(seating.open) + 64:
+            keys = {sitting.batch.key for sitting in seating.open.values()}
+            self._groups = {key: number for key, number in self._groups.items() if key in keys}
+        group = self._groups.get(batch.key)
+        if group is None:
+            group = self._groups[batch.key] = next(_batch_ids)
+        try:
+            join = frames.encode_part([bodies, params, sizes, group])
+        except Exception as error:
+            msg = f"the batch cannot be sent to a worker: {error}"
+            raise InternalError(msg) from error
+        if len(join) > frames.MAX_FRAME_BYTES // 2:
+            msg = (
+                f"the batch cannot be sent to a worker: it has {len(join)} bytes, at most "
+                f"{frames.MAX_FRAME_BYTES // 2} are possible; send smaller requests"
+            )
+            raise TooLarge(msg)
+        self._joins.append([seating.join(batch, done).name, msgspec.Raw(join)])
+        self._speak(None)
+
+    def go(self, now: float) -> bytes | None:
+        """Return what a worker with seats is to hear before its next round; None if there is nothing."""
+        if self.seating is None or self.state == "gone":
+            return None
+        if not self._owes:
+            self._heard = now
+        self._owes = any(sitting.room > 0 for sitting in self.seating.open.values())
+        frame = frames.encode(["go", self._round, self._joins, self._leaves, self._allows])
+        self._joins, self._leaves, self._allows = [], [], []
+        return frame
+
     def grant(self, batch_id: int, now: float) -> bytes | None:
         """Note that there is room for one more step of a streamed answer; what is returned is to be sent."""
         if batch_id != self.batch_id or self.state not in _RUNNING:
@@ -321,6 +408,8 @@ class Conversation:
     @property
     def owes_since(self) -> float | None:
         """Since when the worker owes the next sign of life; None while it is idle or waits for slow clients."""
+        if self.seating is not None:
+            return self._heard if self._owes else None
         return self._heard if self.state in _RUNNING and self._room > 0 else None
 
     def _event(self, message: Any, now: float) -> Event:
@@ -329,8 +418,10 @@ class Conversation:
             return self._finish(message, now)
         if kind == "part":
             return self._hand_part(message, now)
+        if kind == "round" and self.state == "seated":
+            return self._hear(message, now)
         state = MAY_SAY[self.state].get(kind)
-        if state is None:
+        if state is None or (kind in _BEGINS and (kind == "sit") != (self.seating is not None)):
             msg = f"{str(kind)[:40]!r} is not a message of the protocol while it is {self.state}"
             raise InvalidRequest(msg)
         event = _EVENTS[kind](self, message)
@@ -348,6 +439,8 @@ class Conversation:
         about = cast("dict[str, Any]", about)
         self._can_share = about.get("shares") is True
         self._tells_phases = about.get("phases") is True
+        if self._seats and about.get("seats") is True:
+            self.seating = Seating(self._seats, self._allow, self._leave_seat)
         self.worker = str(about.get("worker"))[:8]
         self.pid = msgspec.convert(about.get("pid", 0), int)
         return Hello(about)
@@ -398,6 +491,37 @@ class Conversation:
         self._heard = now
         return Part(found)
 
+    def _hear(self, message: list[Any], now: float) -> Heard:
+        _, number, parts, ended = message
+        seating = self.seating
+        assert seating is not None
+        if number != self._round + 1:
+            msg = f"it sends round {str(number)[:40]} after round {self._round}"
+            raise InvalidRequest(msg)
+        found: list[tuple[int, list[Any]]] = []
+        for name, part, failures in parts:
+            sitting = seating.check(name)
+            found.append((name, self._checked(part, failures, len(sitting.batch.entries), sitting.batch)))
+        left: dict[int, tuple[int, list[Any], float]] = {}
+        for name, given, failures, seconds, media in ended:
+            sitting = seating.check(name)
+            if name in left or type(seconds) not in _NUMBERS or not 0.0 <= seconds < math.inf:
+                msg = f"it does not say right how stream {name} has ended"
+                raise InvalidRequest(msg)
+            outcomes = _with_media(given, media)
+            left[name] = name, self._checked(outcomes, failures, len(sitting.batch.entries), sitting.batch), seconds
+        self._round = number
+        self._heard = now
+        return Heard(found, list(left.values()))
+
+    def _allow(self, sitting: Sitting, steps: int) -> None:
+        self._allows.append((sitting.name, steps))
+        self._speak(None)
+
+    def _leave_seat(self, sitting: Sitting) -> None:
+        self._leaves.append(sitting.name)
+        self._speak(sitting.name)
+
     def _finish(self, message: list[Any], now: float) -> Result:
         _, batch_id, outcomes, failures, seconds, is_ready, *more = message
         state = self._require_running("result" if is_ready else "unready result", batch_id)
@@ -419,11 +543,14 @@ class Conversation:
             raise InvalidRequest(msg)
         return state
 
-    def _checked(self, outcomes: Any, failures: Any) -> list[Any]:
+    def _checked(
+        self, outcomes: Any, failures: Any, count: int | None = None, batch: EntryBatch | None = None
+    ) -> list[Any]:
         """Return the outcomes as they are handed on, or raise before anything has changed."""
-        if type(outcomes) is not list or len(cast("list[Any]", outcomes)) != self._count:
+        count = self._count if count is None else count
+        if type(outcomes) is not list or len(cast("list[Any]", outcomes)) != count:
             number = len(cast("list[Any]", outcomes)) if isinstance(outcomes, list) else type(outcomes).__name__
-            msg = f"it answered {number} of {self._count} items"
+            msg = f"it answered {number} of {count} items"
             raise InvalidRequest(msg)
         found = cast("list[Any]", outcomes)
         if failures:
@@ -433,7 +560,7 @@ class Conversation:
                     raise InvalidRequest(msg)
                 found[index] = _failure(*failure)
         if self._check is not None:
-            self._check(found)
+            self._check(batch, found)
         return found
 
     def _read_phases(self, told: Any, seconds: float, now: float) -> tuple[float, list[Phase]]:
@@ -462,10 +589,12 @@ class Conversation:
 
 
 _RUNNING: Final = frozenset({"busy", "streaming"})
+_BEGINS: Final = frozenset({"ready", "sit"})
 _NUMBERS: Final = frozenset({int, float})
 _EVENTS: Final[Mapping[str, Callable[[Conversation, list[Any]], Event]]] = {
     "hello": Conversation._greet,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
     "ready": Conversation._ask,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
+    "sit": Conversation._ask,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
     "failed": Conversation._fail,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
     "leaving": Conversation._leave,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
     "metrics": Conversation._count_metrics,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001

@@ -38,6 +38,11 @@ def encode(message: Any) -> bytes:
     return len(payload).to_bytes(HEADER, "big") + payload
 
 
+def encode_part(value: Any) -> bytes:
+    """Return what stands in a frame for a value, to be put into one as `msgspec.Raw`."""
+    return _encoder.encode(value)
+
+
 _encoder = msgspec.msgpack.Encoder()
 
 

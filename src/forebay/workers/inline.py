@@ -7,7 +7,7 @@ import asyncio
 import contextvars
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from forebay.errors import ForebayError, Unavailable
 from forebay.observe import model_log
@@ -15,6 +15,7 @@ from forebay.observe.model_log import LocalOrigin, Voice, origin
 from forebay.types.call import Failure
 from forebay.types.failures import failure_of
 from forebay.workers.cancel import probe
+from forebay.workers.inline_streams import CANCEL_S, MAX_LEFT, InlineStreams
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.phases import Laps, lap, note
 from forebay.workers.pool import CREDIT, PoolStatistics, not_opened
@@ -33,26 +34,24 @@ log = logging.getLogger("forebay.workers")
 
 Settled: TypeAlias = "tuple[Sequence[Any], list[Callable[[], object]]]"
 
-CANCEL_S: Final = 1.0
-"""Time a coroutine that was cancelled has to end; one that goes on is left behind, and its slot is free again."""
-MAX_LEFT: Final = 64
-"""Coroutines that may be left behind; a further one keeps its slot until it ends."""
-
 
 class InlinePool:
     """The loop as a worker. Coroutines run as tasks beside other work, one a slot; anything else blocks the loop.
 
-    A coroutine is cancelled once nobody waits for its batch.
+    A coroutine is cancelled once nobody waits for its batch. With seats for streams, one task steps them all.
     """
 
-    def __init__(self, spec: RunnerSpec, *, slots: int = 1, devices: Sequence[Device] = ()) -> None:
+    def __init__(self, spec: RunnerSpec, *, slots: int = 1, devices: Sequence[Device] = (), seats: int = 0) -> None:
         """Describe the worker; `start` opens its runner.
 
         Args:
             spec: What it runs.
             slots: Coroutines at a time.
             devices: What it runs on: the first of them.
+            seats: Rows of streams that may be open; 0 runs a batch, or a coroutine, a slot.
         """
+        self._seats = seats
+        self._streams: InlineStreams | None = None
         self.idle = 0
         self._on_idle: Callable[[], None] = lambda: None
         self._spec = spec
@@ -87,8 +86,19 @@ class InlinePool:
         except ForebayError as error:
             raise not_opened(error) from error
         self._runner = runner
-        self._run = getattr(runner, "run_async", None) or runner.run
-        self.idle = self._slots
+        self._run = run = getattr(runner, "run_async", None) or runner.run
+        self.idle = self._seats or self._slots
+        if self._seats:
+            self._streams = InlineStreams(self._seats, run, self._voice, self._seats_freed)
+
+    @property
+    def room(self) -> int | None:
+        """Rows that a batch may have to join the streams that run; None where none do."""
+        free = self._seats if self._streams is None else self._streams.seating.free
+        return None if free == self._seats else free
+
+    def _seats_freed(self, rows: int) -> None:
+        self.idle += rows * (not self._is_stopping)
 
     def watch(self, on_idle: Callable[[], None]) -> None:
         """Call this whenever a slot became idle by itself."""
@@ -96,6 +106,10 @@ class InlinePool:
 
     def submit(self, batch: EntryBatch, done: Done) -> None:
         """Run the batch now, or as a task if the runner's answer is awaitable."""
+        if self._streams is not None:
+            self.idle -= batch.rows
+            self._streams.submit(batch, done)
+            return
         self.idle -= 1
         run = self._run
         assert run is not None
@@ -122,6 +136,8 @@ class InlinePool:
         """Wait for tasks, answer what is late as unavailable, close the runner."""
         self._is_stopping = True
         self.idle = 0
+        if self._streams is not None:
+            await self._streams.stop(grace_s)
         if self._tasks:
             _, late = await asyncio.wait([task for task, _ in self._tasks.values()], timeout=grace_s)
             for task in late:
@@ -140,7 +156,8 @@ class InlinePool:
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""
         devices = tuple(map(str, self._devices))
-        return PoolStatistics(slots=self._slots, idle=self.idle, alive=int(self._run is not None), devices=devices)
+        slots = self._seats or self._slots
+        return PoolStatistics(slots=slots, idle=self.idle, alive=int(self._run is not None), devices=devices)
 
     def _answer(self, batch: EntryBatch, done: Done, settled: Settled, started: float, laps: Laps | None) -> None:
         batch.model_s = time.monotonic() - started

@@ -69,6 +69,7 @@ class JobSlot(asyncio.Protocol):
         """The id of each entry of the batch; None for one that was not sent."""
         self._sent = 0.0
         self.streamed = False
+        self.seating: None = None
         self.worker: object = object()
         self.batch: EntryBatch | None = None
         self.done: Done | None = None

@@ -26,7 +26,7 @@ from forebay.workers import shm
 from forebay.workers.devices import environment_on
 from forebay.workers.pool import STUCK_S, PoolStatistics, not_opened
 from forebay.workers.private_socket import PrivateSocket
-from forebay.workers.slot_pool import SlotPool
+from forebay.workers.slot_pool import SlotPool, running
 from forebay.workers.supervisor import END_S, LAST_S, LIVED_S, Supervisor, start_worker
 from forebay.workers.worker_slot import WorkerSlot
 
@@ -75,7 +75,7 @@ class Worker:
 
     def is_awaited(self) -> bool:
         """Return whether it still has work that matters: a batch somebody waits for, or work that follows an answer."""
-        batches = [slot.batch for slot in self.slots if slot.batch is not None]
+        batches = [batch for slot in self.slots for batch in running(slot)]
         return self.is_ready and (not batches or not all(batch.cancelled for batch in batches))
 
     def kill(self, life: int | None = None) -> None:
@@ -107,6 +107,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         on_death: Callable[[int], None] | None = None,
         captures: bool = True,
         devices: Sequence[Device] = (),
+        seats: int = 0,
     ) -> None:
         """Describe the workers; `start` brings them up.
 
@@ -126,11 +127,12 @@ class ProcessPool(SlotPool[WorkerSlot]):
             on_death: Called with the exit status when a worker dies; None replaces it.
             captures: Whether what the workers log and print becomes lines of the log; else they write it themselves.
             devices: What they run on, one after the other and again from the first; none says nothing of it.
+            seats: Rows of streams that may be open in each slot; 0 gives a slot one batch at a time.
 
         Raises:
             ConfigError: If the spec cannot travel, or the environment hides a device.
         """
-        super().__init__(isolates=isolates, handover_s=handover_s, hands_on=hands_on)
+        super().__init__(isolates=isolates, handover_s=handover_s, hands_on=hands_on, seats=seats)
         spec.require_portable()
         self.restarts = 0
         self._spec = spec
@@ -187,7 +189,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
 
     def submit(self, batch: EntryBatch, done: Done) -> None:
         """Give the batch to the worker with the most idle slots, of several to the one that has been idle longest."""
-        if self._threads == 1 or self._refusal is not None:
+        if self._threads == 1 or self.seats or self._refusal is not None:
             super().submit(batch, done)
             return
         self.idle -= 1
@@ -201,7 +203,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         sockets = select.poll()
         for worker in self._workers:
             for slot in worker.slots:
-                if slot.batch is not None and (descriptor := slot.fileno()) >= 0:
+                if running(slot) and (descriptor := slot.fileno()) >= 0:
                     sockets.register(descriptor, select.POLLIN)
         sockets.poll(seconds * 1000)
 
@@ -232,7 +234,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""
         alive = sum(worker.is_ready for worker in self._workers)
-        slots = len(self._workers) * self._threads
+        slots = len(self._workers) * self._threads * (self.seats or 1)
         idle = 0 if self._refusal is not None else self.idle
         problem = next((worker.problem.message for worker in self._workers if worker.problem is not None), "")
         devices = tuple(map(str, self._devices))
@@ -304,7 +306,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         return shm.make_arenas()
 
     def _end_stuck(self, slot: WorkerSlot, batch_id: int) -> None:
-        if slot.batch is not None and slot.batch_id == batch_id:
+        if slot.is_running(batch_id):
             log.warning("a worker did not stop %g s after its batch was called off; it is replaced", self._stuck_s)
             slot.worker.kill(slot.worker.slots.get(slot))
 

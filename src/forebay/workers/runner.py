@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from forebay.errors import ConfigError
 from forebay.types.call import Item, Outcome
+
+if TYPE_CHECKING:
+    from forebay.workers.together import Together
 
 
 class WorkerContext(msgspec.Struct, frozen=True):
@@ -39,12 +42,13 @@ class Runner(Protocol):
         """Load what is needed; raising stops the worker with that reason."""
         ...
 
-    def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]]:
+    def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]] | Together:
         """Run a batch.
 
         Returns:
             One outcome for each item, in order: a result, or a `Failure` for that item only. Or an iterator of
-            steps of a streamed answer: in each step one part for each item, None where it has nothing.
+            steps of a streamed answer: in each step one part for each item, None where it has nothing. Or, where the
+            worker has seats, a stream that is stepped together with others.
 
         Raises:
             Exception: Fails the whole batch.

@@ -7,6 +7,9 @@ sample is handed on alone, so that the one at fault ends one more worker and nob
 have effects, the pool hands nothing on. A batch is therefore answered exactly once, on the loop, however its workers
 end.
 
+Where answers are streamed, a slot may have seats, and runs as many batches side by side as find room in it. Each of
+them is handed on for itself, if none of its parts have left.
+
 A pool that has no worker and no hope of one refuses: it offers a slot that answers every batch with the reason, so that
 requests that wait or arrive are told at once instead of at their deadlines.
 """
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
     from forebay.errors import ForebayError
     from forebay.types.batch import Done
+    from forebay.workers.seating import Seating
 
 
 class Slot(Protocol):
@@ -44,6 +48,11 @@ class Slot(Protocol):
     @property
     def streamed(self) -> bool:
         """Whether parts of the running batch's answer have left already, so that it cannot be run again."""
+        ...
+
+    @property
+    def seating(self) -> Seating | None:
+        """Who sits there, if batches stream side by side; else `batch` says what runs."""
         ...
 
     @property
@@ -76,16 +85,23 @@ class SlotPool(Generic[S]):
     """What the lines of its workers call what they run."""
     log_level: int | None
     """Lowest level of the lines that its workers send; None if they keep them."""
+    seats: int
+    """Rows of streams that may be open in each slot; 0 gives a slot one batch at a time."""
 
-    def __init__(self, *, isolates: bool = False, handover_s: float | None = None, hands_on: bool = True) -> None:
+    def __init__(
+        self, *, isolates: bool = False, handover_s: float | None = None, hands_on: bool = True, seats: int = 0
+    ) -> None:
         """Begin without slots.
 
         Args:
             isolates: Whether the entries of a batch that lost its worker are handed on each alone.
             handover_s: How long what lost its worker waits for another; None lets its own deadline decide.
             hands_on: Whether what lost its worker may be run a second time; else it fails at once.
+            seats: See the attribute.
         """
         self.idle = 0
+        self.seats = seats
+        self._seated: dict[S, Seating] = {}
         self.model = ""
         self.log_level = None
         self._hands_on = hands_on
@@ -97,15 +113,25 @@ class SlotPool(Generic[S]):
         self._stopping = False
         self._refusal: ForebayError | None = None
 
+    @property
+    def room(self) -> int | None:
+        """Rows that a batch may have to join the streams that run; None where none do."""
+        free = max((seating.free for seating in self._seated.values()), default=self.seats)
+        return None if free == self.seats or self._idle_slots or self._refusal is not None else free
+
     def watch(self, on_idle: Callable[[], None]) -> None:
         """Call this whenever a slot became idle by itself."""
         self._on_idle = on_idle
 
     def submit(self, batch: EntryBatch, done: Done) -> None:
-        """Give the batch to the slot that has been idle longest, or answer it if the pool refuses."""
+        """Give the batch to the slot that has been idle longest or has most seats, or answer it if the pool refuses."""
         if self._refusal is not None:
             outcomes = [Failure(self._refusal)] * len(batch.entries)
             asyncio.get_running_loop().call_soon(done, batch, outcomes)
+            return
+        if self._seated and not self._idle_slots:
+            self.idle -= batch.rows
+            max(self._seated, key=lambda slot: self._seated[slot].free).run(batch, done)
             return
         self.idle -= 1
         self._idle_slots.popleft().run(batch, done)
@@ -122,6 +148,11 @@ class SlotPool(Generic[S]):
                 before()
             slot.stop()
             return
+        if slot.seating is not None:
+            self._seated[slot] = slot.seating
+            self.freed(slot, slot.seating.free)
+            self._on_idle()
+            return
         while self._orphans:
             batch, done = self._orphans.popleft()
             if batch.cancelled:
@@ -137,6 +168,21 @@ class SlotPool(Generic[S]):
             before()
         else:
             self._on_idle()
+
+    def freed(self, slot: S, rows: int) -> None:
+        """Seats of a slot became free: a batch that lost its worker comes first, then whatever the queue has."""
+        if slot not in self._seated:
+            return
+        self.idle += rows
+        while self._orphans:
+            batch, done = self._orphans[0]
+            if not batch.cancelled and batch.rows > (self.seats if self.room is None else self.room):
+                break
+            self._orphans.popleft()
+            if batch.cancelled:
+                done(batch, lost(batch))
+            else:
+                self.submit(batch, done)
 
     def _refuse(self, why: ForebayError) -> None:
         """Answer what waits, and from now on whatever comes."""
@@ -156,16 +202,24 @@ class SlotPool(Generic[S]):
         if slot in self._idle_slots:
             self._idle_slots.remove(slot)
             self.idle -= 1
+        elif (seating := self._seated.pop(slot, None)) is not None:
+            self.idle -= seating.free
 
     def gone(self, slot: S) -> None:
         """A connection closed: what it was running is handed on, once."""
         self.retire(slot)
-        batch, done = slot.batch, slot.done
-        slot.batch = slot.done = None
-        if batch is None or done is None:
+        if slot.seating is not None:
+            for sitting in slot.seating.clear():
+                self._lost(sitting.batch, sitting.done, has_streamed=sitting.batch.has_streamed)
             return
-        batch.on_cancel = None
-        if not self._hands_on or slot.streamed or batch.cancelled or self._stopping or batch.attempts > 1:
+        batch, done, has_streamed = slot.batch, slot.done, slot.streamed
+        slot.batch = slot.done = None
+        if batch is not None and done is not None:
+            batch.on_cancel = None
+            self._lost(batch, done, has_streamed=has_streamed)
+
+    def _lost(self, batch: EntryBatch, done: Done, *, has_streamed: bool) -> None:
+        if not self._hands_on or has_streamed or batch.cancelled or self._stopping or batch.attempts > 1:
             done(batch, lost(batch, hands_on=self._hands_on))
             return
         isolates = self._isolates and len(batch.entries) > 1
@@ -173,6 +227,8 @@ class SlotPool(Generic[S]):
         self._orphans.extend(orphans)
         while self._orphans and self._idle_slots:
             self.submit(*self._orphans.popleft())
+        for slot in list(self._seated):
+            self.freed(slot, 0)
         if self._orphans and self._handover_s is not None:
             asyncio.get_running_loop().call_later(self._handover_s, self._fail_untaken, orphans)
 
@@ -190,6 +246,7 @@ class SlotPool(Generic[S]):
         self._refusal = None
         self.idle = 0
         self._idle_slots.clear()
+        self._seated.clear()
 
     def _fail_orphans(self) -> None:
         """Answer what nobody will run any more."""
@@ -197,6 +254,13 @@ class SlotPool(Generic[S]):
             batch, done = self._orphans.popleft()
             refused = None if self._refusal is None else [Failure(self._refusal)] * len(batch.entries)
             done(batch, refused or lost(batch))
+
+
+def running(slot: Slot) -> list[EntryBatch]:
+    """Return what a slot runs."""
+    if slot.seating is not None:
+        return [sitting.batch for sitting in slot.seating.open.values()]
+    return [] if slot.batch is None else [slot.batch]
 
 
 def apart(batch: EntryBatch, done: Done) -> list[tuple[EntryBatch, Done]]:

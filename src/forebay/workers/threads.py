@@ -23,6 +23,7 @@ from forebay.workers.memory import keep_freed_memory
 from forebay.workers.phases import Laps, lap, note
 from forebay.workers.pool import CREDIT, MAX_LEFT, STUCK_S, PoolStatistics, not_opened
 from forebay.workers.runner import WorkerContext
+from forebay.workers.thread_slot import ThreadSlot
 from forebay.workers.user_code import answered, close_runner, do_after, settled, user_code
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from forebay.types.batch import Done, EntryBatch
     from forebay.workers.runner import Runner, RunnerSpec
+    from forebay.workers.seating import Sitting
 
 log = logging.getLogger("forebay.workers")
 
@@ -93,6 +95,7 @@ class ThreadPool:
         threads: int = 1,
         stuck_s: float | None = STUCK_S,
         devices: Sequence[Device] = (),
+        seats: int = 0,
     ) -> None:
         """Describe the threads; `start` brings them up.
 
@@ -103,8 +106,12 @@ class ThreadPool:
             stuck_s: A thread that goes on with a batch nobody waits for is left behind after this time, and another
                 one takes its place; None leaves it in place.
             devices: What they run on, one after the other and again from the first; none says nothing of it.
+            seats: Rows of streams that may be open in each thread; 0 has each run one batch at a time.
         """
         self.idle = 0
+        self._seats = seats
+        self._slots: dict[ThreadSlot, tuple[_Worker, threading.Thread]] = {}
+        self._watched: dict[ThreadSlot, asyncio.TimerHandle] = {}
         self._on_idle: Callable[[], None] = lambda: None
         self._devices = [devices[index % len(devices)] for index in range(workers)] if devices else []
         on = self._devices or [Device("cpu")] * workers
@@ -148,7 +155,13 @@ class ThreadPool:
             )  # not in an executor: a load that hangs must not keep the server from stopping
             if worker.error is not None:
                 raise not_opened(worker.error) from worker.error
-        self.idle = len(self._threads)
+        self.idle = sum(slot.seating.free for slot in self._slots) if self._seats else len(self._threads)
+
+    @property
+    def room(self) -> int | None:
+        """Rows that a batch may have to join the streams that run; None where none do."""
+        free = max((slot.seating.free for slot in self._slots), default=0)
+        return None if free == self._seats else free
 
     def watch(self, on_idle: Callable[[], None]) -> None:
         """Call this whenever a slot became idle by itself."""
@@ -160,6 +173,11 @@ class ThreadPool:
             assert self._loop is not None
             assert self._problem is not None
             self._loop.call_soon(done, batch, [Failure(self._problem)] * len(batch.entries))
+            return
+        if self._seats:
+            self.idle -= batch.rows
+            self._running[batch] = done
+            max(self._slots, key=lambda slot: slot.seating.free).submit(batch, self._end_stream)
             return
         self.idle -= 1
         self._running[batch] = done
@@ -179,6 +197,10 @@ class ThreadPool:
         self.idle = 0
         for _ in range(len(self._threads) + len(self._replacing)):
             self._inbox.put(None)
+        for timer in self._watched.values():
+            timer.cancel()
+        for slot in self._slots:
+            slot.stop()
         for task in self._replacing:
             task.cancel()
         if self._running:
@@ -188,6 +210,8 @@ class ThreadPool:
                 await asyncio.wait_for(self._drained.wait(), grace_s if is_awaited else 0.0)
             except TimeoutError:
                 late = Failure(Unavailable("the server stopped before the model answered"))
+                for slot in self._slots:
+                    slot.give_up()
                 for batch, done in list(self._running.items()):
                     self._finish(batch, done, [late] * len(batch.entries))
         patience = time.monotonic() + JOIN_S
@@ -198,7 +222,7 @@ class ThreadPool:
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""
         alive = sum(thread.is_alive() for thread in self._threads)
-        slots = len(self._workers) * self._threads_per_worker
+        slots = len(self._workers) * self._threads_per_worker * (self._seats or 1)
         idle = 0 if self._refuses else self.idle
         problem = "" if self._problem is None else self._problem.message
         devices = tuple(map(str, self._devices))
@@ -207,15 +231,51 @@ class ThreadPool:
         )
 
     def _begin(self, worker: _Worker, number: int) -> threading.Thread:
+        slot = ThreadSlot(self._seats, self._say, self._seats_freed, self._watch_for_stuck) if self._seats else None
         thread = threading.Thread(
             target=self._serve,
-            args=(worker,),
+            args=(worker, slot),
             kwargs={"first": number == 0},
             name=f"forebay-worker-{worker.ctx.index}-{number}",
             daemon=True,
         )
+        if slot is not None:
+            self._slots[slot] = worker, thread
         thread.start()
         return thread
+
+    def _end_stream(self, batch: EntryBatch, outcomes: Sequence[Any]) -> None:
+        done = self._running.pop(batch, None)
+        if done is not None:
+            done(batch, outcomes)
+        if self._drained is not None and not self._running:
+            self._drained.set()
+
+    def _watch_for_stuck(self, slot: ThreadSlot, sitting: Sitting) -> None:
+        """Nobody waits for a stream: if its thread does not end it, it hangs in user code."""
+        if self._stuck_s is not None and slot not in self._watched:
+            assert self._loop is not None
+            self._watched[slot] = self._loop.call_later(self._stuck_s, self._look_at, slot, sitting)
+
+    def _look_at(self, slot: ThreadSlot, sitting: Sitting) -> None:
+        """See whether a stream that was called off has ended meanwhile; then there may be a later one."""
+        del self._watched[slot]
+        leaving = [one for one in slot.seating.open.values() if one.is_leaving]
+        if sitting not in leaving:
+            if leaving:
+                self._watch_for_stuck(slot, leaving[0])
+        elif not self._is_stopping:
+            worker, thread = self._slots.pop(slot)
+            self.idle -= slot.seating.free
+            lost = slot.give_up()
+            self._replace_thread(worker, thread)
+            for one in lost:
+                why = "the request was called off" if one.is_leaving else "the worker that held the request hangs"
+                self._end_stream(one.batch, [Failure(Unavailable(why))] * len(one.batch.entries))
+
+    def _seats_freed(self, rows: int) -> None:
+        if not self._is_stopping:
+            self.idle += rows
 
     def _call_off(self, batch: EntryBatch) -> None:
         """Nobody waits for a batch: if its thread does not come back, it hangs in user code."""
@@ -228,8 +288,13 @@ class ThreadPool:
         held = None if self._is_stopping else self._held.pop(batch, None)
         if held is None:
             return
+        self._replace_thread(*held)
+        done = self._running.pop(batch)
+        batch.on_cancel = None
+        done(batch, [Failure(Unavailable("the request was called off"))] * len(batch.entries))
+
+    def _replace_thread(self, worker: _Worker, thread: threading.Thread) -> None:
         assert self._loop is not None
-        worker, thread = held
         log.warning("a thread did not stop %g s after its batch was called off; it is left behind", self._stuck_s)
         self._threads.remove(thread)
         if worker.is_shared:
@@ -237,9 +302,6 @@ class ThreadPool:
         task = self._loop.create_task(self._replace(worker))
         self._replacing.add(task)
         task.add_done_callback(self._replacing.discard)
-        done = self._running.pop(batch)
-        batch.on_cancel = None
-        done(batch, [Failure(Unavailable("the request was called off"))] * len(batch.entries))
 
     async def _replace(self, stuck: _Worker) -> None:
         """Open a runner for one more thread, unless too many have been left behind: then wait until one is back."""
@@ -304,10 +366,10 @@ class ThreadPool:
             self._drained.set()
 
     def _freed(self) -> None:
-        self.idle += not self._is_stopping
+        self.idle += (self._seats or 1) * (not self._is_stopping)
         self._on_idle()
 
-    def _serve(self, worker: _Worker, *, first: bool) -> None:
+    def _serve(self, worker: _Worker, slot: ThreadSlot | None, *, first: bool) -> None:
         assert self._loop is not None
         run_on(worker.cores)
         speaker = None if worker.voice is None else LocalOrigin(worker.voice)
@@ -327,6 +389,13 @@ class ThreadPool:
             worker.opened.wait()
         runner = worker.runner
         if worker.error is not None or runner is None:
+            return
+        if slot is not None:
+            slot.serve(runner, speaker)
+            if slot.is_given_up and not self._is_stopping:
+                with contextlib.suppress(RuntimeError):  # as above
+                    self._loop.call_soon_threadsafe(self._left.release)
+            worker.leave()
             return
         me = worker, threading.current_thread()
         while (work := self._inbox.get()) is not None:

@@ -22,7 +22,7 @@ from forebay.types.caught import caught, is_ours
 from forebay.types.failures import failure_in, failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
     from forebay.types.call import Outcome
@@ -182,9 +182,9 @@ def close(steps: Any) -> None:
         _log("a generator could not be closed", caught(end)[1])
 
 
-async def aclose(steps: AsyncIterator[Any]) -> None:
-    """Do the same with an async generator."""
-    end = getattr(steps, "aclose", None)
+async def aclose(steps: Any) -> None:
+    """Do the same with an async generator, or with one of either kind."""
+    end = getattr(steps, "aclose", None) or getattr(steps, "close", None)
     if end is not None and type(failed := await attempt_async(end)) is Failure:
         _log("a generator could not be closed", failed.error)
 

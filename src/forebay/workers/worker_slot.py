@@ -24,6 +24,7 @@ from forebay.workers.conversation import (
     Conversation,
     Counted,
     Failed,
+    Heard,
     Hello,
     Leaving,
     Logged,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from forebay.types.batch import Done, EntryBatch
     from forebay.workers.conversation import Event, Shared
+    from forebay.workers.seating import Seating
 
 log = logging.getLogger("forebay.workers")
 
@@ -48,6 +50,15 @@ class Dialled(Protocol):
     @property
     def model(self) -> str:
         """What lines of the log call what its workers run."""
+        ...
+
+    @property
+    def seats(self) -> int:
+        """Rows of streams that may be open in each slot; 0 gives a slot one batch at a time."""
+        ...
+
+    def freed(self, slot: WorkerSlot, rows: int) -> None:
+        """So many seats of a slot became free."""
         ...
 
     @property
@@ -104,7 +115,10 @@ class WorkerSlot(asyncio.Protocol):
         self._pool = pool
         self._check = check
         self._transport: asyncio.Transport | None = None
-        self._conversation = Conversation(max_frame_bytes, None if check is None else self._check_outcomes)
+        self._conversation = Conversation(
+            max_frame_bytes, None if check is None else self._check_outcomes, pool.seats, self._speak
+        )
+        self._speaks = False
         self.worker: Any = None
         self.batch: EntryBatch | None = None
         self.done: Done | None = None
@@ -120,6 +134,16 @@ class WorkerSlot(asyncio.Protocol):
     def streamed(self) -> bool:
         """Whether parts of the running batch's answer have left already."""
         return self._conversation.has_streamed
+
+    @property
+    def seating(self) -> Seating | None:
+        """Who sits there; None where it runs one batch at a time."""
+        return self._conversation.seating
+
+    def is_running(self, batch_id: int) -> bool:
+        """Tell whether it has not answered this batch."""
+        seating = self._conversation.seating
+        return batch_id in seating.open if seating is not None else self.batch is not None and batch_id == self.batch_id
 
     @property
     def owes_since(self) -> float | None:
@@ -154,8 +178,13 @@ class WorkerSlot(asyncio.Protocol):
 
     def run(self, batch: EntryBatch, done: Done) -> None:
         """Give the worker a batch; one that cannot be sent fails at once and leaves the slot idle."""
+        seating = self._conversation.seating
         if self._conversation.state == "gone":
-            self.batch, self.done = batch, done
+            if seating is not None:
+                seating.join(batch, done)
+                batch.attempts -= 1
+            else:
+                self.batch, self.done = batch, done
             return  # `connection_lost` is on its way and hands the batch on; it was not tried here
         entries = batch.entries
         params: Any = entries[0].params
@@ -163,11 +192,15 @@ class WorkerSlot(asyncio.Protocol):
             if entry.params is not params:
                 params = [entry.params for entry in entries]
                 break
+        sizes = None if batch.rows == len(entries) else [entry.size for entry in entries]
+        if seating is not None:
+            self._seat(batch, done, params, sizes)
+            return
         try:
             frame = self._conversation.begin(
                 [entry.body for entry in entries],
                 params,
-                None if batch.rows == len(entries) else [entry.size for entry in entries],
+                sizes,
                 streams=batch.on_parts is not None,
                 asks=batch.noted is not None,
                 now=time.monotonic(),
@@ -182,8 +215,40 @@ class WorkerSlot(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(frame)
 
+    def _seat(self, batch: EntryBatch, done: Done, params: Any, sizes: list[int] | None) -> None:
+        try:
+            self._conversation.seat(batch, done, [entry.body for entry in batch.entries], params, sizes)
+        except ForebayError as error:
+            failure = Failure(error)
+            self._pool.freed(self, batch.rows)
+            done(batch, [failure] * len(batch.entries))
+            return
+        if batch.noted is not None:
+            noted = batch.noted
+            noted.worker, noted.pid = self._conversation.worker, self._conversation.pid
+            noted.started = time.monotonic()
+
+    def _speak(self, left: int | None) -> None:
+        """Tell a worker with seats what is new, at the end of this turn: all that comes in it is one frame."""
+        if left is not None:
+            self._pool.called_off(self, left)
+        if not self._speaks:
+            self._speaks = True
+            asyncio.get_running_loop().call_soon(self._say)
+
+    def _say(self) -> None:
+        if self._speaks:
+            self._go()
+
+    def _go(self) -> None:
+        self._speaks = False
+        frame = self._conversation.go(time.monotonic())
+        if frame is not None:
+            self._write(frame)
+
     def stop(self) -> None:
         """Tell the worker to end once it has answered."""
+        self._say()
         self._write(self._conversation.stop())
 
     def hear_out(self) -> None:
@@ -217,6 +282,11 @@ class WorkerSlot(asyncio.Protocol):
                 assert batch is not None
                 assert batch.on_parts is not None
                 batch.on_parts(event.parts, functools.partial(self._grant, self.batch_id))
+            case Heard(parts, ended):
+                seating = self._conversation.seating
+                assert seating is not None
+                self._speaks = True  # what is new goes along with the answer
+                seating.hear(parts, ended, functools.partial(self._pool.freed, self), self._go)
             case Ready():
                 if self._conversation.is_leaving:
                     self.stop()
@@ -228,14 +298,13 @@ class WorkerSlot(asyncio.Protocol):
                 except (InvalidRequest, LookupError, TypeError, ValueError) as error:
                     self.drop(f"it does not speak the protocol: {error}")
             case Logged(batch_id, line):
-                is_running = self.batch is not None and batch_id == self.batch_id
                 self._voice = self._voice or Voice(self._pool.model, self._conversation.worker)
-                self._voice.say(line, self.batch.entries if is_running and self.batch is not None else None)
+                self._voice.say(line, self._entries_of(batch_id))
             case Counted(data):
                 self._counts_as = self._conversation.worker, self._conversation.pid, id(self._pool)
                 store.told(self._counts_as, self._conversation.worker, data)
             case Leaving():
-                if self.batch is None:
+                if self.batch is None:  # what sits there goes on to its end
                     self._pool.retire(self)
                     self.stop()
             case Failed(kind, message, detail, trace):
@@ -262,10 +331,18 @@ class WorkerSlot(asyncio.Protocol):
         done(batch, outcomes)
         self._write(self._conversation.stop() if result.is_ready else self._conversation.written())
 
-    def _check_outcomes(self, outcomes: Sequence[Any]) -> None:
+    def _entries_of(self, batch_id: int) -> list[Any] | None:
+        seating = self._conversation.seating
+        if seating is not None:
+            sitting = seating.open.get(batch_id)
+            return None if sitting is None else sitting.batch.entries
+        return self.batch.entries if self.batch is not None and batch_id == self.batch_id else None
+
+    def _check_outcomes(self, batch: EntryBatch | None, outcomes: Sequence[Any]) -> None:
+        batch = batch or self.batch
         assert self._check is not None
-        assert self.batch is not None
-        self._check(self.batch, outcomes)
+        assert batch is not None
+        self._check(batch, outcomes)
 
     def _grant(self, batch_id: int) -> None:
         credit = self._conversation.grant(batch_id, time.monotonic())

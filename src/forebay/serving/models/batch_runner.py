@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from forebay.errors import BadOutcome
 from forebay.serving.models import isolation
 from forebay.serving.models.model import takes_context
 from forebay.serving.models.padding import Padded, require_numpy
+from forebay.serving.models.steps import Stream
 from forebay.types.call import Failure
 from forebay.types.context import PARAM, context_of
 from forebay.types.failures import failure_in, failure_of
 from forebay.workers.coroutines import Coroutines
 from forebay.workers.phases import lap
+from forebay.workers.together import SideBySide
 from forebay.workers.user_code import aclose, attempt, attempt_async, close, one_each
 
 if TYPE_CHECKING:
@@ -30,10 +32,17 @@ if TYPE_CHECKING:
     from forebay.types.call import Item, Outcome
     from forebay.types.context import Context
     from forebay.workers.runner import WorkerContext
+    from forebay.workers.together import Together
 
 
 class BatchRunner(ABC):
-    """A `Runner` for one model class; subclasses read bodies and write outcomes."""
+    """A `Runner` for one model class; subclasses read bodies and write outcomes.
+
+    Attributes:
+        awaits: Whether the model has coroutine functions.
+    """
+
+    awaits = False
 
     def __init__(
         self,
@@ -52,7 +61,7 @@ class BatchRunner(ABC):
             method: The method that runs; hooks are called around `predict` only.
         """
         self._class = model_class
-        self._method = method
+        self._method = asked = "start" if settings.steps else method
         self._hooks = ("preprocess", "postprocess") if method == "predict" else ()
         self._settings = settings
         self._model: Any = None
@@ -65,7 +74,7 @@ class BatchRunner(ABC):
         self._in_buckets = model_class.batch_key is None
         self._has_context = settings.has_context
         self._context_in = {
-            name: settings.has_context and takes_context(model_class, method if name == "predict" else name)
+            name: settings.has_context and takes_context(model_class, asked if name == "predict" else name)
             for name in ("predict", "preprocess", "postprocess")
         }
         self._worker = 0
@@ -75,6 +84,7 @@ class BatchRunner(ABC):
         ):
             self.run_async = self._run_async
             self.run = self._run_blocking
+            self.awaits = True
         if any(inspect.iscoroutinefunction(getattr(model_class, name, None)) for name in ("load", "unload")):
             self.open_async = self._open_async
             self.close_async = self._close_async
@@ -144,7 +154,7 @@ class BatchRunner(ABC):
         unload = getattr(self._model, "unload", None)
         return None if unload is None else unload()
 
-    def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]]:
+    def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]] | Together:
         """Run a batch; see `Runner.run`."""
         ended = lap.get()
         batch = self._read(items)
@@ -152,6 +162,9 @@ class BatchRunner(ABC):
             batch.each(self._preprocess, in_context=self._context_in["preprocess"])
         if ended is not None:
             ended("preprocess")
+        if self._settings.steps:
+            batch.each(self._predict, in_context=self._context_in["predict"])
+            return self._begun(batch)
         if self._settings.streams:
             return self._stream(batch, self._predicted(batch))
         if self._in_parts:
@@ -168,13 +181,18 @@ class BatchRunner(ABC):
             ended("postprocess")
         return outcomes
 
-    async def _run_async(self, items: Sequence[Item]) -> Sequence[Outcome] | AsyncIterator[Sequence[Any]]:
+    async def _run_async(
+        self, items: Sequence[Item], wait: Callable[[Any], Any] | None = None
+    ) -> Sequence[Outcome] | AsyncIterator[Sequence[Any]] | Together:
         ended = lap.get()
         batch = self._read(items)
         if self._preprocess is not None:
             await batch.each_async(self._preprocess, in_context=self._context_in["preprocess"])
         if ended is not None:
             ended("preprocess")
+        if self._settings.steps:
+            await batch.each_async(self._predict, in_context=self._context_in["predict"])
+            return self._begun(batch, wait)
         if self._settings.streams:
             return self._stream_async(batch, self._predicted(batch))
         if self._in_parts:
@@ -193,10 +211,46 @@ class BatchRunner(ABC):
             ended("postprocess")
         return outcomes
 
-    def _run_blocking(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]]:
+    def _run_blocking(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]] | Together:
         """Run coroutines in a thread or process of our own, on a loop that this thread keeps."""
-        result = self._coroutines.run(self._run_async(items))
-        return self._coroutines.steps(result) if hasattr(result, "__anext__") else result  # pyright: ignore[reportArgumentType, reportReturnType]
+        result = self._coroutines.run(self._run_async(items, self._coroutines.run))
+        if hasattr(result, "__anext__"):
+            return SideBySide(cast("AsyncIterator[Any]", result), len(items), wait=self._coroutines.run)
+        return result  # pyright: ignore[reportReturnType]
+
+    def _begun(self, batch: Samples, wait: Callable[[Any], Any] | None = None) -> Sequence[Outcome] | Stream:
+        """Return the stream of a request, whose sample has become a state by now."""
+        if batch.failures:
+            return [batch.failures[0]]
+        (state,) = batch.samples  # they leave the queue one by one
+        return Stream(self, state, batch.told[0] if batch.told else None, wait)
+
+    def step(self, states: list[Any]) -> Any:
+        """Have the model make the next part of each stream."""
+        return self._model.step(states)
+
+    def finish(self, state: Any) -> Any:
+        """Have the model let go of the state of a stream."""
+        finish = getattr(self._model, "finish", None)
+        return None if finish is None else finish(state)
+
+    def postprocess(self, part: Any, stream: Stream) -> Any:
+        """Return a part after `postprocess`, or the failure it ends in."""
+        if self._postprocess is None:
+            return part
+        attempted = attempt_async if self.awaits else attempt
+        if self._context_in["postprocess"]:
+            return attempted(_in_context, self._postprocess, part, stream.told)
+        return attempted(self._postprocess, part)
+
+    def write(self, part: Any) -> Any:
+        """Return a part as it is sent, or a `Failure`; for subclasses whose models may stream."""
+        raise NotImplementedError
+
+    @property
+    def model_name(self) -> str:
+        """How errors call the model."""
+        return self._class.__name__
 
     def _read(self, items: Sequence[Item]) -> Samples:
         batch = self._decoded(items)

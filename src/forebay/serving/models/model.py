@@ -18,7 +18,7 @@ import msgspec
 from forebay.errors import ConfigError, nearest
 from forebay.serving.models.methods import ModelMethod, methods_of
 from forebay.serving.models.padding import Pad
-from forebay.serving.models.spelling import check_constructor, check_spelling, like_predict
+from forebay.serving.models.spelling import STEPS, check_constructor, check_spelling, like_predict
 from forebay.types.context import PARAM
 from forebay.types.devices import written
 from forebay.types.settings import Checked, Count, Milliseconds, SomeMilliseconds, declared
@@ -49,6 +49,24 @@ class Model:
     and `postprocess(result)`, if defined, run for each sample, and what they raise fails that sample only. Methods
     may be `async def`. A `predict` that is a generator streams: each `yield` is a list with the next part for each
     sample, None where there is none.
+
+    A model whose streams advance together has three methods instead of `predict`: `start(sample)` begins one and
+    returns its state, `step(states)` returns the next part of each that is open now, `finish(state)` lets go of one.
+    Streams join and leave between two steps, and up to `max_batch_size` are open in a worker:
+
+        class Story(Model):
+            def start(self, sample: Prompt) -> Chat:
+                return self.llm.open(sample.text)
+
+            def step(self, states: list[Chat]) -> list[str | forebay.Last[str] | None]:
+                return [word if more else forebay.Last(word) for word, more in self.llm.next_words(states)]
+
+            def finish(self, state: Chat) -> None:
+                self.llm.drop(state)
+
+    A part is what is sent, `forebay.Last(part)` or `forebay.Last()` the end of a stream, None nothing this time; an
+    exception (or a `forebay.Failure`) ends that stream only. `finish` may be left out; it is called once for every
+    state, whatever ended its stream.
 
     Attributes:
         name: Name of the endpoint; the class's name in kebab-case if None.
@@ -101,6 +119,9 @@ class Model:
     if TYPE_CHECKING:
         # Only for type checkers: a subclass may declare any sample type, and `preprocess` is absent unless written.
         predict: Any
+        start: Any
+        step: Any
+        finish: Any
         batch_key: Any
     else:
         batch_key = None
@@ -126,6 +147,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     streams: bool
     is_async: bool
     description: str
+    steps: bool = False
     has_context: bool = False
     methods: Sequence[ModelMethod] = ()
 
@@ -135,6 +157,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
             self,
             batchable=method.batchable,
             streams=method.streams,
+            steps=False,
             is_async=method.is_async,
             has_context=method.has_context,
             isolate_errors=self.isolate_errors and not method.streams,
@@ -157,14 +180,25 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
     """
     where = model.__qualname__
     predict = getattr(model, "predict", None)
-    if not callable(predict):
+    steps = has_steps(model)
+    if not callable(predict) and not steps:
+        half = next((name for name in STEPS[:2] if callable(getattr(model, name, None))), None)
+        if half is not None:
+            other, takes = ("step", "states") if half == "start" else ("start", "sample")
+            msg = (
+                f"{where} has `{half}` and no `{other}`; streams that share their steps need both: write "
+                f"`def {other}(self, {takes})`"
+            )
+            raise ConfigError(msg)
         like = like_predict(model)
         instead = f"; it takes a list of samples, unlike `{like}`" if like else ""
         msg = f"{where} has no method `predict`; write `def predict(self, batch): ...`{instead}"
         raise ConfigError(msg)
     check_spelling(model, Model)
     check_constructor(model)
-    if one_input:
+    if steps:
+        _check_steps(model)
+    elif one_input:
         _check_parameters(model, "predict", "batch")
     methods = methods_of(model) if one_input else ()
     for method in methods:
@@ -188,13 +222,14 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
         except ValueError as error:
             msg = f"{where}.{setting.name} is {value!r}; {error}"
             raise ConfigError(msg) from error
-    streams = inspect.isgeneratorfunction(predict) or inspect.isasyncgenfunction(predict)
+    streams = steps or inspect.isgeneratorfunction(predict) or inspect.isasyncgenfunction(predict)
+    how = "it streams by start and step" if steps else "its predict is a generator"
     if streams and model.batchable:
-        msg = f"{where} is batchable and its predict is a generator; an answer is an array or a stream, not both"
+        msg = f"{where} is batchable and {how}; an answer is an array or a stream, not both"
         raise ConfigError(msg)
     _check_key_and_pad(model, streams=streams, one_input=one_input)
     if streams and model.isolate_errors:
-        msg = f"{where}.isolate_errors is set and its predict is a generator; a stream that has begun cannot run again"
+        msg = f"{where}.isolate_errors is set and {how}; a stream that has begun cannot run again"
         raise ConfigError(msg)
     return ModelSettings(
         name=name,
@@ -212,11 +247,20 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
         pad=model.pad,
         isolate_errors=model.isolate_errors,
         streams=streams,
-        is_async=inspect.iscoroutinefunction(predict) or inspect.isasyncgenfunction(predict),
+        is_async=any(inspect.iscoroutinefunction(getattr(model, name, None)) for name in STEPS)
+        if steps
+        else inspect.iscoroutinefunction(predict) or inspect.isasyncgenfunction(predict),
         description=inspect.cleandoc(model.__doc__ or "") if model.__doc__ != Model.__doc__ else "",
-        has_context=one_input and any(takes_context(model, name) for name in ("predict", "preprocess", "postprocess")),
+        steps=steps,
+        has_context=one_input
+        and any(takes_context(model, name) for name in ("start" if steps else "predict", "preprocess", "postprocess")),
         methods=methods,
     )
+
+
+def has_steps(model: type[Any]) -> bool:
+    """Tell whether a model makes the next part of all streams at once, instead of running batches."""
+    return callable(getattr(model, "start", None)) and callable(getattr(model, "step", None))
 
 
 def takes_context(model: type[Model], method: str) -> bool:
@@ -302,6 +346,24 @@ def models_in(module: ModuleType, name: str | None = None) -> list[type[Model]]:
     return [value]
 
 
+def _check_steps(model: type[Model]) -> None:
+    where = model.__qualname__
+    if callable(getattr(model, "predict", None)):
+        msg = (
+            f"{where} has `predict` as well as `start` and `step`, and one of both can answer; remove one, or give "
+            "methods of your own names that begin with '_'"
+        )
+        raise ConfigError(msg)
+    for name, takes in (("start", "sample"), ("step", "states"), ("finish", "state")):
+        function = getattr(model, name, None)
+        if function is None:
+            continue
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            msg = f"{where}.{name} is a generator; write a function that returns, or a `predict` that yields instead"
+            raise ConfigError(msg)
+        _check_parameters(model, name, takes, may_have_context=name == "start")
+
+
 def _check_key_and_pad(model: type[Model], *, streams: bool, one_input: bool) -> None:
     where = model.__qualname__
     key_of, pad = model.batch_key, model.pad
@@ -320,7 +382,7 @@ def _check_key_and_pad(model: type[Model], *, streams: bool, one_input: bool) ->
         msg = f"{where}.pad is {pad!r}; a forebay.Pad or None is needed"
         raise ConfigError(msg)
     if streams:
-        msg = f"{where} has pad and its predict is a generator; streams are not padded: pad in predict, and yield"
+        msg = f"{where} has pad and streams; streams are not padded: pad where its parts are made"
         raise ConfigError(msg)
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from forebay.serving.models.tensor_codec import TensorCodec
     from forebay.types.call import Item, Outcome
     from forebay.workers.runner import WorkerContext
+    from forebay.workers.together import Together
 
 
 def from_file(path: str, name: str, *, isolate_errors: bool = False) -> ModelRunner | MethodsRunner:
@@ -174,6 +175,10 @@ class ModelRunner(BatchRunner):
             parts[owner] = self._whole(item, [written]) if is_tensors and type(written) is not Failure else written
         return parts
 
+    def write(self, part: Any) -> bytes | Media | Failure:
+        """Encode a part of a stream."""
+        return self._written(part, "json")
+
     def _encoded_at_once(self, format: str, results: list[Any]) -> list[bytes] | None:
         """Encode results that are certainly right."""
         if self._declared is not None and not self._declared.fits(results):
@@ -224,7 +229,7 @@ class MethodsRunner:
         self._predict.open(ctx)
         self._share()
 
-    def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]]:
+    def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]] | Together:
         """Run a batch; see `Runner.run`."""
         return self._asked(items).run(items)
 

@@ -5,8 +5,9 @@
         def predict(self, batch: list[In]) -> list[Out]: ...
 
 `In` and `Out` are the wire types. `preprocess(self, sample: X)` makes `X` the input instead, `postprocess(...) -> Y`
-makes `Y` the output. A `predict` that generates (`-> Iterator[list[Out]]`) streams values of `Out`. Where nothing is
-written, or `Any`, every JSON value passes.
+makes `Y` the output. A `predict` that generates (`-> Iterator[list[Out]]`) streams values of `Out`. Of a model that has
+`start` and `step`, `In` is the parameter of `start`, and `step(...) -> list[Out | Last[Out] | None]` says `Out`. Where
+nothing is written, or `Any`, every JSON value passes.
 
 | annotation | on the wire |
 |---|---|
@@ -42,7 +43,7 @@ from forebay.openai import ChatRequest, CompletionRequest, EmbeddingRequest
 from forebay.serving.models.array_types import array_type_of, is_array
 from forebay.serving.models.named import NamedReader
 from forebay.serving.models.vectors import vector_in_base64
-from forebay.types.call import Media
+from forebay.types.call import Last, Media
 from forebay.types.context import PARAM
 from forebay.types.failures import words_of
 from forebay.types.file import SCHEMA as FILE_SCHEMA
@@ -249,6 +250,8 @@ def io_types(model_class: type, method: ModelMethod | None = None) -> tuple[Wire
         ConfigError: `predict` is missing, or an annotation cannot be resolved or cannot travel; says which.
     """
     predict = _method(model_class, "predict" if method is None else method.name)
+    if predict is None and (start := _method(model_class, "start")) and (step := _method(model_class, "step")):
+        return _step_types(start, step, *(_method(model_class, name) for name in ("preprocess", "postprocess")))
     if predict is None:
         raise ConfigError(
             f"{model_class.__qualname__} has no method `predict`; "
@@ -283,6 +286,24 @@ def check_openai(given: WireType, answer: WireType, *, streams: bool = False) ->
         found = "come in parts" if is_vector and streams else f"are {_spell(answer.annotation)}"
         wanted = "a vector each, such as list[float]" if is_vector else "texts: str or forebay.openai.TextPart"
         raise ConfigError(f"its samples are {_spell(given.annotation)}, and its results {found}; it needs {wanted}")
+
+
+def _step_types(
+    start: _Method, step: _Method, preprocess: _Method | None, postprocess: _Method | None
+) -> tuple[WireType, WireType]:
+    """Do the same for a model whose streams share their steps."""
+    given = (preprocess or start).wire_type("input")
+    answer = (
+        step.wire_type("output", element=True, ends=True) if postprocess is None else postprocess.wire_type("output")
+    )
+    if answer.has_media:
+        where = media_in_parts(batchable=False, streams=True)
+        raise ConfigError(f"{(postprocess or step).place}: its parts are annotated as forebay.Media, and {where}")
+    try:
+        check_openai(given, answer, streams=True)
+    except ConfigError as error:
+        raise ConfigError(f"{(postprocess or step).place}: {error.message}") from None
+    return given, answer
 
 
 def media_in_parts(*, batchable: bool, streams: bool) -> str:
@@ -380,6 +401,19 @@ def _read_custom(kind: Any, value: Any) -> Any:
 
 def _as_it_is(value: Any) -> Any:
     return value
+
+
+def _part(annotation: Any) -> Any:
+    """Return the type of what a stream sends, of what `step` returns for it: it may also return None or a `Last`."""
+    parts: list[Any] = []
+    for member in typing.get_args(annotation) if _is_union(annotation) else (annotation,):
+        if member is types.NoneType:
+            continue
+        is_last = Last in (member, typing.get_origin(member))
+        parts += [_part(one) for one in typing.get_args(member) or (Any,)] if is_last else [member]
+    if not parts or Any in parts:
+        return Any
+    return typing.Union[tuple(parts)]  # noqa: UP007
 
 
 def _is_union(annotation: Any) -> bool:
@@ -499,10 +533,14 @@ class _Method:
         self.function = function
         self.bound = bound  # whether the first parameter is `self` or `cls`
 
-    def wire_type(self, direction: Literal["input", "output"], *, element: bool = False) -> WireType:
+    def wire_type(
+        self, direction: Literal["input", "output"], *, element: bool = False, ends: bool = False
+    ) -> WireType:
         what, annotation = self._parameter() if direction == "input" else ("the return value", self._returned())
         annotation = self._resolve(what, annotation)
         one = self._element(what, annotation, direction) if element else annotation
+        if ends:
+            one = _part(one)
         try:
             return WireType(one, direction)
         except ConfigError as error:

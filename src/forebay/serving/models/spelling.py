@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 HOOKS: Final = ("load", "predict", "preprocess", "postprocess", "unload")
 """Methods that are called if a class has them."""
+STEPS: Final = ("start", "step", "finish")
+"""Methods of a model whose streams share their steps."""
 FOREIGN: Final = {
     "setup": "write `load`, which is called once in each worker",
     "initialize": "write `load`, which is called once in each worker",
@@ -49,7 +51,7 @@ def check_spelling(model: type[Any], base: type[Any]) -> None:
     """
     classes = [cls for cls in model.__mro__ if issubclass(cls, base) and cls is not base]
     written = {name: value for cls in reversed(classes) for name, value in vars(cls).items()}
-    known = _known(base)
+    known = [*_known(base), *(STEPS if any(name in written for name in STEPS[:2]) else ())]
     suspects: dict[str, str] = {}
     for name, value in written.items():
         if name in HOOKS and is_marked(value):

@@ -28,7 +28,15 @@ from forebay.surfaces.native.attached import Lobby
 from forebay.surfaces.native.describe import describe_in, method_of, served_by
 from forebay.surfaces.native.graphs import GraphTarget, compositions_of, drawable, serve_composition, unserved
 from forebay.surfaces.native.model_files import is_model_file, read_model_file
-from forebay.surfaces.native.model_options import batching_of, devices_of, environment_of, isolates, named, workers_of
+from forebay.surfaces.native.model_options import (
+    batching_of,
+    devices_of,
+    environment_of,
+    isolates,
+    named,
+    seats_of,
+    workers_of,
+)
 from forebay.surfaces.native.reloading import Reloading
 from forebay.surfaces.native.servings import serve_serving, serving_in
 from forebay.surfaces.native.target_file import import_file, split_target
@@ -89,6 +97,7 @@ class NativeSurface:
                 project.app,
                 options.attach,
                 lambda told, pool: endpoint_of(told.name, told.settings, pool, options.overrides),
+                lambda told: seats_of(told.settings, options.overrides),
             )
         return project
 
@@ -185,7 +194,7 @@ def _serve_target(target: str, overrides: Overrides, given: Collection[str]) -> 
         is_isolating = isolates(class_name, told.settings, overrides)
         spec = _spec(file, class_name, isolate_errors=is_isolating)
         devices = devices_of(class_name, overrides.devices or told.devices, "process")
-        pool = _process_pool(spec, overrides, devices, isolates=is_isolating)
+        pool = _process_pool(spec, overrides, devices, isolates=is_isolating, seats=seats_of(told.settings, overrides))
         endpoint = endpoint_of(class_name, told.settings, pool, overrides)
         served.append(served_by(told, endpoint))
     return Built(served)
@@ -292,17 +301,27 @@ def _pool(model: type[Model], settings: ModelSettings, overrides: Overrides, spe
             raise ConfigError(msg)
         spec = _spec(file, model.__name__, isolate_errors=is_isolating)
     if overrides.worker_kind == "process":
-        return _process_pool(spec, overrides, devices, isolates=is_isolating)
+        return _process_pool(spec, overrides, devices, isolates=is_isolating, seats=seats_of(settings, overrides))
     spec = msgspec.structs.replace(spec, local=lambda: runner_for(model, isolate_errors=is_isolating))
     if overrides.worker_kind == "inline":
         if overrides.threads > 1:
             msg = f"worker kind inline has no threads, found {overrides.threads}; use thread or process"
             raise ConfigError(msg)
-        return InlinePool(spec, slots=workers if settings.is_async else 1, devices=devices)
-    return ThreadPool(spec, workers=workers, threads=overrides.threads, stuck_s=overrides.stuck_s, devices=devices)
+        slots = workers if settings.is_async else 1
+        return InlinePool(spec, slots=slots, devices=devices, seats=seats_of(settings, overrides))
+    return ThreadPool(
+        spec,
+        workers=workers,
+        threads=overrides.threads,
+        stuck_s=overrides.stuck_s,
+        devices=devices,
+        seats=seats_of(settings, overrides),
+    )
 
 
-def _process_pool(spec: RunnerSpec, overrides: Overrides, devices: Sequence[Device], *, isolates: bool) -> ProcessPool:
+def _process_pool(
+    spec: RunnerSpec, overrides: Overrides, devices: Sequence[Device], *, isolates: bool, seats: int
+) -> ProcessPool:
     return ProcessPool(
         spec,
         workers=workers_of(overrides.workers, devices),
@@ -312,6 +331,7 @@ def _process_pool(spec: RunnerSpec, overrides: Overrides, devices: Sequence[Devi
         isolates=isolates,
         stuck_s=overrides.stuck_s,
         devices=devices,
+        seats=seats,
     )
 
 

@@ -86,6 +86,7 @@ class Lobby:
         app: App,
         config: AttachConfig,
         endpoint_of: Callable[[Description, Pool], Endpoint],
+        seats_of: Callable[[Description], int],
     ) -> None:
         """Give the app a door.
 
@@ -93,6 +94,7 @@ class Lobby:
             app: What endpoints join.
             config: Where the door is and what holds for workers.
             endpoint_of: Makes the endpoint of a description.
+            seats_of: Says how many streams may be open in a slot of it.
 
         Raises:
             ConfigError: If the address is none, or lets other machines in without a secret.
@@ -100,6 +102,7 @@ class Lobby:
         self._app = app
         self._config = config
         self._endpoint_of = endpoint_of
+        self._seats_of = seats_of
         self._guests: dict[str, Guest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         limits = VisitorLimits(
@@ -154,6 +157,7 @@ class Lobby:
             on_first=lambda: self._run(self._open(served)),
             shared=self._door.shared,
             isolates=description.isolate_errors,
+            seats=self._seats_of(description),
         )
         served = served_by(description, self._endpoint_of(description, pool))
         timeout_s = served.endpoint.config.timeout_s

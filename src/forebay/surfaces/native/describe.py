@@ -85,6 +85,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     split: bool
     isolate_errors: bool
     streams: bool
+    steps: bool = False
     is_async: bool
     devices: Annotated[tuple[Words, ...], msgspec.Meta(max_length=1024)] = ()
     input: WireSchema

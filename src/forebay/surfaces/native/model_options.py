@@ -10,12 +10,14 @@ import msgspec
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError
+from forebay.serving.models.keys import MethodKey
 from forebay.types.devices import read_devices
 from forebay.workers.devices import existing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from forebay.batching.queue import Idle
     from forebay.server.config import Overrides, WorkerKind
     from forebay.serving.models.model import ModelSettings
     from forebay.surfaces.native.describe import Description
@@ -88,13 +90,24 @@ def batching_of(where: str, settings: ModelSettings, overrides: Overrides) -> Ba
     if policy is not None and wait_ms is not None:
         msg = f"{where} has the policy '{policy}', which learns how long to wait; leave out max_wait_ms"
         raise ConfigError(msg)
+    max_size = overrides.max_batch_size or settings.max_batch_size
+    # Whoever streams joins those that do, so nobody waits for company; and streams that share their steps are apart.
+    alone: Idle = "go" if settings.streams else "gather"
+    is_mixed = settings.steps and bool(settings.methods)
     return BatchConfig(
-        max_size=overrides.max_batch_size or settings.max_batch_size,
+        max_size=1 if settings.steps and not is_mixed else max_size,
         max_wait_s=(wait_ms or 0.0) / 1000,
         capacity=overrides.max_queue or settings.max_queue,
-        idle=overrides.idle or ("gather" if wait_ms is None else "wait"),
+        idle=overrides.idle or (alone if wait_ms is None else "wait"),
         objective_s=None if objective_ms is None else objective_ms / 1000,
+        size_of=(lambda key: max_size if isinstance(key, MethodKey) else 1) if is_mixed else None,
     )
+
+
+def seats_of(settings: ModelSettings, overrides: Overrides) -> int:
+    """Return how many streams may be open in a worker of a model; 0 if it has none."""
+    streams = settings.streams or any(method.streams for method in settings.methods)
+    return (overrides.max_batch_size or settings.max_batch_size) if streams else 0
 
 
 def isolates(where: str, settings: ModelSettings, overrides: Overrides) -> bool:

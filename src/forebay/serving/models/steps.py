@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stream of a model that has `start`, `step` and `finish`, and how the streams that are open make a step together.
+
+`finish` is called exactly once for each state that `start` returned, however its stream ends.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast, final
+
+from forebay.errors import BadOutcome
+from forebay.types.call import Failure, Last
+from forebay.types.failures import failure_in, failure_of
+from forebay.workers.together import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+_NOTHING: Final = Step()
+_ENDED: Final = Step(None, [None])
+
+
+class Stepping(Protocol):
+    """The runner of such a model; what its coroutine functions return is waited for."""
+
+    @property
+    def awaits(self) -> bool:
+        """Whether any of these may return something to wait for."""
+        ...
+
+    def step(self, states: list[Any]) -> Any:
+        """Call the model's `step`."""
+        ...
+
+    def finish(self, state: Any) -> Any:
+        """Call its `finish`, if there is one."""
+        ...
+
+    def postprocess(self, part: Any, stream: Stream) -> Any:
+        """Call its `postprocess`, if there is one; what it raises is returned as a `Failure`."""
+        ...
+
+    def write(self, part: Any) -> Any:
+        """Return a part as it is sent, or a `Failure`."""
+        ...
+
+    @property
+    def model_name(self) -> str:
+        """How errors call the model."""
+        ...
+
+
+@final
+class Stream:
+    """One stream, of one request."""
+
+    def __init__(
+        self, runner: Stepping, state: Any, told: Any, wait: Callable[[Awaitable[Any]], Any] | None = None
+    ) -> None:
+        """Begin.
+
+        Args:
+            runner: Of the model.
+            state: What `start` returned.
+            told: The context of the request, if the model asks for it.
+            wait: Waits for coroutines; None where whoever drives the streams does that himself.
+        """
+        self.mates = runner
+        self.state = state
+        self.told = told
+        self._wait = wait
+        self._is_finished = False
+
+    def together(self, streams: Sequence[Stream]) -> Any:
+        """Step several streams; see `Together`."""
+        if self.mates.awaits:
+            steps = self._together_async(streams)
+            return steps if self._wait is None else self._wait(steps)
+        runner = self.mates
+        parts = self._checked(runner.step([stream.state for stream in streams]), len(streams))
+        return [_step_of(runner, stream, part) for stream, part in zip(streams, parts, strict=True)]
+
+    def close(self) -> Any:
+        """Let go of the state, once; what is returned has to be waited for if it can be."""
+        if self._is_finished:
+            return None
+        self._is_finished = True
+        state, self.state = self.state, None
+        finished = self.mates.finish(state)
+        return self._wait(finished) if self._wait is not None and inspect.isawaitable(finished) else finished
+
+    async def _together_async(self, streams: Sequence[Stream]) -> list[Step]:
+        runner = self.mates
+        made = runner.step([stream.state for stream in streams])
+        parts = self._checked(await made if inspect.isawaitable(made) else made, len(streams))
+        steps: list[Step] = []
+        for stream, part in zip(streams, parts, strict=True):
+            step = _step_of(runner, stream, part)
+            steps.append(await step if inspect.isawaitable(step) else step)
+        return steps
+
+    def _checked(self, parts: Any, count: int) -> Sequence[Any]:
+        """Return what `step` returned if that is one part for each stream.
+
+        Raises:
+            BadOutcome: Naming both numbers.
+        """
+        is_list = type(parts) in {list, tuple}
+        if is_list and len(parts) == count:
+            return parts
+        found = f"{len(parts)} parts" if is_list else f"a {type(parts).__name__}"
+        msg = (
+            f"{self.mates.model_name}.step returned {found} for {count} states; return a list with one part for each, "
+            "None where there is none"
+        )
+        raise BadOutcome(msg)
+
+
+def _step_of(runner: Stepping, stream: Stream, part: Any) -> Any:
+    """Return what a part means for its stream; something to wait for if `postprocess` is a coroutine function."""
+    is_last = type(part) is Last
+    if is_last:
+        part = cast("Any", part).part
+    if part is None:
+        return _ENDED if is_last else _NOTHING
+    if type(part) is Failure:
+        return Step(None, [failure_in(part)])
+    if isinstance(part, BaseException):
+        return Step(None, [failure_of(part)])
+    made = runner.postprocess(part, stream)
+    if inspect.isawaitable(made):
+        return _written_async(runner, made, is_last=is_last)
+    return _written(runner, made, is_last=is_last)
+
+
+async def _written_async(runner: Stepping, made: Awaitable[Any], *, is_last: bool) -> Step:
+    return _written(runner, await made, is_last=is_last)
+
+
+def _written(runner: Stepping, part: Any, *, is_last: bool) -> Step:
+    written = part if type(part) is Failure else runner.write(part)
+    if type(written) is Failure:
+        return Step(None, [written])
+    return Step([written], [None] if is_last else None)

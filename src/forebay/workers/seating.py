@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's side of one worker that streams: which batches sit in it. No loop here, no thread, no socket.
+
+Theory of operation. A batch joins, and sits until the worker says that it has ended; its rows' seats are free from then
+on. A batch that nobody waits for is asked to leave, which frees its seats only when the worker says so: what is in the
+middle of a step is not over. What the worker makes before its clients have taken it is bounded: it begins with `CREDIT`
+steps of each batch, and gets more in portions.
+
+When a round is heard, the batches that have ended come first. Their answers lead to others who take their seats; these
+are on their way to the worker before the parts of all the rest are handed out.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.errors import InvalidRequest
+from forebay.workers.pool import CREDIT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from forebay.types.batch import Done, EntryBatch
+    from forebay.types.call import Outcome
+
+PORTION: Final = 8
+"""Steps for which there is room again, after which the worker is told."""
+
+_numbers = itertools.count(1)
+
+
+class Sitting:
+    """A batch in its seats.
+
+    Attributes:
+        name: What the worker calls it.
+        is_leaving: Whether nobody waits for it.
+        room: Steps that the worker may still make of it.
+    """
+
+    __slots__ = ("_grants", "_seating", "batch", "done", "is_leaving", "name", "release", "room")
+
+    def __init__(self, batch: EntryBatch, done: Done, seating: Seating) -> None:
+        self.batch = batch
+        self.done = done
+        self.name = next(_numbers)
+        self.room = CREDIT
+        self.is_leaving = False
+        self.release = self._release
+        self._grants = 0
+        self._seating = seating
+
+    def _release(self) -> None:
+        """Note that the clients have room for one more step."""
+        self._grants += 1
+        if self._grants >= PORTION and self.name in self._seating.open:
+            grants, self._grants = self._grants, 0
+            self.room += grants
+            self._seating.allow(self, grants)
+
+
+class Seating:
+    """Who sits in one worker."""
+
+    def __init__(self, seats: int, allow: Callable[[Sitting, int], object], leave: Callable[[Sitting], object]) -> None:
+        """Begin with all seats free.
+
+        Args:
+            seats: Rows that may be open at a time.
+            allow: Tells the worker that it may make so many more steps of a batch.
+            leave: Tells it to end one.
+        """
+        self.seats = self.free = seats
+        self.open: dict[int, Sitting] = {}
+        self.allow = allow
+        self._leave = leave
+
+    def join(self, batch: EntryBatch, done: Done) -> Sitting:
+        """Seat a batch; the caller tells the worker."""
+        sitting = Sitting(batch, done, self)
+        self.open[sitting.name] = sitting
+        self.free -= batch.rows
+        batch.attempts += 1
+        batch.on_cancel = functools.partial(self._call_off, sitting)
+        return sitting
+
+    def hear(
+        self,
+        parts: Sequence[tuple[int, Sequence[Any]]],
+        ended: Sequence[tuple[int, Sequence[Outcome], float]],
+        freed: Callable[[int], object],
+        go_on: Callable[[], object],
+    ) -> None:
+        """Act on what a round has made.
+
+        Args:
+            parts: Names and parts, in order.
+            ended: Names, outcomes, and how long they sat.
+            freed: Called with the rows of the batches that have ended, before anybody is answered.
+            go_on: Called once all that the worker is to hear before its next round was said.
+        """
+        over: dict[int, Sitting] = {}
+        rows = 0
+        for name, _, seconds in ended:
+            sitting = over[name] = self.open.pop(name)
+            sitting.batch.on_cancel = None
+            sitting.batch.model_s = seconds
+            rows += sitting.batch.rows
+        if over:
+            self.free += rows
+            freed(rows)
+            for name, part in parts:
+                if name in over:
+                    self._hand(over[name], part)
+            for name, outcomes, _ in ended:
+                sitting = over[name]
+                sitting.done(sitting.batch, outcomes)
+        go_on()
+        for name, part in parts:
+            sitting = self.open.get(name)
+            if sitting is not None:
+                self._hand(sitting, part)
+
+    def check(self, name: Any) -> Sitting:
+        """Return the batch of a name.
+
+        Raises:
+            InvalidRequest: None of that name sits.
+        """
+        sitting = self.open.get(name) if type(name) is int else None
+        if sitting is None:
+            msg = f"it speaks of the stream {str(name)[:40]}, which it was not given"
+            raise InvalidRequest(msg)
+        return sitting
+
+    def clear(self) -> list[Sitting]:
+        """Take everybody out: the worker is gone, or given up."""
+        left = list(self.open.values())
+        self.open.clear()
+        self.free = self.seats
+        for sitting in left:
+            sitting.batch.on_cancel = None
+        return left
+
+    @staticmethod
+    def _hand(sitting: Sitting, part: Sequence[Any]) -> None:
+        sitting.room -= 1
+        batch = sitting.batch
+        batch.has_streamed = True
+        on_parts = batch.on_parts
+        assert on_parts is not None
+        on_parts(part, sitting.release)
+
+    def _call_off(self, sitting: Sitting) -> None:
+        if not sitting.is_leaving:
+            sitting.is_leaving = True
+            self._leave(sitting)

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The streams that are open in one worker, and whose turn it is. No loop here, no thread, no socket; `now` is given.
+
+Theory of operation. A worker that streams has seats. Whatever a runner returned for a batch keeps its seat until it has
+ended: outcomes at once, an iterator step by step. `step` is one round: each iterator is advanced once, in the order in
+which they came, so a long stream never keeps a short one waiting. Those that can be stepped `Together` are, all of an
+equal key in one call. One whose clients have no room for more parts is passed over until they have.
+
+A round may end early, at `ROUND_S`, so that what has been made is sent; the next one goes on with those that are left.
+One that is over quickly is followed by another one before anything is sent, up to `BUNDLE` of them within `BUNDLE_S`:
+the way to the server then costs less than the parts.
+
+Every batch that joins ends exactly once, which is told in a round, and its iterator is closed once.
+
+The code is written as coroutines, for an event loop may run it. Elsewhere nothing in it ever waits, and `at_once` runs
+it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
+
+import msgspec
+
+from forebay.types.call import Failure
+from forebay.workers.pool import CREDIT
+from forebay.workers.together import SideBySide, Together
+from forebay.workers.user_code import aclose, attempt, attempt_async, settled
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
+
+    from forebay.types.call import Outcome
+    from forebay.workers.together import Step
+
+ROUND_S: Final = 0.001
+"""A round in which so much time was spent on generators is told before all of them had their turn."""
+BUNDLE: Final = 8
+BUNDLE_S: Final = 0.0002
+"""Rounds that are told together, and how long they may take in sum."""
+
+T = TypeVar("T")
+_END: Final = object()
+
+
+class Round(msgspec.Struct, gc=False):
+    """What is to be told: parts in the order in which they were made, and batches that have ended after them."""
+
+    parts: list[tuple[Any, Sequence[Any]]] = []
+    ended: list[tuple[Any, Sequence[Outcome], float]] = []
+
+
+class _Seated:
+    __slots__ = ("count", "key", "mates", "name", "room", "since", "steps")
+
+    def __init__(self, name: Any, count: int, key: Hashable, steps: Any, since: float) -> None:
+        self.name = name
+        self.count = count
+        self.steps = steps
+        self.since = since
+        self.room = CREDIT
+        self.mates = steps.mates if isinstance(steps, Together) else None
+        self.key = None if type(steps) is SideBySide else key
+
+
+class Seats:
+    """What sits in one worker."""
+
+    def __init__(
+        self,
+        run: Callable[[Any], Any],
+        clock: Callable[[], float],
+        enter: Callable[[Any], object] = lambda _name: None,
+        arrival: asyncio.Event | None = None,
+    ) -> None:
+        """Begin with all seats free.
+
+        Args:
+            run: A runner's.
+            clock: Gives the time.
+            enter: Called before user code runs: with the name of the batch it runs for, or None if for several.
+            arrival: Set when the server has said something; where a loop runs the worker.
+        """
+        self._arrival = arrival
+        self._run = run
+        self._clock = clock
+        self._enter = enter
+        self._seated: dict[Any, _Seated] = {}
+        self._turns: deque[_Seated] = deque()
+        self._told = Round([], [])
+
+    def __len__(self) -> int:
+        """Return how many batches sit."""
+        return len(self._seated)
+
+    @property
+    def can_step(self) -> bool:
+        """Whether there is anything to do, or to tell."""
+        return bool(self._told.ended) or self.has_turns
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether anybody can be stepped."""
+        return any(one.room > 0 for one in self._seated.values())
+
+    async def join(self, name: Any, items: Sequence[Any], key: Hashable = None) -> None:
+        """Begin a batch: its iterator takes part in the next round; what has ended at once is told with it."""
+        since = self._clock()
+        self._enter(name)
+        count = len(items)
+        found = attempt(self._run, items)
+        if hasattr(found, "__await__"):
+            try:
+                found = await attempt_async(_awaited, found)
+            except BaseException:  # the pool has cancelled it, as nobody waits for it
+                self._told.ended.append((name, [None] * count, self._clock() - since))
+                raise
+        if hasattr(found, "__anext__"):
+            found = SideBySide(found, count, arrival=self._arrival)
+        if type(found) is Failure:
+            self._told.ended.append((name, [found] * count, self._clock() - since))
+        elif hasattr(found, "__next__") or isinstance(found, Together):
+            one = self._seated[name] = _Seated(name, count, key, found, since)
+            self._turns.append(one)
+        else:
+            outcomes: Any = attempt(settled, found, count)
+            outcomes = [outcomes] * count if type(outcomes) is Failure else outcomes[0]
+            self._told.ended.append((name, outcomes, self._clock() - since))
+
+    async def leave(self, name: Any, outcome: Any = None) -> None:
+        """End a batch that nobody waits for, or that cannot go on; it is told as ended, which frees its seats."""
+        one = self._seated.get(name)
+        if one is not None:
+            await self._end(one, [outcome] * one.count)
+
+    def allow(self, name: Any, steps: int) -> None:
+        """Note that the clients of a batch have room for further steps."""
+        one = self._seated.get(name)
+        if one is not None:
+            one.room += steps
+
+    async def step(self) -> Round:
+        """Advance everything that may, once or some times; returns what is to be told."""
+        began = now = self._clock()
+        for _ in range(BUNDLE):
+            if not await self._round(began):
+                break
+            now, before = self._clock(), now
+            if self._told.ended or now - began + (now - before) > BUNDLE_S:
+                break
+        told, self._told = self._told, Round([], [])
+        return told
+
+    async def close(self) -> None:
+        """End everything that sits; nothing is told any more."""
+        for one in list(self._seated.values()):
+            await self._end(one, [])
+        self._told = Round([], [])
+
+    async def _round(self, began: float) -> bool:
+        """Give each its turn; returns whether all have had it and somebody has another one."""
+        turns, self._turns = self._turns, deque()
+        try:
+            while turns:
+                one = turns.popleft()
+                if self._seated.get(one.name) is not one:
+                    continue  # it has left
+                self._turns.append(one)
+                if one.room <= 0:
+                    continue
+                if one.mates is None:
+                    await self._advance(one)
+                else:
+                    mates = [one, *(mate for mate in turns if mate.mates == one.mates and mate.key == one.key)]
+                    if len(mates) > 1:
+                        taken = set(map(id, mates))
+                        turns = deque(mate for mate in turns if id(mate) not in taken)
+                        self._turns.extend(mates[1:])
+                    await self._advance_together([mate for mate in mates if self._may_step(mate)])
+                if turns and self._clock() - began > ROUND_S:
+                    return False
+        finally:
+            turns.extend(self._turns)  # those that had no turn are the next
+            self._turns = turns
+        return self.has_turns
+
+    def _may_step(self, one: _Seated) -> bool:
+        return one.room > 0 and self._seated.get(one.name) is one
+
+    async def _advance(self, one: _Seated) -> None:
+        self._enter(one.name)
+        step = attempt(next, one.steps, _END)
+        if step is _END:
+            await self._end(one, [None] * one.count)
+            return
+        made: Any = step if type(step) is Failure else attempt(settled, step, one.count)
+        if type(made) is Failure:
+            await self._end(one, [made] * one.count)
+            return
+        one.room -= 1
+        self._told.parts.append((one.name, made[0]))
+
+    async def _advance_together(self, mates: list[_Seated]) -> None:
+        self._enter(mates[0].name if len(mates) == 1 else None)
+        streams = [mate.steps for mate in mates]
+        found = attempt(streams[0].together, streams)
+        if hasattr(found, "__await__"):
+            found = await attempt_async(_awaited, found)
+        if type(found) is Failure:
+            for mate in mates:
+                await self._end(mate, [found] * mate.count)
+            return
+        told = self._told.parts
+        for mate, step in zip(mates, cast("Sequence[Step]", found), strict=True):
+            if step.parts is not None:
+                mate.room -= 1
+                told.append((mate.name, step.parts))
+            if step.outcomes is not None:
+                await self._end(mate, step.outcomes)
+
+    async def _end(self, one: _Seated, outcomes: Sequence[Outcome]) -> None:
+        if self._seated.get(one.name) is not one:
+            return
+        del self._seated[one.name]
+        self._enter(one.name)
+        try:
+            await aclose(one.steps)
+        finally:
+            self._told.ended.append((one.name, outcomes, self._clock() - one.since))
+
+
+class Link(Protocol):
+    """The way between one worker and its server, as the worker sees it."""
+
+    def receive(self, *, wait: bool) -> Iterable[Sequence[Any]]:
+        """Return what the server has said, as `follow` reads it; wait until there is anything, if told so."""
+        ...
+
+    def tell(self, number: int, told: Round) -> None:
+        """Send what a round has made."""
+        ...
+
+
+def follow(seats: Seats, link: Link) -> None:
+    """Step the streams of one worker until its server says stop and all have ended.
+
+    The worker is at most one round ahead of what the server has heard, and not ahead at all where seats have become
+    free: whoever waits is to take part in the next round.
+
+    What the server says: `join`, a name, items and a key; `leave`, a name, and an outcome if it has failed; `allow`, a
+    name and how many more steps; `heard` and the number of a round; `stop`, and `end` if it waits for nobody.
+    """
+    sent = heard = needed = 0
+    is_stopping = False
+    try:
+        while len(seats) or seats.can_step or not is_stopping:
+            may_step = seats.can_step and heard >= needed
+            for kind, *what in link.receive(wait=not may_step):
+                match kind:
+                    case "heard":
+                        (heard,) = what
+                    case "join":
+                        at_once(seats.join(*what))
+                    case "leave":
+                        at_once(seats.leave(*what))
+                    case "allow":
+                        seats.allow(*what)
+                    case "stop":
+                        is_stopping = True
+                    case _:
+                        return
+            if not seats.can_step or heard < needed:
+                continue
+            told = at_once(seats.step())
+            if told.parts or told.ended:
+                sent += 1
+                needed = sent if told.ended else sent - 1
+                link.tell(sent, told)
+    finally:
+        at_once(seats.close())
+
+
+def at_once(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return done.value
+    msg = "what runs in a thread of its own has waited"
+    raise RuntimeError(msg)
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable

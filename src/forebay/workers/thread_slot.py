@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One thread of a pool with seats for streams: what the loop knows of it, and its way to the loop."""
+
+from __future__ import annotations
+
+import time
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from forebay.workers.cancel import probe
+from forebay.workers.phases import lap
+from forebay.workers.seating import Seating
+from forebay.workers.seats import Seats, follow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from forebay.observe.model_log import LocalOrigin
+    from forebay.types.batch import Done, EntryBatch
+    from forebay.workers.runner import Runner
+    from forebay.workers.seating import Sitting
+    from forebay.workers.seats import Round
+
+
+class ThreadSlot:
+    """A `Link` between one thread and the loop; `submit`, `stop` and `give_up` are the loop's, the rest the thread's.
+
+    Attributes:
+        seating: Who sits, as the loop knows it.
+        is_given_up: Whether the thread was left behind.
+    """
+
+    def __init__(
+        self,
+        seats: int,
+        say: Callable[..., None],
+        freed: Callable[[int], object],
+        called_off: Callable[[ThreadSlot, Sitting], object],
+    ) -> None:
+        """Make a slot without a thread.
+
+        Args:
+            seats: Rows that may be open at a time.
+            say: Has the loop call something.
+            freed: Called on the loop when so many seats became free.
+            called_off: Called on the loop with this and a batch that nobody waits for any more.
+        """
+        self.seating = Seating(seats, self._allow, self._leave)
+        self.is_given_up = False
+        self._say = say
+        self._freed = freed
+        self._called_off = called_off
+        self._inbox: SimpleQueue[Sequence[Any]] = SimpleQueue()
+        self._open: dict[Any, EntryBatch] = {}
+
+    # The loop's side
+
+    def submit(self, batch: EntryBatch, done: Done) -> None:
+        """Seat a batch."""
+        sitting = self.seating.join(batch, done)
+        if batch.noted is not None:
+            batch.noted.started = time.monotonic()
+        self._inbox.put(("join", sitting.name, batch, batch.key))
+
+    def stop(self) -> None:
+        """Have the thread end once all streams have."""
+        self._inbox.put(("stop",))
+
+    def give_up(self) -> list[Sitting]:
+        """Leave the thread behind; returns who sat there."""
+        self.is_given_up = True
+        self._inbox.put(("end",))
+        return self.seating.clear()
+
+    def _allow(self, sitting: Sitting, steps: int) -> None:
+        self._inbox.put(("allow", sitting.name, steps))
+
+    def _leave(self, sitting: Sitting) -> None:
+        self._inbox.put(("leave", sitting.name))
+        self._called_off(self, sitting)
+
+    def _hear(self, number: int, told: Round) -> None:
+        if self.is_given_up:
+            return
+        self.seating.hear(told.parts, told.ended, self._freed, lambda: self._inbox.put(("heard", number)))
+
+    # The thread's side
+
+    def serve(self, runner: Runner, speaker: LocalOrigin | None) -> None:
+        """Be the thread."""
+
+        def enter(name: Any) -> None:
+            batch = None if name is None else self._open.get(name)
+            probe.set(self._is_deserted if batch is None else lambda: batch.cancelled)
+            if speaker is not None:
+                speaker.batch = batch
+
+        lap.set(None)
+        follow(Seats(runner.run, time.monotonic, enter), self)
+
+    def receive(self, *, wait: bool) -> Iterator[Sequence[Any]]:
+        """Return what the loop has said; see `Link`."""
+        inbox = self._inbox
+        try:
+            while True:
+                kind, *what = inbox.get() if wait else inbox.get_nowait()
+                wait = False
+                if kind == "join":
+                    name, batch, key = what
+                    self._open[name] = batch
+                    what = [name, batch.entries, key]
+                yield kind, *what
+        except Empty:
+            return
+
+    def tell(self, number: int, told: Round) -> None:
+        """Hand a round to the loop; see `Link`."""
+        for name, _, _ in told.ended:
+            self._open.pop(name, None)
+        self._say(self._hear, number, told)
+
+    def _is_deserted(self) -> bool:
+        return all(batch.cancelled for batch in self._open.values())

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams whose steps are made in one call, as a worker with seats sees them, and async generators side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+
+import msgspec
+
+from forebay.types.call import Failure
+from forebay.types.failures import failure_of
+from forebay.workers.user_code import aclose, attempt, settled
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Sequence
+
+    from forebay.types.call import Outcome
+
+INTERRUPT_S: Final = 0.01
+"""How long a thread waits for async generators before it looks whether anybody joins them or leaves."""
+END_S: Final = 1.0
+"""Time an async generator has to end once it was cancelled."""
+
+_END: Final = object()
+
+
+@runtime_checkable
+class Together(Protocol):
+    """Streams of one batch whose steps can be made in one call with those of others."""
+
+    @property
+    def mates(self) -> Hashable:
+        """What is equal for those that can be stepped together."""
+        ...
+
+    def together(self, streams: Sequence[Any]) -> Any:
+        """Step these streams, of which this is the first.
+
+        Returns:
+            For each a `Step`, or something to wait for that gives these.
+        """
+        ...
+
+
+class Step(msgspec.Struct, gc=False):
+    """What one step made of a batch.
+
+    Attributes:
+        parts: One for each item, None where there is none; None if there is none at all.
+        outcomes: One for each item if all of them have ended; else None.
+    """
+
+    parts: Sequence[Any] | None = None
+    outcomes: Sequence[Outcome] | None = None
+
+
+class SideBySide:
+    """An async generator: it runs beside others, and a step is what any of them have made by then.
+
+    Attributes:
+        steps: The generator.
+        task: Waits for its next part.
+        context: What it runs in.
+    """
+
+    mates = "side by side"
+
+    def __init__(
+        self,
+        steps: AsyncIterator[Any],
+        count: int,
+        *,
+        wait: Callable[[Coroutine[Any, Any, Any]], Any] | None = None,
+        arrival: asyncio.Event | None = None,
+    ) -> None:
+        """Begin.
+
+        Args:
+            steps: The generator.
+            count: Items in its batch.
+            wait: Runs a coroutine, where whoever drives the seats cannot.
+            arrival: Ends a wait for the next part; where there is none, it is interrupted now and then.
+        """
+        self.steps = steps
+        self._count = count
+        self._wait = wait
+        self._arrival = arrival
+        self.task: asyncio.Task[Any] | None = None
+        self.context = contextvars.copy_context()
+
+    def together(self, streams: Sequence[SideBySide]) -> Any:
+        """Wait for whoever is first, or until something else is to be done."""
+        first = self._first(streams)
+        return first if self._wait is None else self._wait(first)
+
+    def close(self) -> Any:
+        """End the generator."""
+        end = self._end()
+        return end if self._wait is None else self._wait(end)
+
+    async def _first(self, streams: Sequence[SideBySide]) -> list[Step]:
+        loop = asyncio.get_running_loop()
+        waits: set[asyncio.Task[Any]] = set()
+        for one in streams:
+            if one.task is None:
+                one.task = loop.create_task(_next_of(one.steps), context=one.context)
+            waits.add(one.task)
+        arrived = None if self._arrival is None else loop.create_task(self._arrival.wait())
+        try:
+            also = waits if arrived is None else {*waits, arrived}
+            await asyncio.wait(
+                also, timeout=INTERRUPT_S if arrived is None else None, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            if arrived is not None:
+                arrived.cancel()
+        return [one.made() for one in streams]
+
+    def made(self) -> Step:
+        """Return what it has made since it was asked."""
+        task = self.task
+        if task is None or not task.done():
+            return Step()
+        self.task = None
+        try:
+            made = task.result()
+        except BaseException as error:  # noqa: BLE001 - the generator's
+            return Step(None, [failure_of(error)] * self._count)
+        if made is _END:
+            return Step(None, [None] * self._count)
+        parts: Any = attempt(settled, made, self._count)
+        return Step(None, [parts] * self._count) if type(parts) is Failure else Step(parts[0])
+
+    async def _end(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait([self.task], timeout=END_S)
+        await aclose(self.steps)
+
+
+async def _next_of(steps: AsyncIterator[Any]) -> Any:
+    return await anext(steps, _END)
