@@ -14,7 +14,7 @@ from forebay.types.failures import failure_of
 from forebay.workers.user_code import aclose, attempt, settled
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Sequence
 
     from forebay.types.call import Outcome
 
@@ -89,11 +89,32 @@ class SideBySide:
         self._arrival = arrival
         self.task: asyncio.Task[Any] | None = None
         self.context = contextvars.copy_context()
+        self._alone: Iterator[Sequence[Any]] | None = None
 
     def together(self, streams: Sequence[SideBySide]) -> Any:
         """Wait for whoever is first, or until something else is to be done."""
         first = self._first(streams)
         return first if self._wait is None else self._wait(first)
+
+    def __iter__(self) -> Iterator[Sequence[Any]]:
+        """Return itself."""
+        return self
+
+    def __next__(self) -> Sequence[Any]:
+        """Return the next step, where whoever drives it has no seats."""
+        self._alone = self._alone or self._follow()
+        return next(self._alone)
+
+    def _follow(self) -> Iterator[Sequence[Any]]:
+        while True:
+            (step,) = self.together([self])
+            if step.parts is not None:
+                yield step.parts
+            if step.outcomes is not None:
+                failed = next((one for one in step.outcomes if type(one) is Failure), None)
+                if failed is not None:
+                    raise failed.error
+                return
 
     def close(self) -> Any:
         """End the generator."""

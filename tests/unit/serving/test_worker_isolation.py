@@ -18,6 +18,7 @@ class Slot:
 
     worker = None
     owes_since = None
+    seating = None
     streamed = False
 
     def __init__(self, pool, killers):

@@ -382,7 +382,8 @@ def _check_key_and_pad(model: type[Model], *, streams: bool, one_input: bool) ->
         msg = f"{where}.pad is {pad!r}; a forebay.Pad or None is needed"
         raise ConfigError(msg)
     if streams:
-        msg = f"{where} has pad and streams; streams are not padded: pad where its parts are made"
+        how = "streams by start and step" if has_steps(model) else "its predict is a generator"
+        msg = f"{where} has pad and {how}; streams are not padded: pad in predict, and yield"
         raise ConfigError(msg)
 
 
