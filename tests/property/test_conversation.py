@@ -22,6 +22,7 @@ from forebay.workers.conversation import (
     Conversation,
     Counted,
     Failed,
+    Heard,
     Hello,
     Leaving,
     Logged,
@@ -33,7 +34,7 @@ from forebay.workers.conversation import (
 from forebay.workers.worker_slot import WorkerSlot
 
 RUNS = 400
-EVENTS = {Hello, Ready, Failed, Part, Result, Leaving, Logged, Counted, Violation}
+EVENTS = {Hello, Ready, Failed, Part, Result, Heard, Leaving, Logged, Counted, Violation}
 ODD = [
     None, True, -1, 0, 1, 2**63, 1.5, math.nan, math.inf, "", "x", "ready", b"", b"x" * 9, [], [[]], {},
     {0: 1}, {None: {}}, {"worker": []}, {0: ["ModelError", "m", None, ""]},
@@ -51,6 +52,8 @@ KINDS = [
     "leaving",
     "log",
     "metrics",
+    "sit",
+    "round",
     "unready result",
     "batch",
     "open",
@@ -90,6 +93,20 @@ class Worker:
     def __init__(self, dice, nonsense):
         self.dice, self.nonsense = dice, nonsense
         self.answering = None
+        self.rounds = 0
+
+    def a_round(self, talk):
+        """Parts of some that sit, and the end of others."""
+        dice = self.dice
+        parts, ended = [], []
+        for name, sitting in talk.seating.open.items():
+            count = len(sitting.batch.entries)
+            parts += [[name, *self.outcomes(count, shares=False)] for _ in range(dice.randrange(3))]
+            if dice.random() < 0.3:
+                media = {0: "image/png"} if dice.random() < 0.2 else None
+                found = [b"y"] * count if media else self.outcomes(count, shares=False)[0]
+                ended.append([name, found, None, 0.1, media])
+        return ["round", talk._round + 1, parts, ended]
 
     def outcomes(self, count, shares):
         dice = self.dice
@@ -101,13 +118,21 @@ class Worker:
     def fitting(self, state, talk):
         """A message that belongs into this state."""
         dice = self.dice
-        kind = dice.choice([kind for kind in MAY_SAY[state] if kind != "leaving" or not talk.is_leaving] or [None])
+        not_now = {"leaving"} if talk.is_leaving else set()
+        not_now.add("sit" if talk.seating is None else "ready")
+        kind = dice.choice([kind for kind in MAY_SAY[state] if kind not in not_now] or [None])
         found, failures = self.outcomes(talk._count, talk._shared is not None)
         if kind == "part" and not talk._streams:
             kind = "result"
         told = [[1.0, [["w", "p", 1.0, 2.0, -1]]]] if dice.random() < 0.3 else []
         return {
-            "hello": ["hello", 1, {"worker": "w" * 16, "pid": 7, "shares": dice.random() < 0.8, "phases": True}],
+            "hello": [
+                "hello",
+                1,
+                {"worker": "w" * 16, "pid": 7, "shares": dice.random() < 0.8, "phases": True, "seats": True},
+            ],
+            "sit": ["sit"],
+            "round": self.a_round(talk) if kind == "round" else None,
             "ready": ["ready", False] if dice.random() < 0.2 else ["ready"],
             "failed": ["failed", "ModelError", "no", None, ""],
             "leaving": ["leaving"],
@@ -157,9 +182,10 @@ def talk_with(seed, nonsense):
     """Hold one conversation; returns what happened."""
     dice = random.Random(seed)
     wants = dice.random() < 0.3
-    talk = Conversation(4096, (lambda found: None) if wants else None)
+    talk = Conversation(4096, (lambda batch, found: None) if wants else None, dice.choice([0, 0, 4]))
     worker, memory = Worker(dice, nonsense), Memory()
     begun, answered, seen = [], [], []
+    seated = {}
     for now in range(40):
         state = talk.state
         if state == "idle" and not talk.is_leaving and dice.random() < 0.7:
@@ -167,6 +193,9 @@ def talk_with(seed, nonsense):
             streams, asks = dice.random() < 0.5, dice.random() < 0.5
             assert talk.begin(bodies, {}, None, streams=streams, asks=asks, now=float(now))
             begun.append(talk.batch_id)
+        if state == "seated" and dice.random() < 0.8:
+            sit_or_leave(dice, talk, seated)
+            assert msgspec.msgpack.decode(talk.go(float(now))[4:])[0] == "go"
         for piece in pieces(dice, worker.says(talk.state, talk)):
             before = talk.state
             for event in talk.feed(piece, float(now)):
@@ -185,20 +214,40 @@ def talk_with(seed, nonsense):
                     owns(event.parts)
                     talk.grant(talk.batch_id, float(now))
                     talk.grant(talk.batch_id - 1, float(now))
+                elif type(event) is Heard:
+                    talk.seating.hear(event.parts, event.ended, lambda rows: None, lambda: None)
                 elif type(event) in {Violation, Failed}:
                     assert talk.state == "gone"
                 before = talk.state
         if dice.random() < 0.1:
             assert talk.cancel()
             assert talk.stop()
-            assert talk.owes_since is None or talk.state in {"busy", "streaming"}
+            assert talk.owes_since is None or talk.state in {"busy", "streaming", "seated"} or talk.seating
+    if talk.seating is not None:
+        for sitting in talk.seating.clear():
+            sitting.done(sitting.batch, [])
     talk.close()
+    assert all(len(ends) == 1 for ends in seated.values())  # G2: each is told once that it has ended
     assert memory.closed or Hello not in seen
     assert list(talk.feed(frames.encode(["ready"]), 99.0)) == []
     assert len(answered) == len(set(answered))
     assert begun[: len(answered)] == answered
     assert len(begun) - len(answered) <= 1  # what was running at the end
     return seen
+
+
+def sit_or_leave(dice, talk, seated):
+    """Seat a batch where there is room, and call off one."""
+    if talk.seating.free > 1:
+        entries = [Request(body=b"x", reply=print) for _ in range(dice.randint(1, 2))]
+        batch = EntryBatch(entries, dice.choice("ab"), len(entries), on_parts=lambda parts, release: release())
+        ends = seated[batch] = []
+        talk.seat(batch, lambda _, outcomes: ends.append(outcomes), [b"x"] * len(entries), {}, None)
+    if dice.random() < 0.2:
+        for batch in seated:
+            if batch.on_cancel is not None:
+                batch.on_cancel()
+                break
 
 
 def owns(value):
@@ -231,10 +280,11 @@ def test_nonsense_in_any_state_raises_nothing_and_ends_the_conversation_once():
 
 @pytest.mark.parametrize("state", sorted(MAY_SAY))
 def test_what_the_table_does_not_allow_is_a_violation(state):
-    for kind in ("hello", "ready", "failed", "part", "result", "leaving", "log", "metrics", "nonsense"):
+    kinds = ("hello", "ready", "failed", "part", "result", "sit", "round", "leaving", "log", "metrics", "nonsense")
+    for kind in kinds:
         talk = in_state(state)
         (event,) = talk.feed(frames.encode(message_of(kind, talk)), 3.0) if state != "gone" else (Violation(""),)
-        allowed = kind in MAY_SAY[state]
+        allowed = kind in MAY_SAY[state] and (kind != "sit" or talk.seating is not None)
         assert (type(event) is not Violation) == allowed, (state, kind)
         if state != "gone":
             assert talk.state == (MAY_SAY[state][kind] if allowed else "gone")
@@ -293,17 +343,18 @@ def message_of(kind, talk):
         "result": ["result", talk.batch_id, [b"r"], None, 0.1, True],
         "log": ["log", 0, ["name", 20, 1.5, "text"]],
         "metrics": ["metrics", b"x"],
+        "round": ["round", 1, [], []],
     }.get(kind, [kind])
 
 
 def in_state(state):
-    talk = Conversation()
+    talk = Conversation(seats=4 if state == "seated" else 0)
     if state == "greeting":
         return talk
-    list(talk.feed(frames.encode(["hello", 1, {"worker": "w" * 16}]), 0.0))
+    list(talk.feed(frames.encode(["hello", 1, {"worker": "w" * 16, "seats": True}]), 0.0))
     talk.open({"log": 20}, None)
     if state != "opening":
-        list(talk.feed(frames.encode(["ready"]), 0.0))
+        list(talk.feed(frames.encode(["sit" if state == "seated" else "ready"]), 0.0))
     if state in {"busy", "streaming", "finishing"}:
         talk.begin([b"x"], {}, None, streams=True, asks=False, now=1.0)
     if state == "streaming":

@@ -39,7 +39,7 @@ MAY_SAY: Final[Mapping[State, Mapping[str, State]]] = {
     # it was told what to run, or is about to be told, and loads it
     "opening": {
         "ready": "idle",
-        "seated": "seated",
+        "sit": "seated",
         "failed": "gone",
         "leaving": "opening",
         "log": "opening",

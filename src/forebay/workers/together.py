@@ -11,7 +11,7 @@ import msgspec
 
 from forebay.types.call import Failure
 from forebay.types.failures import failure_of
-from forebay.workers.user_code import aclose, attempt, settled
+from forebay.workers.user_code import aclose, attempt, attempt_async, settled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Sequence
@@ -151,7 +151,7 @@ class SideBySide:
             return Step(None, [failure_of(error)] * self._count)
         if made is _END:
             return Step(None, [None] * self._count)
-        parts: Any = attempt(settled, made, self._count)
+        parts: Any = made if type(made) is Failure else attempt(settled, made, self._count)
         return Step(None, [parts] * self._count) if type(parts) is Failure else Step(parts[0])
 
     async def _end(self) -> None:
@@ -162,4 +162,4 @@ class SideBySide:
 
 
 async def _next_of(steps: AsyncIterator[Any]) -> Any:
-    return await anext(steps, _END)
+    return await attempt_async(anext, steps, _END)  # a loop would end of what a task raises, if it is SystemExit

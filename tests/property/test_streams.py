@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+"""Streams that share their steps, with clients that come, go, read slowly, and workers that die; no loop, no clock."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from forebay.batching.queue import BatchConfig, BatchQueue
+from forebay.errors import RunnerFailed
+from forebay.serving.models.steps import Stream
+from forebay.types.call import Failure, Last, Request
+from forebay.workers.pool import CREDIT
+from forebay.workers.seating import Seating
+from forebay.workers.seats import Seats, at_once
+
+RUNS = 40
+
+
+class State:
+    def __init__(self, request):
+        self.request = request
+        self.made = 0
+        self.finished = 0
+
+
+class Model:
+    """What a runner of `start`, `step` and `finish` does; a body says how long the stream is and what goes wrong."""
+
+    awaits = False
+    model_name = "Model"
+
+    def __init__(self, dice):
+        self.dice = dice
+        self.states = []
+        self.sizes = Counter()
+
+    def run(self, items):
+        (item,) = items
+        if item.body[1] == "no start":
+            return [Failure(RunnerFailed("no"))]
+        if item.body[1] == "generator":
+            return self.generate(item)
+        self.states.append(State(item))
+        return Stream(self, self.states[-1], None)
+
+    def generate(self, item):
+        state = State(item)
+        self.states.append(state)
+        try:
+            for number in range(item.body[0]):
+                yield [number]
+        finally:
+            state.finished += 1
+
+    def step(self, states):
+        assert len({state.request.key for state in states}) == 1  # keys hold
+        assert all(state.finished == 0 for state in states)
+        self.sizes[len(states)] += 1
+        if any(state.request.body[1] == "raises" and state.made == 3 for state in states):
+            raise ValueError("no")
+        if any(state.request.body[1] == "short" and state.made == 2 for state in states):
+            return []
+        return [self.part(state) for state in states]
+
+    def part(self, state):
+        length, how = state.request.body
+        number, state.made = state.made, state.made + 1
+        if how == "error" and number == 2:
+            return ValueError("mine")
+        if number == length:
+            return Last()
+        return Last(number) if how == "last" and number == length - 1 else number
+
+    def finish(self, state):
+        state.finished += 1
+
+    def postprocess(self, part, stream):
+        return part
+
+    def write(self, part):
+        return part
+
+
+class World:
+    """A queue, one slot with seats, its worker, and their clients."""
+
+    def __init__(self, seed, hows):
+        self.dice = random.Random(seed)
+        self.hows = hows
+        self.now = 0.0
+        self.seats = self.dice.choice([1, 3, 8])
+        self.queue = BatchQueue(BatchConfig(max_size=1, idle="go"))
+        self.parts, self.ends, self.untaken, self.slow = {}, {}, {}, set()
+        self.began, self.rounds_waited = {}, {}
+        self.models = []
+        self.hire()
+
+    def hire(self):
+        self.model = Model(self.dice)
+        self.models.append(self.model)
+        self.worker = Seats(self.model.run, lambda: self.now)
+        self.said = []
+        self.seating = Seating(
+            self.seats,
+            lambda sitting, steps: self.said.append(("allow", sitting.name, steps)),
+            lambda sitting: self.said.append(("leave", sitting.name)),
+        )
+
+    def arrive(self):
+        body = (self.dice.randint(0, 40), self.dice.choice(self.hows))
+        request = Request(body=body, reply=print, key=self.dice.choice("aab"))
+        if self.dice.random() < 0.1:
+            request.deadline = self.now + self.dice.uniform(0, 0.5)
+        self.parts[request], self.ends[request], self.untaken[request] = [], [], []
+        self.queue.offer(request, self.now)
+        if self.dice.random() < 0.1:
+            self.slow.add(request)
+
+    def seat(self):
+        while self.seating.free and (batch := self.queue.take(self.now)) is not None:
+            (request,) = batch.entries
+            batch.on_parts = lambda parts, release, request=request: self.hand(request, parts, release)
+            self.sit(batch)
+
+    def sit(self, batch):
+        sitting = self.seating.join(batch, self.done)
+        self.said.append(("join", sitting.name, batch.entries, batch.key))
+
+    def hand(self, request, parts, release):
+        assert not self.ends[request]  # nothing comes after the end
+        self.parts[request].append(parts[0])
+        if request in self.slow:
+            self.untaken[request].append(release)
+            assert len(self.untaken[request]) <= CREDIT
+        else:
+            release()
+
+    def done(self, batch, outcomes):
+        (request,) = batch.entries
+        self.ends[request].append(outcomes[0])
+        request.done = True
+
+    def disturb(self):
+        dice = self.dice
+        running = [sitting.batch for sitting in self.seating.open.values()]
+        if running and dice.random() < 0.1:
+            batch = dice.choice(running)
+            batch.cancelled = batch.entries[0].done = True
+            if batch.on_cancel is not None:
+                batch.on_cancel()
+        if dice.random() < 0.3:
+            for request in list(self.slow):
+                self.slow.discard(request)
+                for release in self.untaken[request]:
+                    release()
+                self.untaken[request] = []
+        if dice.random() < 0.02:
+            self.die()
+
+    def die(self):
+        sat = self.seating.clear()
+        self.hire()
+        for sitting in sat:
+            batch = sitting.batch
+            if batch.has_streamed or batch.cancelled or batch.attempts > 1:
+                self.done(batch, [Failure(RunnerFailed("died"))])
+            else:
+                self.sit(batch)
+
+    def turn(self):
+        self.now += 0.01
+        said, self.said = self.said, []
+        for kind, *what in said:
+            if kind == "join":
+                at_once(self.worker.join(*what))
+            elif kind == "leave":
+                at_once(self.worker.leave(*what))
+            else:
+                self.worker.allow(*what)
+        if self.worker.can_step:
+            told = at_once(self.worker.step())
+            self.seating.hear(told.parts, told.ended, lambda rows: None, self.seat)
+        self.seat()
+        assert self.seating.free == self.seats - len(self.seating.open) >= 0
+
+    def run(self, turns, *, disturbs):
+        for _ in range(turns):
+            for _ in range(self.dice.choice([0, 0, 1, 2])):
+                self.arrive()
+            if disturbs:
+                self.disturb()
+            self.turn()
+        self.slow.clear()
+        for releases in self.untaken.values():
+            for release in releases:
+                release()
+        for _ in range(20_000):
+            if not (self.queue.waiting or self.seating.open):
+                break
+            self.turn()
+        assert not self.seating.open
+        assert not len(self.worker)
+
+
+@pytest.mark.parametrize("disturbs", [False, True])
+def test_every_stream_ends_once_and_its_parts_are_in_order(disturbs):
+    """G2, G3."""
+    hows = ["plain", "plain", "last", "generator"]
+    if disturbs:
+        hows += ["raises", "short", "error", "no start"]
+    for seed in range(RUNS):
+        world = World(seed, hows)
+        world.run(60, disturbs=disturbs)
+        for request, ends in world.ends.items():
+            length, how = request.body
+            if not ends:
+                assert request.deadline < float("inf")  # it was late before anybody had a seat for it
+                assert world.parts[request] == []
+                continue
+            assert len(ends) == 1, seed
+            assert world.parts[request] == list(range(len(world.parts[request]))), seed
+            if not disturbs:
+                assert ends == [None]
+                assert len(world.parts[request]) == length
+            elif how in {"raises", "error"} and type(ends[0]) is not Failure and not request.done:
+                pytest.fail(f"seed {seed}: {how} has ended well")
+        for model in world.models[-1:]:  # those of the worker that lives
+            assert all(state.finished == 1 for state in model.states), seed
+        for model in world.models[:-1]:  # the others took theirs along
+            assert all(state.finished <= 1 for state in model.states), seed
+
+
+def test_streams_make_their_steps_together_and_nobody_starves():  # F50
+    world = World(3, ["plain"])
+    world.seats = 8
+    world.hire()
+    for _ in range(40):
+        request = Request(body=(30, "plain"), reply=print)
+        world.parts[request], world.ends[request] = [], []
+        world.queue.offer(request, 0.0)
+    world.seat()
+    while world.seating.open:
+        world.turn()
+        lengths = [len(world.parts[one.batch.entries[0]]) for one in world.seating.open.values()]
+        assert not lengths or max(lengths) - min(lengths) <= 30
+    assert world.model.sizes[8] >= 0.9 * sum(world.model.sizes.values())
+    order = [request for request in world.ends]
+    assert all(world.ends[request] == [None] for request in order)
+
+
+def test_an_error_of_one_stream_does_not_end_the_others():
+    world = World(0, ["plain"])
+    world.seats = 4
+    world.hire()
+    requests = [Request(body=(5, how), reply=print) for how in ("plain", "error", "last")]
+    for request in requests:
+        world.parts[request], world.ends[request] = [], []
+        world.queue.offer(request, 0.0)
+    world.seat()
+    while world.seating.open:
+        world.turn()
+    assert [len(world.parts[request]) for request in requests] == [5, 2, 5]
+    assert [type(world.ends[request][0]) for request in requests] == [type(None), Failure, type(None)]
+
+
+def test_a_slow_client_is_passed_over_and_costs_the_others_nothing():
+    world = World(0, ["plain"])
+    world.seats = 2
+    world.hire()
+    slow, quick = (Request(body=(100, "plain"), reply=print) for _ in range(2))
+    world.slow.add(slow)
+    for request in (slow, quick):
+        world.parts[request], world.ends[request], world.untaken[request] = [], [], []
+        world.queue.offer(request, 0.0)
+    world.seat()
+    for _ in range(200):
+        world.turn()
+    assert world.ends[quick] == [None]
+    assert not world.ends[slow]
+    assert len(world.parts[slow]) == CREDIT
+    world.run(0, disturbs=False)
+    assert world.ends[slow] == [None]
+    assert world.parts[slow] == list(range(100))
+
+
+class Turns:
+    """Items whose iterators note whose turn it is, and need time."""
+
+    def __init__(self, world):
+        self.world, self.order = world, []
+
+    def run(self, items):
+        return self.steps(items[0].body)
+
+    def steps(self, body):
+        name, seconds = body
+        while True:
+            self.order.append(name)
+            self.world["now"] += seconds
+            yield [name]
+
+
+def test_generators_have_their_turns_one_after_the_other_however_slow_some_are():
+    world = {"now": 0.0}
+    turns = Turns(world)
+    seats = Seats(turns.run, lambda: world["now"])
+    for name, seconds in (("slow", 0.01), ("quick", 0.0), ("other", 0.0)):
+        at_once(seats.join(name, [Request(body=(name, seconds), reply=print)]))
+    told = [name for _ in range(9) for name, _ in at_once(seats.step()).parts]
+    assert turns.order[:12] == ["slow", "quick", "other"] * 4
+    assert told == turns.order[: len(told)]
+    first = Seats(Turns(world).run, lambda: world["now"])
+    at_once(first.join("slow", [Request(body=("slow", 0.01), reply=print)]))
+    at_once(first.join("quick", [Request(body=("quick", 0.0), reply=print)]))
+    assert [name for name, _ in at_once(first.step()).parts] == ["slow"]  # it is sent before others have their turn
