@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams through a socket: they share the worker, and its steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import time
+
+import pytest
+
+LONG = 100_000
+MODELS = ["shared", "shared-async", "generated", "generated-async"]
+
+
+@pytest.fixture(scope="module", params=["process", "thread", "inline"])
+def server(request, launch):
+    found = launch("streams.py", "--worker-kind", request.param, "--timeout-ms", "60000")
+    found.kind = request.param
+    return found
+
+
+class Stream:
+    """One stream of a client that reads it event by event."""
+
+    def __init__(self, server, model, **sample):
+        body = json.dumps(sample).encode()
+        self.socket = socket.create_connection(("127.0.0.1", server.port))
+        self.socket.settimeout(60)
+        self.socket.sendall(
+            b"POST /models/%b HTTP/1.0\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n%b" % (model.encode(), len(body), body)
+        )
+        self.buffer = b""
+
+    def next(self):
+        """The next event; None once there is none."""
+        while b"\n\n" not in self.buffer:
+            data = self.socket.recv(65536)
+            if not data:
+                self.drop()
+                return None
+            self.buffer += data
+        event, _, self.buffer = self.buffer.partition(b"\n\n")
+        return json.loads(event.rpartition(b"data: ")[2])
+
+    def rest(self):
+        found = []
+        while (event := self.next()) is not None:
+            found.append(event)
+        return found
+
+    def drop(self):
+        self.socket.close()
+
+
+def eventually(check):
+    until = time.monotonic() + 60
+    while not check():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def alive(server, model="shared"):
+    return server.client.get(f"/models/{model}/alive").json()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_second_client_does_not_wait_for_the_first_ones_stream(server, model):  # F50
+    first = Stream(server, model, length=LONG, seconds=0.001)
+    assert first.next()[0] == 1
+    second = Stream(server, model, length=5)
+    assert [number for number, _ in second.rest()] == [1, 2, 3, 4, 5]
+    assert first.next()[0] > 1  # and it is still there
+    first.drop()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_parts_of_a_stream_come_in_order_and_once(server, model):
+    streams = [Stream(server, model, length=length, seconds=0.0005) for length in (1, 50, 7, 23, 40, 3)]
+    found = [[number for number, _ in stream.rest()] for stream in streams]
+    assert found == [list(range(1, length + 1)) for length in (1, 50, 7, 23, 40, 3)]
+
+
+@pytest.mark.parametrize("model", MODELS[:2])
+def test_streams_that_are_open_make_a_step_together(server, model):
+    first = Stream(server, model, length=LONG, seconds=0.002)
+    assert first.next() == [1, 1]
+    second = Stream(server, model, length=LONG, seconds=0.002)
+    assert second.next() == [1, 2]
+    while first.next()[1] != 2:
+        pass
+    second.drop()  # its seat is free at a next step
+    while first.next()[1] != 1:
+        pass
+    first.drop()
+
+
+def test_no_more_streams_sit_than_there_are_seats(server):
+    streams = [Stream(server, "shared", length=LONG, seconds=0.001) for _ in range(4)]
+    assert [stream.next()[0] for stream in streams] == [1] * 4
+    late = Stream(server, "shared", length=3)
+    while streams[0].next()[1] != 4:
+        pass
+    assert streams[1].next()[1] <= 4
+    streams[0].drop()
+    assert [number for number, _ in late.rest()] == [1, 2, 3]
+    for stream in streams:
+        stream.drop()
+
+
+@pytest.mark.parametrize("how", ["raise", "short", "error"])
+def test_a_step_that_goes_wrong_ends_streams_and_lets_go_of_their_states(server, how):
+    eventually(lambda: alive(server)["states"] == 0)
+    wrong = Stream(server, "shared", length=9, how=how)
+    found = wrong.rest()
+    assert [event[0] for event in found[:-1]] == [1, 2]
+    error = found[-1]["error"]
+    assert ("this one" in error["message"]) == (how == "error")
+    eventually(lambda: alive(server)["states"] == 0)
+    assert [number for number, _ in Stream(server, "shared", length=2).rest()] == [1, 2]
+
+
+def test_an_error_of_one_stream_is_its_own(server):
+    other = Stream(server, "shared", length=LONG, seconds=0.001)
+    assert other.next()[0] == 1
+    assert Stream(server, "shared", length=9, how="error").rest()[-1]["error"]["message"] == "this one"
+    answer = server.client.post("/models/shared", json={"length": 1, "how": "no start"})
+    assert answer.status_code == 400
+    assert other.next()[0] > 1
+    other.drop()
+
+
+def test_a_client_that_never_reads_costs_the_others_nothing(server):
+    slow = Stream(server, "shared", length=LONG)
+    before = time.monotonic()
+    others = [Stream(server, "shared", length=300) for _ in range(3)]
+    assert [len(stream.rest()) for stream in others] == [300] * 3
+    assert time.monotonic() - before < 30
+    slow.drop()
+    eventually(lambda: alive(server)["states"] == 0)
+
+
+def test_a_thousand_streams_that_are_dropped_leave_nothing(server):
+    """States, generators, threads, descriptors."""
+    Stream(server, "shared", length=3).rest()
+    eventually(lambda: alive(server)["states"] == 0)
+    before = alive(server)
+    front = len(os.listdir(f"/proc/{server.process.pid}/fd"))
+    dice = random.Random(7)
+    open_ones = []
+    for number in range(1000):
+        model = dice.choice(["shared", "shared", "generated"])
+        open_ones.append(Stream(server, model, length=LONG, seconds=0.0002))
+        if number % 3 == 0:
+            dice.choice(open_ones).socket.setblocking(False)
+        if len(open_ones) > 12:
+            open_ones.pop(dice.randrange(len(open_ones))).drop()
+    for stream in open_ones:
+        stream.drop()
+    eventually(lambda: alive(server)["states"] == 0 and alive(server, "generated") == 0)
+    eventually(lambda: alive(server)["descriptors"] <= before["descriptors"] + 1)
+    eventually(lambda: len(os.listdir(f"/proc/{server.process.pid}/fd")) <= front + 1)
+    assert alive(server)["threads"] <= before["threads"]
+    assert server.metric("forebay_in_flight", model="shared") in {0.0, None}
+
+
+def test_a_deadline_ends_a_stream_and_frees_its_seat(server):
+    late = server.client.post(
+        "/models/shared", json={"length": LONG, "seconds": 0.01}, headers={"x-request-timeout-ms": "300"}
+    )
+    assert "deadline_exceeded" in late.text
+    eventually(lambda: alive(server)["states"] == 0)
+
+
+def test_streams_of_a_worker_that_dies_end_or_begin_again(launch, tmp_path):
+    server = launch("streams.py:Shared", "--worker-kind", "process", "--timeout-ms", "60000")
+    first = Stream(server, "shared", length=LONG, seconds=0.001)
+    assert first.next()[0] == 1
+    os.kill(alive(server)["pid"], signal.SIGKILL)
+    events = first.rest()
+    assert "died" in events[-1]["error"]["message"]
+    note = tmp_path / "died"
+    again = Stream(server, "shared", length=2, how="exit at first", note=str(note))
+    assert [number for number, _ in again.rest()] == [1, 2]  # it had sent nothing, and was handed on
+    assert note.exists()
