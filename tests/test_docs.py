@@ -24,6 +24,7 @@ SHOWN = {
     },
     "docs/how-to/openai.md": {"parrot.py": ()},
     "docs/how-to/kserve.md": {"brightness.py": ("brightness", [[0.0, 1.0], [1.0, 2.0]], 1.0)},
+    "docs/how-to/streams.md": {"count.py": ("count", 2, [0, 1]), "story.py": ("story", "a b", ["a", "b"])},
     "docs/how-to/test-a-model.md": {"test_shout.py": ()},
     "docs/how-to/embed.md": {"shop.py": ()},
     "docs/how-to/compose-models.md": {

@@ -132,8 +132,8 @@ def _worst(way: Way, kind: str, place: str) -> str:
 
 
 def _hanging(way: Way, kind: str, place: str) -> str:
-    if way.name in {"hang_await", "hang_yield"}:
-        return "B"  # it is cancelled, or closed
+    if way.name in {"hang_await", "hang_yield"} or (way.is_async and place == "async streamed"):
+        return "B"  # it is cancelled, closed, or left behind beside the others
     if kind == "inline":
         return "B" if way.is_async else "S"
     return "Bt" if place == "Nucleus" else "Bw"

@@ -8,7 +8,7 @@ equal key in one call. One whose clients have no room for more parts is passed o
 
 A round may end early, at `ROUND_S`, so that what has been made is sent; the next one goes on with those that are left.
 One that is over quickly is followed by another one before anything is sent, up to `BUNDLE` of them within `BUNDLE_S`:
-the way to the server then costs less than the parts.
+the way to the server then costs less than the parts. The first part of a stream waits for no second one.
 
 Every batch that joins ends exactly once, which is told in a round, and its iterator is closed once.
 
@@ -53,7 +53,7 @@ class Round(msgspec.Struct, gc=False):
 
 
 class _Seated:
-    __slots__ = ("count", "key", "mates", "name", "room", "since", "steps")
+    __slots__ = ("count", "has_begun", "key", "mates", "name", "room", "since", "steps")
 
     def __init__(self, name: Any, count: int, key: Hashable, steps: Any, since: float) -> None:
         self.name = name
@@ -61,6 +61,7 @@ class _Seated:
         self.steps = steps
         self.since = since
         self.room = CREDIT
+        self.has_begun = False
         self.mates = steps.mates if isinstance(steps, Together) else None
         self.key = None if type(steps) is SideBySide else key
 
@@ -90,6 +91,7 @@ class Seats:
         self._seated: dict[Any, _Seated] = {}
         self._turns: deque[_Seated] = deque()
         self._told = Round([], [])
+        self._is_urgent = False
 
     def __len__(self) -> int:
         """Return how many batches sit."""
@@ -148,9 +150,10 @@ class Seats:
             if not await self._round(began):
                 break
             now, before = self._clock(), now
-            if self._told.ended or now - began + (now - before) > BUNDLE_S:
+            if self._is_urgent or self._told.ended or now - began + (now - before) > BUNDLE_S:
                 break
         told, self._told = self._told, Round([], [])
+        self._is_urgent = False
         return told
 
     async def close(self) -> None:
@@ -199,8 +202,7 @@ class Seats:
         if type(made) is Failure:
             await self._end(one, [made] * one.count)
             return
-        one.room -= 1
-        self._told.parts.append((one.name, made[0]))
+        self._tell(one, made[0])
 
     async def _advance_together(self, mates: list[_Seated]) -> None:
         self._enter(mates[0].name if len(mates) == 1 else None)
@@ -212,13 +214,17 @@ class Seats:
             for mate in mates:
                 await self._end(mate, [found] * mate.count)
             return
-        told = self._told.parts
         for mate, step in zip(mates, cast("Sequence[Step]", found), strict=True):
             if step.parts is not None:
-                mate.room -= 1
-                told.append((mate.name, step.parts))
+                self._tell(mate, step.parts)
             if step.outcomes is not None:
                 await self._end(mate, step.outcomes)
+
+    def _tell(self, one: _Seated, parts: Sequence[Any]) -> None:
+        one.room -= 1
+        if not one.has_begun:
+            one.has_begun = self._is_urgent = True
+        self._told.parts.append((one.name, parts))
 
     async def _end(self, one: _Seated, outcomes: Sequence[Outcome]) -> None:
         if self._seated.get(one.name) is not one:

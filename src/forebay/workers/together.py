@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
 from forebay.types.call import Failure
 from forebay.types.failures import failure_of
+from forebay.workers.cancel import probe
 from forebay.workers.user_code import aclose, attempt, attempt_async, settled
 
 if TYPE_CHECKING:
@@ -18,10 +20,12 @@ if TYPE_CHECKING:
 
     from forebay.types.call import Outcome
 
+log = logging.getLogger("forebay.workers")
+
 INTERRUPT_S: Final = 0.01
 """How long a thread waits for async generators before it looks whether anybody joins them or leaves."""
-END_S: Final = 1.0
-"""Time an async generator has to end once it was cancelled."""
+END_S: Final = 0.05
+"""Time an async generator has to end once it was cancelled, while the others wait; one that goes on is left behind."""
 
 _END: Final = object()
 
@@ -118,6 +122,7 @@ class SideBySide:
 
     def close(self) -> Any:
         """End the generator."""
+        probe.set(None)  # that nobody waits is no reason not to end it
         end = self._end()
         return end if self._wait is None else self._wait(end)
 
@@ -157,7 +162,10 @@ class SideBySide:
     async def _end(self) -> None:
         if self.task is not None:
             self.task.cancel()
-            await asyncio.wait([self.task], timeout=END_S)
+            _, late = await asyncio.wait([self.task], timeout=END_S)
+            if late:
+                log.warning("an async generator did not end when it was cancelled; it is left behind")
+                return
         await aclose(self.steps)
 
 
