@@ -3,10 +3,10 @@
 
     .venv/bin/python -m benchmarks.steps [--kind process] [--only all] [--write]
 
-A step takes 5 ms and 0.1 ms a stream, a worker has 16 seats, streams are 20 to 400 tokens long (log-uniform). The ideal
-is a schedule without any server: who waits sits down between two steps, in order, and each step costs its time alone.
-*End together* is what there was before: a batch of streams runs until the longest has ended. `CPU us` is CPU time of all
-the server's processes for a token.
+A step takes 5 ms and 0.1 ms a stream, a worker has 16 seats, streams are 20 to 400 tokens long (log-uniform). The
+ideal is a schedule without any server: who waits sits down between two steps, in order, and each step costs its time
+alone. *End together* is what there was before: a batch of streams runs until the longest has ended. `CPU us` is CPU
+time of all the server's processes for a token.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Client(asyncio.Protocol):
         self.done = self.loop.create_future()
         self.asked = time.perf_counter()
         self.transport.write(
-            b"POST /models/%b HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
-            % (self.path.encode(), len(body), body)
+            b"POST /models/%b HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n%b" % (self.path.encode(), len(body), body)
         )
         return await self.done
 

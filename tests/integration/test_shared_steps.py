@@ -9,6 +9,7 @@ import random
 import signal
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
@@ -62,6 +63,10 @@ def eventually(check):
     while not check():
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def descriptors(pid):
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 def alive(server, model="shared"):
@@ -149,7 +154,7 @@ def test_a_thousand_streams_that_are_dropped_leave_nothing(server):
     Stream(server, "shared", length=3).rest()
     eventually(lambda: alive(server)["states"] == 0)
     before = alive(server)
-    front = len(os.listdir(f"/proc/{server.process.pid}/fd"))
+    front = descriptors(server.process.pid)
     dice = random.Random(7)
     open_ones = []
     for number in range(1000):
@@ -163,7 +168,7 @@ def test_a_thousand_streams_that_are_dropped_leave_nothing(server):
         stream.drop()
     eventually(lambda: alive(server)["states"] == 0 and alive(server, "generated") == 0)
     eventually(lambda: alive(server)["descriptors"] <= before["descriptors"] + 1)
-    eventually(lambda: len(os.listdir(f"/proc/{server.process.pid}/fd")) <= front + 1)
+    eventually(lambda: descriptors(server.process.pid) <= front + 1)
     assert alive(server)["threads"] <= before["threads"]
     assert server.metric("forebay_in_flight", model="shared") in {0.0, None}
 

@@ -66,7 +66,7 @@ class Shared(Model):
     @endpoint("/alive", methods=["GET"])
     def alive(self, batch: list[dict[str, Any]]) -> list[dict[str, int]]:
         counts = {"states": State.alive, "threads": threading.active_count(), "pid": os.getpid()}
-        return [counts | {"descriptors": len(os.listdir("/proc/self/fd"))}] * len(batch)
+        return [counts | {"descriptors": len(list(Path("/proc/self/fd").iterdir()))}] * len(batch)
 
 
 class SharedAsync(Model):

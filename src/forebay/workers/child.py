@@ -382,9 +382,8 @@ class _ServerLink:
         connection.end()
         parts = [[name, *_wired(part)] for name, part in told.parts]
         ended = [[name, *_wired(outcomes), seconds, _media(outcomes)] for name, outcomes, seconds in told.ended]
-        try:
-            frame = connection.framed(["round", number, parts, ended])
-        except Exception:  # noqa: BLE001 - the user's parts hold something that msgpack does not, or too much
+        frame, error = caught(connection.framed, ["round", number, parts, ended])
+        if error is not None:  # the user's parts hold something that msgpack does not, or too much
             frame = connection.framed(["round", number, *self._sendable(parts, ended)])
         connection.send_frame(frame)
         if told.ended and self._metrics is not None:

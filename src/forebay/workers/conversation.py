@@ -20,6 +20,7 @@ import msgspec
 
 from forebay.errors import InternalError, InvalidRequest, TooLarge, revive
 from forebay.types.call import Failure, Media
+from forebay.types.caught import caught
 from forebay.types.log_line import LogLine
 from forebay.workers import frames
 from forebay.workers.pool import CREDIT
@@ -349,9 +350,8 @@ class Conversation:
         group = self._groups.get(batch.key)
         if group is None:
             group = self._groups[batch.key] = next(_batch_ids)
-        try:
-            join = frames.encode_part([bodies, params, sizes, group])
-        except Exception as error:
+        join, error = caught(frames.encode_part, [bodies, params, sizes, group])
+        if error is not None:
             msg = f"the batch cannot be sent to a worker: {error}"
             raise InternalError(msg) from error
         if len(join) > frames.MAX_FRAME_BYTES // 2:

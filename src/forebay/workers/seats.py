@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 
     from forebay.types.call import Outcome
-    from forebay.workers.together import Step
+    from forebay.workers.together import Stepped
 
 ROUND_S: Final = 0.001
 """A round in which so much time was spent on generators is told before all of them had their turn."""
@@ -214,7 +214,7 @@ class Seats:
             for mate in mates:
                 await self._end(mate, [found] * mate.count)
             return
-        for mate, step in zip(mates, cast("Sequence[Step]", found), strict=True):
+        for mate, step in zip(mates, cast("Sequence[Stepped]", found), strict=True):
             if step.parts is not None:
                 self._tell(mate, step.parts)
             if step.outcomes is not None:
@@ -250,7 +250,7 @@ class Link(Protocol):
 
 
 def follow(seats: Seats, link: Link) -> None:
-    """Step the streams of one worker until its server says stop and all have ended.
+    """Stepped the streams of one worker until its server says stop and all have ended.
 
     The worker is at most one round ahead of what the server has heard, and not ahead at all where seats have become
     free: whoever waits is to take part in the next round.

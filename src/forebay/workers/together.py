@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 import msgspec
 
 from forebay.types.call import Failure
-from forebay.types.failures import failure_of
 from forebay.workers.cancel import probe
 from forebay.workers.user_code import aclose, attempt, attempt_async, settled
 
@@ -40,15 +39,15 @@ class Together(Protocol):
         ...
 
     def together(self, streams: Sequence[Any]) -> Any:
-        """Step these streams, of which this is the first.
+        """Stepped these streams, of which this is the first.
 
         Returns:
-            For each a `Step`, or something to wait for that gives these.
+            For each a `Stepped`, or something to wait for that gives these.
         """
         ...
 
 
-class Step(msgspec.Struct, gc=False):
+class Stepped(msgspec.Struct, gc=False):
     """What one step made of a batch.
 
     Attributes:
@@ -126,7 +125,7 @@ class SideBySide:
         end = self._end()
         return end if self._wait is None else self._wait(end)
 
-    async def _first(self, streams: Sequence[SideBySide]) -> list[Step]:
+    async def _first(self, streams: Sequence[SideBySide]) -> list[Stepped]:
         loop = asyncio.get_running_loop()
         waits: set[asyncio.Task[Any]] = set()
         for one in streams:
@@ -144,20 +143,17 @@ class SideBySide:
                 arrived.cancel()
         return [one.made() for one in streams]
 
-    def made(self) -> Step:
+    def made(self) -> Stepped:
         """Return what it has made since it was asked."""
         task = self.task
         if task is None or not task.done():
-            return Step()
+            return Stepped()
         self.task = None
-        try:
-            made = task.result()
-        except BaseException as error:  # noqa: BLE001 - the generator's
-            return Step(None, [failure_of(error)] * self._count)
+        made: Any = attempt(task.result)
         if made is _END:
-            return Step(None, [None] * self._count)
+            return Stepped(None, [None] * self._count)
         parts: Any = made if type(made) is Failure else attempt(settled, made, self._count)
-        return Step(None, [parts] * self._count) if type(parts) is Failure else Step(parts[0])
+        return Stepped(None, [parts] * self._count) if type(parts) is Failure else Stepped(parts[0])
 
     async def _end(self) -> None:
         if self.task is not None:
