@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportOptionalSubscript=false
 """Streams through a socket: they share the worker, and its steps."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false, reportOptionalSubscript=false
 """Conversations with workers that keep to the protocol for a while and then do not, in any state and in any pieces."""
 
 from __future__ import annotations

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast, final
 from forebay.errors import BadOutcome
 from forebay.types.call import Failure, Last
 from forebay.types.failures import failure_in, failure_of
-from forebay.workers.together import Step
+from forebay.workers.together import Stepped
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-_NOTHING: Final = Step()
-_ENDED: Final = Step(None, [None])
+_NOTHING: Final = Stepped()
+_ENDED: Final = Stepped(None, [None])
 
 
 class Stepping(Protocol):
@@ -73,7 +73,7 @@ class Stream:
         self._is_finished = False
 
     def together(self, streams: Sequence[Stream]) -> Any:
-        """Step several streams; see `Together`."""
+        """Stepped several streams; see `Together`."""
         if self.mates.awaits:
             steps = self._together_async(streams)
             return steps if self._wait is None else self._wait(steps)
@@ -90,11 +90,11 @@ class Stream:
         finished = self.mates.finish(state)
         return self._wait(finished) if self._wait is not None and inspect.isawaitable(finished) else finished
 
-    async def _together_async(self, streams: Sequence[Stream]) -> list[Step]:
+    async def _together_async(self, streams: Sequence[Stream]) -> list[Stepped]:
         runner = self.mates
         made = runner.step([stream.state for stream in streams])
         parts = self._checked(await made if inspect.isawaitable(made) else made, len(streams))
-        steps: list[Step] = []
+        steps: list[Stepped] = []
         for stream, part in zip(streams, parts, strict=True):
             step = _step_of(runner, stream, part)
             steps.append(await step if inspect.isawaitable(step) else step)
@@ -125,21 +125,21 @@ def _step_of(runner: Stepping, stream: Stream, part: Any) -> Any:
     if part is None:
         return _ENDED if is_last else _NOTHING
     if type(part) is Failure:
-        return Step(None, [failure_in(part)])
+        return Stepped(None, [failure_in(part)])
     if isinstance(part, BaseException):
-        return Step(None, [failure_of(part)])
+        return Stepped(None, [failure_of(part)])
     made = runner.postprocess(part, stream)
     if inspect.isawaitable(made):
         return _written_async(runner, made, is_last=is_last)
     return _written(runner, made, is_last=is_last)
 
 
-async def _written_async(runner: Stepping, made: Awaitable[Any], *, is_last: bool) -> Step:
+async def _written_async(runner: Stepping, made: Awaitable[Any], *, is_last: bool) -> Stepped:
     return _written(runner, await made, is_last=is_last)
 
 
-def _written(runner: Stepping, part: Any, *, is_last: bool) -> Step:
+def _written(runner: Stepping, part: Any, *, is_last: bool) -> Stepped:
     written = part if type(part) is Failure else runner.write(part)
     if type(written) is Failure:
-        return Step(None, [written])
-    return Step([written], [None] if is_last else None)
+        return Stepped(None, [written])
+    return Stepped([written], [None] if is_last else None)
