@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -72,7 +73,10 @@ def test_a_model_shown_answers_as_shown(page, name, tmp_path, serve):
     server = serve(path, "--worker-kind", "thread")
     answer = httpx.post(f"{server.url}/models/{model}", json=sample)
     assert answer.status_code == 200
-    assert answer.json() == expected
+    if answer.headers["content-type"] == "text/event-stream":
+        assert [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line] == expected
+    else:
+        assert answer.json() == expected
 
 
 @pytest.mark.parametrize("page,name", [("docs/how-to/test-a-model.md", "test_shout.py")])
