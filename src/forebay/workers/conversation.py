@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar, cast
 
 import msgspec
 
 from forebay.errors import InternalError, InvalidRequest, TooLarge, revive
 from forebay.types.call import Failure, Media
-from forebay.types.caught import caught
 from forebay.types.log_line import LogLine
 from forebay.workers import frames
 from forebay.workers.pool import CREDIT
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
 
     from forebay.types.batch import Done, EntryBatch, Phase
     from forebay.workers.seating import Sitting
+
+T = TypeVar("T")
 
 State: TypeAlias = Literal["greeting", "opening", "idle", "busy", "streaming", "finishing", "seated", "gone"]
 
@@ -305,13 +306,9 @@ class Conversation:
         batch_id = next(_batch_ids)
         asked = [True] if asks and self._tells_phases else []
         count = len(bodies)
-        try:
-            if self._shared is not None:
-                bodies = self._shared.place(bodies)
-            frame = frames.encode(["batch", batch_id, bodies, params, sizes, *asked])
-        except Exception as error:
-            msg = f"the batch cannot be sent to a worker: {error}"
-            raise InternalError(msg) from error
+        if self._shared is not None:
+            bodies = _sendable(self._shared.place, bodies)
+        frame = _sendable(frames.encode, ["batch", batch_id, bodies, params, sizes, *asked])
         if len(frame) - frames.HEADER > frames.MAX_FRAME_BYTES:
             msg = (
                 f"the batch cannot be sent to a worker: it has {len(frame)} bytes, at most {frames.MAX_FRAME_BYTES} "
@@ -350,10 +347,7 @@ class Conversation:
         group = self._groups.get(batch.key)
         if group is None:
             group = self._groups[batch.key] = next(_batch_ids)
-        join, error = caught(frames.encode_part, [bodies, params, sizes, group])
-        if error is not None:
-            msg = f"the batch cannot be sent to a worker: {error}"
-            raise InternalError(msg) from error
+        join = _sendable(frames.encode_part, [bodies, params, sizes, group])
         if len(join) > frames.MAX_FRAME_BYTES // 2:
             msg = (
                 f"the batch cannot be sent to a worker: it has {len(join)} bytes, at most "
@@ -600,6 +594,19 @@ _EVENTS: Final[Mapping[str, Callable[[Conversation, list[Any]], Event]]] = {
     "metrics": Conversation._count_metrics,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
     "log": Conversation._log,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
 }
+
+
+def _sendable(make: Callable[[list[Any]], T], found: list[Any]) -> T:
+    """Return what is made of bodies that may be no plain data.
+
+    Raises:
+        InternalError: They are none.
+    """
+    try:
+        return make(found)
+    except Exception as error:
+        msg = f"the batch cannot be sent to a worker: {error}"
+        raise InternalError(msg) from error
 
 
 def _with_media(outcomes: Any, types: Any = None) -> Any:
