@@ -27,6 +27,7 @@ from forebay.surfaces.pipeline.dag.each_worker import EachWorker
 from forebay.surfaces.pipeline.dag.op_workers import built
 from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp, with_cors
 from forebay.surfaces.pipeline.fronts.rpc import services
+from forebay.surfaces.pipeline.fronts.tensors import face_of, routes_in_tensors
 from forebay.transports.grpc.listener import GrpcListener
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ def project_of(server: PipelineServer, script: Callable[[], Script], options: Op
     Raises:
         ConfigError: If the graph, an op or a port is wrong.
     """
-    from forebay.transports.http.asgi import ServerPages, beside_dashboard
+    from forebay.transports.http.asgi import Predict, ServerPages, beside_dashboard
+    from forebay.transports.http.inference import InferencePages
+    from forebay.transports.http.management import Management
 
     dag, config = built(server)
     http, has_http = _http(config, options)
@@ -66,7 +69,11 @@ def project_of(server: PipelineServer, script: Callable[[], Script], options: Op
     app = _App(hosted, dag, config)
     gateway = Gateway(hosted.service, http)
     pages = ServerPages(app, http) if options.extra_routes else None
-    face = beside_dashboard(PipelineHttp(gateway, http, pages), pages, http)
+    protocol = None
+    if app.tensors is not None:
+        gateway.others = routes_in_tensors(hosted.service, app.served[app.name], http)
+        protocol = InferencePages(app, gateway.others, Management(app, http), Predict)
+    face = beside_dashboard(PipelineHttp(gateway, http, pages, protocol), pages, http)
     rpc_source = _source(config, "rpc_port") or _source(config, "port")
     grpc = _grpc(config, http, options.grpc)
     rpc = GrpcListener(grpc, services(hosted.service), lambda: not app.problems(), rpc_source)
@@ -124,7 +131,9 @@ class _App(App):
     def __init__(self, hosted: served_graph.ServedGraph | EachWorker, dag: Dag, config: PipelineConfig) -> None:
         runs_in = {op: endpoint.name for op, endpoint in hosted.nodes.items()}
         drawing = Drawable(dag.spec, _labels(dag, config), runs_in) if runs_in else None
-        super().__init__([Served(hosted.endpoint, OPAQUE, nodes=hosted.nodes, drawing=drawing)])
+        self.name = hosted.endpoint.name
+        self.tensors = face_of(hosted.service)
+        super().__init__([Served(hosted.endpoint, OPAQUE, nodes=hosted.nodes, drawing=drawing, tensors=self.tensors)])
         self._hosted = hosted
         self._dag = dag
         self._config = config

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import ForebayError, QueueFull, TooLarge
@@ -22,6 +23,7 @@ from forebay.serving.endpoint import EndpointConfig
 from forebay.surfaces.pipeline.fronts.admission import begin
 from forebay.transports.http.asgi import Peer, Predict
 from forebay.transports.http.errors import Unauthorized, error_headers
+from forebay.transports.http.inference import PUBLIC_PATHS, is_inference_path
 from forebay.transports.http.route import Route, key_is_known
 from forebay.types.call import Failure
 
@@ -34,9 +36,10 @@ if TYPE_CHECKING:
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions
     from forebay.transports.http.asgi import ServerPages
+    from forebay.transports.http.inference import InferencePages
     from forebay.transports.http.route import Head
     from forebay.types.batch import EntryBatch
-    from forebay.types.call import Origin, Reply, Request
+    from forebay.types.call import Origin, Outcome, Reply, Request
 
 MAX_ROUTES: Final = 1024
 """Paths that are remembered; any client can name new ones."""
@@ -55,9 +58,11 @@ class Gateway(Mapping[bytes, Route]):
         self._inference = inference
         self._config = config
         self._routes: dict[bytes, Route] = {}
+        self.others: Mapping[bytes, Route] = {}
+        """Routes of other protocols."""
 
     def __getitem__(self, target: bytes) -> Route:
-        route = self._routes.get(target)
+        route = self.others.get(target) or self._routes.get(target)
         if route is not None:
             return route
         found = _PATH.fullmatch(target)
@@ -77,10 +82,10 @@ class Gateway(Mapping[bytes, Route]):
 
     def route(self, name: str, method: str) -> Route:
         """Return the route of a service and a method."""
-        return _GatewayRoute(_Asked(self._inference, name, method), self._config)
+        return _GatewayRoute(Asked(self._inference, name, method), self._config)
 
 
-class _Asked:
+class Asked:
     """A service and a method in the form of an endpoint, as far as routes need one."""
 
     shares_memory = False
@@ -100,39 +105,50 @@ class _Asked:
 
     def submit(self, request: Request) -> None:
         """Answer a request."""
-        kind = self._inference.request_class
-        body = request.body
-
-        def parse() -> Any:
-            asked = rest.request_of(body, kind)
-            # The service and method of the path count, and not those in the body.
-            fields = asked.DESCRIPTOR.fields_by_name
-            if "name" in fields:
-                asked.name = self.name
-            if "method" in fields:
-                asked.method = self._method
-            return asked
+        body, params = request.body, request.params
 
         def respond(found: Any, asked: Prediction | None) -> None:
             if request in self._open:
                 request.body = asked  # for those who are told of calls
-                outcome = Failure(found) if isinstance(found, ForebayError) else rest.response_json(found)
+                outcome = Failure(found) if isinstance(found, ForebayError) else self.written(found, params)
                 del self._open[request]
                 request.reply(request, outcome)
 
         self._open[request] = None
-        is_quick, deadline, peer = rest.is_quick(body, kind), request.deadline, _peer(request)
         call_off = begin(
             self._inference,
-            parse,
-            is_quick=is_quick,
-            deadline=deadline,
-            peer=peer,
+            partial(self.read, body, params),
+            is_quick=self.is_quick(body),
+            deadline=request.deadline,
+            peer=_peer(request),
             respond=respond,
             parent=request.params.get(PARENT, ""),
         )
         if request in self._open:
             self._open[request] = call_off
+
+    def is_quick(self, body: Any) -> bool:
+        """Tell whether reading a body takes a moment only."""
+        return rest.is_quick(body, self._inference.request_class)
+
+    def read(self, body: Any, _params: Mapping[str, Any]) -> Any:
+        """Return the message that a body is.
+
+        Raises:
+            InvalidRequest: If it is none.
+        """
+        asked = rest.request_of(body, self._inference.request_class)
+        # The service and method of the path count, and not those in the body.
+        fields = asked.DESCRIPTOR.fields_by_name
+        if "name" in fields:
+            asked.name = self.name
+        if "method" in fields:
+            asked.method = self._method
+        return asked
+
+    def written(self, found: Any, _params: Mapping[str, Any]) -> Outcome:
+        """Return the outcome that an answer is."""
+        return rest.response_json(found)
 
     def cancel(self, request: Request) -> None:
         """Forget a request whose client went away."""
@@ -149,7 +165,7 @@ class _Asked:
 class _GatewayRoute(Route):
     """Speaks JSON whatever the headers say, and tells errors as the gateway does."""
 
-    def __init__(self, asked: _Asked, config: HttpConfig) -> None:
+    def __init__(self, asked: Asked, config: HttpConfig) -> None:
         super().__init__(Served(cast("Endpoint", asked), _CONTRACT), config.max_body_bytes, config.api_keys)
 
     def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"", *, in_query: bool = False) -> Head:
@@ -180,15 +196,23 @@ class _GatewayRoute(Route):
 class PipelineHttp:
     """The ASGI application."""
 
-    def __init__(self, gateway: Gateway, config: HttpConfig, pages: ServerPages | None) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        config: HttpConfig,
+        pages: ServerPages | None,
+        protocol: InferencePages | None = None,
+    ) -> None:
         """Describe the face.
 
         Args:
             gateway: The services.
             config: Its port; if it has API keys, a request needs one of them.
             pages: Forebay's own pages; None leaves them out.
+            protocol: The Open Inference Protocol, if it is spoken.
         """
         self._gateway = gateway
+        self._protocol = protocol
         self._api_keys = [key.encode() for key in config.api_keys]
         self._pages: dict[str, Any] = {}
         if pages is not None:
@@ -207,9 +231,12 @@ class PipelineHttp:
         path, verb = scope["path"], scope["method"]
         segments = path.split("/")
         is_service = len(segments) == 3 and segments[1] and segments[2]
+        protocol = None if is_service or not is_inference_path(path) else self._protocol
         if not self._is_allowed(scope, path):
             message = "an API key is needed, as X-API-Key or as Authorization: Bearer"
             await _write(send, 401, rest.fault_json(16, message), (b"www-authenticate", b"Bearer"))
+        elif protocol is not None:
+            await protocol(scope, receive, send)
         elif not is_service and path not in self._pages:
             await _write(send, 404, rest.fault_json(5, "Not Found"))
         elif verb not in ({"POST"} if is_service else {"GET", "HEAD"}):
@@ -232,7 +259,7 @@ class PipelineHttp:
             await response(scope, receive, send)
 
     def _is_allowed(self, scope: Scope, path: str) -> bool:
-        if not self._api_keys or path in _OPEN_PAGES:
+        if not self._api_keys or path in _OPEN_PAGES or path in PUBLIC_PATHS:
             return True
         given = [value for name, value in scope["headers"] if name in {b"x-api-key", b"authorization"}]
         return any(key_is_known(self._api_keys, value) for value in given)
