@@ -175,6 +175,9 @@ def test_an_endpoint_appears_with_its_first_worker_and_others_share_it(opened, a
     assert server.client.get("/readyz").status_code == 200
     assert "/models/it" in server.client.get("/openapi.json").json()["paths"]
     assert server.call("it", {"no": "number"}).status_code == 422
+    given = {"name": "input", "datatype": "BYTES", "shape": [2], "data": ["0", "0.0"]}  # either a number or a text
+    told = server.client.post("/v2/models/it/infer", json={"inputs": [given]}).json()
+    assert told["outputs"][0]["data"] == [f"[0.0,{first.pid}]"] * 2
     second = attach(server, "it").ready()
     joined(server, "it", 2, eventually)
     assert {server.call("it", 0).json()[1] for _ in range(4)} == {first.pid, second.pid}

@@ -188,6 +188,24 @@ def parameters_of(outcome: Any) -> Mapping[str, Any]:
     return outcome.parameters if type(outcome) is TensorOutcome else EMPTY
 
 
+def check_outcome(outcome: Any) -> None:
+    """Hold what somebody else calls an outcome to the form of one.
+
+    Raises:
+        InvalidRequest: If it has another one.
+    """
+    try:
+        specs, *data = outcome
+        told = msgspec.convert(specs, list[tuple[str, str, list[int], bool]])
+        if any(type(one) is not bytes for one in data):
+            raise TypeError("the data of a tensor is no bytes")
+        for tensor in tensors_of(told, data):
+            if not tensor.is_json:
+                check_size(tensor.name, tensor.datatype, tensor.shape, len(tensor.data))
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"it answered no tensors: {error}") from None
+
+
 def _check(tensor: Tensor, declared: TensorMetadata | None, *, is_ranked: bool) -> None:
     """Hold a tensor to what is declared.
 

@@ -17,8 +17,9 @@ import msgspec
 from forebay.errors import ConfigError, InvalidRequest
 from forebay.server.served import Served
 from forebay.serving.models.methods import CALL
+from forebay.serving.tensor_face import TENSORS, check_outcome
 from forebay.surfaces.native.describe import Description, WireSchema, check, served_by
-from forebay.types.call import Failure, Media
+from forebay.types.call import ROWS, Failure, Media
 from forebay.workers.address import parse_address
 from forebay.workers.attached import AttachedPool
 from forebay.workers.job_slot import JobSlot
@@ -199,21 +200,26 @@ def fitting(description: Description) -> Callable[[EntryBatch, Sequence[Any]], N
 
 
 def _fitting(contract: Contract) -> Callable[[EntryBatch, Sequence[Any]], None]:
-    allowed = {bytes, Failure, Media}
-    if contract.batchable:
-        allowed = {list, Failure}
-    elif contract.streams:
-        allowed = {bytes, Failure, type(None)}
+    whole = {bytes, Media} if not contract.streams else {bytes}
 
     def check_outcomes(batch: EntryBatch, outcomes: Sequence[Any]) -> None:
-        odd: set[type] = set(map(type, outcomes)) - allowed
-        if not odd and contract.batchable:
-            pairs = zip(batch.entries, cast("Sequence[list[Any]]", outcomes), strict=True)
-            answered = [(entry, rows) for entry, rows in pairs if type(rows) is list]
-            odd = {kind for _, rows in answered for kind in map(type, rows)} - {bytes}
-            if any(len(rows) != entry.size for entry, rows in answered):
-                msg = "it answered another number of samples than it was asked"
-                raise InvalidRequest(msg)
+        odd: set[type] = set()
+        for entry, outcome in zip(batch.entries, outcomes, strict=True):
+            kind = type(cast("object", outcome))
+            if kind is Failure or (outcome is None and contract.streams):
+                continue
+            if entry.params.get("in") == TENSORS:
+                check_outcome(outcome)
+            elif not contract.batchable and ROWS not in entry.params:
+                odd |= {kind} - whole
+            elif kind is not list:
+                odd.add(kind)
+            else:
+                rows = cast("list[Any]", outcome)
+                odd |= set(map(type, rows)) - {bytes}
+                if len(rows) != entry.size:
+                    msg = "it answered another number of samples than it was asked"
+                    raise InvalidRequest(msg)
         if odd:
             msg = f"it answered {', '.join(sorted(kind.__name__ for kind in odd))} where encoded results belong"
             raise InvalidRequest(msg)

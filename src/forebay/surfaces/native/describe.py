@@ -21,6 +21,8 @@ from forebay.server.served import Served, ServedMethod
 from forebay.serving.models.methods import ModelMethod, check_paths
 from forebay.serving.models.model import ModelSettings, models_in, settings_of
 from forebay.serving.models.schema import io_types
+from forebay.serving.models.tensor_codec import codec_for
+from forebay.serving.tensor_face import TensorFace
 from forebay.workers.parent_death import end_with
 
 if TYPE_CHECKING:
@@ -93,6 +95,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     is_named: bool = False
     has_context: bool = False
     methods: Annotated[tuple[DescribedMethod, ...], msgspec.Meta(max_length=256)] = ()
+    tensors: TensorFace | None = None
 
     @property
     def settings(self) -> ModelSettings:
@@ -144,13 +147,15 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         for field in self.__struct_fields__:
             ours, theirs = getattr(self, field), getattr(other, field)
             if ours != theirs:
-                long = field in {"input", "output", "description", "methods"}
+                long = field in {"input", "output", "description", "methods", "tensors"}
                 found.append(f"its {field}" if long else f"its {field}: {theirs!r} and not {ours!r}")
         return ", ".join(found)
 
 
 _PLAIN = tuple(
-    field for field in Description.__struct_fields__ if field not in {"input", "output", "is_named", "methods"}
+    field
+    for field in Description.__struct_fields__
+    if field not in {"input", "output", "is_named", "methods", "tensors"}
 )
 
 
@@ -198,7 +203,13 @@ def method_of(
 
 def served_by(description: Description, endpoint: Endpoint) -> Served:
     """Return a described model with what answers for it."""
-    return Served(endpoint, description.contract, description.described, methods=description.served_methods)
+    return Served(
+        endpoint,
+        description.contract,
+        description.described,
+        methods=description.served_methods,
+        tensors=description.tensors,
+    )
 
 
 def describe(model: type[Model]) -> Description:
@@ -217,7 +228,10 @@ def describe(model: type[Model]) -> Description:
     given, answer = io_types(model)
     plain = {name: getattr(settings, name) for name in _PLAIN}
     methods = tuple(DescribedMethod(one, *map(_schema, io_types(model, one))) for one in settings.methods)
-    return Description(input=_schema(given), output=_schema(answer), is_named=True, methods=methods, **plain)
+    tensors = codec_for(model, given, answer).face
+    return Description(
+        input=_schema(given), output=_schema(answer), is_named=True, methods=methods, tensors=tensors, **plain
+    )
 
 
 def check(given: Any) -> Description:
