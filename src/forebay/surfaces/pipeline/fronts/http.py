@@ -82,10 +82,10 @@ class Gateway(Mapping[bytes, Route]):
 
     def route(self, name: str, method: str) -> Route:
         """Return the route of a service and a method."""
-        return _GatewayRoute(Asked(self._inference, name, method), self._config)
+        return _GatewayRoute(AskedPipeline(self._inference, name, method), self._config)
 
 
-class Asked:
+class AskedPipeline:
     """A service and a method in the form of an endpoint, as far as routes need one."""
 
     shares_memory = False
@@ -165,7 +165,7 @@ class Asked:
 class _GatewayRoute(Route):
     """Speaks JSON whatever the headers say, and tells errors as the gateway does."""
 
-    def __init__(self, asked: Asked, config: HttpConfig) -> None:
+    def __init__(self, asked: AskedPipeline, config: HttpConfig) -> None:
         super().__init__(Served(cast("Endpoint", asked), _CONTRACT), config.max_body_bytes, config.api_keys)
 
     def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"", *, in_query: bool = False) -> Head:

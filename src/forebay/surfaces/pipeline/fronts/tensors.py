@@ -16,9 +16,9 @@ from forebay.errors import InternalError, InvalidRequest
 from forebay.protocols.pipeline import tensors as wire
 from forebay.protocols.pipeline.literal import parse
 from forebay.protocols.pipeline.messages import Request as Asking
-from forebay.serving.models.tensor_codec import Side, TensorCodec, plain_array
+from forebay.serving.models.tensor_codec import TensorCodec, TensorSide, plain_array
 from forebay.serving.tensor_face import TensorFace, tensors_of
-from forebay.surfaces.pipeline.fronts.http import Asked
+from forebay.surfaces.pipeline.fronts.http import AskedPipeline
 from forebay.transports.http.inference import InferRoute
 from forebay.types.call import Failure
 from forebay.types.failures import failure_of
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from forebay.types.call import Outcome
 
 _QUICK_BYTES: Final = 4 * 1024
-_codec: Final = TensorCodec(Side(), Side(), has_rows=False)
+_codec: Final = TensorCodec(TensorSide(), TensorSide(), has_rows=False)
 
 
 def face_of(inference: Predictions) -> TensorFace | None:
@@ -51,7 +51,7 @@ def routes_in_tensors(inference: Predictions, served: Served, config: HttpConfig
     return {f"/v2/models/{name}{of}/infer".encode(): route for of in ("", f"/versions/{version}")}
 
 
-class _AskedInTensors(Asked):
+class _AskedInTensors(AskedPipeline):
     """The pipeline in the form of an endpoint whose requests are lists of the data of tensors."""
 
     def is_quick(self, body: Sequence[Any]) -> bool:
