@@ -31,7 +31,9 @@ def write_project(folder, handler, config=None, **files):
     (folder / "handler.py").write_text(textwrap.dedent(handler))
     (folder / "nucleus.yaml").write_text(yaml.safe_dump({"type": "python", "path": "handler.py", **(config or {})}))
     for name, text in files.items():
-        (folder / name.replace("__", ".")).write_text(textwrap.dedent(text))
+        file = folder / name.replace("__", ".")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(textwrap.dedent(text))
     return folder
 
 
@@ -74,7 +76,7 @@ class Server:
 
     def wait_ready(self, within_s=START_S):
         deadline = time.monotonic() + within_s
-        while not (found := re.search(r"ready at (http://\S+)", self.err.read_text())):
+        while not (found := re.search(r"ready at ((?:http|grpc)://\S+)", self.err.read_text())):
             assert self.process.poll() is None, self.err.read_text() + self.out.read_text()
             assert time.monotonic() < deadline, self.err.read_text() + self.out.read_text()
             time.sleep(0.02)

@@ -188,10 +188,12 @@ def test_python_path_is_joined_to_the_project_and_normalised(read, warnings, tmp
     assert "python_path: there is no folder" in warning
 
 
-def test_grpc_is_read_and_not_yet_served(read, refuse):  # N14
-    text = PYTHON + "protobuf_path: service.proto\n"
-    assert read(text, serving=False).protobuf_path == "service.proto"
-    assert refuse(text) == "3: protobuf_path: gRPC is not yet supported by forebay"
+def test_the_proto_file_is_there(read, refuse, tmp_path):  # N14
+    text = PYTHON + "protobuf_path: servcie.proto\n"
+    assert read(text, serving=False).protobuf_path == "servcie.proto"
+    (tmp_path / "service.proto").touch()
+    assert refuse(text).startswith("3: protobuf_path: there is no file servcie.proto in ")
+    assert refuse(text).endswith("did you mean 'service.proto'?")
     assert read(PYTHON + "protobuf_path:\n").protobuf_path is None
 
 

@@ -6,28 +6,33 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 import yaml
 
-from forebay.batching.queue import BatchConfig
+from forebay.batching.queue import BUNDLE_S, BatchConfig
 from forebay.protocols.native import Contract
 from forebay.server.app import App
 from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.contract import Project
+from forebay.surfaces.nucleus.desk import Desk
 from forebay.surfaces.nucleus.readiness import Readiness
+from forebay.transports.server import Listener
 from forebay.types.call import ALONE
+from forebay.workers.frames import MAX_FRAME_BYTES
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from forebay.server.config import HttpConfig
     from forebay.surfaces.contract import Options
     from forebay.surfaces.nucleus.config import NucleusConfig
-    from forebay.surfaces.nucleus.http import NucleusHttp
+    from forebay.surfaces.nucleus.proto import UserService
+    from forebay.transports.grpc.listener import GrpcListener
 
 log = logging.getLogger("forebay")
 
@@ -68,8 +73,6 @@ class NucleusSurface:
         """
         from forebay.surfaces.nucleus import logs
         from forebay.surfaces.nucleus.config import read_config
-        from forebay.surfaces.nucleus.http import NucleusHttp
-        from forebay.transports.http.asgi import ServerPages, beside_dashboard
 
         path = Path(target)
         config, warnings = read_config(path / CONFIG_FILE if path.is_dir() else path)
@@ -81,18 +84,22 @@ class NucleusSurface:
         log_level = options.log_level or config.log_level
         logs.configure_logger(level=log_level)
         deaths = _Deaths()
-        pool = _pool(config, options, http.port, deaths)
+        service = None
+        if config.protobuf_path:
+            from forebay.surfaces.nucleus.proto import compiled
+
+            service = compiled(config)
+        spec = _spec(config, service)
+        pool = _pool(spec, config, options, http.port, deaths)
         endpoint = _endpoint(config, options, pool)
-        app = _App(endpoint)
-        pages = ServerPages(app, http) if options.extra_routes else None
-        app.face = face = NucleusHttp(
-            endpoint,
-            batched=config.server_side_batching is not None,
-            max_concurrency=config.max_concurrency,
-            max_body_bytes=http.max_body_bytes if "max_body_bytes" in options.given else None,
-            api_keys=http.api_keys,
-            pages=pages,
-        )
+        app = _App(endpoint, spec)
+        port_source = "" if "port" in options.given else f"{config.file}: serve_port"
+        asgi = None
+        listeners: list[Listener] = []
+        if service is None:
+            asgi = _http(app, config, options, http)
+        else:
+            listeners.append(_grpc(app, config, options, http, service, port_source))
         readiness = Readiness(options.state_dir)
 
         def connect(fail: Callable[[int], None]) -> None:
@@ -102,9 +109,10 @@ class NucleusSurface:
         return Project(
             app=app,
             http=http,
-            port_source="" if "port" in options.given else f"{config.file}: serve_port",
-            asgi=beside_dashboard(face, pages, http),
-            summary=_summary(config, endpoint),
+            port_source=port_source,
+            asgi=asgi,
+            listeners=listeners,
+            summary=_summary(config, endpoint, service),
             warnings=warnings,
             log_level=log_level,
             on_ready=lambda: readiness.announce(pool.pids()),
@@ -114,21 +122,33 @@ class NucleusSurface:
 
 
 class _App(App):
-    """An app that asks its handler, once it is up, which verbs it has."""
+    """An app that asks its handler, once it is up, what it can do, and that its workers may ask.
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    Attributes:
+        desk: Where they do.
+        learn: Called with what the handler can do.
+    """
+
+    def __init__(self, endpoint: Endpoint, spec: RunnerSpec) -> None:
         super().__init__([Served(endpoint, Contract(raw_input=True, raw_output=True, batchable=False, streams=True))])
-        self.face: NucleusHttp | None = None
-        self._endpoint = endpoint
+        self.desk = Desk()
+        self.learn: Callable[[Any], None] = lambda _about: None
+        self.endpoint = endpoint
+        self._spec = spec
         self._has_learned = False
 
     async def start(self) -> None:
         """Bring up the workers and learn what their handler can do."""
+        if "desk" in self._spec.kwargs:
+            cast("dict[str, Any]", self._spec.kwargs)["desk"] = await self.desk.open()
         await super().start()
-        about: dict[str, Any] = await self._endpoint.call(b"", params={"verb": "about"}, key=ALONE)
-        if self.face is not None:
-            self.face.learn(about["verbs"], reads_posts=about["reads_posts"])
+        self.learn(await self.endpoint.call(b"", params={"verb": "about", "rpc": ""}, key=ALONE))
         self._has_learned = True
+
+    async def drain(self, grace_s: float) -> None:
+        """Stop the workers, and then what they ask."""
+        await super().drain(grace_s)
+        self.desk.close()
 
     def problems(self) -> list[str]:
         """Return why the server is not ready; a handler whose verbs are not known yet is not."""
@@ -148,18 +168,72 @@ class _Deaths:
         self.fail(status)
 
 
-def _pool(config: NucleusConfig, options: Options, port: int, on_death: Callable[[int], None]) -> ProcessPool:
+def _http(app: _App, config: NucleusConfig, options: Options, http: HttpConfig) -> Any:
+    from forebay.surfaces.nucleus.http import NucleusHttp
+    from forebay.transports.http.asgi import ServerPages, beside_dashboard
+
+    pages = ServerPages(app, http) if options.extra_routes else None
+    face = NucleusHttp(
+        app.endpoint,
+        batched=config.server_side_batching is not None,
+        max_concurrency=config.max_concurrency,
+        max_body_bytes=http.max_body_bytes if "max_body_bytes" in options.given else None,
+        api_keys=http.api_keys,
+        pages=pages,
+    )
+    app.learn = face.learn
+    return beside_dashboard(face, pages, http)
+
+
+def _grpc(
+    app: _App, config: NucleusConfig, options: Options, http: HttpConfig, service: UserService, source: str
+) -> GrpcListener:
+    from forebay.surfaces.nucleus.inflow import Inflows
+    from forebay.surfaces.nucleus.rpc import NucleusRpc
+    from forebay.transports.grpc.listener import GrpcListener
+
+    face = NucleusRpc(app.endpoint, service, Inflows(app.desk), max_concurrency=config.max_concurrency)
+    app.learn = face.learn
+    max_message_bytes = http.max_body_bytes if "max_body_bytes" in options.given else MAX_FRAME_BYTES
+    grpc = msgspec.structs.replace(
+        options.grpc,
+        host=http.host,
+        port=http.port,
+        max_message_bytes=max_message_bytes,
+        max_metadata_bytes=http.max_head_bytes,
+        max_buffered_bytes=max(http.max_buffered_bytes, 2 * max_message_bytes),
+        max_connections=http.max_connections,
+        backlog=http.backlog,
+        read_timeout_s=http.read_timeout_s,
+        write_timeout_s=http.write_timeout_s,
+        certfile=http.certfile,
+        keyfile=http.keyfile,
+        api_keys=http.api_keys,
+        access_log=http.access_log,
+    )
+    return GrpcListener(grpc, [face.service()], lambda: not app.problems(), source)
+
+
+def _spec(config: NucleusConfig, service: UserService | None) -> RunnerSpec:
+    kwargs: dict[str, Any] = {
+        "handler": str(config.handler_file),
+        "config": yaml.safe_dump(config.config),
+        "requirements": config.dependencies.pip,
+    }
+    if service is None:
+        batched = config.server_side_batching is not None
+        return RunnerSpec(factory="forebay.surfaces.nucleus.runner:build", kwargs={**kwargs, "batched": batched})
+    told = msgspec.to_builtins(service, builtin_types=(bytes,))
+    return RunnerSpec(
+        factory="forebay.surfaces.nucleus.rpc_runner:build", kwargs={**kwargs, "service": told, "desk": ""}
+    )
+
+
+def _pool(
+    spec: RunnerSpec, config: NucleusConfig, options: Options, port: int, on_death: Callable[[int], None]
+) -> ProcessPool:
     from forebay.surfaces.nucleus.environment import import_path, worker_environment
 
-    spec = RunnerSpec(
-        factory="forebay.surfaces.nucleus.runner:build",
-        kwargs={
-            "handler": str(config.handler_file),
-            "config": yaml.safe_dump(config.config),
-            "batched": config.server_side_batching is not None,
-            "requirements": config.dependencies.pip,
-        },
-    )
     # What a handler prints is to be seen at once, as it was in the original's image.
     env = {"PYTHONUNBUFFERED": "TRUE", **worker_environment(config, port, os.environ, log_level=options.log_level)}
     return ProcessPool(
@@ -179,7 +253,9 @@ def _pool(config: NucleusConfig, options: Options, port: int, on_death: Callable
 
 def _endpoint(config: NucleusConfig, options: Options, pool: ProcessPool) -> Endpoint:
     overrides = options.overrides
-    batching = config.server_side_batching
+    batching = None if config.protobuf_path else config.server_side_batching
+    # Calls that a single thread answers one by one anyway leave together as far as they are quick.
+    shares_way = bool(config.protobuf_path) and _processes(config, options) * config.threads_per_process == 1
     max_size, max_wait_s = 1, 0.0
     if batching is not None:
         max_size = overrides.max_batch_size or batching.max_batch_size
@@ -195,8 +271,9 @@ def _endpoint(config: NucleusConfig, options: Options, pool: ProcessPool) -> End
             max_size=max_size,
             max_wait_s=max_wait_s,
             capacity=overrides.max_queue or CAPACITY,
-            idle="wait",
-            max_running=_processes(config, options),
+            idle="go" if config.protobuf_path else "wait",
+            max_running=None if config.protobuf_path else _processes(config, options),
+            bundle_s=BUNDLE_S if shares_way else 0.0,
         ),
         pool,
     )
@@ -206,12 +283,15 @@ def _processes(config: NucleusConfig, options: Options) -> int:
     return options.overrides.workers or config.processes
 
 
-def _summary(config: NucleusConfig, endpoint: Endpoint) -> list[str]:
+def _summary(config: NucleusConfig, endpoint: Endpoint, service: UserService | None) -> list[str]:
     pool = endpoint.pool.statistics()
     threads = config.threads_per_process
     workers = (
         f"{_count(pool.slots // threads, 'process', 'processes')} with {_count(threads, 'thread', 'threads')} each"
     )
+    if service is not None:
+        methods = ", ".join(rpc.name for rpc in service.rpcs)
+        return [f"{service.full_name}  {config.path}: class Handler in {workers}, over gRPC: {methods}"]
     lines = [f"/  {config.path}: class Handler in {workers}"]
     if config.server_side_batching is not None:
         batching = endpoint.batching

@@ -161,8 +161,6 @@ def not_yet(config: NucleusConfig) -> dict[str, str]:
     missing: dict[str, str] = {}
     if config.type == "tensorflow":
         missing["type"] = "'tensorflow' is not yet supported by forebay"
-    if config.protobuf_path:
-        missing["protobuf_path"] = "gRPC is not yet supported by forebay"
     if config.multi_model_reloading is not None:
         missing["multi_model_reloading"] = "model reloading is not yet supported by forebay"
     return missing
@@ -433,6 +431,11 @@ class _Reader(Walker):
             siblings = [str(file.relative_to(config.project_dir)) for file in config.project_dir.glob("*.py")]
             text = f"path: there is no file {config.path} in {config.project_dir}{meant(config.path, siblings)}"
             raise self._fail(("path",), text)
+        if config.protobuf_path and not (config.project_dir / config.protobuf_path).is_file():
+            siblings = [str(file.relative_to(config.project_dir)) for file in config.project_dir.rglob("*.proto")]
+            near = meant(config.protobuf_path, siblings)
+            text = f"protobuf_path: there is no file {config.protobuf_path} in {config.project_dir}{near}"
+            raise self._fail(("protobuf_path",), text)
         for key, text in not_yet(config).items():
             raise self._fail((key,), f"{key}: {text}")
         if not config.python_dir.is_dir():

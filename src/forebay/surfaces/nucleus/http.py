@@ -24,7 +24,7 @@ from forebay.transports.http.route import key_is_known
 from forebay.types.call import ALONE, Failure, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from starlette.types import Receive, Scope, Send
 
@@ -97,10 +97,10 @@ class NucleusHttp:
         self.info: Callable[[], Mapping[str, Any]] = dict
         """What `/info` tells; called on the loop."""
 
-    def learn(self, verbs: Collection[str], *, reads_posts: bool) -> None:
+    def learn(self, about: Mapping[str, Any]) -> None:
         """Note what the handler can do; before that every request is told to come back later."""
-        self._verbs = tuple(verbs)
-        self._reads_posts = reads_posts
+        self._verbs = tuple(about["verbs"])
+        self._reads_posts = about["reads_posts"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request and log it."""

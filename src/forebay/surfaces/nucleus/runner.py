@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a project's `Handler` in a worker process.
+"""Answers HTTP requests with a project's `Handler`, in a worker process.
 
 The process belongs to one project: its working folder, environment and module names (`cortex_handler`, `model`, ...)
 are nobody else's. What a handler's methods declare is read once, at the start; a request then costs a lookup.
@@ -8,46 +8,36 @@ are nobody else's. What a handler's methods declare is read once, at the start; 
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import inspect
-import sys
 import threading
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
-import yaml
 from starlette.datastructures import Headers, QueryParams
 from starlette.exceptions import HTTPException
 
 from forebay.errors import ModelError
 from forebay.surfaces.nucleus import answers
 from forebay.surfaces.nucleus.answers import Streamed
+from forebay.surfaces.nucleus.handler import Arguments, HandlerRunner, match, shown
 from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.payload import BadPayload, parse
 from forebay.types.call import After
-from forebay.types.failures import text_of, trace_of, words_of
-from forebay.workers.coroutines import Coroutines
+from forebay.types.failures import text_of, words_of
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import ModuleType
 
     from forebay.surfaces.nucleus.answers import Answer
     from forebay.types.call import Item, Outcome
-    from forebay.workers.runner import WorkerContext
 
 VERBS: Final = ("post", "get", "put", "patch", "delete")
 ABOUT: Final = "about"
 """In place of a verb: asks the runner which verbs its handler has, and whether `handle_post` reads its payload."""
 
-MODULE: Final = "cortex_handler"
 VERB_ARGUMENTS: Final = ("payload", "query_params", "headers")
-ALIASES: Final = {"python_client": "model_client", "module_proto_pb2": "proto_module_pb2"}
-CONSTRUCTOR_ARGUMENTS: Final = ("config", "model_client", "tensorflow_client", "proto_module_pb2")
 
 INTERNAL_ERROR: Final = "internal server error"
 
@@ -64,23 +54,6 @@ def build(*, handler: str, config: str, batched: bool, requirements: str = "requ
     return NucleusRunner(Path(handler), config=config, batched=batched, requirements=requirements)
 
 
-class Arguments(msgspec.Struct, frozen=True):
-    """Which of the offered values a callable wants, and how."""
-
-    positional: tuple[str, ...]
-    keywords: tuple[tuple[str, str], ...]
-
-    @property
-    def wanted(self) -> frozenset[str]:
-        """The values it wants."""
-        return frozenset(self.positional) | {value for _, value in self.keywords}
-
-    def call(self, function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-        """Call it with them."""
-        keywords = {name: values[value] for name, value in self.keywords}
-        return function(*[values[value] for value in self.positional], **keywords)
-
-
 class Verb(msgspec.Struct, frozen=True):
     """A method of the handler that answers requests."""
 
@@ -89,36 +62,14 @@ class Verb(msgspec.Struct, frozen=True):
     wants_payload: bool
 
 
-class NucleusRunner:
+class NucleusRunner(HandlerRunner):
     """Answers requests with a handler; the threads of a worker share it."""
 
-    borrows_input = True  # bodies are copied
-
     def __init__(self, handler: Path, *, config: str, batched: bool, requirements: str) -> None:
-        self._path = handler
-        self._config = config
+        super().__init__(handler, config=config, requirements=requirements)
         self._batched = batched
-        self._requirements = requirements
         self._verbs: dict[str, Verb] = {}
-        self._coroutines = Coroutines(asks=False)
         self._one_batch = threading.Lock()
-
-    def open(self, ctx: WorkerContext) -> None:
-        """Import and construct the handler.
-
-        Raises:
-            ModelError: If that fails, with the reason in words.
-        """
-        from forebay.surfaces.nucleus import shim
-
-        shim.install()
-        _, error = caught(self._make)
-        if error is not None:
-            logger.error("failed to start api", exc_info=error)
-            if isinstance(error, ModelError):
-                raise error
-            msg = f"failed to start api: {self._path}: {text_of(error)}"
-            raise ModelError(msg, trace=trace_of(error)) from error
 
     def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Any:
         """Answer requests; batches are posts only."""
@@ -134,26 +85,11 @@ class NucleusRunner:
             return answers.steps(outcomes, self._coroutines, _report)
         return outcomes
 
-    def close(self) -> None:
-        """Close the loops of its threads; the handler itself has no way to be closed."""
-        self._coroutines.close()
-
-    def _make(self) -> None:
-        cls = _handler_class(self._path, self._requirements)
+    def _make(self, cls: type) -> None:
         plans = verbs_of(cls, batched=self._batched)
         handler = self._construct(cls)
         for name, plan in plans.items():
             self._verbs[name] = Verb(getattr(handler, f"handle_{name}"), plan, "payload" in plan.wanted)
-
-    def _construct(self, cls: type) -> Any:
-        plan = constructor_arguments(cls)
-        values: dict[str, Any] = {
-            "config": yaml.safe_load(self._config) or {},
-            "model_client": None,
-            "tensorflow_client": None,
-            "proto_module_pb2": None,
-        }
-        return plan.call(cls, values)
 
     def _answer(self, item: Item) -> Outcome:
         verb = self._verbs[item.params["verb"]]
@@ -281,96 +217,13 @@ def verbs_of(cls: type, *, batched: bool) -> dict[str, Arguments]:
     return {name: _verb_arguments(cls, f"handle_{name}") for name in names}
 
 
-def constructor_arguments(cls: type) -> Arguments:
-    """Return what a handler's constructor wants.
-
-    Raises:
-        ModelError: If it asks for something there is not.
-    """
-    if cls.__init__ is object.__init__:
-        return Arguments((), ())
-    signature = inspect.signature(cls.__init__)
-    parameters = list(signature.parameters.values())[1:]
-    offered = {name: name for name in CONSTRUCTOR_ARGUMENTS} | ALIASES
-    return _match(parameters, offered, CONSTRUCTOR_ARGUMENTS, _shown("__init__", signature))
-
-
 def _verb_arguments(cls: type, name: str) -> Arguments:
     function = getattr(cls, name)
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
     if inspect.isfunction(inspect.getattr_static(cls, name)):
         parameters = parameters[1:]
-    return _match(parameters, {name: name for name in VERB_ARGUMENTS}, VERB_ARGUMENTS, _shown(name, signature))
-
-
-def _match(
-    parameters: Sequence[inspect.Parameter], offered: Mapping[str, str], names: Sequence[str], shown: str
-) -> Arguments:
-    """Match parameters with what is offered, by name."""
-    positional: list[str] = []
-    keywords: dict[str, str] = {}
-    unknown: list[str] = []
-    for parameter in parameters:
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            continue
-        if parameter.kind is parameter.VAR_KEYWORD:
-            taken = {*positional, *keywords.values()}
-            keywords |= {name: name for name in names if name not in taken}
-        elif parameter.name not in offered:
-            if parameter.default is parameter.empty:
-                unknown.append(parameter.name)
-        elif parameter.kind is parameter.POSITIONAL_ONLY:
-            positional.append(offered[parameter.name])
-        else:
-            keywords[parameter.name] = offered[parameter.name]
-    if unknown:
-        reasons = "; ".join(f'"{name}" is not a supported argument' for name in unknown)
-        msg = f'invalid signature for method "{shown}": {reasons}; the arguments it may have are {", ".join(names)}'
-        raise ModelError(msg)
-    return Arguments(tuple(positional), tuple(keywords.items()))
-
-
-def _shown(name: str, signature: inspect.Signature) -> str:
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-    shown = [stars.get(parameter.kind, "") + parameter.name for parameter in signature.parameters.values()]
-    return f"{name}({', '.join(shown)})"
-
-
-def _handler_class(path: Path, requirements: str) -> type:
-    """Load the file and return its `Handler`.
-
-    Raises:
-        ModelError: If there is none, or a package is missing.
-    """
-    if path.suffix == ".pickle":
-        dill: Any = importlib.import_module("dill")  # an extra
-        with path.open("rb") as file:
-            found: Any = dill.load(file)  # the project's own code, as trusted as its Python files
-    else:
-        try:
-            module = _import(path)
-        except ModuleNotFoundError as error:
-            logger.exception("the handler cannot be imported")
-            listed = f" (its packages are listed in {requirements})" if Path(requirements).is_file() else ""
-            what = f"{path}: ModuleNotFoundError: {error}"
-            msg = f"failed to start api: {what}; install what the project needs first{listed}"
-            raise ModelError(msg, trace="".join(traceback.format_exception(error))) from error
-        found = getattr(module, "Handler", None)
-    if not inspect.isclass(found):
-        msg = f"Handler class is not defined in {path}"
-        raise ModelError(msg)
-    return found
-
-
-def _import(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(MODULE, path)
-    if spec is None or spec.loader is None:
-        msg = f"{path} is not a Python file"
-        raise ModelError(msg)
-    module = sys.modules[MODULE] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return match(parameters, {name: name for name in VERB_ARGUMENTS}, VERB_ARGUMENTS, shown(name, signature))
 
 
 def _scope(item: Item) -> dict[str, Any]:

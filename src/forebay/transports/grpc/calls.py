@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from forebay.serving.endpoint import Endpoint
     from forebay.transports.grpc.connection import GrpcConnection
-    from forebay.transports.grpc.heads import CallHead
+    from forebay.transports.grpc.heads import CallHead, Metadata
     from forebay.transports.grpc.sending import Outgoing
     from forebay.types.call import Request
 
@@ -139,14 +139,21 @@ class OpenCall:
 
     # How it ends
 
-    def end(self, status: Status, text: str = "") -> None:
-        """Give the call its status, after what it has sent; does nothing if it has one."""
+    def begin_answer(self, metadata: Metadata) -> None:
+        """Say something before the first message; does nothing once a message was sent, or the call has ended."""
+        if not self.is_done:
+            self._connection.begin_answer(self, statuses.metadata(metadata))
+
+    def end(self, status: Status, text: str = "", message: bytes | None = None, metadata: Metadata = ()) -> None:
+        """Give the call its status, after what it has sent and a last message; does nothing if it has one."""
         if self.is_done:
             return
+        if message is not None:
+            self._connection.send_message(self, message)
         self.is_done = True
         self.on_cancel = None
         self.status = status
-        self._connection.end(self, statuses.trailers(status, text))
+        self._connection.end(self, statuses.trailers(status, text, statuses.metadata(metadata)))
 
     def fail_by(self, error: Exception, method: str) -> None:
         """Give the call the status of whatever its method raised."""

@@ -210,11 +210,17 @@ class GrpcConnection(asyncio.Protocol):
         """Send a message as the client has room for it."""
         call.sent_bytes += len(message)
         outgoing = self._sender.put(call, message, self.port.epoch)
-        if not call.has_begun:
-            call.has_begun = True
-            self._sender.out.append(frames.frame(frames.HEADERS, frames.END_HEADERS, call.stream, statuses.HEADERS))
+        self.begin_answer(call, b"")
         self._schedule()
         return outgoing
+
+    def begin_answer(self, call: OpenCall, fields: bytes) -> None:
+        """Send the head of an answer with further fields, if it was not sent."""
+        if not call.has_begun:
+            call.has_begun = True
+            head = statuses.HEADERS + fields
+            self._sender.out.append(frames.frame(frames.HEADERS, frames.END_HEADERS, call.stream, head))
+            self._schedule()
 
     def end(self, call: OpenCall, trailers: bytes, *, at_once: bool = False) -> None:
         """Send the status of a call after what it has sent, or instead of what was not sent yet."""

@@ -12,6 +12,8 @@ from forebay.errors import ForebayError
 
 if TYPE_CHECKING:
     from forebay.serving.endpoint import Endpoint
+    from forebay.transports.grpc.heads import Metadata
+    from forebay.transports.grpc.statuses import Status
     from forebay.types.call import Request
 
 
@@ -41,12 +43,20 @@ class Call(Protocol):
         """Note who answers, for the access log and traces; called while the endpoint replies."""
         ...
 
+    def begin_answer(self, metadata: Metadata) -> None:
+        """Say something before the first message; does nothing once a message was sent, or the call has ended."""
+        ...
+
     def reply(self, message: bytes) -> None:
         """Answer the call with its only message; does nothing if it has ended."""
         ...
 
     def fail(self, error: ForebayError) -> None:
         """Answer the call with the status of an error; does nothing if it has ended."""
+        ...
+
+    def end(self, status: Status, text: str = "", message: bytes | None = None, metadata: Metadata = ()) -> None:
+        """Give the call its status, after what it has sent and a last message; does nothing if it has one."""
         ...
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -11,6 +12,8 @@ from forebay.errors import Code, UserCodeError
 from forebay.transports.grpc.hpack import literal
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forebay.errors import ForebayError
 
 MAX_TEXT_BYTES: Final = 2000
@@ -20,18 +23,24 @@ _PLAIN: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 
 class Status(IntEnum):
-    """The statuses this server gives, under the numbers of gRPC."""
+    """How a call may end, under the numbers of gRPC."""
 
     OK = 0
     CANCELLED = 1
+    UNKNOWN = 2
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
     FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
     UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
+    DATA_LOSS = 15
     UNAUTHENTICATED = 16
 
 
@@ -44,13 +53,21 @@ OK: Final = literal(b"grpc-status", b"0")
 ACCEPTED_ENCODINGS: Final = literal(b"grpc-accept-encoding", b"identity, deflate, gzip")
 
 
-def trailers(status: Status, text: str) -> bytes:
-    """Return the header block that ends a call."""
-    if status is Status.OK:
-        return OK
+def trailers(status: Status, text: str, fields: bytes = b"") -> bytes:
+    """Return the header block that ends a call, with further fields."""
+    if status is Status.OK and not text:
+        return OK + fields if fields else OK
     shown = text.encode(errors="replace")[:MAX_TEXT_BYTES].decode(errors="ignore")
     message = quote(shown, safe=_PLAIN).encode()
-    return literal(b"grpc-status", b"%d" % status) + literal(b"grpc-message", message)
+    return literal(b"grpc-status", b"%d" % status) + literal(b"grpc-message", message) + fields
+
+
+def metadata(pairs: Sequence[tuple[str, str | bytes]]) -> bytes:
+    """Return what a server says beside its messages, as fields of a header block."""
+    return b"".join(
+        literal(name.encode(), base64.b64encode(value).rstrip(b"=") if isinstance(value, bytes) else value.encode())
+        for name, value in pairs
+    )
 
 
 def http_refusal(status: int, *fields: tuple[bytes, bytes]) -> bytes:

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A project's `Handler`: how its file is loaded, what its methods want, and how it is constructed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import yaml
+
+from forebay.errors import ModelError
+from forebay.surfaces.nucleus.logs import logger
+from forebay.types.failures import text_of, trace_of
+from forebay.workers.coroutines import Coroutines
+from forebay.workers.user_code import caught
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import ModuleType
+
+    from forebay.workers.runner import WorkerContext
+
+MODULE: Final = "cortex_handler"
+ALIASES: Final = {"python_client": "model_client", "module_proto_pb2": "proto_module_pb2"}
+CONSTRUCTOR_ARGUMENTS: Final = ("config", "model_client", "tensorflow_client", "proto_module_pb2")
+
+
+class Arguments(msgspec.Struct, frozen=True):
+    """Which of the offered values a callable wants, and how."""
+
+    positional: tuple[str, ...]
+    keywords: tuple[tuple[str, str], ...]
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """The values it wants."""
+        return frozenset(self.positional) | {value for _, value in self.keywords}
+
+    def call(self, function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+        """Call it with them."""
+        keywords = {name: values[value] for name, value in self.keywords}
+        return function(*[values[value] for value in self.positional], **keywords)
+
+
+class HandlerRunner:
+    """What runners with a handler have in common; the threads of a worker share one."""
+
+    borrows_input = True  # bodies are copied
+
+    def __init__(self, handler: Path, *, config: str, requirements: str) -> None:
+        """Describe the handler.
+
+        Args:
+            handler: Its file.
+            config: The project's own `config`, as YAML so that every type of its survives.
+            requirements: Where the project lists its packages, for the message when one is missing.
+        """
+        self._path = handler
+        self._config = config
+        self._requirements = requirements
+        self._coroutines = Coroutines(asks=False)
+
+    def open(self, ctx: WorkerContext) -> None:
+        """Import and construct the handler.
+
+        Raises:
+            ModelError: If that fails, with the reason in words.
+        """
+        from forebay.surfaces.nucleus import shim
+
+        shim.install()
+        _, error = caught(self._load)
+        if error is not None:
+            logger.error("failed to start api", exc_info=error)
+            if isinstance(error, ModelError):
+                raise error
+            msg = f"failed to start api: {self._path}: {text_of(error)}"
+            raise ModelError(msg, trace=trace_of(error)) from error
+
+    def close(self) -> None:
+        """Close the loops of its threads; the handler itself has no way to be closed."""
+        self._coroutines.close()
+
+    def _load(self) -> None:
+        self._make(handler_class(self._path, self._requirements))
+
+    def _make(self, cls: type) -> None:
+        """Check and construct the handler."""
+        raise NotImplementedError
+
+    def _construct(self, cls: type, **given: Any) -> Any:
+        """Construct it; what is not given of what its constructor may ask for is None."""
+        values: dict[str, Any] = dict.fromkeys(CONSTRUCTOR_ARGUMENTS) | given
+        values["config"] = yaml.safe_load(self._config) or {}
+        return constructor_arguments(cls).call(cls, values)
+
+
+def constructor_arguments(cls: type) -> Arguments:
+    """Return what a handler's constructor wants.
+
+    Raises:
+        ModelError: If it asks for something there is not.
+    """
+    if cls.__init__ is object.__init__:
+        return Arguments((), ())
+    signature = inspect.signature(cls.__init__)
+    parameters = list(signature.parameters.values())[1:]
+    offered = {name: name for name in CONSTRUCTOR_ARGUMENTS} | ALIASES
+    return match(parameters, offered, CONSTRUCTOR_ARGUMENTS, shown("__init__", signature))
+
+
+def match(
+    parameters: Sequence[inspect.Parameter], offered: Mapping[str, str], names: Sequence[str], what: str
+) -> Arguments:
+    """Match parameters with what is offered, by name.
+
+    Raises:
+        ModelError: If one is needed that is not offered.
+    """
+    found, unknown = matched(parameters, offered, names)
+    if unknown:
+        reasons = "; ".join(f'"{name}" is not a supported argument' for name in unknown)
+        msg = f'invalid signature for method "{what}": {reasons}; the arguments it may have are {", ".join(names)}'
+        raise ModelError(msg)
+    return found
+
+
+def matched(
+    parameters: Sequence[inspect.Parameter], offered: Mapping[str, str], names: Sequence[str]
+) -> tuple[Arguments, list[str]]:
+    """Match parameters with what is offered, by name; returns those that are needed and not offered as well."""
+    positional: list[str] = []
+    keywords: dict[str, str] = {}
+    unknown: list[str] = []
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            continue
+        if parameter.kind is parameter.VAR_KEYWORD:
+            taken = {*positional, *keywords.values()}
+            keywords |= {name: name for name in names if name not in taken}
+        elif parameter.name not in offered:
+            if parameter.default is parameter.empty:
+                unknown.append(parameter.name)
+        elif parameter.kind is parameter.POSITIONAL_ONLY:
+            positional.append(offered[parameter.name])
+        else:
+            keywords[parameter.name] = offered[parameter.name]
+    return Arguments(tuple(positional), tuple(keywords.items())), unknown
+
+
+def shown(name: str, signature: inspect.Signature) -> str:
+    """Return a method as it is written, without annotations."""
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    names = [stars.get(parameter.kind, "") + parameter.name for parameter in signature.parameters.values()]
+    return f"{name}({', '.join(names)})"
+
+
+def handler_class(path: Path, requirements: str) -> type:
+    """Load the file and return its `Handler`.
+
+    Raises:
+        ModelError: If there is none, or a package is missing.
+    """
+    if path.suffix == ".pickle":
+        dill: Any = importlib.import_module("dill")  # an extra
+        with path.open("rb") as file:
+            found: Any = dill.load(file)  # the project's own code, as trusted as its Python files
+    else:
+        try:
+            module = _import(path)
+        except ModuleNotFoundError as error:
+            logger.exception("the handler cannot be imported")
+            listed = f" (its packages are listed in {requirements})" if Path(requirements).is_file() else ""
+            what = f"{path}: ModuleNotFoundError: {error}"
+            msg = f"failed to start api: {what}; install what the project needs first{listed}"
+            raise ModelError(msg, trace="".join(traceback.format_exception(error))) from error
+        found = getattr(module, "Handler", None)
+    if not inspect.isclass(found):
+        msg = f"Handler class is not defined in {path}"
+        raise ModelError(msg)
+    return found
+
+
+def _import(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(MODULE, path)
+    if spec is None or spec.loader is None:
+        msg = f"{path} is not a Python file"
+        raise ModelError(msg)
+    module = sys.modules[MODULE] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
