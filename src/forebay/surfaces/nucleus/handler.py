@@ -48,7 +48,7 @@ class Arguments(msgspec.Struct, frozen=True):
         return function(*[values[value] for value in self.positional], **keywords)
 
 
-class HandlerRunner:
+class HandlerHost:
     """What runners with a handler have in common; the threads of a worker share one."""
 
     borrows_input = True  # bodies are copied

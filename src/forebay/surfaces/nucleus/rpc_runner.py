@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 
 from forebay.errors import Cancelled, ModelError
 from forebay.surfaces.nucleus.desk import DeskClient
-from forebay.surfaces.nucleus.handler import Arguments, HandlerRunner, constructor_arguments, matched
+from forebay.surfaces.nucleus.handler import Arguments, HandlerHost, constructor_arguments, matched
 from forebay.surfaces.nucleus.inflow import Intake
 from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.proto import Rpc, UserService, generated
@@ -84,7 +84,7 @@ class RpcMethod:
         return message.SerializeToString()
 
 
-class RpcRunner(HandlerRunner):
+class RpcRunner(HandlerHost):
     """Answers calls; the threads of a worker share it."""
 
     def __init__(self, handler: Path, *, config: str, requirements: str, service: UserService, desk: str) -> None:

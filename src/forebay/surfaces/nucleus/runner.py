@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from forebay.errors import ModelError
 from forebay.surfaces.nucleus import answers
 from forebay.surfaces.nucleus.answers import Streamed
-from forebay.surfaces.nucleus.handler import Arguments, HandlerRunner, match, shown
+from forebay.surfaces.nucleus.handler import Arguments, HandlerHost, match, shown
 from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.payload import BadPayload, parse
 from forebay.types.call import After
@@ -62,7 +62,7 @@ class Verb(msgspec.Struct, frozen=True):
     wants_payload: bool
 
 
-class NucleusRunner(HandlerRunner):
+class NucleusRunner(HandlerHost):
     """Answers requests with a handler; the threads of a worker share it."""
 
     def __init__(self, handler: Path, *, config: str, batched: bool, requirements: str) -> None:
