@@ -53,9 +53,14 @@ class Cut:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return how long the longest end of a text is with which a stop sequence begins."""
-    longest = min(len(text), len(stop) - 1)
-    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
+    """Return how long the longest end of a text is with which a stop sequence begins, short of the whole of it."""
+    tail = text[-(len(stop) - 1) :] if len(stop) > 1 else ""
+    at = tail.find(stop[0])
+    while at >= 0:
+        if stop.startswith(tail[at:]):
+            return len(tail) - at
+        at = tail.find(stop[0], at + 1)
+    return 0
 
 
 class Choice:
