@@ -2,39 +2,15 @@
 """OpenAI's own client against models that say they are asked so, over both lanes and two kinds of workers."""
 
 import json
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.waiting import PATIENCE_S, eventually
+from tests.compat.openai_protocol.clients import KEY, PYTHON, Asker, Client, chat
+from tests.waiting import eventually
 
-HERE = Path(__file__).parent
-PYTHON = HERE.parents[2] / ".venv/environments/openai/bin/python"
 ORIGIN = "http://page.example"
-KEY = "sesame-key"
 
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="no environment with OpenAI's client: make setup")
-
-
-class Asker:
-    """OpenAI's client in a process of its own."""
-
-    def __init__(self):
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process: Any = subprocess.Popen([str(PYTHON), str(HERE / "asker.py")], **pipes)
-
-    def send(self, what):
-        self.process.stdin.write(json.dumps(what) + "\n")
-        self.process.stdin.flush()
-
-    def read(self):
-        return json.loads(self.process.stdout.readline())
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.stdout.close()
-        self.process.wait(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -44,35 +20,6 @@ def processes():
     yield found
     for one in found:
         one.close()
-
-
-class Client:
-    def __init__(self, asker, server, headers, **options):
-        self.asker = asker
-        self.options = {"base_url": f"{server.url}/v1", "api_key": KEY, "max_retries": 0, "timeout": PATIENCE_S}
-        self.options |= {"default_headers": headers, **options}
-        self.server = server
-
-    def call(self, call, *, take=0, **arguments):
-        return {"options": self.options, "call": call, "arguments": arguments, "take": take}
-
-    def ask(self, call, **arguments):
-        self.asker.send(self.call(call, **arguments))
-        return self.asker.read()
-
-    def ask_all(self, *calls):
-        self.asker.send([self.call(call, **arguments) for call, arguments in calls])
-        return self.asker.read()
-
-    def describe(self, model):
-        return self.server.client.get(f"/models/{model}", headers={"x-api-key": KEY}).json()
-
-    def chat(self, text, **more):
-        return self.ask("chat.completions.create", **chat(text, **more))
-
-
-def chat(text, *, model="words", **more):
-    return {"model": model, "messages": [{"role": "user", "content": text}], **more}
 
 
 @pytest.fixture(scope="module", params=["fast lane, threads", "behind it, processes"])
