@@ -34,7 +34,7 @@ from forebay.observe.ids import next_id
 from forebay.observe.metrics import EndpointMetrics
 from forebay.serving.stream_windows import PATIENCE_S, Windows
 from forebay.types.call import EMPTY, Failure, Request, Slice
-from forebay.types.failures import failure_of
+from forebay.workers.user_code import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -341,11 +341,7 @@ class Endpoint:
                 return
             answered.append((rows, outcome))
             if not places:
-                try:
-                    joined = request.join(answered)
-                except Exception as error:  # noqa: BLE001 - whatever it is, the request is answered
-                    joined = failure_of(error)
-                self._settle(request, joined)
+                self._settle(request, attempt(request.join, answered))
 
         for key, rows in rows_of.items():
             for start in range(0, len(rows), limit):
