@@ -7,7 +7,15 @@ import json
 import textwrap
 from pathlib import Path
 
-from forebay.server.config import SECTIONS, AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig
+from forebay.server.config import (
+    SECTIONS,
+    AttachConfig,
+    GrpcConfig,
+    HttpConfig,
+    Overrides,
+    ProcessConfig,
+    RepositoryConfig,
+)
 from forebay.serving.models.model import Model
 from forebay.types.settings import declared
 
@@ -59,6 +67,7 @@ below.
 TITLES = {
     HttpConfig: ("HTTP", "http."),
     Overrides: ("Models", ""),
+    RepositoryConfig: ("Models in a folder or a bucket", "repository."),
     AttachConfig: ("Workers that attach", "attach."),
     GrpcConfig: ("gRPC", "grpc."),
     ProcessConfig: ("The process", ""),
@@ -113,7 +122,12 @@ def file_page() -> str:
     lines += _keys([one for one in models if one.key in WRITTEN], "    ")
     lines += ["    # Here, too, any of the keys that follow, for this target alone.", "", "# For all targets."]
     lines += _keys([one for one in models if one.key not in WRITTEN], "")
-    for name, struct in (("http", HttpConfig), ("attach", AttachConfig), ("grpc", GrpcConfig)):
+    for name, struct in (
+        ("http", HttpConfig),
+        ("repository", RepositoryConfig),
+        ("attach", AttachConfig),
+        ("grpc", GrpcConfig),
+    ):
         told = [one for one in declared(struct).values() if one.written.flag]
         lines += ["", f"# {(struct.__doc__ or '').partition(chr(10))[0]}", f"{name}:", *_keys(told, "  ")]
     process = [one for one in declared(ProcessConfig).values() if one.name != "config"]

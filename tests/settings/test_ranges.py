@@ -8,12 +8,12 @@ import os
 import pytest
 
 from forebay.cli.main import main
-from forebay.server.config import SECTIONS, AttachConfig, GrpcConfig, HttpConfig, ProcessConfig
+from forebay.server.config import SECTIONS, AttachConfig, GrpcConfig, HttpConfig, ProcessConfig, RepositoryConfig
 from forebay.types.settings import declared
 
 SETTINGS = {f"{struct.__name__}.{name}": (struct, one) for struct in SECTIONS for name, one in declared(struct).items()}
 FLAGGED = [name for name, (_, one) in SETTINGS.items() if one.written.flag is not None]
-ABOVE = {HttpConfig: "http", AttachConfig: "attach", GrpcConfig: "grpc"}
+ABOVE = {HttpConfig: "http", RepositoryConfig: "repository", AttachConfig: "attach", GrpcConfig: "grpc"}
 
 
 def wrong_texts(setting):
@@ -45,11 +45,13 @@ def wrong_values(setting):
     values = found.get(setting.kind, ["{a: 1}"])
     if setting.is_list:
         values = ["{a: 1}", "[1]", "3"]
-    texts = wrong_texts(setting)
+    texts = [text for text in wrong_texts(setting) if setting.is_list or not text.endswith(":")]
     return [*values, *[text for text in texts if text not in {"many", "nan", "1e400", "1.5", "maybe", ""}]]
 
 
 def needed(setting):
+    if setting.name == "versions":
+        return "latest, latest:N, all, or versions such as 1,3 are needed"
     return "is no device" if setting.also is not None else setting.needed()
 
 

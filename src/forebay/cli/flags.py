@@ -7,7 +7,15 @@ import argparse
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError
-from forebay.server.config import SECTIONS, AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig
+from forebay.server.config import (
+    SECTIONS,
+    AttachConfig,
+    GrpcConfig,
+    HttpConfig,
+    Overrides,
+    ProcessConfig,
+    RepositoryConfig,
+)
 from forebay.types.settings import declared
 
 if TYPE_CHECKING:
@@ -19,6 +27,7 @@ if TYPE_CHECKING:
 _TITLES: Final[dict[type, str]] = {
     HttpConfig: "HTTP",
     Overrides: "workers and batching, for every model of the target",
+    RepositoryConfig: "models in a folder or a bucket",
     AttachConfig: "workers that attach: forebay worker FILE --connect ADDRESS",
     GrpcConfig: "gRPC, of pipelines",
     ProcessConfig: "process",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from forebay.batching.auto import AutoState
     from forebay.server.served import Served, ServedMethod
+    from forebay.server.stock import Stock
     from forebay.serving.endpoint import Endpoint
     from forebay.workers.worker_listener import WorkerListener
 
@@ -51,6 +52,8 @@ class App:
         self._locks: dict[str, asyncio.Lock] = {}
         self.door: WorkerListener | None = None
         """Where workers attach, and with them endpoints; opened and closed with the app."""
+        self.stock: Stock | None = None
+        """Models of repositories, which are loaded when they are asked for; started and stopped with the app."""
         self.on_left: Callable[[], None] = lambda: None
         """Called when a version has left, and its memory can be free."""
         self.source: Callable[[str, str], Served] | None = None
@@ -81,7 +84,14 @@ class App:
     @property
     def only(self) -> Served | None:
         """The endpoint, if there is just one model: it also answers without its name."""
-        return next(iter(self._served.values())) if len(self._served) == 1 else None
+        if len(self._served) != 1 or (self.stock is not None and len({*self._served, *self.stock.names}) > 1):
+            return None
+        return next(iter(self._served.values()))
+
+    @property
+    def ready(self) -> Mapping[str, Versions]:
+        """The models of which a version answers, by name."""
+        return {name: versions for name, versions in self._models.items() if versions.ready}
 
     def is_shared(self, served: Served) -> bool:
         """Tell whether a version is asked by those who name none."""
@@ -94,8 +104,16 @@ class App:
         Raises:
             NotFound: Naming the nearest name there is.
         """
-        self.find(name)
-        return self._models[name]
+        found = self._models.get(name)
+        if found is None or not found.ready:
+            self.find(name)  # says so
+            raise NotFound(f"no version of the model '{name[:100]}' is loaded")
+        return found
+
+    def is_stocked(self, name: str) -> bool:
+        """Tell whether a name belongs to a repository, or to nobody."""
+        found = self._models.get(name)
+        return found is None or found.is_stocked
 
     def watch(self, on_change: Callable[[], None]) -> None:
         """Call this whenever an endpoint joins, leaves or is replaced while the app runs."""
@@ -126,8 +144,9 @@ class App:
             also = f", but at {', '.join(paths)}" if paths else ""
             msg = f"the model '{model}' does not answer at /{path[:100]}{also}"
             raise NotFound(msg)
-        hint = nearest(name, self._served)
-        known = ", ".join(f"'{known}'" for known in list(self._served)[:10])
+        names = list(dict.fromkeys([*self._served, *(() if self.stock is None else self.stock.names)]))
+        hint = nearest(name, names)
+        known = ", ".join(f"'{known}'" for known in names[:10])
         did_you_mean = f"; did you mean '{hint}'?" if hint else f"; there is {known or 'none yet'}"
         msg = f"there is no model '{name[:100]}'{did_you_mean}"
         raise NotFound(msg)
@@ -149,14 +168,19 @@ class App:
         """
         await self._change(name, self._load(name, version, make, time.monotonic() + timeout_s))
 
-    async def unload(self, name: str, version: str) -> None:
+    async def unload(self, name: str, version: str, served: Served | None = None) -> None:
         """Let a version answer what it has accepted and leave; returns when it accepts nothing more.
+
+        Args:
+            name: The model.
+            version: What it is called.
+            served: Only if it is this that answers; another one may have taken its place meanwhile.
 
         Raises:
             NotFound: If there is no such version.
             InvalidRequest: If it is the one that answers what names no version, and others are left.
         """
-        await self._change(name, self._unload(name, version))
+        await self._change(name, self._unload(name, version, served))
 
     async def swap(self, name: str, version: str, make: Callable[[], Served], *, timeout_s: float = LOAD_S) -> None:
         """Load a version; once it is ready it takes the place of those that answer what names no version.
@@ -211,6 +235,8 @@ class App:
         except BaseExceptionGroup as errors:
             await self.drain(0.0)
             raise errors.exceptions[0] from None
+        if self.stock is not None:
+            await self.stock.start()
         self.started_s = time.monotonic() - started
 
     def begin_drain(self) -> None:
@@ -225,6 +251,8 @@ class App:
         self.begin_drain()
         if self.door is not None:
             self.door.close()
+        if self.stock is not None:
+            self.stock.stop()
         changes = list(self._changes)
         for change in changes:  # what is being loaded is not wanted any more, and what is leaving is drained below
             change.cancel()
@@ -242,7 +270,9 @@ class App:
         """Return why the server is not ready; empty if it is."""
         if self.is_draining:
             return ["the server is draining"]
-        found: list[str] = [] if self._served else ["no model is served yet: none of its workers has attached"]
+        found: list[str] = [] if self.stock is None else self.stock.problems()
+        if self.stock is None and not self._served:
+            found = ["no model is served yet: none of its workers has attached"]
         for name, versions in self._models.items():
             for version, one in versions.ready.items():
                 called = f"model '{name}'" if len(versions.ready) == 1 else f"version '{version}' of model '{name}'"
@@ -260,6 +290,8 @@ class App:
         Raises:
             NotFound: If there is no such model, or no such version of it.
         """
+        if version is None and name not in self._served and self.stock is not None and self.stock.has(name):
+            return {"name": name, "ready": False, "versions": self.describe_versions(name)}
         versions = self.versions(name)
         one = self.find(name) if version is None else versions.ready.get(version)
         if one is None:
@@ -285,11 +317,15 @@ class App:
 
     def describe_versions(self, name: str) -> list[dict[str, Any]]:
         """Return where the versions of a model are, also of one that is not served any more."""
-        return [one.describe() for one in self._models[name].all] if name in self._models else []
+        found = [one.describe() for one in self._models[name].all] if name in self._models else []
+        if self.stock is None:
+            return found
+        known = {one["version"] for one in found}
+        return found + [one for one in self.stock.describe_versions(name) if one["version"] not in known]
 
     def describe_all(self) -> list[dict[str, Any]]:
         """Return what `/models` tells of every model, also of those of which no version could be loaded."""
-        others = self._models.keys() - self._served.keys()
+        others = {*self._models, *(() if self.stock is None else self.stock.names)} - self._served.keys()
         return [self.describe(name) for name in self._served] + [
             {"name": name, "ready": False, "versions": self.describe_versions(name)} for name in sorted(others)
         ]
@@ -339,12 +375,14 @@ class App:
 
     async def _load(self, name: str, version: str, make: Callable[[], Served], until: float) -> None:
         versions = self._models.setdefault(name, Versions(name))
+        versions.is_stocked |= self.stock is not None and self.stock.has(name)
         attempt = versions.begin(version)
         try:
             await self._bring_up(versions, attempt, make, until)
         except BaseException as error:
             if attempt.served is not None:
                 await attempt.served.endpoint.drain(0.0)
+                attempt.served.gone()
                 attempt.served = None
             attempt.state = "failed"
             attempt.error = failure_of(error).error.message
@@ -378,9 +416,13 @@ class App:
                 await served.endpoint.start()
         except TimeoutError:
             raise _late(what) from None
+        if served.check is not None:
+            await beside(served.check, until, what)
 
-    async def _unload(self, name: str, version: str) -> None:
+    async def _unload(self, name: str, version: str, served: Served | None = None) -> None:
         versions = self.versions(name)
+        if served is not None and versions.ready.get(version) is not served:
+            return
         leaving = versions.dismiss(version)
         self._changed()
         self._run(self._leave(versions, leaving))
@@ -392,6 +434,7 @@ class App:
             await leaving.served.endpoint.drain(None)
         except Exception:
             log.exception("version '%s' of '%s' did not stop as it should", leaving.name, versions.model)
+        leaving.served.gone()
         versions.all.remove(leaving)
         if not versions.all and self._models.get(versions.model) is versions:
             del self._models[versions.model]

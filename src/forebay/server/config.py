@@ -9,12 +9,24 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from forebay.repository.version_policy import VersionPolicy
 from forebay.serving.models.model import Model
 from forebay.types.settings import Checked, Count, Milliseconds, Seconds, SomeMilliseconds, SomeSeconds, Written
 from forebay.workers.devices import existing, existing_one
 from forebay.workers.pool import STUCK_S
 
 WorkerKind = Literal["inline", "thread", "process"]
+
+
+def _policy(text: str) -> str:
+    """Return a text that says which versions are served.
+
+    Raises:
+        ValueError: If it does not.
+    """
+    VersionPolicy.of(text)
+    return text
+
 
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 
@@ -194,6 +206,32 @@ class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_frame_bytes: Annotated[int, Meta(ge=1024), Written("--max-worker-frame-bytes", "N")] = 256 * 1024 * 1024
 
 
+class RepositoryConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Models that lie in a folder or a bucket.
+
+    Attributes:
+        poll_s: Time between two looks at what is there; 0 looks at the start and on SIGHUP only.
+        versions: Which versions of a model are served: latest, latest:N, all, or some of them, such as 1,3.
+        lazy: Load a model when somebody asks for it first, instead of all of them at the start.
+        max_models: Versions in memory; the one that was asked least recently leaves for another one.
+        max_model_bytes: What the files of the versions in memory may have together.
+        folder: Where models of buckets are kept on this machine.
+        max_disk_models: Versions that are kept there.
+        max_disk_bytes: What their files may have together.
+    """
+
+    poll_s: Annotated[Seconds, Written("--repository-poll-s", "S")] = 10.0
+    versions: Annotated[str, Written("--versions", "VERSIONS"), Checked(_policy)] = "latest"
+    lazy: Annotated[bool | None, Written("--lazy", usual="on where --max-models or --max-model-bytes is told")] = None
+    max_models: Annotated[Count | None, Written("--max-models", "N")] = None
+    max_model_bytes: Annotated[Count | None, Written("--max-model-bytes", "N")] = None
+    folder: Annotated[
+        Path | None, Written("--repository-folder", "FOLDER", "~/.cache/forebay/models", is_path=True)
+    ] = None
+    max_disk_models: Annotated[Count | None, Written("--max-disk-models", "N")] = None
+    max_disk_bytes: Annotated[Count | None, Written("--max-disk-bytes", "N")] = None
+
+
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The process as a whole.
 
@@ -244,5 +282,5 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     once: Annotated[bool, Written("--once")] = False
 
 
-SECTIONS: Final = (HttpConfig, Overrides, AttachConfig, GrpcConfig, ProcessConfig)
+SECTIONS: Final = (HttpConfig, Overrides, RepositoryConfig, AttachConfig, GrpcConfig, ProcessConfig)
 """All that a server can be told, in the order of the help and of the reference."""

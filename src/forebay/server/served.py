@@ -79,6 +79,8 @@ class Served(msgspec.Struct, eq=False):
         methods: What the same endpoint answers at further paths.
         tensors: What tensors it takes and gives; None if it takes none.
         session: Opens what answers a stream of requests; None where each of them stands for itself.
+        check: Called in a thread once its workers are up; raises if it must not take its place all the same.
+        gone: Called when its workers have ended, and what they used may go.
     """
 
     endpoint: Endpoint
@@ -90,6 +92,8 @@ class Served(msgspec.Struct, eq=False):
     methods: Sequence[ServedMethod] = ()
     tensors: TensorFace | None = None
     session: OpenSession | None = None
+    check: Callable[[], None] | None = None
+    gone: Callable[[], None] = lambda: None
 
     @property
     def contracts(self) -> dict[str, Contract]:

@@ -51,6 +51,8 @@ class Versions:
     def __init__(self, model: str) -> None:
         self.model = model
         self.all: list[Version] = []
+        self.is_stocked = False
+        """Whether a `Stock` says who answers what names no version, so that it may be nobody for a while."""
 
     @property
     def ready(self) -> dict[str, Served]:
@@ -65,8 +67,8 @@ class Versions:
     @property
     def default(self) -> Served | None:
         """The one with most weight: what is meant where one is described; None if none is ready."""
-        ready = self.ready
-        return ready[max(self.weights, key=self.weights.__getitem__)] if ready else None
+        ready, weights = self.ready, self.weights
+        return ready[max(weights, key=weights.__getitem__)] if weights else None
 
     def add(self, served: Served) -> None:
         """Add one that answers from the start.
@@ -94,7 +96,7 @@ class Versions:
             before.state, attempt.weight = "leaving", before.weight
             self.all.remove(attempt)
             self.all.insert(self.all.index(before), attempt)
-        elif not self.ready:
+        elif not self.ready and not self.is_stocked:
             attempt.weight = 1
         attempt.state = "ready"
         return before
@@ -107,7 +109,7 @@ class Versions:
             InvalidRequest: If it has weight and others are left that would have none.
         """
         leaving = self._ready(name)
-        if len(self.ready) > 1 and list(self.weights) == [name]:
+        if len(self.ready) > 1 and list(self.weights) == [name] and not self.is_stocked:
             msg = f"version '{name}' of '{self.model}' answers what names no version; give another one weight first"
             raise InvalidRequest(msg)
         leaving.state, leaving.weight = "leaving", 0

@@ -11,7 +11,7 @@ import msgspec
 
 from forebay.graph.drawing.draw import Drawable
 from forebay.server.app import App
-from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig
+from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig, RepositoryConfig
 from forebay.transports.http.route import Route
 from forebay.transports.server import Listener
 
@@ -39,6 +39,7 @@ class Options(ProcessConfig, frozen=True, kw_only=True):
         grpc: The gRPC port, as far as it is not like HTTP.
         given: Names of the options that were said, so that a project's own settings do not undo them.
         overrides: What holds for every model.
+        repository: What holds for models of repositories.
         attach: Where workers that somebody else starts may attach.
         entries: Targets that a file names instead of the command line.
         warnings: What is odd about what was said.
@@ -52,6 +53,7 @@ class Options(ProcessConfig, frozen=True, kw_only=True):
     grpc: GrpcConfig = GrpcConfig()
     given: frozenset[str] = frozenset()
     overrides: Overrides = Overrides()
+    repository: RepositoryConfig = RepositoryConfig()
     attach: AttachConfig = AttachConfig()
     entries: Sequence[TargetEntry] = ()
     warnings: Sequence[str] = ()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from forebay.errors import BadOutcome
@@ -51,6 +52,7 @@ class BatchRunner(ABC):
         *,
         isolate_errors: bool = False,
         method: str = "predict",
+        files: str | None = None,
     ) -> None:
         """Read the class; `open` makes the model.
 
@@ -59,8 +61,10 @@ class BatchRunner(ABC):
             settings: What the class says about itself.
             isolate_errors: Halve batches that fail as a whole, also if the class does not ask for it.
             method: The method that runs; hooks are called around `predict` only.
+            files: The folder that `load` is given; None if it takes none.
         """
         self._class = model_class
+        self._files = files
         self._method = asked = "start" if settings.steps else method
         self._hooks = ("preprocess", "postprocess") if method == "predict" else ()
         self._settings = settings
@@ -143,7 +147,7 @@ class BatchRunner(ABC):
         self._model = self._class()
         if ctx.device != "cpu" and self._class.device == "cpu":  # or the class has a `device` of its own
             self._model.device = ctx.device
-        return self._model.load()
+        return self._model.load() if self._files is None else self._model.load(Path(self._files))
 
     def _loaded(self) -> None:
         self._predict = getattr(self._model, self._method)

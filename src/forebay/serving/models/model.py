@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -93,6 +94,8 @@ class Model:
         check_outputs: Whether a result that is not of the declared type fails its sample; False sends it as it is.
         devices: What its workers run on, one after the other: `["cuda:0", "cuda:1"]`, or sets of processors,
             `["cpu:0-3", "cpu:4-7"]`. There is a worker for each of them unless the number is told.
+        repository: A folder or a bucket (`s3://bucket/models`) with any number of models and versions, for all of which
+            the class answers: `load(self, path)` is given the folder of one of them.
         device: What libraries call the device of this worker: `net.to(self.device)`. "cpu" if nobody said any.
     """
 
@@ -111,13 +114,13 @@ class Model:
     borrows_input: ClassVar[bool] = False
     check_outputs: ClassVar[bool] = True
     devices: ClassVar[Annotated[Sequence[str], Checked(written)]] = ()
+    repository: ClassVar[str | None] = None
     device: str = "cpu"
 
-    def load(self) -> Any:
-        """Load what `predict` needs; called once in each worker, before any request."""
-
     if TYPE_CHECKING:
-        # Only for type checkers: a subclass may declare any sample type, and `preprocess` is absent unless written.
+        # Only for type checkers: a subclass may declare any sample type, take a path where it has a repository, and
+        # `preprocess` is absent unless written.
+        load: Any
         predict: Any
         start: Any
         step: Any
@@ -125,6 +128,9 @@ class Model:
         batch_key: Any
     else:
         batch_key = None
+
+        def load(self) -> Any:
+            """Load what `predict` needs; called once in each worker, before any request."""
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,6 +206,7 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
         _check_steps(model)
     elif one_input:
         _check_parameters(model, "predict", "batch")
+    _check_load(model, one_input=one_input)
     methods = methods_of(model) if one_input else ()
     for method in methods:
         _check_parameters(model, method.name, "batch")
@@ -261,6 +268,29 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
 def has_steps(model: type[Any]) -> bool:
     """Tell whether a model makes the next part of all streams at once, instead of running batches."""
     return callable(getattr(model, "start", None)) and callable(getattr(model, "step", None))
+
+
+def _check_load(model: type[Model], *, one_input: bool) -> None:
+    """Check that `load` takes the folder of a version where there is a repository, and nothing elsewhere."""
+    where, repository = model.__qualname__, model.repository
+    if repository is None:
+        with contextlib.suppress(TypeError, ValueError):  # it has no signature
+            if _takes_path(model):
+                msg = f"{where}.load takes a path, and {where} has no `repository` that it could come from"
+                raise ConfigError(msg)
+        return
+    if not one_input:
+        msg = f"{where} has a repository, so it is many models, and a graph has one in each node; load a path instead"
+        raise ConfigError(msg)
+    if not isinstance(cast("Any", repository), str) or not repository:
+        msg = f"{where}.repository is {repository!r}; a path is needed, or an address such as 's3://bucket/models'"
+        raise ConfigError(msg)
+    _check_parameters(model, "load", "path", may_have_context=False)
+
+
+def _takes_path(model: type[Model]) -> bool:
+    parameters = list(inspect.signature(model.load).parameters.values())
+    return [one.name for one in parameters if one.default is one.empty][1:] == ["path"]
 
 
 def takes_context(model: type[Model], method: str) -> bool:

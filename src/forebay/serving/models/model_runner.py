@@ -35,14 +35,24 @@ if TYPE_CHECKING:
     from forebay.workers.together import Together
 
 
-def from_file(path: str, name: str, *, isolate_errors: bool = False) -> ModelRunner | MethodsRunner:
+def from_file(
+    path: str, name: str, *, isolate_errors: bool = False, files: str | None = None
+) -> ModelRunner | MethodsRunner:
     """Build the runner of a model class in a file; the reference that worker processes are given."""
-    return runner_for(models_in(load_module(Path(path)), name)[0], isolate_errors=isolate_errors)
+    return runner_for(models_in(load_module(Path(path)), name)[0], isolate_errors=isolate_errors, files=files)
 
 
-def runner_for(model_class: type[Model], *, isolate_errors: bool = False) -> ModelRunner | MethodsRunner:
-    """Build the runner of a model class, with all methods that answer requests."""
-    predict = ModelRunner(model_class, isolate_errors=isolate_errors)
+def runner_for(
+    model_class: type[Model], *, isolate_errors: bool = False, files: str | None = None
+) -> ModelRunner | MethodsRunner:
+    """Build the runner of a model class, with all methods that answer requests.
+
+    Args:
+        model_class: The class.
+        isolate_errors: Halve batches that fail as a whole.
+        files: The folder that its `load` is given, if it has a repository.
+    """
+    predict = ModelRunner(model_class, isolate_errors=isolate_errors, files=files)
     methods = methods_of(model_class)
     if not methods:
         return predict
@@ -54,7 +64,12 @@ class ModelRunner(BatchRunner):
     """A `Runner` for one method of a model class. Bodies and results are bytes in the formats that `params` names."""
 
     def __init__(
-        self, model_class: type[Model], *, isolate_errors: bool = False, method: ModelMethod | None = None
+        self,
+        model_class: type[Model],
+        *,
+        isolate_errors: bool = False,
+        method: ModelMethod | None = None,
+        files: str | None = None,
     ) -> None:
         """Read the class; `open` makes the model.
 
@@ -62,12 +77,13 @@ class ModelRunner(BatchRunner):
             model_class: What runs.
             isolate_errors: Halve batches that fail as a whole, also if the class does not ask for it.
             method: What answers; None is `predict`.
+            files: The folder that `load` is given; None if it takes none.
         """
         settings, name = settings_of(model_class), "predict"
         if method is not None:
             settings, name = settings.of(method), method.name
             isolate_errors = isolate_errors and not method.streams
-        super().__init__(model_class, settings, isolate_errors=isolate_errors, method=name)
+        super().__init__(model_class, settings, isolate_errors=isolate_errors, method=name, files=files)
         given, answer = io_types(model_class, method)
         self._given = given
         self._decode = {name: given.decoder(name) for name in FORMATS}

@@ -13,7 +13,7 @@ from forebay.graph.composition.compose import Composition
 from forebay.server.config import HttpConfig, Overrides
 from forebay.serving.models.model import Model
 from forebay.surfaces import build
-from forebay.surfaces.native import Built, project_of, serve_model, serve_target
+from forebay.surfaces.native import Built, built_of, project_of, serve_target
 from forebay.surfaces.native.fresh_modules import fresh_modules
 from forebay.surfaces.native.graphs import GraphTarget, serve_composition
 from forebay.surfaces.native.target_file import split_target
@@ -60,7 +60,7 @@ def read_targets(
         return build(options.target, options)
     usual = Side({Overrides: {"worker_kind": "thread"}}, attrgetter("name"))
     options = options_of(None, side, usual)
-    return project_of([_built(caller, target, options) for target in targets], options.http)
+    return project_of([_built(caller, target, options) for target in targets], options.http, options.repository)
 
 
 def read_one(caller: str, target: Target, settings: Mapping[str, Any]) -> Served:
@@ -89,7 +89,7 @@ def _built(caller: str, target: Any, options: Options) -> Built:
         given = GraphTarget(target, path, target.function.__name__, options.overrides, options.given)
         return Built([serve_composition(given)], target.graph.warnings)
     if inspect.isclass(target) and issubclass(target, Model):
-        return Built([serve_model(target, options.overrides)])
+        return built_of([target], options.overrides)
     hint = "a forebay.Model class, a function with @forebay.compose, or the path of a file is needed"
     if isinstance(target, Model):
         hint = f"give the class, {type(target).__name__}: its workers make the objects"

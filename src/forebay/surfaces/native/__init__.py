@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Python files with models or compositions of them: `file.py` serves all that are in it, `file.py:Name` one of them.
 
-Model files as well: `net.onnx`, `net.xml`.
+Model files as well: `net.onnx`, `net.xml`; and folders or buckets of them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from forebay.errors import ConfigError
 from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described
 from forebay.server.app import App
+from forebay.server.config import RepositoryConfig
 from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.keys import MethodKeys, SampleKeys
@@ -38,6 +39,7 @@ from forebay.surfaces.native.model_options import (
     workers_of,
 )
 from forebay.surfaces.native.reloading import Reloading
+from forebay.surfaces.native.repositories import RepositoryTarget, is_repository, model_files, name_of, stock
 from forebay.surfaces.native.servings import serve_serving, serving_in
 from forebay.surfaces.native.target_file import import_file, split_target
 from forebay.types.devices import read_devices
@@ -48,7 +50,7 @@ from forebay.workers.runner import RunnerSpec
 from forebay.workers.threads import ThreadPool
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from forebay.graph.drawing.draw import Drawable
     from forebay.server.config import HttpConfig, Overrides
@@ -65,8 +67,8 @@ class NativeSurface:
     name = "native"
 
     def detect(self, target: str) -> bool:
-        """Tell whether the target is a Python file, with or without a class name, or a model file."""
-        return split_target(target)[0].suffix == ".py" or is_model_file(target)
+        """Tell whether the target is a Python file, with or without a class name, a model file, or a place of those."""
+        return split_target(target)[0].suffix == ".py" or is_model_file(target) or is_repository(target)
 
     def build(self, target: str | None, options: Options) -> Project:
         """Build an endpoint for each model of the target, and a door where others may attach.
@@ -80,7 +82,7 @@ class NativeSurface:
         """
         entries = _entries(target, options)
         built = [serve_target(*entry) for entry in entries]
-        project = project_of(built, options.http)
+        project = project_of(built, options.http, options.repository)
         reloading = Reloading(
             project.app,
             options,
@@ -90,7 +92,7 @@ class NativeSurface:
         )
         for entry, one in zip(entries, built, strict=True):
             reloading.made(entry, one.served)
-        project.app.source, project.app.load_timeout_s = reloading.find, options.load_timeout_s
+        project.app.source, project.app.load_timeout_s = _finder(project.app, reloading), options.load_timeout_s
         project.reload, project.on_ready, project.on_stop = reloading.ask, reloading.watch, reloading.end
         if options.attach.address is not None:
             Lobby(
@@ -100,6 +102,17 @@ class NativeSurface:
                 lambda told: seats_of(told.settings, options.overrides),
             )
         return project
+
+
+def _finder(app: App, reloading: Reloading) -> Callable[[str, str], Served]:
+    """Return what builds a version by its name: of a repository, or of what the project names."""
+
+    def find(name: str, version: str) -> Served:
+        if app.stock is not None and app.stock.has(name):
+            return app.stock.find(name, version)
+        return reloading.find(name, version)
+
+    return find
 
 
 def _entries(target: str | None, options: Options) -> list[TargetEntry]:
@@ -112,23 +125,25 @@ class Built(NamedTuple):
     served: list[Served]
     warnings: Sequence[str] = ()
     graphs: Sequence[Drawable] = ()
+    repositories: Sequence[RepositoryTarget] = ()
 
 
-def project_of(built: Sequence[Built], http: HttpConfig) -> Project:
+def project_of(built: Sequence[Built], http: HttpConfig, repository: RepositoryConfig) -> Project:
     """Put what was built behind one HTTP front.
 
     Raises:
-        ConfigError: If two endpoints have the same name.
+        ConfigError: If two endpoints have the same name, or a repository cannot be looked at.
     """
     from forebay.transports.http.asgi import asgi_app, routes_of
 
     app = App([served for one in built for served in one.served])
+    stocked = stock(app, [target for one in built for target in one.repositories], repository)
     return Project(
         app=app,
         http=http,
         asgi=asgi_app(app, http),
         routes=routes_of(app, http),
-        summary=[_summary(app, served) for served in app.served],
+        summary=[_summary(app, served) for served in app.served] + ([] if stocked is None else stocked.summary()),
         warnings=[warning for one in built for warning in one.warnings] + _doubts(app),
         graphs=[graph for one in built for graph in one.graphs],
     )
@@ -168,6 +183,15 @@ def _serve_target(target: str, overrides: Overrides, given: Collection[str]) -> 
     if overrides.python is not None and overrides.worker_kind != "process":
         msg = f"an interpreter of its own needs worker kind process, found {overrides.worker_kind}"
         raise ConfigError(msg)
+    if is_repository(target):
+
+        def of_files(named: Overrides, folder: Path) -> Served:
+            (file,) = model_files([one.name for one in folder.iterdir()])
+            model = read_model_file(folder / file, named)
+            return serve_model(model.model, named, model.spec)
+
+        name = overrides.name or name_of(target)
+        return Built([], repositories=[RepositoryTarget(target, Path(), name, overrides, of_files, is_files=True)])
     if is_model_file(target):
         model = read_model_file(path, overrides)
         return Built([serve_model(model.model, overrides, model.spec)], model.warnings)
@@ -185,7 +209,7 @@ def _serve_target(target: str, overrides: Overrides, given: Collection[str]) -> 
             return Built([serve_serving(serving, file, name, overrides)])
         models = models_in(module, name)
         _check_one(overrides, target, [model.__name__ for model in models])
-        return Built([serve_model(model, overrides) for model in models])
+        return built_of(models, overrides)
     served: list[Served] = []
     found = describe_in(overrides.python, target, overrides.env)
     _check_one(overrides, target, [class_name for class_name, _ in found])
@@ -200,13 +224,39 @@ def _serve_target(target: str, overrides: Overrides, given: Collection[str]) -> 
     return Built(served)
 
 
-def serve_model(model: type[Model], overrides: Overrides, spec: RunnerSpec | None = None) -> Served:
+def built_of(models: Sequence[type[Model]], overrides: Overrides) -> Built:
+    """Build the endpoints of classes, and say which of them have repositories.
+
+    Raises:
+        ConfigError: If a class is not well-formed.
+    """
+    found = Built([serve_model(model, overrides) for model in models if not model.repository], repositories=[])
+    targets = [_repository_of(model, overrides) for model in models if model.repository]
+    return found._replace(repositories=targets)
+
+
+def _repository_of(model: type[Model], overrides: Overrides) -> RepositoryTarget:
+    settings = named(settings_of(model), overrides)
+    serve_model(model, overrides)  # what is wrong with the class is said before anything is loaded
+    assert model.repository is not None
+    folder = Path(getattr(sys.modules.get(model.__module__), "__file__", None) or "").absolute().parent
+
+    def of_class(named: Overrides, files: Path) -> Served:
+        return serve_model(model, named, files=files)
+
+    return RepositoryTarget(model.repository, folder, settings.name, overrides, of_class)
+
+
+def serve_model(
+    model: type[Model], overrides: Overrides, spec: RunnerSpec | None = None, files: Path | None = None
+) -> Served:
     """Build the endpoint of a model class.
 
     Args:
         model: The class.
         overrides: What the person says.
         spec: How a worker builds its runner; None finds the class in the file it was imported from.
+        files: The folder that it loads, if it has a repository.
 
     Raises:
         ConfigError: If the class is not well-formed.
@@ -217,7 +267,7 @@ def serve_model(model: type[Model], overrides: Overrides, spec: RunnerSpec | Non
     if settings.pad is not None and not hasattr(model, "preprocess"):
         settings.pad.require_fields(f"{where}.pad", given.annotation)
     keys = _keys_of(where, settings, given)
-    endpoint = endpoint_of(where, settings, _pool(model, settings, overrides, spec), overrides, keys)
+    endpoint = endpoint_of(where, settings, _pool(model, settings, overrides, spec, files), overrides, keys)
     contract = Contract(
         raw_input=given.raw,
         raw_output=answer.raw,
@@ -287,7 +337,9 @@ def _keys_of(where: str, settings: ModelSettings, given: WireType) -> SampleKeys
     return SampleKeys(settings.batch_key, f"{where}.batch_key", given)
 
 
-def _pool(model: type[Model], settings: ModelSettings, overrides: Overrides, spec: RunnerSpec | None) -> Pool:
+def _pool(
+    model: type[Model], settings: ModelSettings, overrides: Overrides, spec: RunnerSpec | None, files: Path | None
+) -> Pool:
     is_isolating = isolates(model.__qualname__, settings, overrides)
     devices = devices_of(model.__qualname__, overrides.devices or settings.devices, overrides.worker_kind)
     workers = workers_of(overrides.workers, devices)
@@ -300,9 +352,12 @@ def _pool(model: type[Model], settings: ModelSettings, overrides: Overrides, spe
             )
             raise ConfigError(msg)
         spec = _spec(file, model.__name__, isolate_errors=is_isolating)
+        if files is not None:
+            spec = msgspec.structs.replace(spec, kwargs={**spec.kwargs, "files": str(files)})
     if overrides.worker_kind == "process":
         return _process_pool(spec, overrides, devices, isolates=is_isolating, seats=seats_of(settings, overrides))
-    spec = msgspec.structs.replace(spec, local=lambda: runner_for(model, isolate_errors=is_isolating))
+    loaded = None if files is None else str(files)
+    spec = msgspec.structs.replace(spec, local=lambda: runner_for(model, isolate_errors=is_isolating, files=loaded))
     if overrides.worker_kind == "inline":
         if overrides.threads > 1:
             msg = f"worker kind inline has no threads, found {overrides.threads}; use thread or process"

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import msgspec
 
 from forebay.errors import ConfigError, nearest
-from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig
+from forebay.repository.source import is_address
+from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig, RepositoryConfig
 from forebay.server.setting_sources import Told
 from forebay.server.walker import Check, Walker, checked, variables
 from forebay.serving.models.model import NAME, NAME_IS
@@ -94,6 +95,7 @@ def read_config(path: Path) -> ConfigFile:
         HttpConfig: found.pop("http", {}),
         GrpcConfig: found.pop("grpc", {}),
         AttachConfig: found.pop("attach", {}),
+        RepositoryConfig: found.pop("repository", {}),
         ProcessConfig: found.pop("log", {}),
         Overrides: {name: found.pop(name) for name in declared(Overrides) if name in found},
     }
@@ -157,6 +159,7 @@ def _top(folder: Path) -> dict[str, Check]:
         "target": _target(folder),
         "http": section(HttpConfig),
         "attach": attach,
+        "repository": section(RepositoryConfig),
         "log": log,
         "grpc": section(GrpcConfig),
         **{one.key: _check(one, folder) for name, one in process.items() if not name.startswith("log_")},
@@ -183,7 +186,7 @@ def _target(folder: Path) -> Check:
     def check(walker: Walker, path: yaml.Path, value: Any) -> str:
         if not isinstance(value, str) or not value:
             walker.fail(path, "target: a Python file is needed, or file.py:Name")
-        return _below(folder, value)
+        return value if is_address(value) else _below(folder, value)
 
     return check
 

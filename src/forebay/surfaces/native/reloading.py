@@ -27,6 +27,7 @@ from forebay.server.app import beside
 from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, ProcessConfig
 from forebay.surfaces.native.fresh_modules import fresh_modules, python_files
 from forebay.surfaces.native.model_files import is_model_file
+from forebay.surfaces.native.repositories import is_repository
 from forebay.types.settings import declared
 
 if TYPE_CHECKING:
@@ -158,6 +159,8 @@ class Reloading:
     async def _reload(self) -> None:
         """Reload all."""
         log.info("reloading")
+        if self._app.stock is not None:
+            self._app.stock.look_soon()
         started = time.monotonic()
         try:
             options = self._again()
@@ -192,7 +195,7 @@ class Reloading:
         found = _fingerprint(entry)
 
         def make() -> Sequence[Served]:
-            with contextlib.nullcontext() if is_model_file(entry.target) else fresh_modules([_folder(entry)]):
+            with fresh_modules([_folder(entry)]) if _is_code(entry) else contextlib.nullcontext():
                 return self._build(entry)
 
         self._files[entry.target] = found
@@ -232,6 +235,8 @@ class Reloading:
         for name in list(self._app.served):
             ready = self._app.versions(name).ready
             own = [version for version in ready if (name, version) in self._own]
+            if self._app.stock is not None and self._app.stock.has(name):
+                continue
             if name in broken or not own:
                 continue
             versions = wanted.get(name, {})
@@ -290,7 +295,7 @@ class Reloading:
         entries = self._entries
         code: list[tuple[str, int, int]] = []
         if self._options.reload:
-            for folder in sorted({_folder(entry) for entry in entries if not is_model_file(entry.target)}):
+            for folder in sorted({_folder(entry) for entry in entries if _is_code(entry)}):
                 code += [_seen(Path(entry.path)) for entry in python_files(folder)]
             if self._options.source is not None:
                 code.append(_seen(self._options.source))
@@ -308,6 +313,10 @@ def _key(entry: TargetEntry) -> str:
 def _folder(entry: TargetEntry) -> Path:
     file, colon, _ = entry.target.rpartition(":")
     return Path(file if colon and file.endswith(".py") else entry.target).resolve().parent
+
+
+def _is_code(entry: TargetEntry) -> bool:
+    return not is_model_file(entry.target) and not is_repository(entry.target)
 
 
 def _fingerprint(entry: TargetEntry) -> Fingerprint:

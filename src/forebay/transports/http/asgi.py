@@ -7,7 +7,9 @@ It answers inference as well, so that an `App` can be mounted in any ASGI server
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
+import re
 import time
 from functools import cache, partial
 from importlib import resources
@@ -24,11 +26,12 @@ from starlette.responses import Response
 from starlette.routing import Route as PathRoute
 
 import forebay
-from forebay.errors import Cancelled, ForebayError, NotFound, TooLarge, nearest
+from forebay.errors import Cancelled, ForebayError, NotFound, TooLarge, Unavailable, nearest
 from forebay.observe.exposition import Exposition, Reading, pieces
 from forebay.observe.serving_metrics import ServingCollector
 from forebay.protocols import native, openapi
 from forebay.serving.endpoint import next_id
+from forebay.serving.models.model import Model
 from forebay.serving.servings import registry
 from forebay.transports.http import inference
 from forebay.transports.http.asgi_calls import TOLD
@@ -57,6 +60,10 @@ if TYPE_CHECKING:
     from forebay.transports.http.forms_and_gzip import Staged
     from forebay.transports.http.route import Head
     from forebay.types.call import Origin, Request
+
+_MAX_DIGITS: Final = 9
+_MODEL: Final = re.compile(r"(?:/v[12])?/models/([^/:]+)(?:/versions/([^/:]+))?")
+_MANAGED: Final = re.compile(r"/(?:load|swap|unload|weights)$")
 
 _ASSETS: Final = {
     "swagger-ui-bundle.js": "text/javascript",
@@ -112,8 +119,8 @@ def routes_of(app: App, config: HttpConfig, verbs: Collection[str] = ("POST",)) 
     def fill() -> None:
         before = dict(routes)
         routes.clear()
-        for name, default in app.served.items():
-            versions = app.versions(name)
+        for versions in app.ready.values():
+            name, default = versions.model, versions.default
             put_inference(versions)
             model = f"/models/{quote(name, safe='')}"
             for version, served in versions.ready.items():
@@ -122,12 +129,12 @@ def routes_of(app: App, config: HttpConfig, verbs: Collection[str] = ("POST",)) 
             sharing = [versions.ready[version] for version in versions.weights]
             for path in dict.fromkeys(path for one in sharing for path in paths_of(one)):
                 put(model + path, shared_route(versions, sharing, path))
-                if app.only is default:
+                if default is not None and app.only is default:
                     put(path, shared_route(versions, sharing, path))
         for target, route in targets_of(app, config, staging).items():
             put(target, route)
         for target, route in before.items():
-            route.retire(routes.get(target))
+            route.retire(routes.get(target), may_return=app.stock is not None and app.stock.has(route.endpoint.name))
 
     fill()
     app.watch(fill)
@@ -175,6 +182,7 @@ def asgi_app(app: App, config: HttpConfig) -> ASGIApp:
     if config.api_keys:
         keys = [key.encode() for key in config.api_keys]
         middleware.append(Middleware(_KeyCheck, keys=keys, has_dashboard=config.dashboard, routes=by_target))
+    middleware.append(Middleware(_Lending, lender=app, by_target=by_target))
     handlers: Any = {ForebayError: failed, HTTPException: unknown}
     answering = Starlette(middleware=middleware, exception_handlers=handlers)
     answering.router.routes = cast("list[BaseRoute]", routes)  # the same list, so that it changes with the app
@@ -267,6 +275,44 @@ def _paths(
         PathRoute("/docs", _Methods(get=pages.docs)),
         PathRoute("/docs/{asset}", _Methods(get=pages.asset)),
     ]
+
+
+class _Lending:
+    """Has models of repositories loaded for requests that name them, before anything else looks at the path."""
+
+    def __init__(self, app: ASGIApp, lender: App, by_target: Mapping[bytes, Route]) -> None:
+        self._app = app
+        self._lender = lender
+        self._by_target = by_target
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lend the model while the request is answered."""
+        stock = self._lender.stock
+        found = None
+        if stock is not None and scope["type"] == "http" and scope["method"] == "POST":
+            path = _path(scope)
+            found = None if quote(path, safe="/").encode() in self._by_target else _MODEL.match(path)
+        if stock is None or found is None or not stock.has(found[1]) or _MANAGED.search(found.string):
+            await self._app(scope, receive, send)
+            return
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(_patience_s(scope)):
+                    await stack.enter_async_context(stock.lend(found[1], found[2]))
+            except TimeoutError:
+                problem = Unavailable(f"the model '{found[1]}' is still being loaded; try again later")
+                await _error(HttpRequest(scope), problem)(scope, receive, send)
+                return
+            except ForebayError as problem:
+                await _error(HttpRequest(scope), problem)(scope, receive, send)
+                return
+            await self._app(scope, receive, send)
+
+
+def _patience_s(scope: Scope) -> float:
+    """Return how long a request waits for its model: no longer than for its answer."""
+    told = dict(scope["headers"]).get(b"x-request-timeout-ms", b"")
+    return (int(told) if told.isdigit() and len(told) < _MAX_DIGITS else Model.timeout_ms) / 1000
 
 
 class Predict:
@@ -495,13 +541,17 @@ class ServerPages:
         """Say where to go when several models are served; a browser is sent to the dashboard."""
         if self.dashboard is not None and wants_page(request):
             return to_page()
-        return _json({"models": list(self._app.served), "docs": "/docs", "call": "POST /models/{name}"})
+        names = [] if self._app.stock is None else self._app.stock.names
+        return _json(
+            {"models": list(dict.fromkeys([*self._app.served, *names])), "docs": "/docs", "call": "POST /models/{name}"}
+        )
 
     async def models(self, _request: HttpRequest) -> Response:
         """List the models."""
         models = self._app.describe_all() + [process.describe() for process in registry.running()]
         problem = {"problem": self._app.problem} if self._app.problem else {}
-        return _json({"models": models, **problem})
+        stock = {} if self._app.stock is None else {"repositories": self._app.stock.describe()}
+        return _json({"models": models, **problem, **stock})
 
     async def model(self, request: HttpRequest) -> Response:
         """Describe one model."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
-from forebay.errors import ForebayError, InternalError, InvalidRequest, NotFound, QueueFull, TooLarge
+from forebay.errors import ForebayError, InternalError, InvalidRequest, NotFound, QueueFull, TooLarge, Unavailable
 from forebay.protocols import native
 from forebay.serving.endpoint import next_id
 from forebay.transports.http.errors import ForeignPage, Unauthorized, UnsupportedEncoding, error_answer
@@ -140,6 +140,7 @@ class Route:
     ) -> None:
         self.endpoint = served.endpoint
         self.is_retired = False
+        self._may_return = False
         self.is_one_of_several = is_one_of_several
         self.successor: Route | None = None
         contract = served.contract
@@ -158,10 +159,16 @@ class Route:
         """Return the route of the next request."""
         return self
 
-    def retire(self, successor: Route | None) -> None:
-        """Take no further request: what names this target goes to another route, or nowhere."""
+    def retire(self, successor: Route | None, *, may_return: bool = False) -> None:
+        """Take no further request: what names this target goes to another route, or nowhere.
+
+        Args:
+            successor: The other one.
+            may_return: Whether the model has left to make room, and comes back for who asks again.
+        """
         self.is_retired = True
         self.successor = successor
+        self._may_return = may_return
 
     def now(self, head: Head, headers: Iterable[tuple[bytes, bytes]], query: bytes) -> Head:
         """Return a head as the present route of its target reads it: a version may have left while the body arrived."""
@@ -170,6 +177,8 @@ class Route:
             route = route.successor
         if route is None:
             head.problem = NotFound(f"nothing answers at {head.target.decode('latin-1')[:100]} any more")
+            if self._may_return:
+                head.problem = Unavailable(f"the model '{self.endpoint.name}' has just left the memory; try again")
             return head
         found = route.turn().read_head(headers, query, in_query=head.params["in"] == "query")
         found.keep_alive, found.chunked, found.is_simple = head.keep_alive, head.chunked, False
@@ -370,11 +379,11 @@ class SharedRoute(Route):
         """Return the route of the next request."""
         return self._routes[self._next()]
 
-    def retire(self, successor: Route | None) -> None:
+    def retire(self, successor: Route | None, *, may_return: bool = False) -> None:
         """Take no further request, nor do those who share."""
-        super().retire(successor)
+        super().retire(successor, may_return=may_return)
         for route in self._routes.values():
-            route.retire(successor)
+            route.retire(successor, may_return=may_return)
 
 
 (_CONTENT_TYPE, _CONTENT_LENGTH, _ACCEPT, _REQUEST_ID_HEADER, _TIMEOUT, _EXPECT, _KEY, _CONNECTION, _UNUSUAL) = range(9)

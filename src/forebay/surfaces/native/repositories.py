@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets that are repositories: `forebay serve s3://bucket/models`, a folder with models in it, `Model.repository`.
+
+A repository of model files is served with the types that each file declares. Where a class has a `repository`, it is
+the class that answers, and `load(path)` is given the folder of a version.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from forebay.errors import ConfigError
+from forebay.repository.disk import DiskCache
+from forebay.repository.repository import Repository
+from forebay.repository.source import is_address, source_of
+from forebay.repository.tree_rules import TreeRules
+from forebay.repository.version_policy import VersionPolicy
+from forebay.server.stock import Stock, Stocked
+from forebay.serving.models.model import NAME, NAME_IS
+
+if TYPE_CHECKING:
+    from forebay.repository.listing import Revision
+    from forebay.server.app import App
+    from forebay.server.config import Overrides, RepositoryConfig
+    from forebay.server.served import Served
+
+Make = Callable[["Overrides", Path], "Served"]
+"""Builds the endpoint of a version, named by the overrides, of the folder with its files."""
+
+_DEPTH: Final = 3
+"""Folders of a target that are searched for a model file: the place, a model, a version."""
+
+
+class RepositoryTarget(msgspec.Struct, frozen=True, eq=False):
+    """A repository that is to be served.
+
+    Attributes:
+        address: Where it is.
+        below: The folder that a path is meant from.
+        name: What the model is called if the place is one model.
+        overrides: What is said about its models.
+        make: Builds their endpoints.
+        is_files: Whether its models are files that a library runs.
+    """
+
+    address: str
+    below: Path
+    name: str
+    overrides: Overrides
+    make: Make
+    is_files: bool = False
+
+    def open(self, config: RepositoryConfig) -> Stocked:
+        """Look at the repository.
+
+        Raises:
+            ConfigError: If it is not there, does not let us in, or cannot be kept here.
+            Unavailable: If it cannot be asked now.
+        """
+        source = source_of(self.address, self.below)
+        rules = TreeRules(
+            name=self.name,
+            holds=model_problem if self.is_files else lambda _paths: "",
+            may_be_called=lambda name: "" if NAME.fullmatch(name) else NAME_IS,
+        )
+        disk = None
+        if source.folder() is None:
+            folder = (config.folder or _usual_folder()) / _called(source.place)
+            disk = DiskCache(source, folder, config.max_disk_models, config.max_disk_bytes)
+        repository = Repository(source, rules, poll_s=config.poll_s, disk=disk)
+        repository.open()
+        if self.overrides.version is not None or (self.overrides.name and len(repository.catalog.models) > 1):
+            msg = f"{self.address} says itself how its models and versions are called; leave out `name` and `version`"
+            raise ConfigError(msg)
+
+        def make(revision: Revision, folder: Path) -> Served:
+            named = {"name": revision.model, "version": str(revision.number)}
+            return self.make(msgspec.structs.replace(self.overrides, **named), folder)
+
+        return Stocked(repository, make)
+
+
+def stock(app: App, targets: Sequence[RepositoryTarget], config: RepositoryConfig) -> Stock | None:
+    """Have an app serve what repositories have; None if there are none.
+
+    Raises:
+        ConfigError: If one of them is wrong, or the settings do not go together.
+    """
+    if not targets:
+        return None
+    for memory, disk in (("max_models", "max_disk_models"), ("max_model_bytes", "max_disk_bytes")):
+        less, more = getattr(config, memory), getattr(config, disk)
+        if more is not None and (less or more + 1) > more:
+            told, flag = memory.replace("_", "-"), disk.replace("_", "-")
+            msg = f"--{told} is {less or 'not told'}, and --{flag} is {more}; what is in memory is on the disk as well"
+            raise ConfigError(msg)
+    is_limited = bool(config.max_models or config.max_model_bytes)
+    return Stock(
+        app,
+        [target.open(config) for target in targets],
+        VersionPolicy.of(config.versions),
+        is_lazy=is_limited if config.lazy is None else config.lazy,
+        max_models=config.max_models,
+        max_bytes=config.max_model_bytes,
+    )
+
+
+def is_repository(target: str) -> bool:
+    """Tell whether a target is a repository of model files: an address, or a folder that has any."""
+    if is_address(target):
+        return True
+    folder = Path(target)
+    if not folder.is_dir() or any((folder / name).exists() for name in ("forebay.yaml", "nucleus.yaml")):
+        return False
+    for at, folders, files in os.walk(folder, followlinks=True):
+        if any(file.endswith((".onnx", ".xml", ".pdmodel")) and not model_problem(files) for file in files):
+            return True
+        folders[:] = [] if len(Path(at).relative_to(folder).parts) >= _DEPTH - 1 else folders
+    return False
+
+
+def model_problem(paths: Collection[str]) -> str:
+    """Return why files are not one model that a library runs; empty if they are."""
+    found = model_files(paths)
+    if len(found) == 1:
+        return ""
+    if found:
+        return f"there are several models in it: {', '.join(sorted(found))}"
+    return "there is no .onnx, no .xml with its .bin, and no .pdmodel with its .pdiparams in it"
+
+
+def model_files(paths: Collection[str]) -> list[str]:
+    """Return the files among these that are models a library runs."""
+    stems = {PurePosixPath(path).stem for path in paths if path.endswith((".bin", ".pdiparams")) and "/" not in path}
+    suffixes = (".xml", ".pdmodel")
+    return [
+        path
+        for path in paths
+        if "/" not in path
+        and (path.endswith(".onnx") or (path.endswith(suffixes) and PurePosixPath(path).stem in stems))
+    ]
+
+
+def name_of(address: str) -> str:
+    """Return what a model is called whose folder is all there is of it."""
+    last = PurePosixPath(address.rstrip("/")).name
+    return re.sub(r"^[^A-Za-z0-9]+", "", re.sub(r"[^A-Za-z0-9._-]+", "-", last))[:128] or "model"
+
+
+def _usual_folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path("~/.cache").expanduser()) / "forebay" / "models"
+
+
+def _called(place: str) -> str:
+    """Return the name of the folder of a source: another one for each."""
+    return f"{re.sub(r'[^A-Za-z0-9.-]+', '-', place)[-80:].strip('-')}-{zlib.crc32(place.encode()):08x}"

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of folders and buckets, served: from the socket to the store."""
+
+import threading
+
+import numpy as np
+import pytest
+from tests.buckets import FORBIDDEN, Faults, running_buckets
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+
+def times(factor):
+    """The bytes of a model that multiplies."""
+    helper, float_ = onnx.helper, onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "k"], ["y"])],
+        "times",
+        [helper.make_tensor_value_info("x", float_, ["n", 2])],
+        [helper.make_tensor_value_info("y", float_, ["n", 2])],
+        [onnx.numpy_helper.from_array(np.array([factor], np.float32), "k")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString()
+
+
+@pytest.fixture(scope="module")
+def buckets(tmp_path_factory):
+    with running_buckets(tmp_path_factory.mktemp("store")) as found:
+        yield found
+
+
+def ask(server, path, sample=None):
+    answer = server.client.post(f"/models/{path}", json={"x": [1, 2]} if sample is None else sample)
+    return answer.json()["y"] if answer.status_code == 200 and sample is None else answer
+
+
+def options(tmp_path):
+    return ["--worker-kind", "thread", "--repository-poll-s", "0.2", "--repository-folder", str(tmp_path / "cache")]
+
+
+def test_a_bucket_of_model_files_in_the_tree_of_other_servers(buckets, serve, tmp_path, eventually):
+    bucket = "models-of-triton"
+    buckets.make(bucket)
+    buckets.put(f"{bucket}/all/double/config.pbtxt", b"name: 'double'")
+    buckets.put(f"{bucket}/all/double/1/model.onnx", times(1))
+    buckets.put(f"{bucket}/all/double/2/model.onnx", times(2))
+    buckets.put(f"{bucket}/all/triple/1/net.onnx", times(3))
+    buckets.put(f"{bucket}/all/broken/1/net.onnx", b"no model")
+    server = serve(None, f"s3://{bucket}/all", *options(tmp_path), "--max-models", "1", env=buckets.environment())
+    assert ask(server, "double") == [2, 4]
+    assert ask(server, "triple") == [3, 6]
+    answer = ask(server, "broken")
+    assert answer.status_code == 503
+    assert "version '1' of 'broken' cannot be loaded: " in answer.json()["error"]["message"]
+    told = server.client.get("/models").json()
+    assert {one["name"] for one in told["models"]} == {"double", "triple", "broken"}
+    (place,) = told["repositories"]
+    assert place["problems"] == ["double/config.pbtxt is not read: it is the configuration of another server"]
+    for name in ("..%2f..%2fetc", "double%2f1", "no-such"):
+        assert server.client.post(f"/models/{name}", json={}).status_code == 404
+    assert ask(server, "double/versions/1").status_code == 404
+    buckets.put(f"{bucket}/all/double/3/model.onnx", times(30), old=False)
+    eventually(lambda: ask(server, "double") == [30, 60])
+    assert server.client.get("/readyz").status_code == 200
+    assert ask(server, "double/versions/3") == [30, 60]
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_a_class_for_all_models_of_a_bucket(buckets, serve, tmp_path, kind):
+    bucket = f"greetings-{kind}"
+    buckets.make(bucket)
+    for name, version, text in (("formal", 1, "Good day,"), ("formal", 7, "Dear"), ("short", 1, "Hi")):
+        buckets.put(f"{bucket}/{name}/{version}/text.txt", text.encode())
+    env = {**buckets.environment(), "FOREBAY_TEST_BUCKET": f"s3://{bucket}"}
+    more = ["--repository-folder", str(tmp_path), "--worker-kind", kind, "--versions", "all", "--lazy"]
+    server = serve("stocked.py", *more, env=env)
+    assert ask(server, "formal", "Ada").json() == "Dear Ada"
+    assert ask(server, "formal/versions/1", "Ada").json() == "Good day, Ada"
+    assert ask(server, "short/where", "Ada").json() == "short/1"
+    assert ask(server, "formal/where", "Ada").json() == "formal/7"
+    assert ask(server, "formal", {"no": "text"}).status_code == 422
+
+
+def test_nobody_notices_that_versions_come_and_go(buckets, serve, tmp_path, eventually):  # N109
+    bucket = "coming-and-going"
+    buckets.make(bucket)
+    buckets.put(f"{bucket}/net/1/model.onnx", times(1))
+    server = serve(None, f"s3://{bucket}", *options(tmp_path), env=buckets.environment())
+    each: list[list] = [[], []]
+    end = threading.Event()
+
+    def go(found):
+        while not end.is_set():
+            found.append(ask(server, "net"))
+
+    clients = [threading.Thread(target=go, args=(found,)) for found in each]
+    for client in clients:
+        client.start()
+    for version in range(2, 6):
+        buckets.put(f"{bucket}/net/{version}/model.onnx", times(version), old=False)
+        eventually(lambda version=version: all([version, 2.0 * version] in found for found in each))
+        buckets.remove(f"{bucket}/net/{version - 1}/model.onnx")
+    end.set()
+    for client in clients:
+        client.join()
+    for found in each:
+        values = [answer[0] if isinstance(answer, list) else answer.text for answer in found]
+        assert values == sorted(values)
+    assert server.metric("forebay_requests_total", endpoint="net", version="5", code="ok") > 0
+
+
+def test_a_store_that_fails_leaves_what_is_served(buckets, serve, tmp_path, eventually):  # N115
+    bucket = "failing-store"
+    buckets.make(bucket)
+    for name in "ab":
+        buckets.put(f"{bucket}/{name}/1/model.onnx", times(1))
+    faults = Faults(buckets.port)
+    server = serve(None, f"s3://{bucket}", *options(tmp_path), "--lazy", env=buckets.environment(faults.port))
+    assert ask(server, "a") == [1, 2]
+    faults.fault = lambda *_: (403, FORBIDDEN)
+    assert ask(server, "a") == [1, 2]
+    answer = ask(server, "b")
+    assert answer.status_code == 503
+    assert "AccessDenied: You shall not pass" in answer.json()["error"]["message"]
+    place = lambda: server.client.get("/models").json()["repositories"][0]  # noqa: E731
+    eventually(lambda: "AccessDenied" in place()["problem"])
+    assert server.client.get("/readyz").status_code == 200
+    faults.fault = lambda *_: None
+    eventually(lambda: ask(server, "b") == [1, 2])
+    faults.close()
+
+
+def test_what_is_wrong_at_the_start(buckets, cli, tmp_path):
+    env = {**buckets.environment(), "AWS_SECRET_ACCESS_KEY": "wrong", "PATH": "/usr/bin", "HOME": str(tmp_path)}
+    refused = cli("check", "s3://some-bucket", "--repository-folder", tmp_path, env=env)
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "SignatureDoesNotMatch" in refused.stderr
+    assert "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in refused.stderr
+    few = cli("check", "s3://some-bucket", "--max-models", "5", "--max-disk-models", "4", env=env)
+    assert "--max-models is 5, and --max-disk-models is 4" in few.stderr
+
+
+def test_a_folder_as_well_and_what_is_served_is_told(tmp_path, cli):
+    (tmp_path / "all" / "net" / "3").mkdir(parents=True)
+    (tmp_path / "all" / "net" / "3" / "model.onnx").write_bytes(times(3))
+    told = cli("check", tmp_path / "all")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout == f"POST /models/NAME of {tmp_path}/all: 1 versions (net), loaded at the start\n"

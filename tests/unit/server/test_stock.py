@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of repositories in an app: they are loaded, swapped, and leave when there is no room."""
+
+import asyncio
+import contextlib
+import threading
+from typing import Any
+
+import pytest
+from tests.waiting import reached
+
+from forebay.batching.queue import BatchConfig
+from forebay.errors import ConfigError, ModelError, NotFound, Unavailable
+from forebay.protocols.native import Contract
+from forebay.repository.local import LocalFolder
+from forebay.repository.repository import Repository
+from forebay.repository.tree_rules import TreeRules
+from forebay.repository.version_policy import VersionPolicy
+from forebay.server import stock as stock_module
+from forebay.server.app import App
+from forebay.server.served import Served
+from forebay.server.stock import Stock, Stocked
+from forebay.serving.endpoint import Endpoint, EndpointConfig
+from forebay.workers.inline import InlinePool
+from forebay.workers.runner import RunnerSpec
+
+
+class Files:
+    """A folder of models, whose content is what they answer with; `bad` cannot be loaded."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.loads = []
+        self.gone = []
+        self.may_load = threading.Event()
+        self.may_load.set()
+
+    def put(self, address, text):
+        path = self.folder / address / "text"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        coming = self.folder / ".coming"
+        coming.write_text(text)
+        coming.rename(path)
+
+    def remove(self, address):
+        (self.folder / address / "text").unlink()
+
+    def make(self, revision, folder):
+        self.loads.append((revision.model, revision.number))
+        self.may_load.wait(60)
+        text = (folder / "text").read_text()
+        if text == "bad":
+            raise ModelError("it is bad")
+        config = EndpointConfig(name=revision.model, version=str(revision.number))
+        pool = InlinePool(RunnerSpec("", local=lambda: Says(text)), slots=4)
+        return Served(Endpoint(config, BatchConfig(), pool), Contract())
+
+
+class Says:
+    def __init__(self, text):
+        self.text = text
+
+    def open(self, ctx):
+        pass
+
+    async def run_async(self, items):
+        for item in items:
+            if isinstance(item.body, asyncio.Event):
+                await item.body.wait()
+        return [self.text] * len(items)
+
+    def run(self, items):
+        return [self.text] * len(items)
+
+    def close(self):
+        self.text = "closed"
+
+
+class Served_:
+    """An app with a stock."""
+
+    def __init__(self, files, app, stock, repository):
+        self.files, self.app, self.stock, self.repository = files, app, stock, repository
+
+    async def ask(self, name, version=None, body: Any = b""):
+        async with self.stock.lend(name, version) as served:
+            return await served.endpoint.call(body)
+
+    async def look(self):
+        """Looks twice, so that what has changed counts, and waits for what comes of it."""
+        for _ in range(2):
+            await asyncio.to_thread(self.repository.look)
+        self.stock._tend_all()
+        await self.rest()
+
+    async def rest(self):
+        await reached(lambda: not (self.stock._tending or self.stock._loading or self.stock._leaving))
+
+    def versions(self, name):
+        return {one["version"]: one["state"] for one in self.app.describe_versions(name)}
+
+
+@pytest.fixture
+def files(tmp_path):
+    return Files(tmp_path / "models")
+
+
+@contextlib.asynccontextmanager
+async def serving(files, policy="latest", **more):
+    files.folder.mkdir(exist_ok=True)
+    repository = Repository(LocalFolder(files.folder), TreeRules(kind="models"), poll_s=0)
+    repository.look()
+    repository.look()
+    app = App([])
+    stock = Stock(app, [Stocked(repository, files.make)], VersionPolicy.of(policy), **more)
+    app.source = stock.find
+    await app.start()
+    try:
+        yield Served_(files, app, stock, repository)
+    finally:
+        await app.drain(0.0)
+
+
+def run(test):
+    def wrapped(files):
+        asyncio.run(asyncio.wait_for(test(files), 60))
+
+    wrapped.__name__ = test.__name__
+    return wrapped
+
+
+@run
+async def test_a_model_is_loaded_by_the_first_who_asks_and_once(files):  # N106
+    files.put("a/1", "one")
+    files.put("b/1", "other")
+    async with serving(files) as found:
+        assert found.app.problems() == []
+        assert found.versions("a") == {"1": "available"}
+        files.may_load.clear()
+        asking = [asyncio.ensure_future(found.ask("a")) for _ in range(5)]
+        await reached(lambda: files.loads)
+        assert found.versions("a") == {"1": "loading"}
+        files.may_load.set()
+        assert await asyncio.gather(*asking) == ["one"] * 5
+        assert files.loads == [("a", 1)]
+        assert found.app.describe("a")["ready"]
+        assert {one["name"]: one["ready"] for one in found.app.describe_all()} == {"a": True, "b": False}
+
+
+@run
+async def test_all_are_there_from_the_start_but_for_what_is_broken(files):
+    files.put("a/1", "one")
+    files.put("a/2", "bad")
+    files.put("b/3", "bad")
+    async with serving(files, is_lazy=False) as found:
+        assert await found.ask("a") == "one"  # the highest that could be loaded
+        assert found.versions("a") == {"1": "ready", "2": "failed"}
+        with pytest.raises(ModelError, match="version '3' of 'b' cannot be loaded: it is bad"):
+            await found.ask("b")
+        assert set(found.app.served) == {"a"}
+
+
+@run
+async def test_the_least_recently_used_leaves_for_another(files):  # N120
+    for name in "abc":
+        files.put(f"{name}/1", name)
+    async with serving(files, max_models=2) as found:
+        for name in "abac":
+            assert await found.ask(name) == name
+        await found.rest()
+        assert set(found.app.served) == {"a", "c"}
+        assert files.loads == [("a", 1), ("b", 1), ("c", 1)]
+        # What is asked past the stock, as over the fast lane, was used as well.
+        await found.app.find("a").endpoint.call(b"")
+        await found.ask("b")
+        await found.rest()
+        assert set(found.app.served) == {"a", "b"}
+
+
+@run
+async def test_what_is_in_use_stays_and_the_next_one_has_to_wait(files):  # N121
+    files.put("a/1", "a")
+    files.put("b/1", "b")
+    async with serving(files, max_models=1) as found:
+        await found.ask("a")
+        answer = asyncio.Event()
+        running = asyncio.ensure_future(found.app.find("a").endpoint.call(answer))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="there is no room for 'b': all 1 models in memory are in use; try again"):
+            await found.ask("b")
+        answer.set()
+        assert await running == "a"
+        assert await found.ask("b") == "b"
+        await found.rest()
+        assert set(found.app.served) == {"b"}
+
+
+@run
+async def test_bytes_are_bounded_as_well(files):
+    files.put("a/1", "aaaa")
+    files.put("b/1", "bbb")
+    files.put("c/1", "c" * 9)
+    async with serving(files, max_bytes=6) as found:
+        await found.ask("a")
+        await found.ask("b")
+        await found.rest()
+        assert found.stock.statistics().bytes == 3
+        with pytest.raises(Unavailable, match="there is no room"):
+            await found.ask("c")
+        assert await found.ask("b") == "bbb"
+
+
+@run
+async def test_a_new_version_takes_over_once_it_is_there(files):  # N109
+    files.put("a/1", "one")
+    async with serving(files, max_models=1) as found:
+        assert await found.ask("a") == "one"
+        answer = asyncio.Event()
+        running = asyncio.ensure_future(found.ask("a", None, answer))
+        await reached(lambda: found.app.find("a").endpoint.in_flight)
+        files.put("a/2", "two")
+        files.may_load.clear()
+        looking = asyncio.ensure_future(found.look())
+        await reached(lambda: ("a", 2) in files.loads)
+        assert await found.app.find("a").endpoint.call(b"") == "one"  # as long as it is loading
+        files.may_load.set()
+        await reached(lambda: "2" in found.app.versions("a").weights)
+        assert await found.ask("a") == "two"
+        answer.set()
+        assert await running == "one"
+        await looking
+        assert found.versions("a") == {"2": "ready", "1": "not served"}
+        assert found.stock.statistics().loaded == 1
+        with pytest.raises(NotFound, match="version 1 of the model 'a' is there and not served; see --versions"):
+            await found.ask("a", "1")
+
+
+@run
+async def test_other_files_of_the_same_version_are_loaded_in_its_place(files):  # N110
+    files.put("a/1", "old")
+    async with serving(files) as found:
+        await found.ask("a")
+        files.put("a/1", "new")
+        await found.look()
+        assert await found.ask("a") == "new"
+        assert found.versions("a") == {"1": "ready"}
+
+
+@run
+async def test_what_cannot_be_loaded_leaves_all_as_it_was_until_it_heals(files):  # N107
+    files.put("a/1", "one")
+    async with serving(files) as found:
+        await found.ask("a")
+        files.put("a/2", "bad")
+        await found.look()
+        assert await found.ask("a") == "one"
+        assert found.versions("a") == {"1": "ready", "2": "failed"}
+        files.put("a/1", "bad")
+        await found.look()
+        assert await found.ask("a") == "one"
+        files.put("a/2", "healed")
+        await found.look()
+        assert await found.ask("a") == "healed"
+        assert found.versions("a")["2"] == "ready"
+
+
+@run
+async def test_what_failed_is_tried_again_after_a_pause(files):
+    files.put("a/1", "bad")
+    async with serving(files) as found:
+        for _ in range(3):
+            with pytest.raises(ModelError, match="it is bad"):
+                await found.ask("a")
+        assert files.loads == [("a", 1)]
+        found.stock._failed["a", 1].again_s = 0.0
+        with pytest.raises(ModelError, match="it is bad"):
+            await found.ask("a")
+        assert files.loads == [("a", 1)] * 2
+        assert found.stock._failed["a", 1].pause_s == 2 * stock_module.FIRST_PAUSE_S
+
+
+@run
+async def test_a_model_that_is_removed_is_gone(files):  # N112
+    files.put("a/1", "one")
+    files.put("b/1", "other")
+    async with serving(files) as found:
+        await found.ask("a")
+        await found.ask("b")
+        files.remove("a/1")
+        await found.look()
+        with pytest.raises(NotFound, match="there is no model 'a'"):
+            await found.ask("a")
+        assert set(found.app.served) == {"b"}
+        assert found.stock.statistics().loaded == 1
+        files.put("a/1", "again")
+        await found.look()
+        assert await found.ask("a") == "again"
+
+
+@run
+async def test_several_versions_side_by_side(files):  # N102
+    for number in (1, 2, 10, 9):
+        files.put(f"a/{number}", str(number))
+    async with serving(files, "all") as found:
+        assert await found.ask("a", "1") == "1"
+        assert found.app.served == {}  # who names no version is not answered by this one
+        assert await found.ask("a") == "10"
+        assert await found.ask("a", "002") == "2"
+        assert found.app.versions("a").weights == {"10": 1}
+        for version in ("3", "x", "-1", "1/../2"):
+            with pytest.raises(NotFound):
+                await found.ask("a", version)
+    async with serving(files, "latest:2") as found:
+        assert [await found.ask("a"), await found.ask("a", "9")] == ["10", "9"]
+        files.put("a/11", "11")
+        await found.look()
+        told = found.versions("a")
+        assert {one: told[one] for one in ("11", "10", "9")} == {"11": "ready", "10": "ready", "9": "not served"}
+        assert await found.ask("a") == "11"
+
+
+@run
+async def test_somebody_loads_and_unloads_by_hand(files):
+    files.put("a/1", "one")
+    files.put("a/2", "two")
+    async with serving(files, "all", is_lazy=False) as found:
+        await found.app.unload("a", "2")
+        await found.rest()
+        assert found.versions("a")["2"] == "unloaded"
+        with pytest.raises(NotFound, match="version 2 of the model 'a' was unloaded by hand"):
+            await found.ask("a", "2")
+        await found.look()
+        assert found.versions("a")["2"] == "unloaded"
+        source = found.app.source
+        assert source is not None
+        await found.app.load("a", "2", lambda: source("a", "2"))
+        assert await found.ask("a", "2") == "two"
+        await reached(lambda: found.app.versions("a").weights == {"2": 1})
+        with pytest.raises(NotFound):
+            await found.app.load("a", "7", lambda: source("a", "7"))
+
+
+@run
+async def test_files_that_change_while_they_are_loaded_are_not_taken(files):
+    files.put("a/1", "old")
+    async with serving(files) as found:
+        files.may_load.clear()
+        asking = asyncio.ensure_future(found.ask("a"))
+        await reached(lambda: files.loads)
+        files.put("a/1", "new")
+        files.may_load.set()
+        with pytest.raises(Unavailable, match="has changed while it was loaded"):
+            await asking
+        await found.look()
+        assert await found.ask("a") == "new"
+
+
+@run
+async def test_a_name_that_something_else_has(files):
+    files.put("a/1", "one")
+    async with serving(files) as found:
+        config = EndpointConfig(name="a")
+        own = Served(Endpoint(config, BatchConfig(), InlinePool(RunnerSpec("", local=lambda: Says("own")))), Contract())
+        await own.endpoint.start()
+        found.app.put(own)
+        with pytest.raises(ConfigError, match="has the name of another one that is served"):
+            await found.ask("a")
