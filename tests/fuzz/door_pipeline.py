@@ -35,8 +35,8 @@ from forebay.surfaces.pipeline import Op, RequestOp
 from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp
 from forebay.surfaces.pipeline.fronts.rpc import services
 from forebay.transports.grpc.listener import GrpcListener
-from forebay.transports.http.asgi import ServerPages
 from forebay.transports.http.listener import HttpListener
+from forebay.transports.http.pages import ServerPages
 
 PATIENCE_S = 60.0
 MAX_BUSY_S = 0.15

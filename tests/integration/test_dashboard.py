@@ -19,8 +19,9 @@ from forebay.server.config import HttpConfig
 from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.testing import ManualPool
-from forebay.transports.http.asgi import ServerPages, asgi_app, beside_dashboard
+from forebay.transports.http.asgi import asgi_app, beside_dashboard
 from forebay.transports.http.dashboard.audience import MAX_VIEWERS, MAX_WAITING
+from forebay.transports.http.pages import ServerPages
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8", "user-agent": "Mozilla/5.0"}
 FOREIGN = [

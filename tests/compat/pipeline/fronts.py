@@ -23,8 +23,8 @@ from forebay.surfaces.pipeline.fronts.admission import _told
 from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp, with_cors
 from forebay.surfaces.pipeline.fronts.rpc import services
 from forebay.transports.grpc.listener import GrpcListener
-from forebay.transports.http.asgi import ServerPages
 from forebay.transports.http.listener import HttpListener
+from forebay.transports.http.pages import ServerPages
 
 PATIENCE_S = 60.0
 ANY_PORT = HttpConfig(port=0)

@@ -170,7 +170,8 @@ class _Deaths:
 
 def _http(app: _App, config: NucleusConfig, options: Options, http: HttpConfig) -> Any:
     from forebay.surfaces.nucleus.http import NucleusHttp
-    from forebay.transports.http.asgi import ServerPages, beside_dashboard
+    from forebay.transports.http.asgi import beside_dashboard
+    from forebay.transports.http.pages import ServerPages
 
     pages = ServerPages(app, http) if options.extra_routes else None
     face = NucleusHttp(

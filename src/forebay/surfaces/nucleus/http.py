@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.nucleus.answers import Answer
-    from forebay.transports.http.asgi import ServerPages
+    from forebay.transports.http.pages import ServerPages
     from forebay.types.call import Outcome
 
 POST_KEY: Final = "post"

@@ -69,7 +69,8 @@ class VentuSurface:
 
     def build(self, target: str, options: Options) -> Project:
         """Build the project's one endpoint; none of its code is run here."""
-        from forebay.transports.http.asgi import ServerPages, beside_dashboard
+        from forebay.transports.http.asgi import beside_dashboard
+        from forebay.transports.http.pages import ServerPages
 
         path, name = _split(target)
         environment = dict(os.environ)

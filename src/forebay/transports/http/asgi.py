@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gzip
 import re
-import time
-from functools import cache, partial
-from importlib import resources
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote
 
@@ -25,28 +22,23 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route as PathRoute
 
-import forebay
 from forebay.errors import Cancelled, ForebayError, NotFound, TooLarge, Unavailable, nearest
-from forebay.observe.exposition import Exposition, Reading, pieces
-from forebay.observe.serving_metrics import ServingCollector
 from forebay.protocols import native, openapi
 from forebay.serving.endpoint import next_id
 from forebay.serving.models.model import Model
-from forebay.serving.servings import registry
 from forebay.transports.http import inference
 from forebay.transports.http.asgi_calls import TOLD
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.dashboard.page import PREFIX, Dashboard, is_public, to_page, wants_page
 from forebay.transports.http.errors import ForeignPage, MethodNotAllowed, Unauthorized, error_answer
 from forebay.transports.http.forms_and_gzip import Staging, packed
-from forebay.transports.http.management import Management
-from forebay.transports.http.openai import fault, model_page, models_page, targets_of
+from forebay.transports.http.openai import fault, targets_of
+from forebay.transports.http.pages import ServerPages, path_of, response_of
 from forebay.transports.http.route import Route, SharedRoute, key_is_known, request_id_of
-from forebay.transports.http.trace_page import TracePage
 from forebay.types.call import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -56,7 +48,6 @@ if TYPE_CHECKING:
     from forebay.server.config import HttpConfig
     from forebay.server.served import Served
     from forebay.server.versions import Versions
-    from forebay.serving.endpoint import Endpoint
     from forebay.transports.http.forms_and_gzip import Staged
     from forebay.transports.http.route import Head
     from forebay.types.call import Origin, Request
@@ -64,12 +55,6 @@ if TYPE_CHECKING:
 _MAX_DIGITS: Final = 9
 _MODEL: Final = re.compile(r"(?:/v[12])?/models/([^/:]+)(?:/versions/([^/:]+))?")
 _MANAGED: Final = re.compile(r"/(?:load|swap|unload|weights)$")
-
-_ASSETS: Final = {
-    "swagger-ui-bundle.js": "text/javascript",
-    "swagger-ui.css": "text/css",
-    "docs-init.js": "text/javascript",
-}
 
 
 def routes_of(app: App, config: HttpConfig, verbs: Collection[str] = ("POST",)) -> dict[bytes, Route]:
@@ -158,7 +143,7 @@ def asgi_app(app: App, config: HttpConfig) -> ASGIApp:
         status = error.status_code if isinstance(error, HTTPException) else 500
         if status != 404:
             return Response(str(error), status)
-        path = _path(request.scope)
+        path = path_of(request.scope)
         prefix = request.scope["path"].removesuffix(path)
         hint = nearest(path, [route.path for route in routes if "{" not in route.path])
         msg = f"nothing is served at {prefix}{path[:100]}" + (f"; did you mean {prefix}{hint}?" if hint else "")
@@ -236,7 +221,7 @@ def _without_last_slash(app: ASGIApp) -> ASGIApp:
     """Let a path with a slash at its end mean the same as without."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].endswith("/") and _path(scope) not in {"/", PREFIX + "/"}:
+        if scope["type"] == "http" and scope["path"].endswith("/") and path_of(scope) not in {"/", PREFIX + "/"}:
             scope = {**scope, "path": scope["path"][:-1]}
         await app(scope, receive, send)
 
@@ -290,7 +275,7 @@ class _Lending:
         stock = self._lender.stock
         found = None
         if stock is not None and scope["type"] == "http" and scope["method"] == "POST":
-            path = _path(scope)
+            path = path_of(scope)
             found = None if quote(path, safe="/").encode() in self._by_target else _MODEL.match(path)
         if stock is None or found is None or not stock.has(found[1]) or _MANAGED.search(found.string):
             await self._app(scope, receive, send)
@@ -520,183 +505,6 @@ class AsgiAnswer:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
-class ServerPages:
-    """What a server tells about itself."""
-
-    def __init__(self, app: App, config: HttpConfig) -> None:
-        self._app = app
-        self._config = config
-        servings = ServingCollector(lambda: [process.reading() for process in registry.running()])
-        self._exposition = Exposition(self._endpoints, reading, servings)
-        self._openapi: bytes | None = None
-        self._changes = 0
-        self._created = int(time.time())
-        self._describing = asyncio.Lock()
-        app.watch(self._changed)
-        self.trace = TracePage(lambda: app.is_draining)
-        self.management = Management(app, config)
-        self.dashboard = Dashboard(app, config, self._endpoints, reading) if config.dashboard else None
-
-    async def index(self, request: HttpRequest) -> Response:
-        """Say where to go when several models are served; a browser is sent to the dashboard."""
-        if self.dashboard is not None and wants_page(request):
-            return to_page()
-        names = [] if self._app.stock is None else self._app.stock.names
-        return _json(
-            {"models": list(dict.fromkeys([*self._app.served, *names])), "docs": "/docs", "call": "POST /models/{name}"}
-        )
-
-    async def models(self, _request: HttpRequest) -> Response:
-        """List the models."""
-        models = self._app.describe_all() + [process.describe() for process in registry.running()]
-        problem = {"problem": self._app.problem} if self._app.problem else {}
-        stock = {} if self._app.stock is None else {"repositories": self._app.stock.describe()}
-        return _json({"models": models, **problem, **stock})
-
-    async def model(self, request: HttpRequest) -> Response:
-        """Describe one model."""
-        only, path = self._app.only, _path(request.scope)
-        name = request.path_params.get("name") or path.removeprefix("/models/")
-        if path == "/" and only is not None:
-            if self.dashboard is not None and wants_page(request):
-                return to_page()
-            name = only.endpoint.name
-        name, _, version = name.partition("/versions/")
-        started = None if name in self._app.served else registry.find(name)
-        return _json(self._app.describe(name, version or None) if started is None else started.describe())
-
-    async def v1_models(self, _request: HttpRequest) -> Response:
-        """List the models for clients of OpenAI's protocol, and of the first one of KServe."""
-        return _json(models_page(self._app, self._created))
-
-    async def v1_model(self, request: HttpRequest) -> Response:
-        """Describe one model for them."""
-        try:
-            return _json(model_page(self._app, request.path_params["name"], self._created))
-        except NotFound as error:
-            return _answered(fault(error, ""))
-
-    async def healthz(self, _request: HttpRequest) -> Response:
-        """Tell that the process answers."""
-        return _json({"status": "alive"}, 200 if self._app.is_live else 503)
-
-    async def readyz(self, _request: HttpRequest) -> Response:
-        """Tell whether every model can be called now."""
-        problems = self._app.problems()
-        if problems:
-            return _json({"status": "not ready", "problems": problems}, 503)
-        return _json({"status": "ready"})
-
-    async def metrics(self, request: HttpRequest) -> Response:
-        """Return the Prometheus page."""
-        return _Pieces(*await self.written_metrics(request.headers.get("accept", "")))
-
-    async def written_metrics(self, accept: str) -> tuple[list[bytes], str]:
-        """Write the Prometheus page, with turns of the loop for others; returns its pieces and its media type."""
-        turns = self._exposition.write()
-        while True:
-            try:
-                next(turns)
-            except StopIteration as end:
-                columns = end.value
-                break
-            await asyncio.sleep(0)
-        # The user's collectors may take long, so they run in a thread.
-        rest, media_type = await asyncio.to_thread(self._exposition.others, accept)
-        written: list[bytes] = []
-        for piece in pieces(columns, media_type):
-            written.append(piece)
-            await asyncio.sleep(0)
-        return [*written, rest], media_type
-
-    async def openapi(self, _request: HttpRequest) -> Response:
-        """Return the OpenAPI document."""
-        async with self._describing:
-            document = self._openapi
-            if document is None:
-                changes = self._changes
-                described = [one.described for one in self._served() if one.described is not None]
-                apart = [one.described for one in self._served() if not self._app.is_shared(one)]
-                title = described[0].name if len({one.name for one in described}) == 1 else "forebay"
-                keys, manages = bool(self._config.api_keys), self.management.is_open
-                # In a thread, as many of them take seconds, and requests must not wait for that.
-                document = await asyncio.to_thread(
-                    openapi.written, title, forebay.__version__, described, api_key=keys, manages=manages, apart=apart
-                )
-                if changes == self._changes:
-                    self._openapi = document
-        return Response(document, media_type="application/json")
-
-    async def docs(self, _request: HttpRequest) -> Response:
-        """Return the page that shows the document."""
-        return Response(_file("docs.html"), media_type="text/html")
-
-    async def asset(self, request: HttpRequest) -> Response:
-        """Return a file of that page."""
-        name = request.path_params["asset"]
-        media_type = _ASSETS.get(name)
-        if media_type is None:
-            msg = f"the documentation page has no file '{name[:100]}'"
-            raise NotFound(msg)
-        body = _asset(name)
-        headers = {"cache-control": "max-age=86400"}
-        if body[:2] == b"\x1f\x8b":
-            if "gzip" in request.headers.get("accept-encoding", ""):
-                headers["content-encoding"] = "gzip"
-            else:
-                body = gzip.decompress(body)
-        return Response(body, media_type=media_type, headers=headers)
-
-    def _changed(self) -> None:
-        self._openapi = None
-        self._changes += 1
-
-    def _served(self) -> Iterator[Served]:
-        """All versions of all models; for each model, first the one that answers requests that name no version."""
-        for name, default in self._app.served.items():
-            yield default
-            yield from (one for one in self._app.versions(name).ready.values() if one is not default)
-
-    def _endpoints(self) -> Iterator[Endpoint]:
-        for served in self._app.every:
-            yield served.endpoint
-            yield from served.nodes.values()
-
-
-def reading(endpoint: Endpoint) -> Reading:
-    """Return the numbers of an endpoint at this moment."""
-    pool = endpoint.pool.statistics()
-    return Reading(
-        endpoint.name,
-        endpoint.config.version,
-        endpoint.metrics,
-        endpoint.in_flight,
-        endpoint.waiting,
-        pool.alive,
-        pool.restarts,
-        None if endpoint.auto is None else endpoint.auto.objective_held,
-        pool.idle,
-        pool.slots,
-        pool.problem,
-    )
-
-
-class _Pieces(Response):
-    """A long answer that is handed to the connection piece by piece, with a turn for others between them."""
-
-    def __init__(self, pieces: list[bytes], media_type: str) -> None:
-        length = str(sum(map(len, pieces)))
-        super().__init__(headers={"content-type": media_type, "content-length": length})
-        self._pieces = pieces
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for piece in self._pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await asyncio.sleep(0)
-        await send({"type": "http.response.body", "body": b""})
-
-
 class _Get:
     """The GET of a model: its page, unless it is asked for a stream."""
 
@@ -749,7 +557,7 @@ class _KeyCheck:
             given = [value for name, value in scope["headers"] if name in {b"x-api-key", b"authorization"}]
             if not any(key_is_known(self._keys, value) for value in given):
                 error = Unauthorized("an API key is needed, as X-API-Key or as Authorization: Bearer")
-                await _send(send, *self._answer_of(_path(scope))(error, ""))
+                await _send(send, *self._answer_of(path_of(scope))(error, ""))
                 return
         await self._app(scope, receive, send)
 
@@ -763,18 +571,12 @@ class _KeyCheck:
         return fault if path == "/v1/models" or path.startswith("/v1/models/") else error_answer
 
     def _is_public(self, scope: Scope) -> bool:
-        path = _path(scope)
+        path = path_of(scope)
         if path in openapi.PUBLIC_PATHS or path in inference.PUBLIC_PATHS or path.startswith("/docs/"):
             return True
         if not self._has_dashboard:
             return False
         return is_public(path) or (path == "/" and scope["method"] == "GET" and wants_page(HttpRequest(scope)))
-
-
-def _path(scope: Scope) -> str:
-    """Return what follows the place where the application is mounted."""
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", "")) or "/"
 
 
 async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
@@ -785,27 +587,6 @@ async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], bod
     await send({"type": "http.response.body", "body": body})
 
 
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
-
-
 def _error(request: HttpRequest, error: ForebayError) -> Response:
     request_id = request_id_of(request.headers.get("x-request-id", "").encode("latin-1"))
-    return _answered(error_answer(error, request_id))
-
-
-def _answered(answer: tuple[int, list[tuple[bytes, bytes]], bytes]) -> Response:
-    status, headers, body = answer
-    return Response(body, status, headers={name.decode(): value.decode() for name, value in headers})
-
-
-@cache
-def _file(name: str) -> bytes:
-    return resources.files("forebay.transports.http").joinpath(name).read_bytes()
-
-
-@cache
-def _asset(name: str) -> bytes:
-    folder = resources.files("forebay.transports.http").joinpath("assets")
-    packed = folder.joinpath(name + ".gz")
-    return packed.read_bytes() if packed.is_file() else folder.joinpath(name).read_bytes()
+    return response_of(error_answer(error, request_id))

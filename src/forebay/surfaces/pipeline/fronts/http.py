@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from forebay.server.config import HttpConfig
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions
-    from forebay.transports.http.asgi import ServerPages
     from forebay.transports.http.inference import InferencePages
+    from forebay.transports.http.pages import ServerPages
     from forebay.transports.http.route import Head
     from forebay.types.batch import EntryBatch
     from forebay.types.call import Origin, Outcome, Reply, Request

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server tells about itself: its models, its health, its numbers and its documents, as pages of HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from starlette.responses import Response
+
+import forebay
+from forebay.errors import NotFound
+from forebay.observe.exposition import Exposition, Reading, pieces
+from forebay.observe.serving_metrics import ServingCollector
+from forebay.protocols import openapi
+from forebay.serving.servings import registry
+from forebay.transports.http.dashboard.page import Dashboard, to_page, wants_page
+from forebay.transports.http.management import Management
+from forebay.transports.http.openai import fault, model_page, models_page
+from forebay.transports.http.trace_page import TracePage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from starlette.requests import Request as HttpRequest
+    from starlette.types import Receive, Scope, Send
+
+    from forebay.server.app import App
+    from forebay.server.config import HttpConfig
+    from forebay.server.served import Served
+    from forebay.serving.endpoint import Endpoint
+
+_ASSETS: Final = {
+    "swagger-ui-bundle.js": "text/javascript",
+    "swagger-ui.css": "text/css",
+    "docs-init.js": "text/javascript",
+}
+
+
+class ServerPages:
+    """What a server tells about itself."""
+
+    def __init__(self, app: App, config: HttpConfig) -> None:
+        self._app = app
+        self._config = config
+        servings = ServingCollector(lambda: [process.reading() for process in registry.running()])
+        self._exposition = Exposition(self._endpoints, reading, servings)
+        self._openapi: bytes | None = None
+        self._changes = 0
+        self._created = int(time.time())
+        self._describing = asyncio.Lock()
+        app.watch(self._changed)
+        self.trace = TracePage(lambda: app.is_draining)
+        self.management = Management(app, config)
+        self.dashboard = Dashboard(app, config, self._endpoints, reading) if config.dashboard else None
+
+    async def index(self, request: HttpRequest) -> Response:
+        """Say where to go when several models are served; a browser is sent to the dashboard."""
+        if self.dashboard is not None and wants_page(request):
+            return to_page()
+        names = [] if self._app.stock is None else self._app.stock.names
+        return _json(
+            {"models": list(dict.fromkeys([*self._app.served, *names])), "docs": "/docs", "call": "POST /models/{name}"}
+        )
+
+    async def models(self, _request: HttpRequest) -> Response:
+        """List the models."""
+        models = self._app.describe_all() + [process.describe() for process in registry.running()]
+        problem = {"problem": self._app.problem} if self._app.problem else {}
+        stock = {} if self._app.stock is None else {"repositories": self._app.stock.describe()}
+        return _json({"models": models, **problem, **stock})
+
+    async def model(self, request: HttpRequest) -> Response:
+        """Describe one model."""
+        only, path = self._app.only, path_of(request.scope)
+        name = request.path_params.get("name") or path.removeprefix("/models/")
+        if path == "/" and only is not None:
+            if self.dashboard is not None and wants_page(request):
+                return to_page()
+            name = only.endpoint.name
+        name, _, version = name.partition("/versions/")
+        started = None if name in self._app.served else registry.find(name)
+        return _json(self._app.describe(name, version or None) if started is None else started.describe())
+
+    async def v1_models(self, _request: HttpRequest) -> Response:
+        """List the models for clients of OpenAI's protocol, and of the first one of KServe."""
+        return _json(models_page(self._app, self._created))
+
+    async def v1_model(self, request: HttpRequest) -> Response:
+        """Describe one model for them."""
+        try:
+            return _json(model_page(self._app, request.path_params["name"], self._created))
+        except NotFound as error:
+            return response_of(fault(error, ""))
+
+    async def healthz(self, _request: HttpRequest) -> Response:
+        """Tell that the process answers."""
+        return _json({"status": "alive"}, 200 if self._app.is_live else 503)
+
+    async def readyz(self, _request: HttpRequest) -> Response:
+        """Tell whether every model can be called now."""
+        problems = self._app.problems()
+        if problems:
+            return _json({"status": "not ready", "problems": problems}, 503)
+        return _json({"status": "ready"})
+
+    async def metrics(self, request: HttpRequest) -> Response:
+        """Return the Prometheus page."""
+        return _Pieces(*await self.written_metrics(request.headers.get("accept", "")))
+
+    async def written_metrics(self, accept: str) -> tuple[list[bytes], str]:
+        """Write the Prometheus page, with turns of the loop for others; returns its pieces and its media type."""
+        turns = self._exposition.write()
+        while True:
+            try:
+                next(turns)
+            except StopIteration as end:
+                columns = end.value
+                break
+            await asyncio.sleep(0)
+        # The user's collectors may take long, so they run in a thread.
+        rest, media_type = await asyncio.to_thread(self._exposition.others, accept)
+        written: list[bytes] = []
+        for piece in pieces(columns, media_type):
+            written.append(piece)
+            await asyncio.sleep(0)
+        return [*written, rest], media_type
+
+    async def openapi(self, _request: HttpRequest) -> Response:
+        """Return the OpenAPI document."""
+        async with self._describing:
+            document = self._openapi
+            if document is None:
+                changes = self._changes
+                described = [one.described for one in self._served() if one.described is not None]
+                apart = [one.described for one in self._served() if not self._app.is_shared(one)]
+                title = described[0].name if len({one.name for one in described}) == 1 else "forebay"
+                keys, manages = bool(self._config.api_keys), self.management.is_open
+                # In a thread, as many of them take seconds, and requests must not wait for that.
+                document = await asyncio.to_thread(
+                    openapi.written, title, forebay.__version__, described, api_key=keys, manages=manages, apart=apart
+                )
+                if changes == self._changes:
+                    self._openapi = document
+        return Response(document, media_type="application/json")
+
+    async def docs(self, _request: HttpRequest) -> Response:
+        """Return the page that shows the document."""
+        return Response(_file("docs.html"), media_type="text/html")
+
+    async def asset(self, request: HttpRequest) -> Response:
+        """Return a file of that page."""
+        name = request.path_params["asset"]
+        media_type = _ASSETS.get(name)
+        if media_type is None:
+            msg = f"the documentation page has no file '{name[:100]}'"
+            raise NotFound(msg)
+        body = _asset(name)
+        headers = {"cache-control": "max-age=86400"}
+        if body[:2] == b"\x1f\x8b":
+            if "gzip" in request.headers.get("accept-encoding", ""):
+                headers["content-encoding"] = "gzip"
+            else:
+                body = gzip.decompress(body)
+        return Response(body, media_type=media_type, headers=headers)
+
+    def _changed(self) -> None:
+        self._openapi = None
+        self._changes += 1
+
+    def _served(self) -> Iterator[Served]:
+        """All versions of all models; for each model, first the one that answers requests that name no version."""
+        for name, default in self._app.served.items():
+            yield default
+            yield from (one for one in self._app.versions(name).ready.values() if one is not default)
+
+    def _endpoints(self) -> Iterator[Endpoint]:
+        for served in self._app.every:
+            yield served.endpoint
+            yield from served.nodes.values()
+
+
+def reading(endpoint: Endpoint) -> Reading:
+    """Return the numbers of an endpoint at this moment."""
+    pool = endpoint.pool.statistics()
+    return Reading(
+        endpoint.name,
+        endpoint.config.version,
+        endpoint.metrics,
+        endpoint.in_flight,
+        endpoint.waiting,
+        pool.alive,
+        pool.restarts,
+        None if endpoint.auto is None else endpoint.auto.objective_held,
+        pool.idle,
+        pool.slots,
+        pool.problem,
+    )
+
+
+class _Pieces(Response):
+    """A long answer that is handed to the connection piece by piece, with a turn for others between them."""
+
+    def __init__(self, pieces: list[bytes], media_type: str) -> None:
+        length = str(sum(map(len, pieces)))
+        super().__init__(headers={"content-type": media_type, "content-length": length})
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for piece in self._pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b""})
+
+
+def path_of(scope: Scope) -> str:
+    """Return what follows the place where the application is mounted."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", "")) or "/"
+
+
+def response_of(answer: tuple[int, list[tuple[bytes, bytes]], bytes]) -> Response:
+    """Return status, headers and body as Starlette has them."""
+    status, headers, body = answer
+    return Response(body, status, headers={name.decode(): value.decode() for name, value in headers})
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+@cache
+def _file(name: str) -> bytes:
+    return resources.files("forebay.transports.http").joinpath(name).read_bytes()
+
+
+@cache
+def _asset(name: str) -> bytes:
+    folder = resources.files("forebay.transports.http").joinpath("assets")
+    packed = folder.joinpath(name + ".gz")
+    return packed.read_bytes() if packed.is_file() else folder.joinpath(name).read_bytes()
