@@ -47,7 +47,7 @@ class EntryRows(msgspec.Struct, frozen=True, eq=False, gc=False):
         return array, None if self.stacked else slice(self.start, self.stop)
 
     def equals(self, other: EntryRows) -> bool:
-        """Return whether both are the same rows of arrays with equal values; lazy ones are not made for it."""
+        """Return whether both are rows with equal values; lazy arrays are not made to find that out."""
         same = (self.start, self.stop, self.stacked) == (other.start, other.stop, other.stacked)
         return same and all(map(_equal, self.leaves, other.leaves))
 
@@ -148,7 +148,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return replace(self, batch_key=batch_key)
 
     def owned(self) -> Batch:
-        """Return the batch with arrays of their own at each `realize`."""
+        """Return the batch such that each `realize` makes arrays of its own."""
         return replace(self, is_owned=True)
 
     def pad(self, n: int) -> Batch:

@@ -22,7 +22,7 @@ _sink: ContextVar[Sink] = ContextVar("forebay_torch_sink")
 
 @torch.compiler.disable
 def _deliver(name: str, value: Any) -> None:
-    """Stand for the sink of every run: torch would compile each one into the function, and again for the next."""
+    """Stand in for the sink of each run: torch would compile that into the function, and again for the next run."""
     _sink.get()(name, value)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making what a function returned the property of whoever asked for it.
+"""Results of a function become the property of whoever asked for them.
 
 Theory of operation. A function may keep what it returns and write to it again: a buffer that it reuses for every
 batch, rows of a table. An array that nobody refers to any more but its holder is safe, and the interpreter counts the
@@ -49,7 +49,7 @@ def _copy(leaf: Any) -> Any:
 
 
 def _is_last_holder(holder: Any, place: Any) -> bool:
-    """Return whether nothing but `holder` leads to the memory of the numpy array that it has there."""
+    """Return whether the numpy array that `holder` has is reached through nothing else."""
     if _references(holder, place) > _ONE:
         return False
     array = holder[place]

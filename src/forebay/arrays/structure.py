@@ -83,7 +83,7 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
 
 
 def list_of_numbers(structure: Structure, leaves: Sequence[Any]) -> tuple[str, list[Any]] | None:
-    """Return where a list of nothing but plain numbers is, or of such lists, and it; None if there is none."""
+    """Return the path of a list of nothing but plain numbers, or of such lists, and the list; None if there is none."""
     return _list_of_numbers(structure, leaves, "$") if any(type(leaf) in _NUMBERS for leaf in leaves) else None
 
 

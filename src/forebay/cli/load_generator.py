@@ -146,7 +146,7 @@ async def closed_loop(target: Target, clients: int, seconds: float, warmup_s: fl
 
 
 async def open_loop(target: Target, rate: float, seconds: float, warmup_s: float, timeout_s: float) -> Measurement:
-    """Ask so many times a second, in equal distances, whatever the answers do."""
+    """Ask so many times a second, at equal intervals, however long the answers take."""
     run = _Run(target, seconds, warmup_s, timeout_s, grace_s=timeout_s)
     idle: list[LoadConnection] = []
     connecting = 0
@@ -311,7 +311,7 @@ class LoadConnection(asyncio.Protocol):
         self.is_open = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Be open."""
+        """Note that the connection is open."""
         self._transport = cast("asyncio.Transport", transport)
         self._parser = httptools.HttpResponseParser(self)
         self.is_open = True
@@ -344,7 +344,7 @@ class LoadConnection(asyncio.Protocol):
         self._done(self, status, "")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Be closed."""
+        """Note that the connection is closed."""
         self._end("the connection was closed without an answer")
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ def bars(took: Sequence[float]) -> list[str]:
 
 
 def svg(title: str, took: Sequence[float], ended: Sequence[float], seconds: float) -> str:
-    """Draw times as a picture: how they are spread, and how they went over the run."""
+    """Draw times as a picture: how they are distributed, and how they changed during the run."""
     look = 'width="920" height="340" viewBox="0 0 920 340" font-family="sans-serif" font-size="12" fill="#222"'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {look}>',

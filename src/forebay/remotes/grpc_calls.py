@@ -87,7 +87,7 @@ class GrpcCalls:
         self._channel.close()
 
     def _connect(self, deadline: float) -> None:
-        """Wait until the server lets us in, so that a silent one takes no more than its share of the deadline."""
+        """Wait until the connection stands, so that a silent server takes no more than its share of the deadline."""
         states = self._grpc.ChannelConnectivity
         began = time.monotonic()
         settled = threading.Event()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers of the same thing, asked in turn: the next one where one is down, all within one deadline."""
+"""Servers of the same model, asked in turn: if one is down the next one is asked, all within one deadline."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ServerAddress(msgspec.Struct, frozen=True):
 
 
 class Unreachable(Exception):
-    """A server let nobody in, or went away before it had answered; another one may answer."""
+    """A server took no connection, or went away before it had answered; another one may answer."""
 
 
 class Rotation:
@@ -101,11 +101,11 @@ class Rotation:
         return up + sorted((at for at in turn if self._down_until[at] > now), key=self._down_until.__getitem__)
 
     def failed(self, at: int, now: float) -> None:
-        """A server was down."""
+        """Note that a server was down."""
         self._down_until[at] = now + PAUSE_S
 
     def answered(self, at: int) -> None:
-        """A server is up."""
+        """Note that a server is up."""
         self._down_until[at] = 0.0
 
 

@@ -118,7 +118,7 @@ def tell(text: str) -> None:
 
 
 def runs_on_cpu(model: Path, library: str, device: Device) -> None:
-    """Tell that a device is not used."""
+    """Warn that a device is not used."""
     tell(f"{model}: the {library} installed here runs nothing on {device}; the model runs on the CPU")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether requests may share a run of a model: what its file declares, held to what the model does.
+"""Whether requests may share a run of a model: its file says so, and the model is tried.
 
 A first axis that may have any length counts samples, if all inputs and outputs have one. Further axes of any length are
 padded where that changes nothing. No file says either for sure: shapes inside may be fixed all the same, an output may

@@ -86,7 +86,7 @@ class Signature(msgspec.Struct, frozen=True):
         return Signature(_as_in(self.feeds, file.feeds), _as_in(self.fetches, file.fetches))
 
     def different(self, other: Signature) -> str | None:
-        """Return how a model of another signature would disappoint those who know this one; None if it would not.
+        """Return what would be different for callers of this one if another took its place; None if nothing would.
 
         It must take and give the same names with the same types, as far as these are known, and take the same shapes.
         """

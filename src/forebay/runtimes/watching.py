@@ -91,7 +91,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def one_version() -> Generator[None]:
-    """Ask the same model all the time, though it be replaced in between.
+    """Ask one and the same model in the block, even if it is replaced meanwhile.
 
     Holds in this context and its copies; other threads get what is there when they ask.
     """
@@ -156,7 +156,7 @@ class WatchedModel(Generic[_Model]):
         return found
 
     def replace(self, model: _Model, found: Fingerprint) -> None:
-        """Ask another model from now on; who asks the old one holds it, and its memory is free after that."""
+        """Ask another model from now on; the old one stays in memory until the last call of it has ended."""
         self._model = model
         self.loaded_from = found
 
@@ -245,7 +245,7 @@ class FileWatch(Generic[_Watched]):
             self.look()
 
     def _consider(self, found: Fingerprint) -> None:
-        """Bring those up to date who have something else than what was found."""
+        """Bring those up to date that hold something other than what was found."""
         with self._lock:
             holders = [holder for holder in self._holders if holder.loaded_from != found]
         if not holders:

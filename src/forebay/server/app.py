@@ -183,7 +183,7 @@ class App:
         await self._change(name, self._unload(name, version, served))
 
     async def swap(self, name: str, version: str, make: Callable[[], Served], *, timeout_s: float = LOAD_S) -> None:
-        """Load a version; once it is ready it takes the place of those that answer what names no version.
+        """Load a version; once it is ready it takes the place of those that answer requests without a version.
 
         Raises:
             ForebayError: As `load`.
@@ -200,7 +200,7 @@ class App:
         await self._change(name, work())
 
     def share(self, name: str, weights: Mapping[str, int]) -> None:
-        """Say which versions answer what names none, and in which parts; one alone is the default.
+        """Say which versions answer requests that name none, and in which proportions; one alone is the default.
 
         Raises:
             NotFound: If the model or a version is not there.
@@ -470,7 +470,7 @@ def _late(what: str) -> ModelError:
 
 
 def _go_on_counting(served: Served, before: Served) -> None:
-    """Let a version count on where the one stopped whose place it takes."""
+    """Let the counters of a version go on from those of the version that it replaces."""
     served.endpoint.metrics = before.endpoint.metrics
     for name in served.nodes.keys() & before.nodes.keys():
         served.nodes[name].metrics = before.nodes[name].metrics

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server is told, from several sides: flags before the environment before a file before what classes say.
+"""What a server is told from several sides: flags win over the environment, that over a file, a file over classes.
 
 A side tells some settings and leaves out the others; one that is left out is not the same as one that is told to be
 what it is anyway.

@@ -56,17 +56,17 @@ class Versions:
 
     @property
     def ready(self) -> dict[str, Served]:
-        """Those that may be asked, by their names."""
+        """Versions that may be asked, by name."""
         return {one.name: one.served for one in self.all if one.state == "ready" and one.served is not None}
 
     @property
     def weights(self) -> dict[str, int]:
-        """The parts of those that have one."""
+        """The weights of the versions that have one."""
         return {one.name: one.weight for one in self.all if one.state == "ready" and one.weight}
 
     @property
     def default(self) -> Served | None:
-        """The one with most weight: what is meant where one is described; None if none is ready."""
+        """The version with most weight, which stands for the model where that is described; None if none has any."""
         ready, weights = self.ready, self.weights
         return ready[max(weights, key=weights.__getitem__)] if weights else None
 
@@ -132,13 +132,13 @@ class Versions:
             one.weight = weight
 
     def settle(self) -> None:
-        """See to it that somebody answers what names no version: the first one, if nobody said who."""
+        """Make sure that requests without a version are answered: by the first one, if nobody said otherwise."""
         ready = [one for one in self.all if one.state == "ready"]
         if ready and not self.weights:
             ready[0].weight = 1
 
     def turn(self, among: Collection[Served] | None = None) -> Served:
-        """Return who is asked next, of those named or of all; somebody is ready."""
+        """Return the version that is asked next, among these or all; at least one is ready."""
         sharing = [one for one in self.all if one.state == "ready" and one.weight]
         if among is not None:
             sharing = [one for one in sharing if one.served in among]

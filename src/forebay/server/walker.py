@@ -64,7 +64,7 @@ class Walker:
         return found
 
     def unknown(self, path: Path, known: Iterable[str]) -> None:
-        """Answer a key that nobody knows.
+        """Refuse a key that is not known.
 
         Raises:
             ConfigError: Unless a reader sees it otherwise.
@@ -106,7 +106,7 @@ def dotted(path: Sequence[Hashable]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value the way it may have been written, shortened."""
+    """Return a value as it may have been written, shortened."""
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):

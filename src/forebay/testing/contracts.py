@@ -176,4 +176,4 @@ def _plain(value: Any) -> Any:
 
 
 def _unheard(_request: Request, _outcome: object) -> None:
-    """Nobody waits for the requests of a pool's test."""
+    """Take the reply to a request of a test of pools, for which nobody waits."""

@@ -124,7 +124,7 @@ class AsyncClient:
     async def stream(
         self, sample: Any, *, model: str | None = None, headers: Mapping[str, str] | None = None, path: str = ""
     ) -> AsyncGenerator[Any]:
-        """Send a sample and give the parts of the answer as they come; who stops listening has gone away.
+        """Send a sample and give the parts of the answer as they come; a caller that stops listening counts as gone.
 
         Raises:
             CallFailed: If the answer, or its last part, is an error.
@@ -228,7 +228,7 @@ class Client:
     def stream(
         self, sample: Any, *, model: str | None = None, headers: Mapping[str, str] | None = None, path: str = ""
     ) -> Iterator[Any]:
-        """Send a sample and give the parts of the answer as they come; who stops listening has gone away.
+        """Send a sample and give the parts of the answer as they come; a caller that stops listening counts as gone.
 
         Raises:
             CallFailed: If the answer, or its last part, is an error.
@@ -316,7 +316,7 @@ class _Exchange:
         self.headers: dict[str, str] = {}
 
     async def pieces(self) -> AsyncGenerator[bytes]:
-        """Run the request and give the body as it comes; the client has gone once nobody wants more of it."""
+        """Run the request and give the body as it comes; once nobody wants more of it, the client counts as gone."""
         running = asyncio.ensure_future(self._run())
         try:
             while (message := await self._sent.get()) is not _END:

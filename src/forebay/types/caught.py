@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The catch of the boundary to user code, for layers below the workers too; `workers/user_code` is the rest of it."""
+"""Catches what user code raises, for layers below the workers too; the rest of that boundary is `workers/user_code`."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def _attribute(error: ForebayError, name: str) -> Any:
 
 
 def _clean(text: str, most: int = MAX_MESSAGE) -> str:
-    """Return the very text if every protocol can write it, else what can be written of it."""
+    """Return the text itself if every protocol can write it, else as much of it as can be written."""
     if len(text) > most:
         half = most // 2
         text = f"{text[:half]} ... {len(text) - 2 * half} characters ... {text[-half:]}"

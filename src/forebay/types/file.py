@@ -67,14 +67,14 @@ class File:
 
     @classmethod
     def of(cls, part: FormPart) -> File:
-        """Return the file that a part is."""
+        """Return a part of a form as a file."""
         if part.size < 0:
             return cls(part.content, filename=part.filename, type=part.type)
         return cls(Path(part.content.decode()), filename=part.filename, type=part.type, size=part.size)
 
     @classmethod
     def read_from(cls, value: Any) -> File:
-        """Make one of what stands in a sample: base64 in JSON, bytes in msgpack.
+        """Make a file of the value in a sample: base64 in JSON, bytes in msgpack.
 
         Raises:
             ValueError: If it is neither.

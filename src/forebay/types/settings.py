@@ -126,7 +126,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def usual(self) -> str:
-        """What holds where nobody says anything, as text; empty if that is nothing."""
+        """Its default, as text; empty if it has none."""
         default = self.default
         if self.written.usual or default is None or default == ():
             return self.written.usual
@@ -231,7 +231,7 @@ def keywords_of(
 
 
 def only_keywords_of(_struct: Callable[P, object], /) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Let a function take nothing but that."""
+    """Let a function take only these keywords."""
 
     def same(function: Callable[..., R]) -> Callable[P, R]:
         return function

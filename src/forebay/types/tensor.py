@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An array on its way: named bytes with a type and a shape. What makes NumPy's of it is in `arrays.tensors`."""
+"""An array on its way: named bytes with a type and a shape; `arrays.tensors` makes NumPy arrays of it."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class BatchingApp(App):
 
     @property
     def summary(self) -> list[str]:
-        """What a person wants to know once it has started."""
+        """What a person is told once it has started."""
         settings = self._settings
         lines = [
             f"workers join at {self._door.shown}",

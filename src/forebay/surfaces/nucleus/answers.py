@@ -94,7 +94,7 @@ def split_callback(result: Any) -> tuple[Any, Callable[[], object] | None]:
 
 
 def answer_of(result: Any, scope: Callable[[], MutableMapping[str, Any]]) -> Answer | Streamed:
-    """Return the answer a result stands for.
+    """Return the answer that a result stands for.
 
     Raises:
         TypeError, ValueError: If it cannot be written.
@@ -185,7 +185,7 @@ def steps(
 
 
 def _parts(streamed: Streamed, coroutines: Coroutines) -> Iterator[list[Any]]:
-    """Drive a response as the ASGI application it is, one message at a time, on a loop that stands still in between."""
+    """Drive a response as an ASGI application, one message at a time, on a loop that stands still in between."""
     messages: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue(maxsize=1)
 
     async def receive() -> MutableMapping[str, Any]:

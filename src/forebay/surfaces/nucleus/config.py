@@ -157,7 +157,7 @@ def read_config(path: Path, *, serving: bool = True) -> tuple[NucleusConfig, lis
 
 
 def not_yet(config: NucleusConfig) -> dict[str, str]:
-    """Return, by key, what a configuration asks for and forebay cannot serve so far."""
+    """Return what a configuration asks for and forebay cannot serve yet, by key."""
     missing: dict[str, str] = {}
     if config.type == "tensorflow":
         missing["type"] = "'tensorflow' is not yet supported by forebay"
@@ -227,7 +227,7 @@ class _Reader(Walker):
         return found
 
     def _version(self, path: yaml.Path) -> str | None:
-        """Read a version, which a careless person leaves unquoted: the text counts, since 3.10 is not 3.1."""
+        """Read a version as text, even where somebody has left out the quotes: 3.10 is not 3.1."""
         found = self.at(path)
         if found is None:
             return None

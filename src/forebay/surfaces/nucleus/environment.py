@@ -97,7 +97,7 @@ def import_path(config: NucleusConfig) -> list[str]:
 
 
 def settle() -> str | None:
-    """Complete the environment of the worker process this is.
+    """Complete the environment of this worker process.
 
     PYTHONPATH gets its full value and its folders are appended to `sys.path`.
 
@@ -174,7 +174,7 @@ class _Ran:
 
 
 def _run(bash: str, arguments: list[str], folder: Path, env: Mapping[str, str]) -> _Ran:
-    """Run bash in a session of its own and leave nothing of it behind, nor when this process is killed meanwhile.
+    """Run bash in a session of its own and leave nothing of it behind, even if this process is killed meanwhile.
 
     Its output goes to files: a process it left in the background would keep a pipe open for ever.
     """

@@ -258,7 +258,7 @@ class _Writer:
 
 
 def _nothing() -> None:
-    """Stand where there is nothing to release."""
+    """Do nothing: there is nothing to release."""
 
 
 async def _watch(receive: Receive, events: asyncio.Queue[_Event]) -> None:
@@ -279,7 +279,7 @@ async def _write(send: Send, answer: Answer, more: Sequence[tuple[bytes, bytes]]
 
 
 def _joined(headers: Sequence[Sequence[bytes]], more: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Add headers, except those the handler has set itself; how the answer is framed is not the handler's to say."""
+    """Add headers, except those the handler has set itself; how the answer is framed is not for the handler to say."""
     own = [(name.lower(), value) for name, value in headers]
     given = {name for name, _ in own}
     return [pair for pair in own if pair[0] not in _FRAMING] + [pair for pair in more if pair[0] not in given]

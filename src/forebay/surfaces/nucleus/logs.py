@@ -70,7 +70,7 @@ class LineFormatter(logging.Formatter):
 
 
 class _Stdout(logging.StreamHandler[TextIO]):
-    """Ours, to tell it from handlers a project added."""
+    """Our own handler, to be told from those that a project has added."""
 
 
 def _cortex_logger() -> logging.Logger:

@@ -57,7 +57,7 @@ def parse(headers: Headers, body: bytes, coroutines: Coroutines) -> Any:
 
 
 def check(content_type: str, body: bytes) -> None:
-    """Look, without keeping anything, whether a body can be decoded; what is costly to tell passes.
+    """Check whether a body can be decoded, without keeping anything; what would be expensive to check passes.
 
     Raises:
         BadPayload: If it cannot.
@@ -87,7 +87,7 @@ class _Parts(MultiPartParser):
     has_ended = False
 
     def on_end(self) -> None:
-        """The last boundary was read."""
+        """Note that the last boundary was read."""
         self.has_ended = True
         super().on_end()
 

@@ -65,7 +65,7 @@ class Readiness:
             log.warning("no readiness files can be written: %s: %s", self._folder, error.strerror)
 
     def clear(self) -> None:
-        """Say that they are not, or no longer."""
+        """Say that they are not ready, or no longer."""
         with contextlib.suppress(OSError):
             (self._folder / READY_FILE).unlink(missing_ok=True)
             for file in self._folder.glob("proc-*-ready.txt"):

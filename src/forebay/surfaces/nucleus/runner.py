@@ -158,7 +158,7 @@ class NucleusRunner(HandlerHost):
         return answers.text(500, INTERNAL_ERROR)
 
     def _values(self, verb: Verb, item: Item) -> dict[str, Any]:
-        """Return what a verb may want of a request; the payload only if it does.
+        """Return what a verb may want of a request; the payload is read only if it is wanted.
 
         Raises:
             BadPayload: If the body cannot be read.
@@ -182,7 +182,7 @@ class NucleusRunner(HandlerHost):
         return answer if work is None else After(answer, work)
 
     def _do(self, work: Callable[[], Any], following: Callable[[], object] | None = None) -> None:
-        """Do what follows an answer; what it raises is logged, for nobody waits for it."""
+        """Run what is to follow an answer; what it raises is logged, since nobody waits for it."""
         result, error = caught(work)
         if inspect.isawaitable(result):
             _, error = caught(self._coroutines.run, result)

@@ -107,7 +107,7 @@ class BatchProtocol:
                 wake.send(b"\0")
 
     def _serve(self, connection: socket.socket, ours: socket.socket) -> bool:
-        """Answer batches until the service closes or we stop; tells whether there was any."""
+        """Answer batches until the service closes or we stop; returns whether there were any."""
         reader = JobFrameReader()
         has_worked = False
         connection.sendall(READY)
@@ -125,7 +125,7 @@ class BatchProtocol:
 
     @contextlib.contextmanager
     def _sigterm(self) -> Generator[None]:
-        """Let SIGTERM stop the worker, unless the program has its own idea of it."""
+        """Let SIGTERM stop the worker, unless the program handles it itself."""
         is_ours = threading.current_thread() is threading.main_thread()
         if not is_ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             yield

@@ -38,7 +38,7 @@ _loading = 0
 
 @contextmanager
 def loading() -> Generator[None]:
-    """Have calls that would serve raise `Handed` while a file is loaded."""
+    """Let calls that would serve raise `Handed` while a file is loaded."""
     global _loading  # noqa: PLW0603 - one process loads one file
     _loading += 1
     try:
@@ -48,7 +48,7 @@ def loading() -> Generator[None]:
 
 
 def hand_over(model: Ventu | None, call: str) -> None:
-    """End the file that is being loaded and give its model to who loads it; in any other program, do nothing."""
+    """End the file that is being loaded and give its model to whoever loads it; in any other program do nothing."""
     if _loading:
         raise Handed(model, call, _target())
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of numbers that processes share take their room on the disk before they are mapped.
+"""Files of numbers that processes share: their room on the disk is taken before they are mapped.
 
 prometheus-client makes these files with holes and maps them. A process that writes to a hole for which a full disk has
 no room is ended by the kernel (SIGBUS), in the middle of whatever it answers. Here the room is taken first. Where there
@@ -61,7 +61,7 @@ class RoomyDict(MmapedDict):
 
 
 def reserve_room() -> None:
-    """Have the numbers of this process kept so."""
+    """Keep the numbers of this process in such files."""
     setattr(prometheus_client.values, "MmapedDict", RoomyDict)  # noqa: B010 - not a name for others, says its author
 
 
@@ -93,5 +93,5 @@ def _allocate(descriptor: int, size: int) -> None:
 
 @functools.cache
 def _tell_full(folder: str, why: str) -> None:
-    """Say it, once for each folder."""
+    """Say that the disk is full, once for each folder."""
     log.warning("the metrics folder %s has no room: %s; process %d counts for itself", folder, why, os.getpid())

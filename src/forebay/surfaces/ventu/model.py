@@ -99,7 +99,7 @@ class Ventu:
         return batch
 
     def postprocess(self, data: Any) -> Any:
-        """Make an answer, as the response schema wants it, of one result."""
+        """Make an answer that fits the response schema out of one result."""
         return data
 
     def health_check(self, batch: bool = False) -> bool | None:
@@ -183,7 +183,7 @@ class Ventu:
             serve(self, host, port, threads)
 
     def run_unix(self, addr: str | None = None) -> None:
-        """Work for a batching service behind a unix socket until SIGTERM; waits for it to come up, and back.
+        """Work for a batching service behind a unix socket until SIGTERM; waits for it to come up, and to come back.
 
         Args:
             addr: Path of the socket; None takes the configured one.
@@ -192,7 +192,7 @@ class Ventu:
         self._ventu_work(addr or self.config.socket, "unix")
 
     def run_tcp(self, host: str | None = None, port: int | None = None) -> None:
-        """Work for a batching service behind a TCP port until SIGTERM; waits for it to come up, and back.
+        """Work for a batching service behind a TCP port until SIGTERM; waits for it to come up, and to come back.
 
         Args:
             host: Where it listens; None takes the configured host.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Action(Enum):
-    """What a request asks for that is not known in advance."""
+    """What a request asks for whose answer is not known in advance."""
 
     HEALTH = auto()
     METRICS = auto()

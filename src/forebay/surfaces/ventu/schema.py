@@ -119,7 +119,7 @@ def dump(value: Any, *, for_json: bool) -> Any:
 
 
 def _plain(problem: dict[str, Any]) -> dict[str, Any]:
-    """Write one problem the way clients know it: a place, the whole body included, and values that can be sent."""
+    """Write one problem as clients know it: where it is, which may be the whole body, and values that can be sent."""
     loc = list(problem["loc"]) or [ROOT]
     is_no_object = problem["type"] in _NOT_AN_OBJECT and loc == [ROOT]
     plain = {"loc": loc, "msg": problem["msg"], "type": "type_error" if is_no_object else problem["type"]}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Ventu object is made of, in one attribute: every other name belongs to the classes that inherit it."""
+"""All that a Ventu object consists of, in one attribute: every other name belongs to the classes that inherit it."""
 
 from __future__ import annotations
 
