@@ -111,7 +111,7 @@ class _TextRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ChatRequest(_TextRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A conversation to go on with; texts or `TextPart`s are what a model makes of it.
+    """A conversation to go on with; a model answers with texts or with objects of `TextPart`.
 
     Attributes:
         messages: What was said.

@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_standard_files() -> None:
-    """Open those of the descriptors 0, 1 and 2 that are closed: else the next file or socket gets what libraries print."""
+    """Open descriptors 0, 1 and 2 where they are closed: else the next file or socket gets what libraries print."""
     for number in range(3):
         try:
             os.fstat(number)
