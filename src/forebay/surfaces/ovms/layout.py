@@ -220,10 +220,11 @@ class _Linker:
         spec = GraphSpec(
             name=self._name,
             inputs=tuple(port.name for port in file.inputs),
-            outputs={port.name: alias.stream for port, alias in outputs},
+            # A graph none of whose outputs is written is there all the same; no request gets into it.
+            outputs={port.name: alias.stream for port, alias in outputs} or {"": file.inputs[0].name},
             nodes=tuple(specs),
         )
-        self._check(spec, has_outputs=bool(outputs))
+        self._check(spec)
         return GraphLayout(
             path=file.path,
             spec=spec,
@@ -486,10 +487,8 @@ class _Linker:
     def _no_port(self, node: CalculatorNode, line: int, tag_index: str, keys: Sequence[str]) -> NoReturn:
         self._file.fail(line, f"{node.shown} has no input_stream '{tag_index}'" + meant(tag_index, keys))
 
-    def _check(self, spec: GraphSpec, *, has_outputs: bool) -> None:
+    def _check(self, spec: GraphSpec) -> None:
         """Refuse what the engine refuses, with a line: what is left is a cycle."""
-        if not has_outputs:
-            spec = msgspec.structs.replace(spec, outputs={"": spec.inputs[0]})
         try:
             self._warnings += [f"{self._file.path}: {told}" for told in check(spec)]
         except ConfigError as error:
