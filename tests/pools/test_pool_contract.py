@@ -91,7 +91,8 @@ class Rig:
 
     def submit(self, *bodies, on_parts=None, **fields):
         entries = [Request(body=body, reply=lambda *_: None, **fields) for body in bodies]
-        batch = EntryBatch(entries=entries, key=None, rows=sum(entry.size for entry in entries), on_parts=on_parts)
+        on_steps = None if on_parts is None else lambda steps, release: on_parts(*steps, release)
+        batch = EntryBatch(entries=entries, key=None, rows=sum(entry.size for entry in entries), on_steps=on_steps)
         self.answers[batch] = []
 
         def done(batch, outcomes):

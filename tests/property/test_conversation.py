@@ -240,7 +240,7 @@ def sit_or_leave(dice, talk, seated):
     """Seat a batch where there is room, and call off one."""
     if talk.seating.free > 1:
         entries = [Request(body=b"x", reply=print) for _ in range(dice.randint(1, 2))]
-        batch = EntryBatch(entries, dice.choice("ab"), len(entries), on_parts=lambda parts, release: release())
+        batch = EntryBatch(entries, dice.choice("ab"), len(entries), on_steps=lambda steps, release: release())
         ends = seated[batch] = []
         talk.seat(batch, lambda _, outcomes: ends.append(outcomes), [b"x"] * len(entries), {}, None)
     if dice.random() < 0.2:
@@ -438,7 +438,7 @@ def test_neighbours_of_a_worker_that_speaks_nonsense_notice_nothing():
             if pool.idle:
                 entries = [Request(body=b"%d" % number, reply=print) for _ in range(dice.randint(1, 3))]
                 parts = (lambda _parts, let_go: let_go()) if dice.random() < 0.5 else None
-                batch = EntryBatch(entries=entries, key=None, rows=len(entries), on_parts=parts)
+                batch = EntryBatch(entries=entries, key=None, rows=len(entries), on_steps=parts)
                 found[batch] = []
                 pool.submit(batch, lambda batch, outcomes: found[batch].append(outcomes))
             if not lines[1].closed:

@@ -98,7 +98,7 @@ class Batcher:
         pool: Slots,
         answer: Callable[[EntryBatch, Sequence[Any], float], None],
         loop: asyncio.AbstractEventLoop,
-        parts: Callable[[EntryBatch, Sequence[Any], Callable[[], object]], None] | None = None,
+        steps: Callable[[EntryBatch, Sequence[Sequence[Any]], Callable[[], object]], None] | None = None,
         name: str = "",
         cores: int | None = None,
     ) -> None:
@@ -109,7 +109,7 @@ class Batcher:
             pool: Who runs the batches.
             answer: Called with a batch, its outcomes and the time, before the queue learns that it was answered.
             loop: The loop everything happens on.
-            parts: Called with each step of a streamed answer; None where answers are not streamed.
+            steps: Called with steps of a streamed answer; None where answers are not streamed.
             name: What the log calls it.
             cores: How many this process and its workers may use; None asks the system.
         """
@@ -117,13 +117,13 @@ class Batcher:
         self.pool = pool
         self._answer = answer
         self._loop = loop
-        self._parts = parts
+        self._steps = steps
         self._name = name
         self._running: set[EntryBatch] = set()
         self._is_submitting = False
         self.is_awake = False
         self._has_one_core = (cores or len(os.sched_getaffinity(0))) == 1
-        self._seated = pool if parts is not None and isinstance(pool, Seated) else None
+        self._seated = pool if steps is not None and isinstance(pool, Seated) else None
         rests = self._has_one_core and self._seated is None
         self._rest = pool.rest if rests and isinstance(pool, Audible) else None
         self._rests = False
@@ -220,8 +220,8 @@ class Batcher:
 
     def _run(self, batch: EntryBatch, now: float) -> None:
         self._running.add(batch)
-        if self._parts is not None:
-            batch.on_parts = functools.partial(self._parts, batch)
+        if self._steps is not None:
+            batch.on_steps = functools.partial(self._steps, batch)
         if timeline.listeners:
             timeline.begin(batch, now)
         self._is_submitting = True  # a pool that runs it at once calls `_done` before it returns

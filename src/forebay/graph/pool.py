@@ -393,11 +393,11 @@ class GraphPool:
             for emission in emissions:
                 run.results[emission.output] = emission.value
             return
-        on_parts = run.batch.on_parts
-        assert on_parts is not None
+        on_steps = run.batch.on_steps
+        assert on_steps is not None
         for emission in emissions:
             run.held += 1
-            on_parts([emission], lambda: self._released(run))
+            on_steps([[emission]], lambda: self._released(run))
 
     def _released(self, run: _Run) -> None:
         """Go on once the client has room again."""

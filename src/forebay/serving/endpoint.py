@@ -159,11 +159,11 @@ class Endpoint:
             ModelError: If the model could not be loaded.
         """
         self._loop = asyncio.get_running_loop()
-        parts = None
+        steps = None
         if self.config.streams:
-            parts = self._parts
+            steps = self._steps
             self._windows = Windows(self._loop, self._others_wait, self._cut_off)
-        self._batcher = Batcher(self._queue, self.pool, self._answer, self._loop, parts, self.config.name)
+        self._batcher = Batcher(self._queue, self.pool, self._answer, self._loop, steps, self.config.name)
         with model_log.named(self.config.name):
             await self.pool.start()
         self.accepting = True
@@ -460,18 +460,25 @@ class Endpoint:
             metrics.request_s.observe_since(now, arrivals)
             metrics.queue_s.observe_since(answered[0].taken, arrivals)
 
-    def _parts(self, batch: EntryBatch, parts: Sequence[Any], release: Callable[[], object]) -> None:
-        """Hand one step of a streamed answer to its clients; `release` is called once all of them have room again."""
-        handed: list[tuple[Request, Any]] = []
-        for entry, part in zip(batch.entries, parts, strict=True):
-            if entry.done or part is None:
-                continue
-            if type(part) is Failure:
-                self._settle(entry, part)
-            elif entry.on_part is not None:
-                handed.append((entry, part))
-        self.metrics.parts += len(handed)
+    def _steps(self, batch: EntryBatch, steps: Sequence[Sequence[Any]], release: Callable[[], object]) -> None:
+        """Hand steps of a streamed answer to its clients; `release` is called once all of them have room again."""
         assert self._windows is not None
+        handed: list[tuple[Request, Sequence[Any]]] = []
+        for place, entry in enumerate(batch.entries):
+            if entry.done:
+                continue
+            parts = [step[place] for step in steps if step[place] is not None]
+            failed = next((part for part in parts if type(part) is Failure), None)
+            if failed is not None:
+                parts = parts[: parts.index(failed)]
+            if parts and entry.on_part is not None:
+                self.metrics.parts += len(parts)
+                if failed is None:
+                    handed.append((entry, parts))
+                else:
+                    self._windows.hand_out(batch, [(entry, parts)], lambda: None)
+            if failed is not None and not entry.done:
+                self._settle(entry, failed)
         self._windows.hand_out(batch, handed, release)
 
     def _others_wait(self) -> bool:

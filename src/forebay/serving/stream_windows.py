@@ -19,7 +19,7 @@ from forebay.workers.pool import CREDIT
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from forebay.types.batch import EntryBatch
     from forebay.types.call import Request
@@ -42,18 +42,20 @@ class _Window:
     Attributes:
         untaken: Its parts, keyed by what it calls once it has taken them, with their sizes.
         size: The sum of those.
+        count: How many parts they are.
         held: Steps that wait until there is room.
         since: Since when they do.
         spent_s: How long it had held up its batch-mates before that.
         batch: Whose step it holds.
     """
 
-    __slots__ = ("batch", "held", "since", "size", "spent_s", "timer", "untaken")
+    __slots__ = ("batch", "count", "held", "since", "size", "spent_s", "timer", "untaken")
 
     def __init__(self, batch: EntryBatch) -> None:
         self.batch = batch
         self.untaken: dict[Callable[[], None], int] = {}
         self.size = 0
+        self.count = 0
         self.held: list[Callable[[], None]] = []
         self.since = 0.0
         self.spent_s = 0.0
@@ -61,7 +63,7 @@ class _Window:
 
     @property
     def is_full(self) -> bool:
-        return self.size > WINDOW_BYTES and len(self.untaken) > CREDIT
+        return self.size > WINDOW_BYTES and self.count > CREDIT
 
 
 class Windows:
@@ -82,8 +84,10 @@ class Windows:
         self._give_up = give_up
         self._windows: dict[Request, _Window] = {}
 
-    def hand_out(self, batch: EntryBatch, parts: Iterable[tuple[Request, Any]], release: Callable[[], object]) -> None:
-        """Hand one step to its clients; `release` is called once none of them has a full window."""
+    def hand_out(
+        self, batch: EntryBatch, handed: Iterable[tuple[Request, Sequence[Any]]], release: Callable[[], object]
+    ) -> None:
+        """Hand parts to their clients; `release` is called once none of them has a full window."""
         holding = 1
 
         def one_less() -> None:
@@ -92,11 +96,16 @@ class Windows:
             if holding == 0:
                 release()
 
-        for request, part in parts:
+        for request, parts in handed:
             window = self._windows.get(request)
             if window is None:
                 window = self._windows[request] = _Window(batch)
-            self._hand_part(window, request, part)
+            if len(parts) > 1 and request.on_bundle is not None:
+                self._hand(window, request.on_bundle, parts, len(parts))
+            else:
+                assert request.on_part is not None
+                for part in parts:
+                    self._hand(window, request.on_part, part, 1)
             if window.is_full:
                 holding += 1
                 self._hold(window, request, one_less)
@@ -109,20 +118,23 @@ class Windows:
             window.untaken.clear()
             self._let_go(window)
 
-    def _hand_part(self, window: _Window, request: Request, part: Any) -> None:
+    def _hand(
+        self, window: _Window, on_part: Callable[[Any, Callable[[], object]], None], part: Any, count: int
+    ) -> None:
         def taken() -> None:
             size = window.untaken.pop(taken, None)
             if size is None:
                 return
             window.size -= size
+            window.count -= count
             if window.held and not window.is_full:
                 self._let_go(window)
 
-        size = window.untaken[taken] = PART_BYTES + _size(part)
+        size = window.untaken[taken] = PART_BYTES * count + _size(part)
         window.size += size
-        assert request.on_part is not None
+        window.count += count
         try:
-            request.on_part(part, taken)
+            on_part(part, taken)
         except Exception:
             log.exception("a part of an answer could not be handed over")
             taken()

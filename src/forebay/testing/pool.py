@@ -105,10 +105,10 @@ class ManualPool:
     def part(self, parts: Sequence[Any], release: Callable[[], object], batch: EntryBatch | None = None) -> None:
         """Send one step of a streamed answer."""
         batch = batch or self.running[0]
-        if batch.on_parts is None:
+        if batch.on_steps is None:
             msg = "the endpoint does not stream"
             raise AssertionError(msg)
-        batch.on_parts(parts, release)
+        batch.on_steps([parts], release)
 
     async def stop(self, grace_s: float) -> None:
         """Answer every batch that is left as unavailable once `grace_s` is over."""

@@ -57,8 +57,8 @@ class EntryBatch(msgspec.Struct, eq=False):
         cancelled: True once nobody waits for any of its entries.
         on_cancel: Set by the pool that runs it: tells the worker that nobody waits any more.
         noted: Filled in by the pool while somebody listens to the timeline; None while nobody does.
-        on_parts: Called on the loop with each step of a streamed answer (a list as long as `entries`) and a function
-            to call once every client has room for more.
+        on_steps: Called on the loop with steps of a streamed answer (lists as long as `entries`) and a function to call
+            once every client has room for as many more.
     """
 
     entries: list[Any]
@@ -70,7 +70,7 @@ class EntryBatch(msgspec.Struct, eq=False):
     cancelled: bool = False
     on_cancel: Callable[[], None] | None = None
     noted: Noted | None = None
-    on_parts: Callable[[Sequence[Any], Callable[[], object]], None] | None = None
+    on_steps: Callable[[Sequence[Sequence[Any]], Callable[[], object]], None] | None = None
 
 
 Done = Callable[[EntryBatch, Sequence[Outcome]], None]

@@ -164,6 +164,7 @@ class Request(msgspec.Struct, eq=False, gc=False):
         rank: Where batches are filled by rank, lower ones go first.
         on_part: For callers that take streamed answers: called on the loop with each part and a function to call
             once there is room for the next.
+        on_bundle: For callers that would rather have several parts at once: called in place of `on_part`.
     """
 
     body: Any
@@ -179,6 +180,7 @@ class Request(msgspec.Struct, eq=False, gc=False):
     id: str = ""
     rank: int = 0
     on_part: Callable[[Any, Callable[[], object]], None] | None = None
+    on_bundle: Callable[[Sequence[Any], Callable[[], object]], None] | None = None
 
     def cut(self, rows: Sequence[int]) -> Any:
         """Return the body of a slice of these samples; called before `params` are read for it."""

@@ -380,7 +380,10 @@ class _ServerLink:
         """Send what a round has made; what cannot be sent fails its own batch."""
         connection = self._connection
         connection.end()
-        parts = [[name, *_wired(part)] for name, part in told.parts]
+        parts = [
+            [name, part, None] if len(part) == 1 and type(part[0]) is bytes else [name, *_wired(part)]
+            for name, part in told.parts
+        ]
         ended = [[name, *_wired(outcomes), seconds, _media(outcomes)] for name, outcomes, seconds in told.ended]
         frame, error = caught(connection.framed, ["round", number, parts, ended])
         if error is not None:  # the user's parts hold something that msgpack does not, or too much

@@ -493,7 +493,12 @@ class Conversation:
             msg = f"it sends round {str(number)[:40]} after round {self._round}"
             raise InvalidRequest(msg)
         found: list[tuple[int, list[Any]]] = []
+        sitters = seating.open
         for name, part, failures in parts:
+            is_plain = failures is None and self._check is None and type(name) is int and type(part) is list
+            if is_plain and name in sitters and len(cast("list[Any]", part)) == len(sitters[name].batch.entries):
+                found.append((name, cast("list[Any]", part)))  # as nearly always
+                continue
             sitting = seating.check(name)
             found.append((name, self._checked(part, failures, len(sitting.batch.entries), sitting.batch)))
         left: dict[int, tuple[int, list[Any], float]] = {}

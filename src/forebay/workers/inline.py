@@ -225,13 +225,13 @@ class InlinePool:
 
     async def _stream(self, batch: EntryBatch, steps: AsyncIterator[Sequence[Any]]) -> None:
         credit = asyncio.Semaphore(CREDIT)
-        assert batch.on_parts is not None
+        assert batch.on_steps is not None
         taken = 0
         async for parts in steps:
             await credit.acquire()
             if batch.cancelled:
                 break
-            batch.on_parts(settled(parts, len(batch.entries))[0], credit.release)
+            batch.on_steps([settled(parts, len(batch.entries))[0]], credit.release)
             taken += 1
             if taken % CREDIT == 0:
                 await asyncio.sleep(0)  # a generator that awaits nothing must not keep the loop from everybody else

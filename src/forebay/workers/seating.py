@@ -40,7 +40,7 @@ class Sitting:
         room: Steps that the worker may still make of it.
     """
 
-    __slots__ = ("_grants", "_seating", "batch", "done", "is_leaving", "name", "release", "room")
+    __slots__ = ("_grants", "_seating", "batch", "done", "is_leaving", "name", "room")
 
     def __init__(self, batch: EntryBatch, done: Done, seating: Seating) -> None:
         self.batch = batch
@@ -48,13 +48,12 @@ class Sitting:
         self.name = next(_numbers)
         self.room = CREDIT
         self.is_leaving = False
-        self.release = self._release
         self._grants = 0
         self._seating = seating
 
-    def _release(self) -> None:
-        """Note that the clients have room for one more step."""
-        self._grants += 1
+    def release(self, steps: int) -> None:
+        """Note that the clients have room for more steps."""
+        self._grants += steps
         if self._grants >= PORTION and self.name in self._seating.open:
             grants, self._grants = self._grants, 0
             self.room += grants
@@ -103,6 +102,12 @@ class Seating:
         """
         over: dict[int, Sitting] = {}
         rows = 0
+        made: dict[int, list[Sequence[Any]]] = {}
+        for name, part in parts:
+            if name in made:
+                made[name].append(part)
+            else:
+                made[name] = [part]
         for name, _, seconds in ended:
             sitting = over[name] = self.open.pop(name)
             sitting.batch.on_cancel = None
@@ -111,17 +116,17 @@ class Seating:
         if over:
             self.free += rows
             freed(rows)
-            for name, part in parts:
+            for name, steps in made.items():
                 if name in over:
-                    self._hand(over[name], part)
+                    self._hand(over[name], steps)
             for name, outcomes, _ in ended:
                 sitting = over[name]
                 sitting.done(sitting.batch, outcomes)
         go_on()
-        for name, part in parts:
+        for name, steps in made.items():
             sitting = self.open.get(name)
             if sitting is not None:
-                self._hand(sitting, part)
+                self._hand(sitting, steps)
 
     def check(self, name: Any) -> Sitting:
         """Return the batch of a name.
@@ -145,13 +150,12 @@ class Seating:
         return left
 
     @staticmethod
-    def _hand(sitting: Sitting, part: Sequence[Any]) -> None:
-        sitting.room -= 1
+    def _hand(sitting: Sitting, steps: list[Sequence[Any]]) -> None:
+        sitting.room -= len(steps)
         batch = sitting.batch
         batch.has_streamed = True
-        on_parts = batch.on_parts
-        assert on_parts is not None
-        on_parts(part, sitting.release)
+        assert batch.on_steps is not None
+        batch.on_steps(steps, functools.partial(sitting.release, len(steps)))
 
     def _call_off(self, sitting: Sitting) -> None:
         if not sitting.is_leaving:

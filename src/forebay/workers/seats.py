@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 ROUND_S: Final = 0.001
 """A round in which so much time was spent on generators is told before all of them had their turn."""
 BUNDLE: Final = 8
-BUNDLE_S: Final = 0.0002
+BUNDLE_S: Final = 0.0005
 """Rounds that are told together, and how long they may take in sum."""
 
 T = TypeVar("T")

@@ -201,7 +201,7 @@ class WorkerSlot(asyncio.Protocol):
                 [entry.body for entry in entries],
                 params,
                 sizes,
-                streams=batch.on_parts is not None,
+                streams=batch.on_steps is not None,
                 asks=batch.noted is not None,
                 now=time.monotonic(),
             )
@@ -280,8 +280,8 @@ class WorkerSlot(asyncio.Protocol):
             case Part():
                 batch = self.batch
                 assert batch is not None
-                assert batch.on_parts is not None
-                batch.on_parts(event.parts, functools.partial(self._grant, self.batch_id))
+                assert batch.on_steps is not None
+                batch.on_steps([event.parts], functools.partial(self._grant, self.batch_id))
             case Heard(parts, ended):
                 seating = self._conversation.seating
                 assert seating is not None

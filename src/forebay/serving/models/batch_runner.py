@@ -251,6 +251,10 @@ class BatchRunner(ABC):
         """Return a part as it is sent, or a `Failure`; for subclasses whose models may stream."""
         raise NotImplementedError
 
+    def write_all(self, parts: Sequence[Any]) -> Sequence[Any] | None:
+        """Return parts as they are sent if nothing can be wrong with them and nothing more is to be done; else None."""
+        return None
+
     @property
     def model_name(self) -> str:
         """How errors call the model."""
@@ -308,6 +312,10 @@ class BatchRunner(ABC):
             if batch.samples:
                 for step in steps:
                     self._check_step(batch, step)
+                    written = None if batch.failures else self.write_all(step)
+                    if written is not None:  # as nearly always
+                        yield written
+                        continue
                     told = batch.contexts() if self._context_in["postprocess"] else None
                     yield self._parts(
                         batch,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import BadOutcome, ForebayError
 from forebay.serving.models.batch_runner import BatchRunner, Samples
@@ -20,7 +20,7 @@ from forebay.serving.models.schema import FORMATS, WRITTEN, io_types, media_in_p
 from forebay.serving.models.tensor_codec import codec_for
 from forebay.serving.models.unreadable import refusal
 from forebay.serving.tensor_face import TENSORS
-from forebay.types.call import ROWS, Failure, Media
+from forebay.types.call import ROWS, Failure, Last, Media
 from forebay.types.failures import failure_of, text_of, trace_of
 from forebay.workers.user_code import caught
 
@@ -58,6 +58,10 @@ def runner_for(
         return predict
     others = {one.name: ModelRunner(model_class, isolate_errors=isolate_errors, method=one) for one in methods}
     return MethodsRunner(predict, others)
+
+
+_SPECIAL: Final = frozenset({Failure, Last, Media, type(None)})
+"""What is not a part of a stream, but stands in the place of one."""
 
 
 class ModelRunner(BatchRunner):
@@ -194,6 +198,13 @@ class ModelRunner(BatchRunner):
     def write(self, part: Any) -> bytes | Media | Failure:
         """Encode a part of a stream."""
         return self._written(part, "json")
+
+    def write_all(self, parts: Sequence[Any]) -> Sequence[bytes] | None:
+        """Encode parts of several streams that are certainly right."""
+        kinds = set(map(type, parts))
+        if self._postprocess is not None or _SPECIAL & kinds or any(issubclass(kind, BaseException) for kind in kinds):
+            return None
+        return caught(self._encoded_at_once, "json", list(parts))[0]
 
     def _encoded_at_once(self, format: str, results: list[Any]) -> list[bytes] | None:
         """Encode results that are certainly right."""

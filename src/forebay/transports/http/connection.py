@@ -523,6 +523,7 @@ class HttpConnection(HttpToolsProtocol):
             return
         if route.contract.streams:
             request.on_part = self._part
+            request.on_bundle = self._bundle
         route.endpoint.submit(request)
 
     def _reply(self, request: Request, outcome: Outcome) -> None:
@@ -652,6 +653,20 @@ class HttpConnection(HttpToolsProtocol):
         assert head.route is not None
         self._begin_stream(head)
         self._write_chunk(head.route.part(part))
+        if self.flow.write_paused:
+            self._stalled.append(release)
+        else:
+            release()
+
+    def _bundle(self, parts: Sequence[bytes], release: Callable[[], object]) -> None:
+        """Send several parts of a streamed answer in one piece; see `_part`."""
+        head = self._active
+        if head is None:
+            release()
+            return
+        assert head.route is not None
+        self._begin_stream(head)
+        self._write_chunk(b"".join(map(head.route.part, parts)))
         if self.flow.write_paused:
             self._stalled.append(release)
         else:
