@@ -227,7 +227,7 @@ def test_the_reader_reads_what_the_library_reads(data):
     cuts=st.lists(st.integers(0, 60), max_size=3),
 )
 def test_a_layout_is_only_used_for_messages_it_fits(first, second, cuts):
-    layouts = wire.Layouts()
+    layouts = wire.RequestLayouts()
     changed = bytearray(first)
     for cut in cuts:
         if cut < len(changed):

@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from forebay.errors import ConfigError, ModelError, NotFound, Unavailable, nearest
+from forebay.server.model_index import ModelIndex
 from forebay.server.versions import Version, Versions
 from forebay.types.failures import failure_of
 from forebay.workers.hanging_calls import Late, LoopThreads
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from forebay.batching.auto import AutoState
     from forebay.server.served import Served, ServedMethod
+    from forebay.server.shared_regions import SharedRegions
     from forebay.server.stock import Stock
     from forebay.serving.endpoint import Endpoint
     from forebay.workers.worker_listener import WorkerListener
@@ -59,6 +61,10 @@ class App:
         self.source: Callable[[str, str], Served] | None = None
         """Builds a version of a model as the project says by now, for who has no other factory; called in a thread."""
         self.load_timeout_s = LOAD_S
+        self.model_index = ModelIndex(self)
+        """What there is, and what may be loaded and unloaded."""
+        self.shared_regions: SharedRegions | None = None
+        """Shared memory that clients have named; None if they may not."""
         self.problem = ""
         """Why the project could not be read anew, though it should have been."""
         for one in served:

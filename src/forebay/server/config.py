@@ -63,6 +63,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         access_log: Log a line for each request.
         manage: Whether versions that the project names may be loaded, swapped, given weights and unloaded over HTTP.
         dashboard: Whether `/ui` shows what the server does.
+        shared_memory: Whether clients may name POSIX shared memory for tensors (KServe v2). They can then read and
+            write all of it that this server may, also what other programs on this machine have made.
     """
 
     host: Annotated[str, Written("--host", "ADDRESS")] = "127.0.0.1"
@@ -88,14 +90,16 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     access_log: Annotated[bool, Written("--access-log")] = False
     manage: Annotated[bool | None, Written("--manage", usual="on where requests need a key")] = None
     dashboard: Annotated[bool, Written("--dashboard")] = True
+    shared_memory: Annotated[bool, Written("--shared-memory")] = False
 
 
 class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The gRPC port, of pipelines; what has no flag here is that of HTTP or stands in their configuration.
+    """The gRPC port; what has no flag here is that of HTTP, or stands in the configuration of a pipeline.
 
     Attributes:
         host: Address to bind.
-        port: TCP port; 0 takes a free one.
+        port: TCP port of the KServe v2 protocol over gRPC, which there is only if this is said; 0 takes a free one.
+            That of a pipeline is there anyway.
         max_message_bytes: Longest message, in and out, also once unpacked; longer ones get RESOURCE_EXHAUSTED.
         max_buffered_bytes: Bytes of messages that have not come whole yet, and of those that came packed until their
             calls are over, of all clients together; the call that would exceed it gets RESOURCE_EXHAUSTED. Clients that
@@ -116,7 +120,7 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     host: str = "127.0.0.1"
-    port: Port = 0
+    port: Annotated[Port | None, Written("--grpc-port", "PORT")] = None
     max_message_bytes: Count = 256 * 1024 * 1024
     max_buffered_bytes: Count = 1024 * 1024 * 1024
     max_metadata_bytes: Count = 16 * 1024
@@ -280,6 +284,25 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: Annotated[Count, Written("--threads", "N")] = 1
     device: Annotated[str | None, Written("--device", "DEVICE"), Checked(existing_one)] = None
     once: Annotated[bool, Written("--once")] = False
+
+
+def grpc_like(http: HttpConfig, grpc: GrpcConfig) -> GrpcConfig:
+    """Return the gRPC port beside one of HTTP, with all that nobody says of it taken from there."""
+    return msgspec.structs.replace(
+        grpc,
+        host=http.host,
+        max_message_bytes=http.max_body_bytes,
+        max_metadata_bytes=http.max_head_bytes,
+        max_buffered_bytes=http.max_buffered_bytes,
+        max_connections=http.max_connections,
+        backlog=http.backlog,
+        read_timeout_s=http.read_timeout_s,
+        write_timeout_s=http.write_timeout_s,
+        certfile=http.certfile,
+        keyfile=http.keyfile,
+        api_keys=http.api_keys,
+        access_log=http.access_log,
+    )
 
 
 SECTIONS: Final = (HttpConfig, Overrides, RepositoryConfig, AttachConfig, GrpcConfig, ProcessConfig)

@@ -89,20 +89,23 @@ class SharedRegions:
             return {name: self._find(name)[0]}
         return {name: region for name, (region, _) in self._regions.items()}
 
-    def read(self, name: str, offset: int, into: memoryview) -> None:
-        """Fill a buffer from a region, beginning at `offset` of it.
+    def read(self, name: str, offset: int, size: int) -> bytearray:
+        """Return bytes of a region, beginning at `offset` of it.
 
         Raises:
             NotFound: If there is no such region.
             InvalidRequest: If it ends before, or the object was cut.
         """
         region, descriptor = self._find(name)
-        at = self._place(region, descriptor, offset, len(into))
-        while into:
-            count = os.preadv(descriptor, [into], at)
+        at = self._place(region, descriptor, offset, size)
+        found = bytearray(size)
+        left = memoryview(found)
+        while left:
+            count = os.preadv(descriptor, [left], at)
             if not count:
                 raise _cut(region)
-            into, at = into[count:], at + count
+            left, at = left[count:], at + count
+        return found
 
     def require(self, name: str, offset: int, size: int) -> None:
         """Check that a part of a region can be written to.

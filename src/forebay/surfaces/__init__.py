@@ -41,11 +41,24 @@ def _serve_file(path: Path, overrides: Overrides) -> Served:
 
 
 def build(target: str | None, options: Options) -> Project:
-    """Build the project a target names; None is one that has only what attaches.
+    """Build the project a target names, with the ports that were asked for; None is one that has only what attaches.
 
     Raises:
         ConfigError: If no surface knows it, or it is wrong.
     """
+    project = _built(target, options)
+    if project.http.shared_memory:
+        from forebay.server.shared_regions import SharedRegions
+
+        project.app.shared_regions = SharedRegions()
+    if options.grpc.port is not None and not project.listeners:
+        from forebay.transports.grpc.kserve_port import KServePort
+
+        project.listeners.append(KServePort(project.app, project.http, options.grpc))
+    return project
+
+
+def _built(target: str | None, options: Options) -> Project:
     if options.entries or target is None:
         from forebay.surfaces.native import NativeSurface
 

@@ -36,9 +36,7 @@ def descriptors():
 
 def test_a_region_is_read_and_written_within_its_bounds(regions, memory):
     regions.register(Region("in", f"/{memory.name}", 2, 6))
-    found = bytearray(4)
-    regions.read("in", 1, memoryview(found))
-    assert found == b"d\0\0\0"
+    assert regions.read("in", 1, 4) == b"d\0\0\0"
     regions.write("in", 0, b"CD")
     assert bytes(memory.buf[:4]) == b"abCD"
     assert regions.status() == {"in": Region("in", f"/{memory.name}", 2, 6)} == regions.status("in")
@@ -51,7 +49,7 @@ def test_nothing_beyond_a_region_is_touched(regions, memory, offset, size):
         regions.require("in", offset, size)
     if size < 100:
         with pytest.raises(InvalidRequest, match="it has 6"):
-            regions.read("in", offset, memoryview(bytearray(size)))
+            regions.read("in", offset, size)
         with pytest.raises(InvalidRequest, match="it has 6"):
             regions.write("in", offset, bytes(size))
 
@@ -106,7 +104,7 @@ def test_memory_that_its_owner_cuts_is_an_error_and_not_the_end(regions, memory)
     regions.register(Region("in", memory.name, 0, 8192))
     os.truncate(f"{shared_regions.FOLDER}/{memory.name}", 100)
     with pytest.raises(InvalidRequest, match="which has 100"):
-        regions.read("in", 0, memoryview(bytearray(10)))
+        regions.read("in", 0, 10)
     with pytest.raises(InvalidRequest, match="which has 100"):
         regions.write("in", 0, bytes(10))
     os.truncate(f"{shared_regions.FOLDER}/{memory.name}", 8192)
@@ -122,7 +120,7 @@ def test_names_are_taken_once_and_given_back(regions, memory):
     with pytest.raises(NotFound, match="'in'"):
         regions.status("in")
     with pytest.raises(NotFound, match="register it first"):
-        regions.read("in", 0, memoryview(bytearray(1)))
+        regions.read("in", 0, 1)
     regions.register(Region("a", memory.name, 0, 10))
     regions.register(Region("b", memory.name, 0, 10))
     regions.unregister()

@@ -3,6 +3,6 @@
 
 Values are in `calls`, messages of protobuf in `messages` (with `contents`, where elements stand one by one), JSON is in
 `rest`. As a client, `rpc` speaks protobuf through its library. As a server, `wire` reads requests from their bytes by
-hand, so that tensors are views of them, and `written` writes responses in pieces; `regions` is for those whose tensors
-lie in shared memory.
+hand, so that tensors are views of them, and `written` writes responses in pieces; `places` is for tensors
+that lie in shared memory.
 """

@@ -2,9 +2,9 @@
 """Requests of `ModelInfer` read from their bytes, without objects of protobuf.
 
 Theory of operation. A request is a head (names, types, shapes, parameters) and a body (what the tensors hold). `scan`
-walks over the head and notes where the body lies, which is never copied. What it found is a `Layout`: it says which
-bytes of the message it was read from. Another message as long that has the same bytes in these places has the same
-head and the same places for its body, and is not walked over again: clients repeat themselves but for data and id.
+walks over the head and notes where the body lies, which is never copied. What it found is a `RequestLayout`: it says
+which bytes of the message it was read from. Another message as long that has the same bytes in these places has the
+same head and the same places for its body, and is not walked over again: clients repeat themselves but for data and id.
 
 What is a request here is one for the protobuf library as well, and means the same; a property test compares them. Two
 things are refused that it takes: a head of more fields than any real one has, and typed contents that would grow.
@@ -21,11 +21,12 @@ from forebay.errors import InvalidRequest, TooLarge
 from forebay.protocols.kserve import contents
 from forebay.protocols.kserve.calls import InferRequest, Parameter
 from forebay.protocols.kserve.messages import parsed
+from forebay.protocols.kserve.places import Place, place_of
 from forebay.types.datatypes import DATATYPES
 from forebay.types.tensor import Data, Tensor, check_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 MAX_FIELDS: Final = 20_000
 """Fields of a head, with the axes of shapes; each is a step of Python."""
@@ -43,23 +44,12 @@ _FIXED: Final = {"FP32": 6, "FP64": 7}
 """Fields of typed contents that hold elements as they lie in memory."""
 _DOUBLE: Final = Struct("<d")
 
-REGION, REGION_OFFSET, REGION_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
-"""Parameters of what lies in shared memory."""
-
 Span = tuple[int, int]
 _SOMEWHERE: Final[Span] = 0, 0
 """Of what does not lie in the message."""
 
 
-class Place(msgspec.Struct, frozen=True):
-    """A part of a region of shared memory."""
-
-    region: str
-    offset: int
-    size: int
-
-
-class Input(msgspec.Struct, frozen=True):
+class GivenInput(msgspec.Struct, frozen=True):
     """What the head says of one input.
 
     Attributes:
@@ -75,7 +65,7 @@ class Input(msgspec.Struct, frozen=True):
     place: Place | None = None
 
 
-class Output(msgspec.Struct, frozen=True):
+class WantedOutput(msgspec.Struct, frozen=True):
     """What the head says of an output that is asked for.
 
     Attributes:
@@ -87,7 +77,7 @@ class Output(msgspec.Struct, frozen=True):
     place: Place | None = None
 
 
-class Layout(msgspec.Struct, frozen=True, eq=False):
+class RequestLayout(msgspec.Struct, frozen=True, eq=False):
     """The head of a request, and where in the message the rest lies.
 
     Attributes:
@@ -102,8 +92,8 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
     version: str
     id: Span | None
     parameters: Mapping[str, Parameter]
-    inputs: Sequence[Input]
-    outputs: Sequence[Output]
+    inputs: Sequence[GivenInput]
+    outputs: Sequence[WantedOutput]
     data: Sequence[Span | None]
     fixed: Sequence[tuple[int, bytes]] | None
     is_elsewhere: bool
@@ -116,34 +106,53 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
         """
         return "" if self.id is None else _text(message, self.id, "id")
 
-    def request(self, message: Data) -> InferRequest:
-        """Return the request that lies in a message like this; raw tensors are views of it.
+    def tensors(self, message: Data, read: Callable[[Place], Data] | None = None) -> list[Tensor]:
+        """Return the inputs of a request laid out like this; raw ones are views of its message.
+
+        Args:
+            message: It.
+            read: Reads what lies in shared memory; without it nothing may.
 
         Raises:
             InvalidRequest: If typed contents are not what they should be.
+            ForebayError: What `read` raises.
         """
         view = memoryview(message)
-        inputs = [
-            Tensor(one.name, one.datatype, one.shape, _typed(view, one) if span is None else view[span[0] : span[1]])
-            for one, span in zip(self.inputs, self.data, strict=True)
-        ]
+        found: list[Tensor] = []
+        for one, span in zip(self.inputs, self.data, strict=True):
+            if one.place is not None:
+                if read is None:
+                    msg = f"input '{one.name}' lies in shared memory, which this server does not read"
+                    raise InvalidRequest(msg)
+                data = read(one.place)
+            else:
+                data = _typed(view, one) if span is None else view[span[0] : span[1]]
+            found.append(Tensor(one.name, one.datatype, one.shape, data))
+        return found
+
+    def request(self, message: Data, read: Callable[[Place], Data] | None = None) -> InferRequest:
+        """Return the request that lies in a message laid out like this.
+
+        Raises:
+            ForebayError: As `tensors`.
+        """
         return InferRequest(
             model=self.model,
             version=self.version,
             id=self.id_in(message),
-            inputs=inputs,
+            inputs=self.tensors(message, read),
             outputs=[one.name for one in self.outputs],
             parameters=self.parameters,
         )
 
 
-class Layouts:
-    """Layouts of the last messages."""
+class RequestLayouts:
+    """RequestLayouts of the last messages."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, bytes], Layout] = {}
+        self._known: dict[tuple[int, bytes], RequestLayout] = {}
 
-    def of(self, message: Data) -> Layout:
+    def of(self, message: Data) -> RequestLayout:
         """Return how a message is laid out.
 
         Raises:
@@ -167,7 +176,7 @@ class Layouts:
         return layout
 
 
-def scan(message: Data) -> Layout:
+def scan(message: Data) -> RequestLayout:
     """Read the head of a request.
 
     Raises:
@@ -177,8 +186,8 @@ def scan(message: Data) -> Layout:
     model = version = ""
     id_at: Span | None = None
     parameters: dict[str, Parameter] = {}
-    inputs: list[Input] = []
-    outputs: list[Output] = []
+    inputs: list[GivenInput] = []
+    outputs: list[WantedOutput] = []
     raw: list[Span] = []
     for field, kind, start, end in walk.fields(0, len(message)):
         if kind != _LENGTH:
@@ -204,7 +213,7 @@ def scan(message: Data) -> Layout:
             check_size(one.name, one.datatype, one.shape, one.place.size)
         elif span is not None and one.datatype in DATATYPES:
             check_size(one.name, one.datatype, one.shape, span[1] - span[0])
-    return Layout(
+    return RequestLayout(
         model=model,
         version=version,
         id=id_at,
@@ -255,7 +264,7 @@ class _Walk:
             if not field or tag > 0xFFFFFFFF:
                 raise self._malformed(at)
 
-    def input(self, at: int, end: int) -> Input:
+    def input(self, at: int, end: int) -> GivenInput:
         """Read an InferInputTensor."""
         name = datatype = ""
         shape: list[int] = []
@@ -279,10 +288,10 @@ class _Walk:
                 self.parameter(start, stop, parameters)
             elif field == 5:
                 contents.append((start, stop))
-        place = _place(f"input '{name}'", parameters) if REGION in parameters else None
-        return Input(name, datatype, tuple(shape), parameters, tuple(contents), place)
+        place = place_of(f"input '{name}'", parameters) if parameters else None
+        return GivenInput(name, datatype, tuple(shape), parameters, tuple(contents), place)
 
-    def output(self, at: int, end: int) -> Output:
+    def output(self, at: int, end: int) -> WantedOutput:
         """Read an InferRequestedOutputTensor."""
         name = ""
         parameters: dict[str, Parameter] = {}
@@ -291,7 +300,7 @@ class _Walk:
                 name = _text(self._data, (start, stop), "name of an output")
             elif field == 2 and kind == _LENGTH:
                 self.parameter(start, stop, parameters)
-        return Output(name, parameters, _place(f"output '{name}'", parameters) if REGION in parameters else None)
+        return WantedOutput(name, parameters, place_of(f"output '{name}'", parameters) if parameters else None)
 
     def parameter(self, at: int, end: int, into: dict[str, Parameter]) -> None:
         """Read an entry of a map from names to InferParameters.
@@ -408,21 +417,7 @@ def _text(data: Data, span: Span, what: str) -> str:
         raise InvalidRequest(msg) from None
 
 
-def _place(what: str, parameters: Mapping[str, Parameter]) -> Place:
-    """Return the place in shared memory that parameters tell.
-
-    Raises:
-        InvalidRequest: If they tell none.
-    """
-    region, offset, size = parameters[REGION], parameters.get(REGION_OFFSET, 0), parameters.get(REGION_SIZE, 0)
-    if not isinstance(region, str) or type(offset) is not int or type(size) is not int or offset < 0 or size < 0:
-        found = f"{region!r:.100} with offset {offset!r:.30} and size {size!r:.30}"
-        msg = f"{what} has a {REGION} {found}; it is named by a text, and the others are numbers of bytes"
-        raise InvalidRequest(msg)
-    return Place(region, offset, size)
-
-
-def _data(walk: _Walk, inputs: Sequence[Input], raw: Sequence[Span]) -> list[Span | None]:
+def _data(walk: _Walk, inputs: Sequence[GivenInput], raw: Sequence[Span]) -> list[Span | None]:
     """Return where what the inputs hold lies.
 
     Raises:
@@ -444,7 +439,7 @@ def _data(walk: _Walk, inputs: Sequence[Input], raw: Sequence[Span]) -> list[Spa
     return [next(left) if one.place is None else _SOMEWHERE for one in inputs]
 
 
-def _floats(walk: _Walk, one: Input) -> Span | None:
+def _floats(walk: _Walk, one: GivenInput) -> Span | None:
     """Return where the elements of typed contents lie as in memory; None if these have to be read."""
     field = _FIXED.get(one.datatype)
     return None if field is None or len(one.contents) != 1 else walk.only(*one.contents[0], field)
@@ -467,7 +462,7 @@ def _fixed(message: Data, holes: Sequence[Span | None]) -> Sequence[tuple[int, b
     return [piece for piece in fixed if piece[1]] if size <= MAX_FIXED_BYTES else None
 
 
-def _typed(message: memoryview, one: Input) -> Data:
+def _typed(message: memoryview, one: GivenInput) -> Data:
     """Return the elements of typed contents as they lie in memory.
 
     Raises:

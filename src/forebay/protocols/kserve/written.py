@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.types.tensor import Data, Tensor
 
@@ -19,34 +19,52 @@ JOINED_BYTES: Final = 16 * 1024
 MAX_HEADS: Final = 256
 """What is remembered of heads that were written before."""
 
+Written = bytes | list[Data]
+"""A message, whole or in pieces that nobody writes to any more."""
+
 _DOUBLE: Final = Struct("<d")
+_NONE: Final[Mapping[str, Any]] = {}
 
 
 def response(
-    *, model: str, version: str, id: str, outputs: Sequence[Tensor], parameters: Mapping[str, Parameter]
-) -> bytes | list[Data]:
+    *,
+    model: str,
+    version: str,
+    id: str,
+    outputs: Sequence[Tensor],
+    parameters: Mapping[str, Parameter] = _NONE,
+    places: Mapping[str, Mapping[str, Parameter]] = _NONE,
+) -> Written:
     """Write a response with raw contents.
+
+    Args:
+        model: Who answers.
+        version: Which version of it.
+        id: What the request was called.
+        outputs: The tensors.
+        parameters: What else is said.
+        places: What is said of single outputs, by name.
 
     Returns:
         Its bytes, or its pieces if there are many.
     """
-    head = bytearray(titled(model, version))
+    head = bytearray(_titled(model, version))
     if id:
-        put(head, 3, id.encode())
+        _put(head, 3, id.encode())
     for name, value in parameters.items():
-        put_parameter(head, 4, name, value)
+        _put_parameter(head, 4, name, value)
     size = 0
     for tensor in outputs:
-        head += announced(tensor.name, tensor.datatype, tensor.shape)
+        head += _announced(tensor.name, tensor.datatype, tensor.shape, places.get(tensor.name))
         size += len(tensor.data)
     if size <= JOINED_BYTES:
         for tensor in outputs:
-            head += b"\x32" + varint(len(tensor.data))
+            head += b"\x32" + _varint(len(tensor.data))
             head += tensor.data
         return bytes(head)
     pieces: list[Data] = []
     for tensor in outputs:
-        head += b"\x32" + varint(len(tensor.data))
+        head += b"\x32" + _varint(len(tensor.data))
         if len(tensor.data) <= JOINED_BYTES:
             head += tensor.data
         else:
@@ -57,43 +75,53 @@ def response(
     return pieces
 
 
-def stream_response(pieces: bytes | list[Data]) -> bytes | list[Data]:
+def stream_response(pieces: Written) -> Written:
     """Write a response as one of `ModelStreamInfer`."""
     if isinstance(pieces, bytes):
-        return b"\x12" + varint(len(pieces)) + pieces
-    return [b"\x12" + varint(sum(map(len, pieces))), *pieces]
+        return b"\x12" + _varint(len(pieces)) + pieces
+    return [b"\x12" + _varint(sum(map(len, pieces))), *pieces]
 
 
 def stream_error(text: str, id: str = "") -> bytes:
     """Write what `ModelStreamInfer` answers to a message that failed, with what the message is called."""
     found, about = bytearray(), bytearray()
-    put(about, 3, id.encode())
-    put(found, 1, text.encode(errors="replace") or b"failed")
-    put(found, 2, about, always=True)
+    _put(about, 3, id.encode())
+    _put(found, 1, text.encode(errors="replace") or b"failed")
+    _put(found, 2, about, always=True)
     return bytes(found)
 
 
 @lru_cache(maxsize=MAX_HEADS)
-def titled(model: str, version: str) -> bytes:
+def _titled(model: str, version: str) -> bytes:
     """Return how a response begins."""
     found = bytearray()
-    put(found, 1, model.encode())
-    put(found, 2, version.encode())
+    _put(found, 1, model.encode())
+    _put(found, 2, version.encode())
+    return bytes(found)
+
+
+def _announced(
+    name: str, datatype: str, shape: tuple[int, ...], parameters: Mapping[str, Parameter] | None = None
+) -> bytes:
+    """Return what stands in the head of a response for an output."""
+    if parameters is None:
+        return _usual(name, datatype, shape)
+    about, found = bytearray(), bytearray()
+    _put(about, 1, name.encode())
+    _put(about, 2, datatype.encode())
+    _put(about, 3, b"".join(map(_varint, shape)))
+    for key, value in parameters.items():
+        _put_parameter(about, 4, key, value)
+    _put(found, 5, about, always=True)
     return bytes(found)
 
 
 @lru_cache(maxsize=MAX_HEADS)
-def announced(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    """Return what stands in the head of a response for an output."""
-    about, found = bytearray(), bytearray()
-    put(about, 1, name.encode())
-    put(about, 2, datatype.encode())
-    put(about, 3, b"".join(map(varint, shape)))
-    put(found, 5, about, always=True)
-    return bytes(found)
+def _usual(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    return _announced(name, datatype, shape, _NONE)
 
 
-def varint(value: int) -> bytes:
+def _varint(value: int) -> bytes:
     """Return a number as protobuf writes it."""
     if 0 <= value < 0x80:
         return _SHORT[value]
@@ -109,27 +137,27 @@ def varint(value: int) -> bytes:
 _SHORT: Final = [bytes([value]) for value in range(0x80)]
 
 
-def put(into: bytearray, field: int, content: bytes | bytearray, *, always: bool = False) -> None:
+def _put(into: bytearray, field: int, content: bytes | bytearray, *, always: bool = False) -> None:
     """Write a field with a length, or nothing if it is empty, which is how protobuf writes that."""
     if content or always:
         into.append(field << 3 | 2)
-        into += varint(len(content))
+        into += _varint(len(content))
         into += content
 
 
-def put_parameter(into: bytearray, field: int, name: str, value: Parameter) -> None:
+def _put_parameter(into: bytearray, field: int, name: str, value: Parameter) -> None:
     """Write an entry of a map from names to InferParameters."""
     about = bytearray()
     if isinstance(value, bool):
         about += bytes([1 << 3, value])
     elif isinstance(value, int):
         about += b"\x10" if value < 1 << 63 else b"\x28"
-        about += varint(value)
+        about += _varint(value)
     elif isinstance(value, float):
         about += b"\x21" + _DOUBLE.pack(value)
     else:
-        put(about, 3, value.encode(), always=True)
+        _put(about, 3, value.encode(), always=True)
     entry = bytearray()
-    put(entry, 1, name.encode(), always=True)
-    put(entry, 2, about, always=True)
-    put(into, field, entry)
+    _put(entry, 1, name.encode(), always=True)
+    _put(entry, 2, about, always=True)
+    _put(into, field, entry)

@@ -16,7 +16,7 @@ import msgspec
 from forebay.graph.drawing.draw import Drawable
 from forebay.protocols.native import Contract
 from forebay.server.app import App
-from forebay.server.config import GrpcConfig, HttpConfig
+from forebay.server.config import GrpcConfig, HttpConfig, grpc_like
 from forebay.server.served import Served
 from forebay.surfaces.contract import Options, Project
 from forebay.surfaces.pipeline import logs, running_servers
@@ -28,6 +28,7 @@ from forebay.surfaces.pipeline.dag.op_workers import built
 from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp, with_cors
 from forebay.surfaces.pipeline.fronts.rpc import services
 from forebay.surfaces.pipeline.fronts.tensors import face_of, routes_in_tensors
+from forebay.transports.grpc.kserve import KServe
 from forebay.transports.grpc.listener import GrpcListener
 
 if TYPE_CHECKING:
@@ -75,9 +76,11 @@ def project_of(server: PipelineServer, script: Callable[[], Script], options: Op
         gateway.others = routes_in_tensors(hosted.service, app.served[app.name], http)
         protocol = InferencePages(app, gateway.others, Management(app, http), Predict)
     face = beside_dashboard(PipelineHttp(gateway, http, pages, protocol), pages, http)
-    rpc_source = _source(config, "rpc_port") or _source(config, "port")
+    rpc_source = "" if options.grpc.port is not None else _source(config, "rpc_port") or _source(config, "port")
     grpc = _grpc(config, http, options.grpc)
-    rpc = GrpcListener(grpc, services(hosted.service), lambda: not app.problems(), rpc_source)
+    kserve = KServe(app)
+    rpc_services = [*services(hosted.service), kserve.service()]
+    rpc = GrpcListener(grpc, rpc_services, lambda: not app.problems(), rpc_source, kserve.is_model_ready)
     service = hosted.service
     presence = _Presence(rpc, http.port if has_http else None)
 
@@ -212,26 +215,11 @@ def _source(config: PipelineConfig, key: str) -> str:
 
 
 def _grpc(config: PipelineConfig, http: HttpConfig, limits: GrpcConfig) -> GrpcConfig:
-    """Return the gRPC port: the configured one, else the one after that of HTTP if it is free, else any."""
-    port = config.rpc_port
+    """Return the gRPC port: the one that is said, or configured, or after that of HTTP if it is free, or any."""
+    port = config.rpc_port if limits.port is None else limits.port
     if port is None:
         port = http.port + 1 if 0 < http.port < LAST_PORT and _is_free(http.host, http.port + 1) else 0
-    return msgspec.structs.replace(
-        limits,
-        host=http.host,
-        port=port,
-        max_message_bytes=config.max_message_bytes,
-        max_metadata_bytes=http.max_head_bytes,
-        max_buffered_bytes=http.max_buffered_bytes,
-        max_connections=http.max_connections,
-        backlog=http.backlog,
-        read_timeout_s=http.read_timeout_s,
-        write_timeout_s=http.write_timeout_s,
-        certfile=http.certfile,
-        keyfile=http.keyfile,
-        api_keys=http.api_keys,
-        access_log=http.access_log,
-    )
+    return msgspec.structs.replace(grpc_like(http, limits), port=port, max_message_bytes=config.max_message_bytes)
 
 
 def _is_free(host: str, port: int) -> bool:

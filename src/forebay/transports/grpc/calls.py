@@ -19,12 +19,13 @@ from forebay.transports.grpc.messages import STEP_BYTES, BadMessage, MessageBuff
 from forebay.transports.grpc.statuses import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from forebay.serving.endpoint import Endpoint
     from forebay.transports.grpc.connection import GrpcConnection
     from forebay.transports.grpc.heads import CallHead, Metadata
     from forebay.transports.grpc.sending import Outgoing
+    from forebay.transports.grpc.service import Piece
     from forebay.types.call import Request
 
 log = logging.getLogger("forebay.requests")
@@ -120,16 +121,21 @@ class OpenCall:
         if not self.is_done:
             self._connection.answer(self, message)
 
-    def fail(self, error: ForebayError) -> None:
+    def reply_in_pieces(self, pieces: Sequence[Piece]) -> None:
+        """Do the same with a message that lies in several places."""
+        if not self.is_done:
+            self._connection.answer_at_length(self, pieces)
+
+    def fail(self, error: ForebayError, own: Mapping[type[ForebayError], Status] = statuses.NONE) -> None:
         """Answer the call with the status of an error; does nothing if it has ended."""
         if self.is_done:
             return
         if isinstance(error, QueueFull):
             self.on_cancel = None
-            self._refusal = statuses.of_error(error)
+            self._refusal = statuses.of_error(error, own)
             self._connection.port.refusals.refuse(self)
         else:
-            self.end(*statuses.of_error(error))
+            self.end(*statuses.of_error(error, own))
 
     def tell_refused(self) -> None:
         """End a call that came to a full queue; `RefusalLine` decides when."""
@@ -149,7 +155,7 @@ class OpenCall:
         if self.is_done:
             return
         if message is not None:
-            self._connection.send_message(self, message)
+            self._connection.send_message(self, (message,), len(message))
         self.is_done = True
         self.on_cancel = None
         self.status = status
@@ -416,15 +422,17 @@ class OpenCall:
         await asyncio.sleep(0)  # the task was cancelled: it ends here
         return None
 
-    async def send(self, message: bytes) -> None:
+    async def send(self, message: bytes | list[Piece]) -> None:
         """Send a message of a stream; waits while the client does not take what was sent before."""
         if self.is_done:  # by itself: whoever else ends it cancels the task
             raise asyncio.CancelledError
         limit = self._connection.port.config.max_message_bytes
-        if len(message) > limit:
-            self.abandon(*too_long(message, limit))
+        pieces = (message,) if isinstance(message, bytes) else message
+        size = sum(map(len, pieces))
+        if size > limit:
+            self.abandon(*too_long(size, limit))
             await asyncio.sleep(0)  # the task was cancelled: it ends here
-        outgoing = self._connection.send_message(self, message)
+        outgoing = self._connection.send_message(self, pieces, size)
         if outgoing.unsent_bytes + len(outgoing.pieces) * MESSAGE_OVERHEAD_BYTES > MAX_UNSENT_BYTES:
             self._room = asyncio.get_running_loop().create_future()
             try:
@@ -471,6 +479,6 @@ def _full() -> BadMessage:
     return BadMessage(Status.RESOURCE_EXHAUSTED, "the server holds as many bytes of messages as it may")
 
 
-def too_long(message: bytes, limit: int) -> tuple[Status, str]:
+def too_long(size: int, limit: int) -> tuple[Status, str]:
     """Return the status of a call whose answer may not be sent."""
-    return Status.RESOURCE_EXHAUSTED, f"the answer has {len(message)} bytes, {limit} are allowed"
+    return Status.RESOURCE_EXHAUSTED, f"the answer has {size} bytes, {limit} are allowed"

@@ -31,8 +31,11 @@ from forebay.transports.grpc.sending import Sender
 from forebay.transports.grpc.statuses import Status
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forebay.transports.grpc.port import GrpcPort
     from forebay.transports.grpc.sending import Outgoing
+    from forebay.transports.grpc.service import Piece
 
 log = logging.getLogger("forebay")
 
@@ -197,19 +200,24 @@ class GrpcConnection(asyncio.Protocol):
                 self._is_due = True
                 port.loop.call_soon(self._flush)
             return
-        if len(message) > port.config.max_message_bytes:
-            call.end(*too_long(message, port.config.max_message_bytes))
+        self.answer_at_length(call, (message,))
+
+    def answer_at_length(self, call: OpenCall, pieces: Sequence[Piece]) -> None:
+        """Answer a call with its only message as the client has room for it, and end it."""
+        size, limit = sum(map(len, pieces)), self.port.config.max_message_bytes
+        if size > limit:
+            call.end(*too_long(size, limit))
             return
-        self.send_message(call, message)
+        self.send_message(call, pieces, size)
         call.status = Status.OK
         call.is_done = True
         call.on_cancel = None
         self.end(call, statuses.OK)
 
-    def send_message(self, call: OpenCall, message: bytes) -> Outgoing:
-        """Send a message as the client has room for it."""
-        call.sent_bytes += len(message)
-        outgoing = self._sender.put(call, message, self.port.epoch)
+    def send_message(self, call: OpenCall, pieces: Sequence[Piece], size: int) -> Outgoing:
+        """Send a message as the client has room for it; `size` is that of all its pieces."""
+        call.sent_bytes += size
+        outgoing = self._sender.put(call, pieces, size, self.port.epoch)
         self.begin_answer(call, b"")
         self._schedule()
         return outgoing

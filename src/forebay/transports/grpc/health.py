@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The standard health service: every service of the port is SERVING while the app has no problem."""
+"""The standard health service: services of the port are SERVING while the app has no problem, models while ready."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import DecodeError
@@ -22,6 +23,7 @@ LOOK_AGAIN_S: Final = 0.5
 """How soon a change is told to those who watch."""
 
 _Answer: Final[Any] = health_pb2.HealthCheckResponse
+_UNKNOWN: Final[bytes] = _Answer(status=_Answer.SERVICE_UNKNOWN).SerializeToString()
 
 
 class Health:
@@ -33,19 +35,26 @@ class Health:
         looks_at_a_time: Timers that are set to look again: one while anybody watches.
     """
 
-    def __init__(self, services: Collection[str], is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        services: Collection[str],
+        is_ready: Callable[[], bool],
+        is_model_ready: Callable[[str], bool | None] = lambda _: None,
+    ) -> None:
         """Describe the service.
 
         Args:
             services: Names that may be asked for, beside the empty one.
             is_ready: Whether calls can be answered now.
+            is_model_ready: The same of a model; None if there is none of that name.
         """
         self.looks_at_a_time = 0
         self._is_stopping = False
         self._services = {"", SERVICE, *services}
         self._is_ready = is_ready
-        self._watching = 0
-        self._told = b""
+        self._is_model_ready = is_model_ready
+        self._watching: Counter[str] = Counter()
+        self._told: dict[str, bytes] = {}
         self._change: asyncio.Future[None] | None = None
 
     def stop(self) -> None:
@@ -61,25 +70,27 @@ class Health:
         )
 
     def _check(self, data: bytes, call: Call) -> None:
-        if _asked(data) not in self._services:
+        status = self._status(_asked(data))
+        if status == _UNKNOWN:
             msg = "no such service"
             raise NotFound(msg)
-        call.reply(self._status())
+        call.reply(status)
 
     async def _watch(self, messages: AsyncIterator[bytes], _call: Call) -> AsyncIterator[bytes]:
         data = await anext(messages, None)
         if data is None:
             msg = "nothing was asked for"
             raise InvalidRequest(msg)
-        if _asked(data) not in self._services:
-            yield _Answer(status=_Answer.SERVICE_UNKNOWN).SerializeToString()
+        asked = _asked(data)
+        if self._status(asked) == _UNKNOWN:
+            yield _UNKNOWN
             return
         told = b""
-        self._watching += 1
+        self._watching[asked] += 1
         try:
             while True:
                 change = self._next_change()
-                now = self._status()
+                now = self._status(asked)
                 if now != told:
                     yield now
                     told = now
@@ -89,7 +100,7 @@ class Health:
                 else:
                     await asyncio.shield(change)
         finally:
-            self._watching -= 1
+            self._watching -= Counter((asked,))
 
     def _next_change(self) -> asyncio.Future[None]:
         """Return what is done once there is something to tell."""
@@ -98,13 +109,13 @@ class Health:
             self._change = loop.create_future()
         if not self.looks_at_a_time:
             self.looks_at_a_time = 1
-            self._told = self._status()
+            self._told = self._now()
             loop.call_later(LOOK_AGAIN_S, self._look)
         return self._change
 
     def _look(self) -> None:
         self.looks_at_a_time = 0
-        if self._status() != self._told:
+        if self._now() != self._told:
             self._tell()
         if self._watching and not self._is_stopping:
             self._next_change()
@@ -114,8 +125,14 @@ class Health:
         if change is not None:
             change.set_result(None)
 
-    def _status(self) -> bytes:
-        is_serving = not self._is_stopping and self._is_ready()
+    def _now(self) -> dict[str, bytes]:
+        return {asked: self._status(asked) for asked in self._watching}
+
+    def _status(self, asked: str) -> bytes:
+        is_ready = self._is_ready() if asked in self._services else self._is_model_ready(asked)
+        if is_ready is None:
+            return _UNKNOWN
+        is_serving = is_ready and not self._is_stopping
         return _Answer(status=_Answer.SERVING if is_serving else _Answer.NOT_SERVING).SerializeToString()
 
 

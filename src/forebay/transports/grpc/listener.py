@@ -39,7 +39,12 @@ class GrpcListener:
     """
 
     def __init__(
-        self, config: GrpcConfig, services: Sequence[GrpcService], is_ready: Callable[[], bool], source: str = ""
+        self,
+        config: GrpcConfig,
+        services: Sequence[GrpcService],
+        is_ready: Callable[[], bool],
+        source: str = "",
+        is_model_ready: Callable[[str], bool | None] = lambda _: None,
     ) -> None:
         """Describe the listener; `start` binds it.
 
@@ -48,11 +53,13 @@ class GrpcListener:
             services: What is served there.
             is_ready: What the health service tells: whether calls can be answered now.
             source: What has set the port, for messages; see `why_not`.
+            is_model_ready: What it tells of a model; None if there is none of that name.
         """
         self.address: tuple[str, int] | None = None
         self._config = config
         self._services = services
         self._is_ready = is_ready
+        self._is_model_ready = is_model_ready
         self._source = source
         self._health: Any = None
         self._port: GrpcPort | None = None
@@ -68,13 +75,13 @@ class GrpcListener:
             from forebay.transports.grpc.health import SERVICE, Health
             from forebay.transports.grpc.reflection import Reflection
         except ImportError as error:
-            msg = f"the gRPC port needs {error.name}, which is not installed: pip install 'forebay[grpc]'"
-            raise ConfigError(msg) from error
+            raise not_installed(error) from error
         config = self._config
-        if not 0 <= config.port < 1 << 16:
-            msg = f"port {config.port} is not possible; a number from 0 to 65535 is needed"
+        number = config.port or 0
+        if not 0 <= number < 1 << 16:
+            msg = f"port {number} is not possible; a number from 0 to 65535 is needed"
             raise ConfigError(msg)
-        self._health = Health([service.full_name for service in self._services], self._is_ready)
+        self._health = Health([service.full_name for service in self._services], self._is_ready, self._is_model_ready)
         services = [*self._services, self._health.service()]
         services += Reflection(services).services()
         heads = HeadReader(by_path(services, SERVICE), config.api_keys, config.max_metadata_bytes)
@@ -89,9 +96,9 @@ class GrpcListener:
             )
         acceptor = Acceptor(adopt)
         try:
-            self.address = await acceptor.open(config.host, config.port, config.backlog)
+            self.address = await acceptor.open(config.host, number, config.backlog)
         except (OSError, UnicodeError) as error:
-            raise ConfigError(why_not(config.host, config.port, error, self._source)) from error
+            raise ConfigError(why_not(config.host, number, error, self._source)) from error
         self._port, self._acceptor = port, acceptor
         port.sweep()
         return self.address
@@ -129,6 +136,11 @@ class GrpcListener:
             async with asyncio.timeout(timeout_s):
                 while port.connections:  # noqa: ASYNC110 - a connection closes in many ways
                     await asyncio.sleep(0.02)
+
+
+def not_installed(error: ImportError) -> ConfigError:
+    """Return what is said if a package is not there."""
+    return ConfigError(f"the gRPC port needs {error.name}, which is not installed: pip install 'forebay[grpc]'")
 
 
 def _tls(config: GrpcConfig) -> ssl.SSLContext | None:

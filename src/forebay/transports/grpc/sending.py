@@ -10,7 +10,10 @@ from forebay.transports.grpc import frames
 from forebay.transports.grpc.messages import PREFIX_BYTES, prefix
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forebay.transports.grpc.calls import OpenCall
+    from forebay.transports.grpc.service import Piece
 
 
 class Outgoing:
@@ -56,8 +59,8 @@ class Sender:
         """Whether a call has something that there is room for."""
         return bool(self._ready) and self.window > 0
 
-    def put(self, call: OpenCall, message: bytes, epoch: int) -> Outgoing:
-        """Add a message to what a call has to send."""
+    def put(self, call: OpenCall, pieces: Sequence[Piece], size: int, epoch: int) -> Outgoing:
+        """Add a message to what a call has to send; `size` is that of all its pieces."""
         outgoing = call.outgoing
         if outgoing is None:
             outgoing = call.outgoing = Outgoing(epoch)
@@ -65,10 +68,10 @@ class Sender:
             outgoing.moved = epoch
         # The beginning shares a frame with the prefix; the rest is not copied.
         cut = frames.MIN_FRAME_BYTES - PREFIX_BYTES
-        outgoing.pieces.append(memoryview(prefix(len(message)) + message[:cut]))
-        if len(message) > cut:
-            outgoing.pieces.append(memoryview(message)[cut:])
-        outgoing.unsent_bytes += PREFIX_BYTES + len(message)
+        first = memoryview(pieces[0])
+        outgoing.pieces.append(memoryview(prefix(size) + first[:cut]))
+        outgoing.pieces.extend(memoryview(piece) for piece in (first[cut:], *pieces[1:]) if len(piece))
+        outgoing.unsent_bytes += PREFIX_BYTES + size
         self.wake(call)
         return outgoing
 

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from forebay.errors import ForebayError
+from forebay.transports.grpc.statuses import NONE
 
 if TYPE_CHECKING:
     from forebay.serving.endpoint import Endpoint
     from forebay.transports.grpc.heads import Metadata
     from forebay.transports.grpc.statuses import Status
     from forebay.types.call import Request
+
+
+Piece = bytes | bytearray | memoryview
 
 
 class Call(Protocol):
@@ -51,8 +55,12 @@ class Call(Protocol):
         """Answer the call with its only message; does nothing if it has ended."""
         ...
 
-    def fail(self, error: ForebayError) -> None:
-        """Answer the call with the status of an error; does nothing if it has ended."""
+    def reply_in_pieces(self, pieces: Sequence[Piece]) -> None:
+        """Do the same with a message that lies in several places, from which it is sent; nobody writes there again."""
+        ...
+
+    def fail(self, error: ForebayError, own: Mapping[type[ForebayError], Status] = NONE) -> None:
+        """Answer the call with the status of an error, its service's own if it has one; nothing if it has ended."""
         ...
 
     def end(self, status: Status, text: str = "", message: bytes | None = None, metadata: Metadata = ()) -> None:
@@ -66,8 +74,11 @@ Direct = Callable[[bytes, Call], None]
 Unary = Callable[[bytes, Call], Awaitable[bytes]]
 """Answers a call with what it returns; it is cancelled with the call."""
 
-Stream = Callable[[AsyncIterator[bytes], Call], AsyncIterator[bytes]]
-"""Answers a call with what it yields; it is closed with the call. A client that takes nothing holds it up."""
+Stream = Callable[[AsyncIterator[bytes], Call], AsyncIterator[bytes | list[Piece]]]
+"""Answers a call with the messages it yields, whole or in pieces; it is closed with the call.
+
+A client that takes nothing holds it up.
+"""
 
 
 class GrpcService(msgspec.Struct, frozen=True, kw_only=True):

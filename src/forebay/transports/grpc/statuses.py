@@ -8,11 +8,11 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from forebay.errors import Code, UserCodeError
+from forebay.errors import Code, NotFound, UserCodeError
 from forebay.transports.grpc.hpack import literal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from forebay.errors import ForebayError
 
@@ -44,7 +44,13 @@ class Status(IntEnum):
     UNAUTHENTICATED = 16
 
 
+class NotOffered(NotFound):
+    """A method that is known and does nothing here."""
+
+
 OF_CODE: Final = {code: Status[code.name] for code in Code}
+
+NONE: Final[Mapping[type[ForebayError], Status]] = {}
 
 HEADERS: Final = b"\x88" + literal(b"content-type", b"application/grpc")
 """The header block before an answer; it says 200."""
@@ -75,8 +81,18 @@ def http_refusal(status: int, *fields: tuple[bytes, bytes]) -> bytes:
     return literal(b":status", b"%d" % status) + b"".join(literal(*field) for field in fields)
 
 
-def of_error(error: ForebayError) -> tuple[Status, str]:
-    """Return what a client is told of an error; what it is not told was logged where the user's code ran."""
+def of_error(error: ForebayError, own: Mapping[type[ForebayError], Status] = NONE) -> tuple[Status, str]:
+    """Return what a client is told of an error; what it is not told was logged where the user's code ran.
+
+    Args:
+        error: It.
+        own: What a service says differently.
+    """
     if isinstance(error, UserCodeError):
         return Status.INTERNAL, "the model failed; the server's log says why"
+    if isinstance(error, NotOffered):
+        return Status.UNIMPLEMENTED, error.message
+    for kind, status in own.items():
+        if isinstance(error, kind):
+            return status, error.message
     return OF_CODE[error.code], error.message

@@ -19,7 +19,6 @@ from urllib.parse import quote, unquote
 import msgspec
 from starlette.requests import Request as HttpRequest
 
-import forebay
 from forebay.errors import (
     BadOutcome,
     ForebayError,
@@ -32,7 +31,17 @@ from forebay.errors import (
 from forebay.protocols import native
 from forebay.protocols.kserve import rest
 from forebay.protocols.kserve.calls import InferRequest, InferResponse
-from forebay.serving.tensor_face import TensorFace, TensorRequest, parameters_of, tensors_of
+from forebay.server.inference_facts import (
+    config_of,
+    every_version,
+    find_served,
+    is_served_ready,
+    model_metadata,
+    server_metadata,
+    statistics_of,
+)
+from forebay.server.shared_regions import Region
+from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
 from forebay.transports.http.bodies import BodyTooLong, read_body
 from forebay.transports.http.errors import MethodNotAllowed, error_headers
 from forebay.transports.http.route import Head, Route
@@ -46,19 +55,12 @@ if TYPE_CHECKING:
     from forebay.server.app import App
     from forebay.server.config import HttpConfig
     from forebay.server.served import Served
+    from forebay.serving.tensor_face import TensorFace
     from forebay.transports.http.forms_and_gzip import Staging
     from forebay.transports.http.management import Management
     from forebay.types.call import Origin, Outcome, Reply
-    from forebay.types.tensor import Data, TensorMetadata
+    from forebay.types.tensor import Data
 
-EXTENSIONS: Final = (
-    "binary_tensor_data",
-    "parameters",
-    "model_configuration",
-    "statistics",
-    "model_repository",
-    "model_repository(unload_dependents)",
-)
 PUBLIC_PATHS: Final = frozenset({"/v2/health/live", "/v2/health/ready"})
 MAX_REMEMBERED: Final = 1024
 """Calls that are remembered by their JSON; when there are more, all are forgotten."""
@@ -67,7 +69,6 @@ _MAX_LOAD_BYTES: Final = 64 * 1024
 _LENGTH: Final = rest.LENGTH_HEADER.lower().encode()
 _JSON: Final = (b"content-type", b"application/json")
 _SAMPLES: Final = {"in": "json", "out": "json", ROWS: "1"}
-_TYPES: Final = {"BYTES": "TYPE_STRING"}
 
 
 class InferHead(Head):
@@ -312,7 +313,6 @@ class InferencePages:
         self._routes = routes
         self._management = management
         self._predict = predict
-        self._unloaded: dict[str, list[str]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -340,7 +340,7 @@ class InferencePages:
             return None
         match segments:
             case ["v2"]:
-                found = {"name": "forebay", "version": forebay.__version__, "extensions": EXTENSIONS}
+                found = server_metadata(self._app)
             case ["v2", "health", "live"]:
                 found, is_well = {"live": self._app.is_live}, self._app.is_live
                 return self._told(scope, found, 200 if is_well else 503)
@@ -348,11 +348,12 @@ class InferencePages:
                 is_well = not self._app.problems()
                 return self._told(scope, {"ready": is_well}, 200 if is_well else 503)
             case ["v2", "models", "stats"]:
-                every = self._app.every
-                found = {"model_stats": [statistics_of(one) for one in every]}
+                found = {"model_stats": [statistics_of(one) for one in every_version(self._app, "")]}
             case ["v2", "repository", "index"]:
                 _require("POST", scope)
-                return self._told(scope, self._index(await _json_body(receive)), verb="POST")
+                return self._told(scope, await self._index(receive), verb="POST")
+            case ["v2", "systemsharedmemory", *asked]:
+                return self._told_shared(scope, asked, await _json_body(receive))
             case ["v2", "repository", "models", name, ("load" | "unload") as what]:
                 _require("POST", scope)
                 await self._manage(name, what, scope, await _json_body(receive))
@@ -375,54 +376,55 @@ class InferencePages:
         self, scope: Scope, name: str, version: str, what: str = ""
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         if what == "infer":
-            self._find(name, version)
+            find_served(self._app, name, version)
             raise NotFound(f"the model '{name}' takes no tensors; see GET /models/{name}")
         if what not in {"", "ready", "config", "stats"}:
             raise NotFound(f"a model has no '{what[:40]}'; there is ready, config, stats and infer")
-        one = self._find(name, version)
+        one = find_served(self._app, name, version)
         if what == "ready":
             is_ready = is_served_ready(one)
             return self._told(scope, {"name": name, "ready": is_ready}, 200 if is_ready else 503)
         if what == "stats":
-            every = [one] if version else self._app.versions(name).ready.values()
+            every = every_version(self._app, name, version)
             return self._told(scope, {"model_stats": [statistics_of(each) for each in every]})
-        versions = [*self._app.versions(name).ready] if not version else [version]
-        return self._told(scope, config_of(one) if what == "config" else metadata_of(one, versions))
+        return self._told(scope, config_of(one) if what == "config" else model_metadata(self._app, name, version))
 
-    def _find(self, name: str, version: str) -> Served:
-        """Return what is meant.
+    async def _index(self, receive: Receive) -> list[dict[str, str]]:
+        asked = await _json_body(receive)
+        return self._app.model_index.index(only_ready=asked.get("ready") is True)
+
+    def _told_shared(
+        self, scope: Scope, asked: Sequence[str], body: Mapping[str, Any]
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """Register, unregister and show regions of shared memory.
 
         Raises:
-            NotFound: Naming the nearest there is.
+            ForebayError: If they are not used here, or the region is not what it should be.
         """
-        if not version:
-            return self._app.find(name)
-        versions = self._app.versions(name)
-        found = versions.ready.get(version)
-        if found is None:
-            raise versions.unknown(version)
-        return found
-
-    def _index(self, asked: Mapping[str, Any]) -> list[dict[str, str]]:
-        states = {"ready": "READY", "loading": "LOADING", "leaving": "UNLOADING", "failed": "UNAVAILABLE"}
-        found = [
-            {
-                "name": told["name"],
-                "version": one["version"],
-                "state": states[one["state"]],
-                "reason": one.get("error", ""),
-            }
-            for told in self._app.describe_all()
-            for one in told["versions"]
-        ]
-        there = {(one["name"], one["version"]) for one in found}
-        found += [
-            {"name": name, "version": version, "state": "UNAVAILABLE", "reason": "unloaded"}
-            for name, versions in self._unloaded.items()
-            for version in versions
-            if (name, version) not in there
-        ]
-        return [one for one in found if one["state"] == "READY" or asked.get("ready") is not True]
+        regions = self._app.shared_regions
+        if regions is None:
+            raise NotFound("shared memory is read and written by a server with --shared-memory only")
+        match asked:
+            case ["status"]:
+                return self._told(scope, [*regions.status().values()])
+            case ["region", name, "status"]:
+                return self._told(scope, [*regions.status(name).values()])
+            case ["unregister"]:
+                _require("POST", scope)
+                regions.unregister()
+            case ["region", name, "unregister"]:
+                _require("POST", scope)
+                regions.unregister(name)
+            case ["region", name, "register"]:
+                _require("POST", scope)
+                try:
+                    region = msgspec.convert({"offset": 0, **body, "name": name}, Region)
+                except msgspec.ValidationError as error:
+                    raise InvalidRequest(f"a region has a key, an offset and a byte_size: {error}") from None
+                regions.register(region)
+            case _:
+                raise NotFound("shared memory has status, region/NAME/status, register and unregister")
+        return self._told(scope, {}, verb="POST")
 
     async def _manage(self, name: str, what: str, scope: Scope, asked: Mapping[str, Any]) -> None:
         """Load or unload all versions of a model.
@@ -436,92 +438,9 @@ class InferencePages:
             told = ", ".join(map(str, parameters))[:100]
             raise InvalidRequest(f"a model is loaded as the project says, and not with {told}")
         if what == "unload":
-            versions = self._app.versions(name)
-            self._unloaded[name] = [*versions.ready]
-            heavy = versions.weights
-            for version in sorted(versions.ready, key=lambda version: heavy.get(version, 0)):
-                if len(versions.ready) > 1 and versions.weights.keys() == {version}:
-                    versions.share({next(other for other in versions.ready if other != version): 1})
-                await self._app.unload(name, version)
-            return
-        known = [*self._app.versions(name).ready] if name in self._app.served else self._unloaded.get(name, ["1"])
-        for version in known:
-            make = self._management.maker(name, version)
-            await self._app.load(name, version, make, timeout_s=self._app.load_timeout_s)
-        self._unloaded.pop(name, None)
-
-
-def is_served_ready(one: Served) -> bool:
-    """Tell whether a version can be asked now."""
-    return one.endpoint.accepting and one.endpoint.pool.statistics().alive > 0
-
-
-def metadata_of(one: Served, versions: Sequence[str]) -> dict[str, Any]:
-    """Return what a model takes and gives."""
-    face = one.tensors or TensorFace()
-    return {
-        "name": one.endpoint.name,
-        "versions": versions,
-        "platform": "forebay",
-        "inputs": face.inputs,
-        "outputs": face.outputs,
-    }
-
-
-def config_of(one: Served) -> dict[str, Any]:
-    """Return what Triton calls the configuration of a model: what it takes and gives, and how it is batched."""
-    face = one.tensors
-    has_rows = face is not None and face.has_rows
-    sides: Sequence[Sequence[TensorMetadata]] = () if face is None else (face.inputs, face.outputs)
-    told = [
-        [
-            {
-                "name": each.name,
-                "data_type": _TYPES.get(each.datatype, f"TYPE_{each.datatype}"),
-                "dims": each.shape[1:] if has_rows else each.shape,
-            }
-            for each in side
-        ]
-        for side in sides
-    ]
-    return {
-        "name": one.endpoint.name,
-        "platform": "forebay",
-        "backend": "forebay",
-        "max_batch_size": one.endpoint.batching.max_size if has_rows else 0,
-        "input": told[0] if told else [],
-        "output": told[1] if told else [],
-        "model_transaction_policy": {"decoupled": one.contract.streams},
-    }
-
-
-def statistics_of(one: Served) -> dict[str, Any]:
-    """Return what was counted of a version, since the start."""
-    metrics, config = one.endpoint.metrics, one.endpoint.config
-    succeeded = metrics.codes["ok"]
-    failed = sum(metrics.codes.values()) - succeeded
-
-    def told(count: int, seconds: float = 0.0) -> dict[str, int]:
-        return {"count": count, "ns": round(seconds * 1e9)}
-
-    return {
-        "name": config.name,
-        "version": config.version,
-        "last_inference": 0,
-        "inference_count": round(metrics.batch_size.total),
-        "execution_count": metrics.batch_size.count,
-        "inference_stats": {
-            "success": told(succeeded, metrics.request_s.total),
-            "fail": told(failed),
-            "queue": told(metrics.queue_s.count, metrics.queue_s.total),
-            "compute_input": told(succeeded),
-            "compute_infer": told(succeeded, metrics.model_s.total),
-            "compute_output": told(succeeded),
-            "cache_hit": told(0),
-            "cache_miss": told(0),
-        },
-        "batch_stats": [],
-    }
+            await self._app.model_index.unload(name)
+        else:
+            await self._app.model_index.load(name)
 
 
 def _require(verb: str, scope: Scope) -> None:

@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 from starlette.responses import Response
 
-from forebay.errors import Cancelled, InvalidRequest, NotFound, TooLarge
+from forebay.errors import Cancelled, InvalidRequest, TooLarge
 from forebay.transports.http.bodies import BodyTooLong, read_body
 from forebay.transports.http.errors import ForeignPage, NotManaged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.requests import Request
 
     from forebay.server.app import App
     from forebay.server.config import HttpConfig
-    from forebay.server.served import Served
 
 MAX_BODY_BYTES: Final = 64 * 1024
 
@@ -44,13 +41,17 @@ class Management:
     async def load(self, request: Request) -> Response:
         """Load a version that the project names, or load it anew; answers once it is ready."""
         name, version = self._asked(request)
-        await self._app.load(name, version, self.maker(name, version), timeout_s=self._app.load_timeout_s)
+        await self._app.load(
+            name, version, self._app.model_index.maker(name, version), timeout_s=self._app.load_timeout_s
+        )
         return self._told(name)
 
     async def swap(self, request: Request) -> Response:
         """Load a version, and have it answer in place of those that did."""
         name, version = self._asked(request)
-        await self._app.swap(name, version, self.maker(name, version), timeout_s=self._app.load_timeout_s)
+        await self._app.swap(
+            name, version, self._app.model_index.maker(name, version), timeout_s=self._app.load_timeout_s
+        )
         return self._told(name)
 
     async def unload(self, request: Request) -> Response:
@@ -99,18 +100,6 @@ class Management:
         if not is_own and origin not in self._origins and "*" not in self._origins:
             msg = f"a page of {origin[:100]!r} calls; let its origin in with --cors-origin"
             raise ForeignPage(msg)
-
-    def maker(self, name: str, version: str) -> Callable[[], Served]:
-        """Return what builds a version of a model.
-
-        Raises:
-            NotFound: If the project cannot be read anew.
-        """
-        source = self._app.source
-        if source is None:
-            msg = "this project cannot be read anew, so nothing can be loaded"
-            raise NotFound(msg)
-        return lambda: source(name, version)
 
     def _told(self, name: str) -> Response:
         body = msgspec.json.encode({"name": name, "versions": self._app.describe_versions(name)})

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from forebay.errors import InvalidRequest, TooLarge
-from forebay.protocols.kserve import regions, wire, written
+from forebay.protocols.kserve import wire, written
 from forebay.protocols.kserve.messages import messages
-from forebay.protocols.kserve.wire import Layouts, Place, scan
+from forebay.protocols.kserve.places import Place
+from forebay.protocols.kserve.wire import RequestLayouts, scan
 from forebay.types.tensor import Tensor
 
 M = messages()
@@ -149,7 +150,7 @@ def test_typed_contents_that_would_grow_are_not_read(monkeypatch):
 
 
 def test_a_head_is_read_once():
-    layouts = Layouts()
+    layouts = RequestLayouts()
     first = message(("x", "FP32", [2], {}), raw=[bytes(8)], id="abc")
     second = message(("x", "FP32", [2], {}), raw=[b"12345678"], id="xyz")
     third = message(("x", "FP32", [2], {}), raw=[bytes(8)], id="abc", parameters={"a": 1})
@@ -163,7 +164,7 @@ def test_a_head_is_read_once():
 
 
 def test_only_so_many_heads_are_remembered():
-    layouts = Layouts()
+    layouts = RequestLayouts()
     for size in range(wire.MAX_LAYOUTS + 10):
         layouts.of(message(("x", "UINT8", [size], {}), raw=[bytes(size)]))
     assert len(layouts._known) <= wire.MAX_LAYOUTS
@@ -226,7 +227,7 @@ def place(region, size, offset=0):
     return {"shared_memory_region": region, "shared_memory_byte_size": size, "shared_memory_offset": offset}
 
 
-def test_what_lies_in_shared_memory_is_put_into_the_message():
+def test_what_lies_in_shared_memory_is_read_there():
     data = message(
         ("x", "UINT8", [4], {}, place("in", 4, 2)),
         ("y", "INT16", [1], {}),
@@ -238,30 +239,32 @@ def test_what_lies_in_shared_memory_is_put_into_the_message():
     layout = scan(data)
     assert layout.is_elsewhere
 
-    def fill(where, buffer):
+    def fill(where):
         assert where == Place("in", 2, 4)
-        buffer[:] = b"memo"
+        return b"memo"
 
-    found = regions.inlined(data, layout, fill)
-    plain = scan(found)
-    assert not plain.is_elsewhere
-    told = plain.request(found)
-    assert [(one.name, one.shape, bytes(one.data)) for one in told.inputs] == [("x", (4,), b"memo"), ("y", (1,), b"ab")]
-    assert (told.model, told.id, told.outputs, told.parameters) == ("m", "7", ["z"], {"a": 1})
+    found = layout.request(data, fill)
+    assert [(one.name, one.shape, bytes(one.data)) for one in found.inputs] == [
+        ("x", (4,), b"memo"),
+        ("y", (1,), b"ab"),
+    ]
+    assert (found.model, found.id, found.outputs, found.parameters) == ("m", "7", ["z"], {"a": 1})
+    assert layout.outputs[0].place == Place("out", 0, 10)
+    with pytest.raises(InvalidRequest, match="'x' lies in shared memory"):
+        layout.request(data)
 
 
-def test_outputs_are_moved_to_where_they_are_wanted():
-    layout = scan(message(("x", "UINT8", [0], {}), raw=[b""], outputs=[("y", place("out", 5, 3)), ("z", {})]))
-    outputs = [Tensor("y", "UINT8", (4,), b"data"), Tensor("z", "UINT8", (1,), b"z")]
-    moved = []
-    whole = regions.placed(written_by_us(outputs), layout, lambda where, data: moved.append((where, data)))
-    assert moved == [(Place("out", 3, 5), b"data")]
-    found = M.ModelInferResponse.FromString(whole)
+def test_an_output_in_shared_memory_says_so():
+    outputs = [Tensor("y", "UINT8", (4,), b""), Tensor("z", "UINT8", (1,), b"z")]
+    found = M.ModelInferResponse.FromString(written_by_us(outputs, places={"y": Place("out", 3, 5).told(4)}))
     assert list(found.raw_output_contents) == [b"", b"z"]
+    assert {key: one.WhichOneof("parameter_choice") for key, one in found.outputs[0].parameters.items()} == {
+        "shared_memory_region": "string_param",
+        "shared_memory_byte_size": "int64_param",
+        "shared_memory_offset": "int64_param",
+    }
     assert found.outputs[0].parameters["shared_memory_byte_size"].int64_param == 4
-    assert found.outputs[0].parameters["shared_memory_region"].string_param == "out"
-    with pytest.raises(InvalidRequest, match="'y' has 6 bytes, and 5 are there"):
-        regions.placed(written_by_us([Tensor("y", "UINT8", (6,), b"123456")]), layout, lambda *_: None)
+    assert not found.outputs[1].parameters
 
 
 @pytest.mark.parametrize(

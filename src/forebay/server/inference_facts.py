@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the KServe v2 protocol tells of models, the same over HTTP and gRPC: the names are those of its messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import forebay
+from forebay.serving.tensor_face import TensorFace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from forebay.server.app import App
+    from forebay.server.served import Served
+    from forebay.types.tensor import TensorMetadata
+
+_EXTENSIONS: Final = (
+    "binary_tensor_data",
+    "parameters",
+    "model_configuration",
+    "statistics",
+    "model_repository",
+    "model_repository(unload_dependents)",
+)
+"""What of the protocol's extensions there always is."""
+_TYPES: Final = {"BYTES": "TYPE_STRING"}
+
+
+def server_metadata(app: App) -> dict[str, Any]:
+    """Return who answers, and what beyond the protocol itself."""
+    shared = ["system_shared_memory"] if app.shared_regions is not None else []
+    return {"name": "forebay", "version": forebay.__version__, "extensions": [*_EXTENSIONS, *shared]}
+
+
+def find_served(app: App, name: str, version: str = "") -> Served:
+    """Return the model that is meant; without a version it is the default one.
+
+    Raises:
+        NotFound: Naming the nearest there is.
+    """
+    if not version:
+        return app.find(name)
+    versions = app.versions(name)
+    found = versions.ready.get(version)
+    if found is None:
+        raise versions.unknown(version)
+    return found
+
+
+def every_version(app: App, name: str, version: str = "") -> Iterable[Served]:
+    """Return what statistics are asked of: a version, all of a model, or all there are if no name is said.
+
+    Raises:
+        NotFound: Naming the nearest there is.
+    """
+    if not name:
+        return app.every
+    return [find_served(app, name, version)] if version else app.versions(name).ready.values()
+
+
+def is_served_ready(one: Served) -> bool:
+    """Tell whether a version can be asked now."""
+    return one.endpoint.accepting and one.endpoint.pool.statistics().alive > 0
+
+
+def model_metadata(app: App, name: str, version: str = "") -> dict[str, Any]:
+    """Return what a model takes and gives.
+
+    Raises:
+        NotFound: Naming the nearest there is.
+    """
+    one = find_served(app, name, version)
+    face = one.tensors or TensorFace()
+    return {
+        "name": one.endpoint.name,
+        "versions": [version] if version else [*app.versions(name).ready],
+        "platform": "forebay",
+        "inputs": face.inputs,
+        "outputs": face.outputs,
+    }
+
+
+def config_of(one: Served) -> dict[str, Any]:
+    """Return what Triton calls the configuration of a model: what it takes and gives, and how it is batched."""
+    face = one.tensors
+    has_rows = face is not None and face.has_rows
+    sides: Sequence[Sequence[TensorMetadata]] = () if face is None else (face.inputs, face.outputs)
+    told = [
+        [
+            {
+                "name": each.name,
+                "data_type": _TYPES.get(each.datatype, f"TYPE_{each.datatype}"),
+                "dims": each.shape[1:] if has_rows else each.shape,
+            }
+            for each in side
+        ]
+        for side in sides
+    ]
+    return {
+        "name": one.endpoint.name,
+        "platform": "forebay",
+        "backend": "forebay",
+        "max_batch_size": one.endpoint.batching.max_size if has_rows else 0,
+        "input": told[0] if told else [],
+        "output": told[1] if told else [],
+        "model_transaction_policy": {"decoupled": one.contract.streams},
+    }
+
+
+def statistics_of(one: Served) -> dict[str, Any]:
+    """Return what was counted of a version, since the start."""
+    metrics, config = one.endpoint.metrics, one.endpoint.config
+    succeeded = metrics.codes["ok"]
+    failed = sum(metrics.codes.values()) - succeeded
+
+    def told(count: int, seconds: float = 0.0) -> dict[str, int]:
+        return {"count": count, "ns": round(seconds * 1e9)}
+
+    return {
+        "name": config.name,
+        "version": config.version,
+        "last_inference": 0,
+        "inference_count": round(metrics.batch_size.total),
+        "execution_count": metrics.batch_size.count,
+        "inference_stats": {
+            "success": told(succeeded, metrics.request_s.total),
+            "fail": told(failed),
+            "queue": told(metrics.queue_s.count, metrics.queue_s.total),
+            "compute_input": told(succeeded),
+            "compute_infer": told(succeeded, metrics.model_s.total),
+            "compute_output": told(succeeded),
+            "cache_hit": told(0),
+            "cache_miss": told(0),
+        },
+        "batch_stats": [],
+    }

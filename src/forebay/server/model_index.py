@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What models of an app there are, and all versions of one loaded and unloaded at once, as repositories do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from forebay.errors import NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay.server.app import App
+    from forebay.server.served import Served
+
+_STATES: Final = {"ready": "READY", "loading": "LOADING", "leaving": "UNLOADING", "failed": "UNAVAILABLE"}
+
+
+class ModelIndex:
+    """What there is, and what may be loaded."""
+
+    def __init__(self, app: App) -> None:
+        """Look at an app."""
+        self._app = app
+        self._unloaded: dict[str, list[str]] = {}
+
+    def index(self, *, only_ready: bool = False) -> list[dict[str, str]]:
+        """Return every version of every model and where it is, also those that were unloaded."""
+        found = [
+            {
+                "name": told["name"],
+                "version": one["version"],
+                "state": _STATES[one["state"]],
+                "reason": one.get("error", ""),
+            }
+            for told in self._app.describe_all()
+            for one in told["versions"]
+        ]
+        there = {(one["name"], one["version"]) for one in found}
+        found += [
+            {"name": name, "version": version, "state": "UNAVAILABLE", "reason": "unloaded"}
+            for name, versions in self._unloaded.items()
+            for version in versions
+            if (name, version) not in there
+        ]
+        return [one for one in found if one["state"] == "READY" or not only_ready]
+
+    async def load(self, name: str) -> None:
+        """Load all versions of a model, or load them anew; returns once they are ready.
+
+        Raises:
+            ForebayError: Why they cannot be loaded.
+        """
+        is_served = name in self._app.served
+        for version in [*self._app.versions(name).ready] if is_served else self._unloaded.get(name, ["1"]):
+            await self._app.load(name, version, self.maker(name, version), timeout_s=self._app.load_timeout_s)
+        self._unloaded.pop(name, None)
+
+    async def unload(self, name: str) -> None:
+        """Let all versions of a model answer what they have accepted and leave.
+
+        Raises:
+            NotFound: If there is no such model.
+        """
+        versions = self._app.versions(name)
+        self._unloaded[name] = [*versions.ready]
+        heavy = versions.weights
+        for version in sorted(versions.ready, key=lambda version: heavy.get(version, 0)):
+            if len(versions.ready) > 1 and versions.weights.keys() == {version}:
+                versions.share({next(other for other in versions.ready if other != version): 1})
+            await self._app.unload(name, version)
+
+    def maker(self, name: str, version: str) -> Callable[[], Served]:
+        """Return what builds a version of a model.
+
+        Raises:
+            NotFound: If the project cannot be read anew.
+        """
+        source = self._app.source
+        if source is None:
+            msg = "this project cannot be read anew, so nothing can be loaded"
+            raise NotFound(msg)
+        return lambda: source(name, version)

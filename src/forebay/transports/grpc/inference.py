@@ -1,0 +1,439 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ModelInfer` and `ModelStreamInfer` of the KServe v2 protocol: requests to endpoints, and outcomes to responses.
+
+Theory of operation. The head of a request (`protocols.kserve.wire`) says whom it is for and what it holds. It is
+checked once, and what came of it is kept beside the layout (`_Plan`): another request laid out the same differs only in
+its data, so all that is left to do is to cut that out and to submit it. What tensors hold is not looked at here, but
+for typed contents and shared memory, which have to be read first, beside the loop if they are large.
+
+A stream is a reader, which begins requests, and the method itself, which sends what is ready. A part of an answer is
+done with when the client has room for more, so nobody computes ahead of a client that takes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from forebay.errors import ForebayError, InvalidRequest, QueueFull, TooLarge
+from forebay.observe.ids import next_id
+from forebay.protocols.kserve import written
+from forebay.protocols.kserve.wire import RequestLayouts
+from forebay.protocols.kserve.written import Written
+from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
+from forebay.transports.grpc.statuses import Status, of_error
+from forebay.types.call import Failure
+from forebay.types.context import PARAM, told
+from forebay.types.tensor import Tensor
+
+if TYPE_CHECKING:
+    from forebay.protocols.kserve.calls import Parameter
+    from forebay.protocols.kserve.places import Place
+    from forebay.protocols.kserve.wire import RequestLayout, Span
+    from forebay.server.app import App
+    from forebay.server.served import Served
+    from forebay.server.shared_regions import SharedRegions
+    from forebay.transports.grpc.service import Call
+    from forebay.types.call import Outcome, Request
+    from forebay.types.tensor import Data
+
+MAX_IN_FLIGHT: Final = 256
+"""Requests of one stream that may be inside at a time, and answers that may wait; nothing is read of it meanwhile."""
+QUICK_BYTES: Final = 16 * 1024
+"""Typed contents and shared memory up to this are read on the loop."""
+READERS: Final = 2
+"""Threads that read what is longer."""
+MAX_PLANS: Final = 1024
+
+STATUSES: Final[Mapping[type[ForebayError], Status]] = {
+    QueueFull: Status.UNAVAILABLE,
+    TooLarge: Status.RESOURCE_EXHAUSTED,
+}
+"""What this protocol says differently."""
+
+_WANTS_FINAL: Final = "triton_enable_empty_final_response"
+_IS_FINAL: Final = "triton_final_response"
+_TIMEOUT: Final = "timeout"
+_NEVER: Final = float("inf")
+_NOTHING: Final[Mapping[str, Any]] = {}
+
+
+class _Plan(msgspec.Struct, eq=False):
+    """What was found out about requests of one layout.
+
+    Attributes:
+        served: Who answers.
+        params: Of the request.
+        size: How many samples it has.
+        spans: Where in the message its data lies.
+        timeout_s: How long its client waits, as its parameters say.
+    """
+
+    served: Served
+    params: dict[str, Any]
+    size: int
+    spans: Sequence[Span]
+    timeout_s: float
+
+
+class _Asked(msgspec.Struct, eq=False):
+    """A request that is inside.
+
+    Attributes:
+        call: How it came.
+        stream: The stream it came by; None if it is all of its call.
+        layout: Its head.
+        served: Who answers.
+        id: What the client calls it.
+        request: It.
+    """
+
+    call: Call
+    stream: _Stream | None
+    layout: RequestLayout
+    served: Served
+    id: str
+    request: TensorRequest
+
+    def cancel(self) -> None:
+        """Call it off."""
+        self.served.endpoint.cancel(self.request)
+
+
+class InferMethods:
+    """Answers the two methods for the models of an app."""
+
+    def __init__(self, app: App) -> None:
+        """Answer for an app."""
+        self._app = app
+        self._layouts = RequestLayouts()
+        self._plans: dict[RequestLayout, _Plan] = {}
+        self._threads: ThreadPoolExecutor | None = None
+        app.watch(self._plans.clear)
+
+    def infer(self, message: bytes, call: Call) -> None:
+        """Answer `ModelInfer`."""
+        try:
+            self._infer(message, call)
+        except ForebayError as error:
+            call.fail(error, STATUSES)
+
+    async def infer_stream(self, messages: AsyncIterator[bytes], call: Call) -> AsyncIterator[Written]:
+        """Answer `ModelStreamInfer`."""
+        stream = _Stream(self, call)
+        reading = asyncio.ensure_future(stream.read(messages))
+        try:
+            async for message in stream.ready():
+                yield message
+        finally:
+            reading.cancel()
+            stream.close()
+
+    def served(self, model: str, version: str) -> Served:
+        """Return who answers for a model.
+
+        Raises:
+            NotFound: If there is no such model, or no such version of it.
+        """
+        versions = self._app.versions(model)
+        if not version:
+            return versions.turn()
+        found = versions.ready.get(version)
+        if found is None:
+            raise versions.unknown(version)
+        return found
+
+    async def begin_for(self, stream: _Stream, call: Call, message: bytes) -> _Asked:
+        """Begin a request of a stream.
+
+        Raises:
+            ForebayError: Why it cannot be answered.
+        """
+        layout = self._layouts.of(message)
+        stream.id = layout.id_in(message)
+        tensors = await self._read_beside(message, layout) if self._is_slow(layout) else None
+        if tensors is None:
+            tensors = layout.tensors(message, self._read)
+        return self._begin(call, stream, message, layout, tensors)
+
+    def response(self, asked: _Asked, outcome: Outcome, parameters: Mapping[str, Parameter] = _NOTHING) -> Written:
+        """Return the response to a request.
+
+        Raises:
+            ForebayError: If an output cannot be put where the client wants it.
+        """
+        tensors, places = tensors_of(outcome[0], outcome[1:]), _NOTHING
+        if asked.layout.is_elsewhere:
+            tensors, places = self._placed(asked.layout, tensors)
+        config = asked.served.endpoint.config
+        return written.response(
+            model=config.name,
+            version=config.version,
+            id=asked.id,
+            outputs=tensors,
+            parameters={**parameters, **said} if (said := parameters_of(outcome)) else parameters,
+            places=places,
+        )
+
+    def _infer(self, message: bytes, call: Call) -> None:
+        layout = self._layouts.of(message)
+        plan = self._plans.get(layout)
+        if plan is not None:
+            view = memoryview(message)
+            data: list[Any] = [view[start:end] for start, end in plan.spans]
+            call.on_cancel = self._submit(call, None, message, layout, plan, data).cancel
+        elif self._is_slow(layout):
+            call.on_cancel = asyncio.ensure_future(self._infer_slowly(message, layout, call)).cancel
+        else:
+            tensors = layout.tensors(message, self._read)
+            call.on_cancel = self._begin(call, None, message, layout, tensors).cancel
+
+    async def _infer_slowly(self, message: bytes, layout: RequestLayout, call: Call) -> None:
+        try:
+            tensors = await self._read_beside(message, layout)
+            call.on_cancel = self._begin(call, None, message, layout, tensors).cancel
+        except ForebayError as error:
+            call.fail(error, STATUSES)
+
+    def _begin(
+        self, call: Call, stream: _Stream | None, message: bytes, layout: RequestLayout, tensors: Sequence[Tensor]
+    ) -> _Asked:
+        """Submit a request whose tensors have been read.
+
+        Raises:
+            ForebayError: Why it cannot be answered.
+        """
+        served = self.served(layout.model, layout.version)
+        name = served.endpoint.name
+        if served.tensors is None:
+            msg = f"the model '{name}' takes no tensors; ask it over HTTP at /models/{name}"
+            raise InvalidRequest(msg)
+        if served.contract.streams and stream is None:
+            msg = f"the model '{name}' answers in any number of parts; ask it by ModelStreamInfer"
+            raise InvalidRequest(msg)
+        params, size = served.tensors.ask(tensors, [one.name for one in layout.outputs], parameters=layout.parameters)
+        spans = [span for span in layout.data if span is not None]
+        plan = _Plan(served, params, size, spans, _timeout_s(layout.parameters))
+        is_usual = layout.fixed is not None and not layout.is_elsewhere and len(spans) == len(layout.inputs)
+        if is_usual and not served.contract.streams and len(self._app.versions(name).weights) < 2:
+            if len(self._plans) >= MAX_PLANS:
+                self._plans.clear()
+            self._plans[layout] = plan
+        return self._submit(call, stream, message, layout, plan, [one.data for one in tensors])
+
+    def _submit(
+        self, call: Call, stream: _Stream | None, message: bytes, layout: RequestLayout, plan: _Plan, data: list[Data]
+    ) -> _Asked:
+        served = plan.served
+        request = TensorRequest(data, self._replied, plan.params, None, call.deadline, plan.size)
+        asked = request.call = _Asked(call, stream, layout, served, layout.id_in(message), request)
+        if plan.timeout_s != _NEVER:
+            request.deadline = min(request.deadline, monotonic() + plan.timeout_s)
+        if served.contract.has_context:
+            request.id = next_id()
+            request.params = {**plan.params, PARAM: _context(call, request, served)}
+        if stream is not None and served.contract.streams:
+            request.on_part = partial(stream.part, asked)
+        served.endpoint.submit(request)
+        return asked
+
+    def _replied(self, request: Request, outcome: Outcome) -> None:
+        assert isinstance(request, TensorRequest)
+        asked: _Asked = request.call
+        if asked.stream is not None:
+            asked.stream.answered(asked, outcome)
+            return
+        call = asked.call
+        call.answered_by(asked.served.endpoint, request)
+        if type(outcome) is Failure:
+            call.fail(outcome.error, STATUSES)
+            return
+        try:
+            message = self.response(asked, outcome)
+        except ForebayError as error:
+            call.fail(error, STATUSES)
+            return
+        if isinstance(message, bytes):
+            call.reply(message)
+        else:
+            call.reply_in_pieces(message)
+
+    @staticmethod
+    def _is_slow(layout: RequestLayout) -> bool:
+        """Tell whether so much of a request has to be read that it is done beside the loop."""
+        size = 0
+        for one, span in zip(layout.inputs, layout.data, strict=True):
+            if one.place is not None:
+                size += one.place.size
+            elif span is None:
+                size += sum(end - start for start, end in one.contents)
+        return size > QUICK_BYTES
+
+    async def _read_beside(self, message: bytes, layout: RequestLayout) -> list[Tensor]:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="forebay-tensors")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, layout.tensors, message, self._read)
+
+    def _read(self, place: Place) -> bytearray:
+        return self._regions().read(place.region, place.offset, place.size)
+
+    def _placed(
+        self, layout: RequestLayout, tensors: Sequence[Tensor]
+    ) -> tuple[list[Tensor], dict[str, Mapping[str, Parameter]]]:
+        """Put outputs where in shared memory the client wants them; returns what is left, and where they are."""
+        wanted = {one.name: one.place for one in layout.outputs if one.place is not None}
+        left: list[Tensor] = []
+        places: dict[str, Mapping[str, Parameter]] = {}
+        for one in tensors:
+            place = wanted.get(one.name)
+            if place is None:
+                left.append(one)
+                continue
+            size = len(one.data)
+            if size > place.size:
+                msg = f"output '{one.name}' has {size} bytes, and {place.size} are there for it in '{place.region}'"
+                raise InvalidRequest(msg)
+            self._regions().write(place.region, place.offset, one.data)
+            places[one.name] = place.told(size)
+            left.append(Tensor(one.name, one.datatype, one.shape, b""))  # the others keep their places
+        return left, places
+
+    def _regions(self) -> SharedRegions:
+        regions = self._app.shared_regions
+        if regions is None:
+            msg = "tensors in shared memory are read and written by a server with --shared-memory only"
+            raise InvalidRequest(msg)
+        return regions
+
+
+class _Stream:
+    """One call of `ModelStreamInfer`.
+
+    Attributes:
+        id: What the client calls the request that is being read.
+    """
+
+    def __init__(self, inference: InferMethods, call: Call) -> None:
+        self.id = ""
+        self._inference = inference
+        self._call = call
+        self._open: set[_Asked] = set()
+        self._out: deque[tuple[Written, Callable[[], object] | None]] = deque()
+        self._has_all = False
+        self._news: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+
+    async def read(self, messages: AsyncIterator[bytes]) -> None:
+        """Begin the requests of the client; what is wrong with one is told, and the next is read."""
+        try:
+            async for message in messages:
+                self.id = ""
+                try:
+                    asked = await self._inference.begin_for(self, self._call, message)
+                except ForebayError as error:
+                    self._put(_error(error, self.id))
+                else:
+                    if not asked.request.done:
+                        self._open.add(asked)
+                while len(self._open) + len(self._out) >= MAX_IN_FLIGHT:
+                    self._room = asyncio.get_running_loop().create_future()
+                    await self._room
+        finally:
+            self._has_all = True
+            self._wake()
+
+    async def ready(self) -> AsyncIterator[Written]:
+        """Yield what is to be sent, until all is answered."""
+        while True:
+            while self._out:
+                message, release = self._out.popleft()
+                yield message
+                if release is not None:
+                    release()
+                self._make_room()
+            if self._has_all and not self._open:
+                return
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+
+    def part(self, asked: _Asked, outcome: Any, release: Callable[[], object]) -> None:
+        """Send a part of an answer; `release` is called when the client has room for another."""
+        parameters = {_IS_FINAL: False} if _wants_final(asked) else _NOTHING
+        try:
+            message = self._inference.response(asked, outcome, parameters)
+        except ForebayError as error:
+            self._put(_error(error, asked.id), release)
+        else:
+            self._put(written.stream_response(message), release)
+
+    def answered(self, asked: _Asked, outcome: Outcome) -> None:
+        """Send an answer, or the end of one that came in parts."""
+        self._open.discard(asked)
+        if type(outcome) is Failure:
+            self._put(_error(outcome.error, asked.id))
+        elif not asked.served.contract.streams:
+            self.part(asked, outcome, lambda: None)
+        elif _wants_final(asked):
+            config = asked.served.endpoint.config
+            last = written.response(
+                model=config.name, version=config.version, id=asked.id, outputs=(), parameters={_IS_FINAL: True}
+            )
+            self._put(written.stream_response(last))
+        self._wake()
+        self._make_room()
+
+    def close(self) -> None:
+        """Call off what is still inside: nobody waits for it any more."""
+        self._has_all = True
+        for asked in list(self._open):
+            asked.cancel()
+        while self._out:
+            _, release = self._out.popleft()
+            if release is not None:
+                release()
+
+    def _put(self, message: Written, release: Callable[[], object] | None = None) -> None:
+        self._out.append((message, release))
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    def _make_room(self) -> None:
+        if self._room is not None and not self._room.done() and len(self._open) + len(self._out) < MAX_IN_FLIGHT:
+            self._room.set_result(None)
+
+
+def _error(error: ForebayError, id: str) -> bytes:
+    """Return what a stream says of an error."""
+    _, text = of_error(error)
+    return written.stream_error(text, id)
+
+
+def _wants_final(asked: _Asked) -> bool:
+    return asked.layout.parameters.get(_WANTS_FINAL) is True
+
+
+def _timeout_s(parameters: Mapping[str, Parameter]) -> float:
+    """Return the seconds for the microseconds that a client gives its request; 0 is no limit."""
+    given = parameters.get(_TIMEOUT, 0)
+    if isinstance(given, str | float) or given < 0:
+        msg = f"the parameter {_TIMEOUT} is {given!r:.60}; a whole number of microseconds is needed"
+        raise InvalidRequest(msg)
+    return given / 1e6 if given else _NEVER
+
+
+def _context(call: Call, request: Request, served: Served) -> tuple[Any, ...]:
+    """Return what a model may know of a call: its metadata are the headers."""
+    host, _, port = call.peer.rpartition(":")
+    headers = {name: value for name, value in call.metadata if isinstance(value, str)}
+    timeout_s = served.endpoint.config.timeout_s if request.deadline == _NEVER else request.deadline - monotonic()
+    return told(headers, request.id, (host.strip("[]"), int(port)) if port.isdigit() else None, timeout_s)

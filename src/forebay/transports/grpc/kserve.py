@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`inference.GRPCInferenceService`, the gRPC face of the KServe v2 protocol, for all models of an app."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from google.protobuf import json_format
+
+from forebay.errors import InvalidRequest, Unavailable
+from forebay.protocols.kserve.messages import SERVICE, described, messages, parsed
+from forebay.server.inference_facts import (
+    config_of,
+    every_version,
+    find_served,
+    is_served_ready,
+    model_metadata,
+    server_metadata,
+    statistics_of,
+)
+from forebay.server.shared_regions import Region
+from forebay.transports.grpc.inference import InferMethods
+from forebay.transports.grpc.service import GrpcService
+from forebay.transports.grpc.statuses import NotOffered
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from forebay.server.app import App
+    from forebay.server.shared_regions import SharedRegions
+    from forebay.transports.grpc.service import Call, Direct, Unary
+
+_MISSING: Final = (
+    *("CudaSharedMemoryStatus", "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"),
+    *("TraceSetting", "LogSettings"),
+)
+"""Methods that there are and that do nothing here."""
+
+
+class KServe:
+    """The service of one port."""
+
+    def __init__(self, app: App, *, is_managed: bool = False) -> None:
+        """Describe the service.
+
+        Args:
+            app: The models.
+            is_managed: Whether clients may load and unload them.
+        """
+        self._app = app
+        self._is_managed = is_managed
+        self._inference = InferMethods(app)
+
+    def service(self) -> GrpcService:
+        """Return what a port is given."""
+        app = self._app
+        simple: dict[str, Callable[[Any], Mapping[str, Any]]] = {
+            "ServerLive": lambda _: {"live": app.is_live},
+            "ServerReady": lambda _: {"ready": not app.problems()},
+            "ModelReady": lambda asked: {"ready": is_served_ready(find_served(app, asked.name, asked.version))},
+            "ServerMetadata": lambda _: server_metadata(app),
+            "ModelMetadata": lambda asked: model_metadata(app, asked.name, asked.version),
+            "ModelConfig": lambda asked: {"config": config_of(find_served(app, asked.name, asked.version))},
+            "ModelStatistics": lambda asked: {
+                "model_stats": [statistics_of(one) for one in every_version(app, asked.name, asked.version)]
+            },
+            "RepositoryIndex": lambda asked: {"models": app.model_index.index(only_ready=asked.ready)},
+            "SystemSharedMemoryStatus": self._regions,
+            "SystemSharedMemoryRegister": self._register,
+            "SystemSharedMemoryUnregister": self._unregister,
+        }
+        direct: dict[str, Direct] = {name: _direct(name, answer) for name, answer in simple.items()}
+        direct |= dict.fromkeys(_MISSING, _missing)
+        slow: dict[str, Callable[[Any], Awaitable[None]]] = {
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
+        }
+        return GrpcService(
+            full_name=SERVICE,
+            direct={**direct, "ModelInfer": self._inference.infer},
+            unary={name: _unary(name, answer) for name, answer in slow.items()},
+            streams={"ModelStreamInfer": self._inference.infer_stream},
+            files=[described()],
+        )
+
+    def is_model_ready(self, model: str) -> bool | None:
+        """Tell whether a model can be asked now; None if there is no such model."""
+        served = self._app.served.get(model)
+        return None if served is None else is_served_ready(served)
+
+    async def _load(self, asked: Any) -> None:
+        self._check_managed()
+        if asked.parameters:
+            msg = f"a model is loaded as the project says, and not with {', '.join(asked.parameters)[:100]}"
+            raise InvalidRequest(msg)
+        await self._app.model_index.load(asked.model_name)
+
+    async def _unload(self, asked: Any) -> None:
+        self._check_managed()
+        await self._app.model_index.unload(asked.model_name)
+
+    def _check_managed(self) -> None:
+        if not self._is_managed:
+            msg = "models are loaded and unloaded by clients where calls need a key (--api-key), or with --manage"
+            raise Unavailable(msg)
+
+    def _regions(self, asked: Any) -> Mapping[str, Any]:
+        return {"regions": self._shared_regions().status(asked.name)}
+
+    def _register(self, asked: Any) -> Mapping[str, Any]:
+        self._shared_regions().register(Region(asked.name, asked.key, asked.offset, asked.byte_size))
+        return {}
+
+    def _unregister(self, asked: Any) -> Mapping[str, Any]:
+        self._shared_regions().unregister(asked.name)
+        return {}
+
+    def _shared_regions(self) -> SharedRegions:
+        if self._app.shared_regions is None:
+            msg = "shared memory is read and written by a server with --shared-memory only"
+            raise NotOffered(msg)
+        return self._app.shared_regions
+
+
+def _direct(name: str, answer: Callable[[Any], Mapping[str, Any]]) -> Direct:
+    """Return a method that answers at once with what is said in the words of JSON."""
+    given = f"{name}Request"
+    response = getattr(messages(), f"{name}Response")
+
+    def method(message: bytes, call: Call) -> None:
+        told = msgspec.to_builtins(answer(parsed(given, message)))
+        call.reply(json_format.ParseDict(told, response()).SerializeToString())
+
+    return method
+
+
+def _unary(name: str, work: Callable[[Any], Awaitable[None]]) -> Unary:
+    """Return a method that does something and then answers with nothing."""
+
+    async def method(message: bytes, _call: Call) -> bytes:
+        await work(parsed(f"{name}Request", message))
+        return b""
+
+    return method
+
+
+def _missing(_message: bytes, _call: Call) -> None:
+    msg = "this server has neither shared memory of CUDA nor settings for traces and logs that clients may change"
+    raise NotOffered(msg)

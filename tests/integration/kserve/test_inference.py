@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ModelInfer and ModelStreamInfer at the port: limits, order, what is left behind, and who is told what."""
+
+import queue
+import random
+import threading
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from google.protobuf import descriptor_pb2
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+from tests.integration.kserve.served import KServed, M, ask, infer, number, output, refusal, request, stream
+from tests.waiting import PATIENCE_S, eventually
+
+from forebay.protocols.kserve.messages import METHODS, SERVICE
+from forebay.server.config import GrpcConfig, HttpConfig, Overrides, grpc_like
+from forebay.transports.grpc import inference
+
+
+@pytest.fixture(scope="module")
+def port():
+    with KServed(max_message_bytes=8 << 20) as found:
+        yield found
+
+
+@pytest.fixture
+def channel(port):
+    return port.connect()
+
+
+class Asking:
+    """Requests of a stream, sent when the test says so."""
+
+    def __init__(self, channel):
+        self._asked = queue.Queue()
+        self.call = stream(channel, iter(self._asked.get, None))
+
+    def send(self, made):
+        self._asked.put(made)
+
+    def answer(self):
+        return M.ModelStreamInferResponse.FromString(next(self.call))
+
+    def ask(self, made):
+        self.send(made)
+        return self.answer()
+
+    def close(self):
+        self._asked.put(None)
+        return list(self.call)
+
+
+def test_typed_contents_of_any_length_are_read(channel):
+    for length in (4, 40_000):  # on the loop, and beside it
+        made = M.ModelInferRequest(model_name="mirror", id="typed")
+        one = made.inputs.add(name="input", datatype="INT32", shape=[1, length])
+        one.contents.int_contents.extend(range(length))
+        assert refusal(lambda made=made: infer(channel, made))[0] == "INVALID_ARGUMENT"  # it takes floats
+        one.datatype = "FP32"
+        one.ClearField("contents")
+        one.contents.fp32_contents.extend(range(length))
+        assert output(infer(channel, made)).tolist() == [list(range(length))]
+        made.inputs[0].datatype = "INT16"
+        one.ClearField("contents")
+        one.contents.int_contents.extend(index % 100 for index in range(length))
+        assert output(infer(channel, made)).tolist() == [[index % 100 for index in range(length)]]
+
+
+def test_a_call_that_has_to_be_read_beside_the_loop_may_be_called_off(port, channel):
+    made = M.ModelInferRequest(model_name="mirror")
+    one = made.inputs.add(name="input", datatype="INT16", shape=[1, 1_000_000])
+    one.contents.int_contents.extend([1] * 1_000_000)
+    call = channel.unary_unary(f"/{SERVICE}/ModelInfer").future(made.SerializeToString())
+    call.cancel()
+    assert output(infer(channel, request("mirror", np.zeros((1, 4), "f4")))).tolist() == [[0] * 4]
+    eventually(lambda: not port.app.find("mirror").endpoint.in_flight)
+
+
+def test_statuses_are_those_of_the_protocol(channel):
+    wrong = request("add", np.zeros((1, 4), "f4"), names=("left",))
+    assert refusal(lambda: infer(channel, wrong)) == (
+        "INVALID_ARGUMENT",
+        "input 'right' is missing; the model takes 'left', 'right'",
+    )
+    assert refusal(lambda: infer(channel, number("nothing", 1)))[0] == "NOT_FOUND"
+    assert refusal(lambda: infer(channel, number("broken", 1))) == (
+        "INTERNAL",
+        "the model failed; the server's log says why",
+    )
+    assert refusal(lambda: infer(channel, number("count", 1)))[0] == "INVALID_ARGUMENT"
+    large = request("mirror", np.zeros((1, 3 << 20), "f4"))
+    assert refusal(lambda: infer(channel, large))[0] == "RESOURCE_EXHAUSTED"
+    assert refusal(lambda: infer(channel, b"\xff"))[0] == "INVALID_ARGUMENT"
+    assert refusal(lambda: infer(channel, request("slow", np.array([9.0])), timeout=0.1))[0] == "DEADLINE_EXCEEDED"
+    late = request("slow", np.array([0.3]), timeout=1000)
+    assert refusal(lambda: infer(channel, late))[0] == "DEADLINE_EXCEEDED"
+    odd = request("slow", np.array([0.0]), timeout="soon")
+    assert "microseconds" in refusal(lambda: infer(channel, odd))[1]
+    assert refusal(lambda: ask(channel, "CudaSharedMemoryStatus"))[0] == "UNIMPLEMENTED"
+    assert refusal(lambda: ask(channel, "SystemSharedMemoryStatus")) == (
+        "UNIMPLEMENTED",
+        "shared memory is read and written by a server with --shared-memory only",
+    )
+    elsewhere = M.ModelInferRequest(model_name="mirror")
+    one = elsewhere.inputs.add(name="input", datatype="FP32", shape=[1, 1])
+    one.parameters["shared_memory_region"].string_param = "x"
+    one.parameters["shared_memory_byte_size"].int64_param = 4
+    assert refusal(lambda: infer(channel, elsewhere))[0] == "INVALID_ARGUMENT"
+
+
+def test_overload_is_unavailable():
+    with KServed(overrides=Overrides(worker_kind="thread", max_queue=1, max_batch_size=1)) as port:
+        channel = port.connect()
+        calls = [
+            channel.unary_unary(f"/{SERVICE}/ModelInfer").future(
+                request("slow", np.array([0.4])).SerializeToString(), timeout=PATIENCE_S
+            )
+            for _ in range(8)
+        ]
+        assert {call.code() for call in calls} == {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
+
+
+def test_a_key_is_asked_for():
+    with KServed(api_keys=("secret",)) as port:
+        channel = port.connect()
+        made = request("mirror", np.zeros((1, 1), "f4"))
+        assert refusal(lambda: infer(channel, made))[0] == "UNAUTHENTICATED"
+        assert infer(channel, made, metadata=[("x-api-key", "secret")]).model_name == "mirror"
+        health = health_pb2.HealthCheckRequest(service="mirror").SerializeToString()
+        assert channel.unary_unary("/grpc.health.v1.Health/Check")(health, timeout=PATIENCE_S)
+
+
+def test_health_knows_the_models_and_reflection_the_service(channel):
+    check = channel.unary_unary("/grpc.health.v1.Health/Check")
+
+    def state(name):
+        answer = check(health_pb2.HealthCheckRequest(service=name).SerializeToString(), timeout=PATIENCE_S)
+        return health_pb2.HealthCheckResponse.FromString(answer).status
+
+    assert {state(name) for name in ("", SERVICE, "add", "count")} == {health_pb2.HealthCheckResponse.SERVING}
+    assert refusal(lambda: state("nothing"))[0] == "NOT_FOUND"
+    asked = reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE)
+    method = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+    (answer,) = method(iter([asked.SerializeToString()]), timeout=PATIENCE_S)
+    found = reflection_pb2.ServerReflectionResponse.FromString(answer).file_descriptor_response
+    file = descriptor_pb2.FileDescriptorProto.FromString(found.file_descriptor_proto[0])
+    assert {method.name for method in file.service[0].method} == set(METHODS)
+
+
+def test_the_port_is_that_of_http_but_for_its_number():
+    http = HttpConfig(host="::1", port=1, max_body_bytes=2, certfile="c", keyfile="k", api_keys=("a",), access_log=True)
+    found = grpc_like(http, GrpcConfig(port=3, max_streams=4))
+    assert (found.host, found.port, found.max_message_bytes, found.max_streams) == ("::1", 3, 2, 4)
+    assert (found.certfile, found.keyfile, found.api_keys, found.access_log) == ("c", "k", ("a",), True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# streams
+
+
+def test_an_error_is_told_before_another_message_comes(channel):
+    asking = Asking(channel)
+    for index in range(3):
+        assert asking.ask(number("picky", 2, id="good")).infer_response.id == "good"
+        told = asking.ask(number("nothing", 1, id=f"bad {index}"))
+        assert "there is no model 'nothing'" in told.error_message
+        assert told.infer_response.id == f"bad {index}"
+        assert "no ModelInferRequest" in asking.ask(b"\xff").error_message
+    assert not asking.close()
+
+
+def test_what_the_model_raised_is_not_told(channel):
+    asking = Asking(channel)
+    assert asking.ask(number("broken", 1)).error_message == "the model failed; the server's log says why"
+    assert not asking.close()
+
+
+def test_a_client_that_takes_nothing_is_not_worked_for(port):
+    channel = port.connect()
+    asking = Asking(channel)
+    asking.send(number("forever", 1))
+    asking.answer()
+    metrics = port.endpoint_of("forever").metrics
+    seen = [0, 0]
+
+    def stands_still():
+        seen[:] = [seen[1], metrics.parts]
+        return len(set(seen)) == 1
+
+    eventually(stands_still)
+    asking.call.cancel()
+    eventually(lambda: not port.endpoint_of("forever").in_flight)
+
+
+def test_only_so_many_requests_of_a_stream_are_inside(port, monkeypatch):
+    monkeypatch.setattr(inference, "MAX_IN_FLIGHT", 5)
+    channel = port.connect()
+    seen = []
+    endpoint = port.endpoint_of("picky")
+    submit = endpoint.submit
+
+    def watched(made):
+        submit(made)
+        seen.append(endpoint.in_flight)
+
+    monkeypatch.setattr(endpoint, "submit", watched)
+    answers = list(stream(channel, (number("picky", 2, id=str(index)) for index in range(40))))
+    assert len(answers) == 40
+    assert max(seen) <= 5
+
+
+def test_streams_dropped_at_random_leave_nothing_behind(port):
+    dice = random.Random(7)
+    channel = port.connect()
+    shared = port.listener._port
+    models = ("count", "forever", "picky", "nothing", "slow")
+
+    def left():
+        in_flight = sum(port.endpoint_of(name).in_flight for name in models if name != "nothing")
+        return in_flight, shared.calls, len(shared.tasks), shared.buffered_bytes
+
+    infer(channel, number("picky", 2))
+    threads, files = threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(40):
+        calls = []
+        for _ in range(25):
+            asked = [
+                request("slow", np.array([0.0])) if name == "slow" else number(name, dice.randint(0, 30))
+                for name in dice.choices(models, k=dice.randint(0, 3))
+            ]
+            calls.append(stream(channel, asked))
+        for call in calls:
+            for _ in range(dice.choice((0, 0, 1, 5))):
+                if next(call, None) is None:
+                    break
+            call.cancel()
+    eventually(lambda: left() == (0, 0, 0, 0))
+    eventually(lambda: output(infer(channel, number("open", 0))).tolist() == [0])  # generators
+    assert threading.active_count() <= threads + 8
+    assert len(list(Path("/proc/self/fd").iterdir())) <= files + 2
+    assert output(infer(channel, request("mirror", np.ones((1, 2), "f4")))).tolist() == [[1, 1]]
+    assert not port.surprises
