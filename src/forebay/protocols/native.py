@@ -161,7 +161,7 @@ def error_body(error: ForebayError, request_id: str) -> bytes:
 
 
 def message_of(error: ForebayError) -> str:
-    """Return what clients are told of an error."""
+    """Return the message that clients are told of an error."""
     if isinstance(error, UserCodeError):
         return "the model failed; the server's log has the details under this request id"
     return error.message
@@ -310,7 +310,7 @@ def _json_elements(body: bytes, limit: int) -> list[msgspec.Raw]:
 
 @cache
 def _elements_up_to(limit: int) -> msgspec.json.Decoder[msgspec.Struct]:
-    """Make a decoder that stops at the element after the last one wanted; one of a list makes all of them first."""
+    """Make a decoder that stops after one element more than is wanted; a decoder of a list would make all of them first."""
     fields = [(f"e{number}", msgspec.Raw, msgspec.Raw()) for number in range(limit)]
     return msgspec.json.Decoder(
         msgspec.defstruct("Elements", fields, array_like=True, forbid_unknown_fields=True, gc=False)
@@ -321,7 +321,7 @@ _MSGPACK_LENGTHS: Final = {0xDC: 2, 0xDD: 4}
 
 
 def _msgpack_elements(body: bytes, limit: int) -> list[msgspec.Raw]:
-    """Read the elements; how many there are stands before them."""
+    """Read the elements; their number stands before them."""
     size = _MSGPACK_LENGTHS.get(body[0], 0) if body else 0
     if limit < int.from_bytes(body[1 : 1 + size], "big") <= len(body):  # one that cannot be is told as malformed
         raise _too_many(limit)

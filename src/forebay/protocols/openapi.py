@@ -34,7 +34,7 @@ _EVENTS: Final = "text/event-stream"
 
 
 class Documented(Protocol):
-    """A type as the document needs it: a `WireType`, or what one in another process said of itself."""
+    """A type as the document needs it: a `WireType`, or what another process has told of one."""
 
     @property
     def raw(self) -> bool:
@@ -485,7 +485,7 @@ _NAMED: Final = frozenset({"properties", "patternProperties", "dependentSchemas"
 
 
 def _repoint(schema: Any, names: Mapping[str, str]) -> Any:
-    """Return the schema with its references, and the mappings of its discriminators, spelled by the new names."""
+    """Return the schema with its references, and the mappings of its discriminators, under the new names."""
     if isinstance(schema, list):
         return [_repoint(item, names) for item in cast("list[Any]", schema)]
     if not isinstance(schema, dict):

@@ -152,7 +152,7 @@ class _NotLiteral(Exception):
 
 
 def parse(text: str, mode: Mode, limits: LiteralLimits = DEFAULT, budget: Budget | None = None) -> Any:
-    """Return what a text says, or the text itself where it says nothing this mode reads.
+    """Return the value that a text spells, or the text itself where it spells none that this mode reads.
 
     Args:
         text: The text.
@@ -321,7 +321,7 @@ def _numbers(region: str, dtype: str | None, limits: LiteralLimits, budget: Budg
 
 
 def _flat(data: bytes, kind: Any) -> list[Any] | None:
-    """Return the numbers of a list, rewritten as the JSON it almost is; None if it is not even almost that."""
+    """Return the numbers of a list that is almost JSON, and is rewritten as such; None if it is not even that."""
     data = data.translate(_NO_BRACKETS)
     if kind is float:
         for ours, json in _AS_JSON:
@@ -357,7 +357,7 @@ def _shape_of(structure: bytes, limits: LiteralLimits) -> tuple[int, ...]:
 
 
 def _cast(array: Any, dtype: str, budget: Budget) -> Any:
-    """Convert an array of any kind to what its text says it is.
+    """Convert an array to the type that its text names.
 
     Raises:
         _NotLiteral: If values get lost by it.
@@ -556,7 +556,7 @@ class _Parser:
         return _made(value, dtype, shape, self._budget)
 
     def _quick_array(self, start: int) -> Any:
-        """Read an array of numbers; None, without having moved, if it is of something else or small."""
+        """Read an array of numbers; None, with nothing read, if it holds something else or is small."""
         text = self._text
         closing = text.find(")", start)
         end = text.rfind("]", start, closing) + 1

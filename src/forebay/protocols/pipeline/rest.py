@@ -48,7 +48,7 @@ class _Usual(msgspec.Struct):
 
 
 class _Parts(msgspec.Struct):
-    """What may be many in a request, not read yet."""
+    """The parts of a request of which there may be many, not read yet."""
 
     key: msgspec.Raw = msgspec.Raw()
     value: msgspec.Raw = msgspec.Raw()
@@ -101,7 +101,7 @@ def request_of(body: bytes, kind: Any = Request) -> Any:
 
 
 def _count(body: bytes) -> None:
-    """Count what may be many before anything is made of it.
+    """Count the parts of which there may be many, before anything is made of them.
 
     Raises:
         InvalidRequest: If it is too many.

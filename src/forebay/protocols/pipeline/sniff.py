@@ -66,7 +66,7 @@ def request_of(data: bytes) -> Any:
 
 
 def is_old(data: bytes) -> bool:
-    """Tell whether a request is of the old layout; nothing is said about bytes that are no message at all."""
+    """Tell whether a request is of the old layout; of bytes that are no message at all the answer means nothing."""
     third: tuple[int, int] | None = None
     position = 0
     try:
