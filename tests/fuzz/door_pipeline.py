@@ -26,7 +26,7 @@ import uvloop
 from google.protobuf import json_format
 from tests.compat.pipeline.conftest import hosting
 
-from forebay.protocols.pipeline.literal import array_text
+from forebay.protocols.pipeline.array_texts import array_text
 from forebay.protocols.pipeline.messages import PATH, Request, Response
 from forebay.protocols.pipeline.tensors import MAX_TENSORS
 from forebay.server.app import App

@@ -310,7 +310,7 @@ def _json_elements(body: bytes, limit: int) -> list[msgspec.Raw]:
 
 @cache
 def _elements_up_to(limit: int) -> msgspec.json.Decoder[msgspec.Struct]:
-    """Make a decoder that stops after one element more than is wanted; a decoder of a list would make all of them first."""
+    """Make a decoder that stops one element after those wanted; a decoder of a list would make all of them first."""
     fields = [(f"e{number}", msgspec.Raw, msgspec.Raw()) for number in range(limit)]
     return msgspec.json.Decoder(
         msgspec.defstruct("Elements", fields, array_like=True, forbid_unknown_fields=True, gc=False)

@@ -11,7 +11,8 @@ from google.protobuf import json_format
 from tests.compat.pipeline.fronts import Echo, Fronts
 
 from forebay.errors import ForebayError, InvalidRequest
-from forebay.protocols.pipeline import literal, rest, sniff, tensors
+from forebay.protocols.pipeline import rest, sniff, tensors
+from forebay.protocols.pipeline.array_texts import array_text
 from forebay.protocols.pipeline.messages import Request
 from forebay.surfaces.pipeline.dag import service
 from forebay.surfaces.pipeline.ops import packing
@@ -63,7 +64,7 @@ def test_a_request_that_would_take_too_much_is_told_so():  # F62
 
 def test_arrays_of_texts_that_are_long_for_once_are_read():
     texts = ["short"] * 1000 + ["long" * 60]
-    (found,) = unpacked(literal.array_text(np.array(texts))).values()
+    (found,) = unpacked(array_text(np.array(texts))).values()
     assert found.tolist() == texts
     texts = ["short"] * 20_000 + ["long" * 15]
     (found,) = unpacked(f"array({texts}, dtype='<U60')").values()

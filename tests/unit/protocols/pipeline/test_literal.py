@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import forebay
-from forebay.protocols.pipeline.literal import LiteralLimits, array_text, parse
+from forebay.protocols.pipeline.array_texts import array_text
+from forebay.protocols.pipeline.literal import LiteralLimits, parse
 
 LONG = 10_000_000
 

@@ -34,6 +34,7 @@ from forebay.errors import (
     Unavailable,
 )
 from forebay.protocols.pipeline import literal, tensors
+from forebay.protocols.pipeline.array_texts import array_text
 from forebay.protocols.pipeline.messages import PATH, Request, Response
 from forebay.surfaces.pipeline.codes import to_v03
 
@@ -375,7 +376,7 @@ def _text(name: str, value: Any) -> str:
     import numpy as np
 
     if isinstance(value, np.ndarray | list):
-        return literal.array_text(value)
+        return array_text(value)
     msg = f"only str and np.ndarray type is supported: '{name}' is {type(value).__name__}"
     raise TypeError(msg)
 

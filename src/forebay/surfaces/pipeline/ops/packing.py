@@ -116,9 +116,9 @@ def _text(value: Any) -> str:
         return value
     if is_texts(value):
         return repr(value)
-    from forebay.protocols.pipeline import literal
+    from forebay.protocols.pipeline.array_texts import array_text
 
-    return literal.array_text(value)
+    return array_text(value)
 
 
 def _new(response_class: Any) -> Any:
