@@ -89,6 +89,24 @@ def test_versions_share_what_is_asked_of_their_name():
         assert msgspec.json.decode(served.request("GET", "/v1/models").body)["models"] == ["talk"]
 
 
+def test_kserves_first_protocol_lies_beside_it():
+    class Talk(forebay.Model):
+        def predict(self, batch: list[ChatRequest]) -> list[str]:
+            return ["hello"] * len(batch)
+
+    class Doubled(forebay.Model):
+        def predict(self, batch: list[float]) -> list[float]:
+            return [2 * one for one in batch]
+
+    with client(Talk, Doubled) as served:
+        assert served.request("POST", "/v1/models/doubled:predict", b'{"instances": [1, 2]}').json() == {
+            "predictions": [2.0, 4.0]
+        }
+        assert served.request("GET", "/v1/models/doubled").json()["ready"] is True  # for KServe's clients
+        listed = served.request("GET", "/v1/models").json()
+        assert ([one["id"] for one in listed["data"]], listed["models"]) == (["talk"], ["talk", "doubled"])
+
+
 def test_a_server_without_such_models_has_no_such_paths():
     class Plain(forebay.Model):
         def predict(self, batch: list[str]) -> list[str]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
@@ -11,6 +11,9 @@ from forebay.errors import InvalidRequest, TooLarge, ValidationError
 from forebay.openai import MAX_CHOICES, MAX_INPUTS, Choices, Stop, Stops, StreamOptions
 from forebay.protocols import native
 from forebay.serving.models.unreadable import refusal
+
+if TYPE_CHECKING:
+    from forebay.errors import ForebayError
 
 CHAT: Final = "chat/completions"
 COMPLETIONS: Final = "completions"
@@ -99,6 +102,21 @@ def samples_of(path: str, asked: Asked, body: bytes) -> list[bytes]:
         msg = f"'n' is {asked.choices}, and the prompts of so many choices have more than {MAX_COPIED_BYTES} bytes"
         raise TooLarge(msg, detail={"path": "$.n"})
     return [one for one in found for _ in range(asked.choices)]
+
+
+def placed(error: ForebayError, path: str, asked: Asked, number: int) -> ForebayError:
+    """Return the error of a sample with its place among several, as `input[1]`."""
+    name = "input" if path == EMBEDDINGS else "prompt"
+    given = bytes(asked.input if path == EMBEDDINGS else asked.prompt)
+    if path == CHAT or type(error) is not ValidationError or given[:1] != b"[" or given[1:].lstrip()[:1] in _DIGITS:
+        return error
+    wrong, detail = f"$.{name}", cast("dict[str, Any]", error.detail) if isinstance(error.detail, dict) else {}
+    if not str(detail.get("path")).startswith(wrong):
+        return error
+    place = f"{wrong}[{number // (1 if path == EMBEDDINGS else asked.choices)}]"
+    return ValidationError(
+        error.message.replace(wrong, place), detail={"path": detail["path"].replace(wrong, place, 1)}
+    )
 
 
 def _each(name: str, given: msgspec.Raw, limit: int) -> list[bytes] | None:

@@ -183,7 +183,6 @@ class _Call:
         self._request = request
         self._asked = asked
         self._endpoint = endpoint
-        self._is_batchable = contract.batchable
         samples = requests.samples_of(models.path, asked, request.body)
         self._left = len(samples)
         self._texts: Texts | None = None
@@ -195,9 +194,18 @@ class _Call:
             request.id = request.id or next_id()
             self._texts = Texts(models.path, asked, request.id, int(time.time()))
             self._choices = [self._texts.choice() for _ in samples]
+        self._contract = contract
+        self._bodies = samples
+        self._samples: list[Request] = []
+        """Those that were submitted; none once the call is over."""
+
+    def begin(self) -> None:
+        """Submit the samples, until one is refused."""
+        request, contract = self._request, self._contract
+        request.arrived = time.monotonic()
         params = self._params_of(contract)
-        self._samples = [
-            Request(
+        for number, body in enumerate(self._bodies):
+            sample = Request(
                 [body] if contract.batchable else body,
                 partial(self._replied, number),
                 params,
@@ -206,13 +214,7 @@ class _Call:
                 id=request.id,
                 on_part=partial(self._part, number) if contract.streams else None,
             )
-            for number, body in enumerate(samples)
-        ]
-
-    def begin(self) -> None:
-        """Submit the samples, until one is refused."""
-        self._request.arrived = time.monotonic()
-        for sample in self._samples:
+            self._samples.append(sample)
             self._endpoint.submit(sample)
             if not self._samples:
                 break
@@ -261,9 +263,9 @@ class _Call:
             return
         self._request.taken = self._request.taken or sample.taken
         if type(outcome) is Failure:
-            self._end(outcome)
+            self._end(Failure(requests.placed(outcome.error, self._models.path, self._asked, number)))
             return
-        if self._is_batchable:
+        if self._contract.batchable:
             (outcome,) = outcome
         try:
             self._take(number, outcome)
