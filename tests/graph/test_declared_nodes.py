@@ -2,6 +2,8 @@
 # pyright: reportReturnType=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 """Nodes and compositions are held to the types they declare, as models are: F29."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -38,7 +40,7 @@ def split(text: str) -> dict[str, int]:
     return {"left": 1, "right": text} if text == "wrong" else {"left": 1}
 
 
-def outcomes(made, *texts, port="text"):
+def outcomes(made, *texts, port="text") -> Any:
     runner = made.runner()
     runner.open(WorkerContext())
     return runner.run([Request(body={port: text}, reply=print) for text in texts])
@@ -65,7 +67,7 @@ def test_each_of_several_results_is_held_to_its_type():  # F29
 
 
 def test_a_mapped_list_fails_with_the_element_that_is_wrong():  # F29
-    runner = odd.runner()
+    runner: Any = odd.runner()
     runner.open(WorkerContext())
     fine, wrong = runner.run(
         [Request(body=[{"text": text} for text in texts], reply=print) for texts in (["a"], ["a", "wrong"])]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 """What kserve's client does with a server of `tests/models/tensors.py`; run in an environment of its own."""
 
 import asyncio

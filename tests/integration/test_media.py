@@ -95,7 +95,7 @@ def test_the_document_tells_of_media(ask, pictures):  # F29
 
 
 def run(model, *samples) -> list[Any]:
-    runner = ModelRunner(model)
+    runner: Any = ModelRunner(model)
     runner.open(WorkerContext())
     return list(
         runner.run([Request(body=sample, reply=print, params={"in": "json", "out": "json"}) for sample in samples])

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Methods that ask for the context of their requests: F52."""
 
+from typing import Any
+
 import pytest
 
 from forebay import ConfigError, Context, Model, Pad, ValidationError
@@ -17,7 +19,7 @@ def request(body, number):
 
 
 def run(model, bodies, **worker):
-    runner = ModelRunner(model)
+    runner: Any = ModelRunner(model)
     runner.open(WorkerContext(**worker))
     return [
         outcome.error.message if type(outcome) is Failure else outcome

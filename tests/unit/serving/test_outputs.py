@@ -44,7 +44,7 @@ class Colour(enum.Enum):
     RED = "red"
 
 
-def answers(annotation, results, params=JSON, **members):
+def answers(annotation, results, params=JSON, **members) -> Any:
     def predict(self, batch):
         return results
 
@@ -125,7 +125,7 @@ def test_rows_of_an_array_of_samples_and_parts_of_streams_are_held_to_their_type
 
     Streams.predict.__annotations__ = {"return": "Iterator[list[int]]"}
     Streams.predict.__globals__["Iterator"] = __import__("typing").Iterator
-    runner = ModelRunner(Streams)
+    runner: Any = ModelRunner(Streams)
     runner.open(WorkerContext())
     first, (wrong, fine) = runner.run([Request(body=b"0", reply=print, params=JSON) for _ in range(2)])
     assert (first, fine) == ([b"1", b"2"], b"3")
