@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models that say they are asked in OpenAI's protocol: by the type of their samples, wherever they run."""
 
+import gc
 import json
 import sys
+import weakref
 from collections.abc import Iterator
 
 import msgspec
 import pytest
+from tests.waiting import eventually
 
 import forebay
 from forebay.openai import ChatRequest, CompletionRequest, EmbeddingRequest, TextPart
 from forebay.testing import client
+from forebay.transports.http import asgi, openai
 from forebay.types.call import Media
 
 
@@ -105,6 +109,41 @@ def test_kserves_first_protocol_lies_beside_it():
         assert served.request("GET", "/v1/models/doubled").json()["ready"] is True  # for KServe's clients
         listed = served.request("GET", "/v1/models").json()
         assert ([one["id"] for one in listed["data"]], listed["models"]) == (["talk"], ["talk", "doubled"])
+
+
+def test_nothing_of_a_request_stays_behind(monkeypatch):
+    """The collector does not look at requests, so that whoever refers to one has to let go of it."""
+    alive = weakref.WeakSet()
+    for kind in (asgi.AsgiAnswer, openai._Call):
+
+        def noted(self, *given, init=kind.__init__):
+            alive.add(self)
+            init(self, *given)
+
+        monkeypatch.setattr(kind, "__init__", noted)
+
+    class Talk(forebay.Model):
+        max_queue = 2
+
+        def predict(self, batch: list[ChatRequest]) -> Iterator[list[str]]:
+            if batch[0].messages[0].text == "fail":
+                raise RuntimeError
+            yield [str(number) for number, _ in enumerate(batch)]
+
+    def body(text, **more):
+        return {"model": "talk", "messages": [{"role": "user", "content": text}], **more}
+
+    with client(Talk) as served:
+        for asked, status in ((body("a", n=2), 200), (body("a", n=4), 429), (body("fail"), 500), (body(3), 400)):
+            for stream in (False, True):
+                answer = served.request(
+                    "POST", "/v1/chat/completions", json.dumps({**asked, "stream": stream}).encode()
+                )
+                assert answer.status == status
+        assert (
+            served.request("POST", "/models/talk", json.dumps({"messages": asked["messages"]}).encode()).status == 422
+        )
+        eventually(lambda: gc.collect() >= 0 and not alive)
 
 
 def test_a_server_without_such_models_has_no_such_paths():

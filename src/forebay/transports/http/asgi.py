@@ -344,6 +344,8 @@ class Predict:
                 route.endpoint.reject(error)
             await _send(send, *route.fault(error, (head.id if answer is None else answer.id) or next_id()))
         finally:
+            if answer is not None:
+                answer.let_go()
             if staged is not None:
                 staged.close()
 
@@ -404,6 +406,10 @@ class Peer(msgspec.Struct, eq=False):
     release: int = 0
 
 
+def _not_asked(_request: Request, _outcome: Any) -> None:
+    """Stand where nobody waits any more."""
+
+
 class AsgiAnswer:
     """The answer to one request over ASGI."""
 
@@ -445,6 +451,12 @@ class AsgiAnswer:
             if writing is not None:
                 writing.cancel()
             route.endpoint.cancel(request)
+
+    def let_go(self) -> None:
+        """Refer to the request no longer: it refers to this answer, and the collector does not look at requests."""
+        request, self.request = self.request, None
+        if request is not None:
+            request.reply, request.on_part = _not_asked, None  # the traceback of an error may hold it for longer
 
     async def end(self, outcome: Any) -> None:
         """Write the answer, or the end of a streamed one.

@@ -224,6 +224,7 @@ class _Call:
         samples, self._samples = self._samples, []  # they refer to this call, and no collector looks at requests
         for sample in samples:
             self._endpoint.cancel(sample)
+            sample.reply, sample.on_part = _forgotten, None  # an error's traceback may hold the sample for longer
 
     def _params_of(self, contract: Contract) -> Mapping[str, Any]:
         params = _params(contract.call, "base64" if self._asked.is_base64 else "json")
@@ -333,6 +334,10 @@ def _params(call: str, wanted: str) -> Mapping[str, str]:
     """Return the params of samples; shared, so that a batch of equals is seen at once."""
     params = {**PARAMS["json", "json"], "out": wanted}
     return {**params, CALL: call} if call else params
+
+
+def _forgotten(_sample: Request, _outcome: Outcome) -> None:
+    """Stand where nobody waits any more."""
 
 
 def _nothing() -> None:
