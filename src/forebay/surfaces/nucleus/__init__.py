@@ -26,13 +26,16 @@ from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from starlette.types import ASGIApp
 
     from forebay.server.config import HttpConfig
     from forebay.surfaces.contract import Options
     from forebay.surfaces.nucleus.config import NucleusConfig
     from forebay.surfaces.nucleus.proto import UserService
     from forebay.transports.grpc.listener import GrpcListener
+    from forebay.transports.http.route import Route
 
 log = logging.getLogger("forebay")
 
@@ -94,10 +97,11 @@ class NucleusSurface:
         endpoint = _endpoint(config, options, pool)
         app = _App(endpoint, spec)
         port_source = "" if "port" in options.given else f"{config.file}: serve_port"
-        asgi = None
+        asgi: ASGIApp | None = None
+        routes: Mapping[bytes, Route] = {}
         listeners: list[Listener] = []
         if service is None:
-            asgi = _http(app, config, options, http)
+            asgi, routes = _http(app, config, options, http)
         else:
             listeners.append(_grpc(app, config, options, http, service, port_source))
         readiness = Readiness(options.state_dir)
@@ -111,6 +115,7 @@ class NucleusSurface:
             http=http,
             port_source=port_source,
             asgi=asgi,
+            routes=routes,
             listeners=listeners,
             summary=_summary(config, endpoint, service),
             warnings=warnings,
@@ -168,22 +173,32 @@ class _Deaths:
         self.fail(status)
 
 
-def _http(app: _App, config: NucleusConfig, options: Options, http: HttpConfig) -> Any:
-    from forebay.surfaces.nucleus.http import NucleusHttp
-    from forebay.transports.http.asgi import beside_dashboard
+def _http(
+    app: _App, config: NucleusConfig, options: Options, http: HttpConfig
+) -> tuple[ASGIApp, Mapping[bytes, Route]]:
+    from forebay.surfaces.nucleus import inference
+    from forebay.surfaces.nucleus.http import POST_KEY, NucleusHttp
+    from forebay.transports.http.asgi import Predict, beside_dashboard
+    from forebay.transports.http.inference import InferencePages
+    from forebay.transports.http.management import Management
     from forebay.transports.http.pages import ServerPages
 
+    is_batched = config.server_side_batching is not None
+    served = app.served[app.endpoint.name]
+    served.tensors = inference.FACE
+    routes = inference.routes_of(served, POST_KEY if is_batched else ALONE, http)
     pages = ServerPages(app, http) if options.extra_routes else None
     face = NucleusHttp(
         app.endpoint,
-        batched=config.server_side_batching is not None,
+        batched=is_batched,
         max_concurrency=config.max_concurrency,
         max_body_bytes=http.max_body_bytes if "max_body_bytes" in options.given else None,
         api_keys=http.api_keys,
         pages=pages,
+        protocol=InferencePages(app, routes, Management(app, http), Predict),
     )
     app.learn = face.learn
-    return beside_dashboard(face, pages, http)
+    return beside_dashboard(face, pages, http), routes
 
 
 def _grpc(

@@ -20,6 +20,7 @@ from forebay.surfaces.nucleus.payload import BadPayload, check
 from forebay.surfaces.nucleus.runner import INTERNAL_ERROR
 from forebay.transports.http.asgi_calls import answered_by
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
+from forebay.transports.http.inference import PUBLIC_PATHS, is_inference_path
 from forebay.transports.http.route import key_is_known
 from forebay.types.call import ALONE, Failure, Request
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.nucleus.answers import Answer
+    from forebay.transports.http.inference import InferencePages
     from forebay.transports.http.pages import ServerPages
     from forebay.types.call import Outcome
 
@@ -72,6 +74,7 @@ class NucleusHttp:
         max_body_bytes: int | None,
         api_keys: Sequence[str],
         pages: ServerPages | None,
+        protocol: InferencePages | None = None,
     ) -> None:
         """Describe the face.
 
@@ -82,7 +85,9 @@ class NucleusHttp:
             max_body_bytes: Longest body, if the person asked for a limit.
             api_keys: If any, a request needs one of them.
             pages: Forebay's own pages; None leaves them out.
+            protocol: The Open Inference Protocol, if it is spoken.
         """
+        self._protocol = protocol
         self._endpoint = endpoint
         self._batched = batched
         self._max_concurrency = max_concurrency
@@ -109,6 +114,9 @@ class NucleusHttp:
         path: str = scope["path"]
         if path in self._pages:
             await self._page(path, scope, receive, send)
+            return
+        if self._protocol is not None and is_inference_path(path) and (path in PUBLIC_PATHS or self._is_allowed(scope)):
+            await self._protocol(scope, receive, send)
             return
         if path == "/":
             status = await self._root(scope, receive, send)

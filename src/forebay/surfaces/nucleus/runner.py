@@ -17,13 +17,13 @@ import msgspec
 from starlette.datastructures import Headers, QueryParams
 from starlette.exceptions import HTTPException
 
-from forebay.errors import ModelError
-from forebay.surfaces.nucleus import answers
+from forebay.errors import ModelError, NotFound
+from forebay.surfaces.nucleus import answers, tensors
 from forebay.surfaces.nucleus.answers import Streamed
 from forebay.surfaces.nucleus.handler import Arguments, HandlerHost, match, shown
 from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.payload import BadPayload, parse
-from forebay.types.call import After
+from forebay.types.call import After, Failure
 from forebay.types.failures import text_of, words_of
 from forebay.workers.user_code import caught
 
@@ -77,10 +77,16 @@ class NucleusRunner(HandlerHost):
         if name == ABOUT:
             post = self._verbs.get("post")
             return [{"verbs": list(self._verbs), "reads_posts": post is not None and post.wants_payload}]
+        if name not in self._verbs:
+            return [Failure(NotFound(f"the handler has no `handle_{name}`"))] * len(items)
         if self._batched and name == "post":
             outcomes = self._answer_batch(items)
         else:
             outcomes = [self._answer(item) for item in items]
+        outcomes = [
+            tensors.settled(outcome) if tensors.is_call(item) else outcome
+            for item, outcome in zip(items, outcomes, strict=True)
+        ]
         if any(type(_unwrapped(outcome)) is Streamed for outcome in outcomes):
             return answers.steps(outcomes, self._coroutines, _report)
         return outcomes
@@ -165,7 +171,10 @@ class NucleusRunner(HandlerHost):
         """
         params = item.params
         headers = Headers(raw=[(name, value) for name, value in params["headers"]])
-        payload = parse(headers, bytes(item.body), self._coroutines) if verb.wants_payload else None
+        if tensors.is_call(item):
+            payload = tensors.payload_of(item)
+        else:
+            payload = parse(headers, bytes(item.body), self._coroutines) if verb.wants_payload else None
         return {"payload": payload, "query_params": QueryParams(params["query"]), "headers": headers}
 
     def _call(self, verb: Verb, values: Mapping[str, Any]) -> Any:
@@ -174,7 +183,11 @@ class NucleusRunner(HandlerHost):
 
     def _outcome(self, result: Any, item: Item) -> Outcome:
         result, callback = answers.split_callback(result)
-        answer = answers.answer_of(result, lambda: _scope(item))
+        answer: Any = (
+            tensors.outcome_of(result, item)
+            if tensors.is_call(item)
+            else answers.answer_of(result, lambda: _scope(item))
+        )
         work = functools.partial(self._do, callback) if callback is not None else None
         background = getattr(result, "background", None)
         if background is not None and type(answer) is not Streamed:  # a streamed response runs its own
