@@ -25,7 +25,7 @@ log = logging.getLogger("forebay")
 _READ_BYTES: Final = 1 << 18
 
 
-class Visitor(asyncio.Protocol):
+class DeskVisitor(asyncio.Protocol):
     """One worker process, as the server sees it; used on the loop.
 
     Attributes:
@@ -77,8 +77,8 @@ class Desk:
 
     def __init__(self) -> None:
         self.asked: dict[str, Callable[..., None]] = {}
-        self.on_visit: list[Callable[[Visitor], None]] = []
-        self.visitors: set[Visitor] = set()
+        self.on_visit: list[Callable[[DeskVisitor], None]] = []
+        self.visitors: set[DeskVisitor] = set()
         self._entrance: PrivateSocket | None = None
         self._server: asyncio.Server | None = None
 
@@ -86,7 +86,7 @@ class Desk:
         """Listen; returns where."""
         self._entrance = PrivateSocket()
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: Visitor(self), sock=self._entrance.take_listener())
+        self._server = await loop.create_unix_server(lambda: DeskVisitor(self), sock=self._entrance.take_listener())
         return self._entrance.path
 
     def close(self) -> None:

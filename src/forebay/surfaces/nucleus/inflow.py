@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from forebay.surfaces.nucleus.desk import Desk, DeskClient, Visitor
+    from forebay.surfaces.nucleus.desk import Desk, DeskClient, DeskVisitor
 
 ROOM: Final = 16
 """Messages that a worker has room for."""
@@ -42,7 +42,7 @@ class Inflows:
         """Send no more of it; whoever still waits for a message is told that the client is gone."""
         self._open.pop(name).close()
 
-    def _pull(self, visitor: Visitor, name: int, count: int) -> None:
+    def _pull(self, visitor: DeskVisitor, name: int, count: int) -> None:
         inflow = self._open.get(name)
         if inflow is None:
             visitor.tell("ended", name, True)
@@ -55,12 +55,12 @@ class _Inflow:
         self._name = name
         self._messages = messages
         self._loop = loop
-        self._visitor: Visitor | None = None
+        self._visitor: DeskVisitor | None = None
         self._room = 0
         self._task: asyncio.Task[None] | None = None
         self._has_ended = False
 
-    def pull(self, visitor: Visitor, count: int) -> None:
+    def pull(self, visitor: DeskVisitor, count: int) -> None:
         self._visitor = visitor
         self._room += count
         if self._task is None and not self._has_ended:
