@@ -5,8 +5,8 @@
 
 A step takes 5 ms and 0.1 ms a stream, a worker has 16 seats, streams are 20 to 400 tokens long (log-uniform). The
 ideal is a schedule without any server: who waits sits down between two steps, in order, and each step costs its time
-alone. *End together* is what there was before: a batch of streams runs until the longest has ended. `CPU us` is CPU
-time of all the server's processes for a token.
+alone. *End together* is what there was before: a batch of streams runs until the longest has ended, at the price of the
+whole batch. `CPU us` is CPU time of all the server's processes for a token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.chaos import wait_ready
 from benchmarks.launch import ROOT, environment, free_port, stop
 from benchmarks.proc import cpu_s, tree
 from benchmarks.report import table
-from benchmarks.work.streaming import SEATS, STEP_S, STREAM_S
+from benchmarks.work.streaming import SEATS, STEP_S, STREAM_S, Costly
 
 STREAMS = 400
 LOAD = 0.8
@@ -131,8 +131,18 @@ def end_together(lengths: list[int]) -> float:
     now = 0.0
     for begin in range(0, len(lengths), SEATS):
         batch = lengths[begin : begin + SEATS]
-        now += sum(STEP_S + STREAM_S * sum(one > step for one in batch) for step in range(max(batch)))
+        now += (STEP_S + STREAM_S * len(batch)) * max(batch)
     return now
+
+
+def alone() -> Row:
+    """Step the model in a bare loop: what a step costs here beside what it is said to cost."""
+    model, states = Costly(), [[0, 10_000] for _ in range(SEATS)]
+    began = time.perf_counter()
+    for _ in range(100):
+        model.step(states)
+    price = (STEP_S + STREAM_S * SEATS) * 100
+    return Row("the model alone in a loop, beside the ideal", price / (time.perf_counter() - began), 0.0, "x", True)
 
 
 async def all_at_once(port: int) -> list[Row]:
@@ -213,6 +223,7 @@ async def measure(port: int, pid: int, only: str) -> list[Row]:
         rows += await trivial(port, "counting", pid, 400, 4.0, 4.0)
         rows += await trivial(port, "generated", pid, 100, 8.0, 4.0)
     if only in {"costly", "all"}:
+        rows.append(alone())
         rows += await all_at_once(port)
         rows += await at_random(port)
     return rows

@@ -123,10 +123,17 @@ class Seating:
                 sitting = over[name]
                 sitting.done(sitting.batch, outcomes)
         go_on()
+        others: list[tuple[Sitting, list[Sequence[Any]]]] = []
         for name, steps in made.items():
             sitting = self.open.get(name)
-            if sitting is not None:
+            if sitting is None:
+                continue
+            if sitting.batch.has_streamed:
+                others.append((sitting, steps))
+            else:  # nobody waits for a first part longer than need be
                 self._hand(sitting, steps)
+        for sitting, steps in others:
+            self._hand(sitting, steps)
 
     def check(self, name: Any) -> Sitting:
         """Return the batch of a name.

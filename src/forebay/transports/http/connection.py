@@ -666,7 +666,7 @@ class HttpConnection(HttpToolsProtocol):
             return
         assert head.route is not None
         self._begin_stream(head)
-        self._write_chunk(b"".join(map(head.route.part, parts)))
+        self._write_chunk(head.route.bundle(parts))
         if self.flow.write_paused:
             self._stalled.append(release)
         else:

@@ -27,7 +27,7 @@ from forebay.types.call import Failure, Request
 from forebay.types.context import PARAM, told
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from forebay.protocols.openai.requests import Asked
     from forebay.protocols.openai.texts import Choice
@@ -323,6 +323,10 @@ class _OpenAiRoute(Route):
     def part(self, part: bytes) -> bytes:
         """Return a part of a streamed answer as it is sent: it was made of events."""
         return part
+
+    def bundle(self, parts: Sequence[bytes]) -> bytes:
+        """Return several of them."""
+        return b"".join(parts)
 
     def last_part(self, error: ForebayError, request_id: str) -> bytes:
         """Write an error that ends a stream."""

@@ -311,6 +311,10 @@ class Route:
         """Return a part of a streamed answer as it is sent."""
         return part if self.contract.raw_output else native.event(part)
 
+    def bundle(self, parts: Sequence[bytes]) -> bytes:
+        """Return several parts of a streamed answer as they are sent."""
+        return b"".join(parts) if self.contract.raw_output else native.event(b"\n\ndata: ".join(parts))
+
     def last_part(self, error: ForebayError, request_id: str) -> bytes:
         """Write an error that ends a stream."""
         return native.error_event(native.error_body(error, request_id))
