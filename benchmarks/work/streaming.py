@@ -36,7 +36,7 @@ class Costly(Counting):
 
     def step(self, states: list[list[int]]) -> list[int | Last[int]]:
         until = time.perf_counter() + STEP_S + STREAM_S * len(states)
-        time.sleep(max(until - time.perf_counter() - 0.0008, 0.0))
+        time.sleep(max(until - time.perf_counter() - 0.0003, 0.0))
         while time.perf_counter() < until:  # a sleep alone ends late
             pass
         return super().step(states)
