@@ -29,6 +29,11 @@ class ServedMethod(msgspec.Struct, frozen=True):
 class Session(Protocol):
     """A stream of requests that belong together: a graph's, which run in it as one."""
 
+    @property
+    def pending(self) -> int:
+        """Requests that have not been worked off."""
+        ...
+
     def send(self, asked: InferRequest, /) -> None:
         """Take a request.
 
@@ -53,6 +58,7 @@ class OpenSession(Protocol):
         self,
         on_answer: Callable[[InferResponse, Callable[[], object]], object],
         on_end: Callable[[Outcome], object],
+        on_progress: Callable[[], object] = ...,
         *,
         deadline: float = ...,
     ) -> Session:
@@ -61,6 +67,7 @@ class OpenSession(Protocol):
         Args:
             on_answer: Called with each answer, and with what to call once there is room for the next.
             on_end: Called once, with None or a `Failure`.
+            on_progress: Called whenever requests were worked off.
             deadline: When it ends at the latest.
         """
         ...

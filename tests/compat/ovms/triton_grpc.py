@@ -2,9 +2,11 @@
 # pyright: reportMissingImports=false
 """What tritonclient does with graphs over gRPC; run in an environment of its own, with the address and the folder."""
 
+import os
 import queue
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +23,28 @@ class Stream:
         self.answers = queue.Queue()
         self.client.start_stream(lambda result, error: self.answers.put((result, error)))
 
-    def send(self, content, *, name="input", datatype="BYTES", shape=None, model=None, version="", id="", **parameters):
+    def send(
+        self,
+        content,
+        *,
+        name="input",
+        datatype="BYTES",
+        shape=None,
+        model=None,
+        version="",
+        id="",
+        final=False,
+        **parameters,
+    ):
         given = tg.InferInput(name, [len(content)] if shape is None else shape, datatype)
         given._raw_content = content
         self.client.async_stream_infer(
-            model or self.model, [given], model_version=version, request_id=id, parameters=parameters
+            model or self.model,
+            [given],
+            model_version=version,
+            request_id=id,
+            parameters=parameters,
+            enable_empty_final_response=final,
         )
 
     def take(self):
@@ -145,7 +164,7 @@ def generative(address, folder):
     for stream in streams:
         stream.end()
     stream = Stream(address, "count")  # O87
-    stream.send(b"2", triton_enable_empty_final_response=True)
+    stream.send(b"2", final=True)
     finals = [stream.take()[1] for _ in range(3)]
     assert [one.parameters["triton_final_response"].bool_param for one in finals] == [False, False, True]
     assert not finals[-1].outputs
@@ -165,7 +184,11 @@ def generative(address, folder):
 
 if __name__ == "__main__":
     _, where, project = sys.argv
-    unary(where)
-    regular(where)
-    generative(where, project)
-    print("served")
+    try:
+        unary(where)
+        regular(where)
+        generative(where, project)
+        print("served", flush=True)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(0)  # a stream that is still open would keep the process

@@ -261,6 +261,7 @@ class GraphStream:
         endpoint: Endpoint,
         on_answer: Callable[[InferResponse, Callable[[], object]], object],
         on_end: Callable[[Outcome], object],
+        on_progress: Callable[[], object] = lambda: None,
         *,
         deadline: float = float("inf"),
     ) -> None:
@@ -271,18 +272,25 @@ class GraphStream:
             endpoint: Where they go.
             on_answer: Called with each answer, and with what to call once there is room for the next.
             on_end: Called once, with None or a `Failure`.
+            on_progress: Called whenever requests were worked off.
             deadline: When it ends at the latest.
         """
         self._calls = calls
         self._endpoint = endpoint
         self._on_answer = on_answer
         self._on_end = on_end
+        self._on_progress = on_progress
         self._deadline = min(deadline, time.monotonic() + _DAY_S)
         self._packets = PacketStream(self._progressed)
         self._request: Request | None = None
         self._asked: list[_Asked] = []
         self._last = -(2**63)
         self._has_ended = False
+
+    @property
+    def pending(self) -> int:
+        """Requests that have not been worked off; of those that have, the last one may count."""
+        return len(self._asked)
 
     def send(self, asked: InferRequest) -> None:
         """Let a request enter.
@@ -357,6 +365,7 @@ class GraphStream:
             if is_last:
                 break
             del self._asked[0]
+        self._on_progress()
 
 
 def side_packets(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
