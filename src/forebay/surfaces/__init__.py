@@ -22,7 +22,7 @@ def surfaces() -> list[Surface]:
     from forebay.surfaces.pipeline.surface import PipelineSurface
     from forebay.surfaces.ventu.surface import VentuSurface
 
-    return [VentuSurface(), PipelineSurface(), NativeSurface(), NucleusSurface(), OvmsSurface(_serve_file)]
+    return [VentuSurface(), PipelineSurface(), OvmsSurface(_serve_file), NativeSurface(), NucleusSurface()]
 
 
 def surface_of(target: str | None) -> Surface | None:

@@ -25,6 +25,7 @@ import msgspec
 from forebay.errors import ForebayError, InvalidRequest, QueueFull, TooLarge
 from forebay.observe.ids import next_id
 from forebay.protocols.kserve import written
+from forebay.protocols.kserve.calls import InferRequest
 from forebay.protocols.kserve.wire import RequestLayouts
 from forebay.protocols.kserve.written import Written
 from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
@@ -34,11 +35,11 @@ from forebay.types.context import PARAM, told
 from forebay.types.tensor import Tensor
 
 if TYPE_CHECKING:
-    from forebay.protocols.kserve.calls import Parameter
+    from forebay.protocols.kserve.calls import InferResponse, Parameter
     from forebay.protocols.kserve.places import Place
     from forebay.protocols.kserve.wire import RequestLayout, Span
     from forebay.server.app import App
-    from forebay.server.served import Served
+    from forebay.server.served import Served, Session
     from forebay.server.shared_regions import SharedRegions
     from forebay.transports.grpc.service import Call
     from forebay.types.call import Outcome, Request
@@ -150,8 +151,8 @@ class InferMethods:
             raise versions.unknown(version)
         return found
 
-    async def begin_for(self, stream: _Stream, call: Call, message: bytes) -> _Asked:
-        """Begin a request of a stream.
+    async def begin_for(self, stream: _Stream, call: Call, message: bytes) -> _Asked | None:
+        """Begin a request of a stream; None if it went to the session of the stream.
 
         Raises:
             ForebayError: Why it cannot be answered.
@@ -161,6 +162,14 @@ class InferMethods:
         tensors = await self._read_beside(message, layout) if self._is_slow(layout) else None
         if tensors is None:
             tensors = layout.tensors(message, self._read)
+        if stream.joined is None and not stream.has_begun:
+            served = self.served(layout.model, layout.version)
+            stream.has_begun = True
+            if served.session is not None:
+                stream.join(served)
+        if stream.joined is not None:
+            stream.send(layout, tensors)
+            return None
         return self._begin(call, stream, message, layout, tensors)
 
     def response(self, asked: _Asked, outcome: Outcome, parameters: Mapping[str, Parameter] = _NOTHING) -> Written:
@@ -318,6 +327,8 @@ class _Stream:
 
     Attributes:
         id: What the client calls the request that is being read.
+        joined: Whose session takes all of its requests, if the first one was for such a model.
+        has_begun: Whether it was decided whose that is.
     """
 
     def __init__(self, inference: InferMethods, call: Call) -> None:
@@ -327,6 +338,11 @@ class _Stream:
         self._open: set[_Asked] = set()
         self._out: deque[tuple[Written, Callable[[], object] | None]] = deque()
         self._has_all = False
+        self.has_begun = False
+        self.joined: Served | None = None
+        self._session: Session | None = None
+        self._has_ended = False
+        self._failed: ForebayError | None = None
         self._news: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
 
@@ -340,14 +356,40 @@ class _Stream:
                 except ForebayError as error:
                     self._put(_error(error, self.id))
                 else:
-                    if not asked.request.done:
+                    if asked is not None and not asked.request.done:
                         self._open.add(asked)
-                while len(self._open) + len(self._out) >= MAX_IN_FLIGHT:
+                while self._is_full():
                     self._room = asyncio.get_running_loop().create_future()
                     await self._room
         finally:
             self._has_all = True
+            if self._session is not None:
+                self._session.close()
             self._wake()
+
+    def join(self, served: Served) -> None:
+        """Let all requests of the stream go to one session."""
+        assert served.session is not None
+        self.joined = served
+        self._session = served.session(self._said, self._ended, self._make_room, deadline=self._call.deadline)
+
+    def send(self, layout: RequestLayout, tensors: Sequence[Tensor]) -> None:
+        """Send a request to the session.
+
+        Raises:
+            ForebayError: What is wrong with it.
+        """
+        assert self.joined is not None
+        assert self._session is not None
+        name = self.joined.endpoint.name
+        if layout.model != name:
+            msg = f"incorrect servable name: '{layout.model[:100]}' on a stream of '{name}'; open another stream for it"
+            raise InvalidRequest(msg)
+        if layout.version not in {"", "0", self.joined.endpoint.config.version}:
+            msg = f"incorrect servable version: '{layout.version[:100]}' on a stream of '{name}'"
+            raise InvalidRequest(msg)
+        asked = InferRequest(model=name, inputs=tensors, id=self.id, parameters=layout.parameters)
+        self._session.send(asked)
 
     async def ready(self) -> AsyncIterator[Written]:
         """Yield what is to be sent, until all is answered."""
@@ -358,7 +400,9 @@ class _Stream:
                 if release is not None:
                     release()
                 self._make_room()
-            if self._has_all and not self._open:
+            if self._failed is not None:
+                raise self._failed
+            if self._has_all and not self._open and (self._session is None or self._has_ended):
                 return
             self._news = asyncio.get_running_loop().create_future()
             await self._news
@@ -394,6 +438,8 @@ class _Stream:
         self._has_all = True
         for asked in list(self._open):
             asked.cancel()
+        if self._session is not None:
+            self._session.cancel()
         while self._out:
             _, release = self._out.popleft()
             if release is not None:
@@ -407,8 +453,31 @@ class _Stream:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
+    def _said(self, answer: InferResponse, release: Callable[[], object]) -> None:
+        """Send an answer of the session."""
+        message = written.response(
+            model=answer.model,
+            version=answer.version,
+            id=answer.id,
+            outputs=answer.outputs,
+            parameters=answer.parameters,
+        )
+        self._put(written.stream_response(message), release)
+
+    def _ended(self, outcome: Outcome) -> None:
+        """Take how the session ended; its error is that of the call."""
+        self._has_ended = True
+        if type(outcome) is Failure:
+            self._failed = outcome.error
+        self._wake()
+        self._make_room()
+
+    def _is_full(self) -> bool:
+        pending = 0 if self._session is None or self._has_ended else self._session.pending
+        return len(self._open) + len(self._out) + pending >= MAX_IN_FLIGHT
+
     def _make_room(self) -> None:
-        if self._room is not None and not self._room.done() and len(self._open) + len(self._out) < MAX_IN_FLIGHT:
+        if self._room is not None and not self._room.done() and not self._is_full():
             self._room.set_result(None)
 
 
