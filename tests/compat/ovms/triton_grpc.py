@@ -43,7 +43,7 @@ class Stream:
             [given],
             model_version=version,
             request_id=id,
-            parameters=parameters,
+            parameters=None if stamp is None else {STAMP: stamp},
             enable_empty_final_response=final,
         )
 
@@ -123,7 +123,7 @@ def unary(address):
 def regular(address):
     stream = Stream(address, "echo")
     for number in range(3):
-        stream.send(b"%d" % number, id=f"s{number}", **{STAMP: 100 + number})
+        stream.send(b"%d" % number, id=f"s{number}", stamp=100 + number)
     for number in range(3):
         content, response = stream.take()
         assert content == b"%d" % number
@@ -155,7 +155,7 @@ def regular(address):
 def generative(address, folder):
     streams = [Stream(address, "count") for _ in range(3)]  # O76
     for stream in streams:
-        stream.send(b"20", **{STAMP: 64})
+        stream.send(b"20", stamp=64)
     for stream in streams:
         for step in range(20):
             content, response = stream.take()
