@@ -34,7 +34,7 @@ class Stream:
         version="",
         id="",
         final=False,
-        **parameters,
+        stamp=None,
     ):
         given = tg.InferInput(name, [len(content)] if shape is None else shape, datatype)
         given._raw_content = content
