@@ -28,6 +28,8 @@ from forebay.types.call import EMPTY, Request
 from forebay.types.datatypes import DATATYPES, datatype_of, holds
 from forebay.types.tensor import Tensor, TensorMetadata, check_size, elements, rows_of
 
+MAX_EMPTY_ROWS: Final = 1024
+"""Samples of a call that have no data at all; others are bounded by the length of the call."""
 TENSORS: Final = "tensors"
 """The format of such bodies and answers, in `params`."""
 
@@ -238,6 +240,11 @@ def _rows(tensor: Tensor, rows: int | None, declared: TensorMetadata | None) -> 
         ValidationError: If there are none, or inputs have unlike numbers of them.
     """
     found = tensor.shape[0] if tensor.shape else 0
+    if found > max(len(tensor.data), MAX_EMPTY_ROWS):
+        raise ValidationError(
+            f"input '{tensor.name}' has the shape {list(tensor.shape)} and {len(tensor.data)} bytes; a call has at "
+            f"most {MAX_EMPTY_ROWS} samples of which nothing came"
+        )
     if not found or found != (rows or found):
         wanted = f"[{rows or -1}, ...]" if declared is None else list(declared.shape)
         text = f"input '{tensor.name}' has the shape {list(tensor.shape)}, and {wanted} is expected"

@@ -107,6 +107,11 @@ class ModelRunner(BatchRunner):
         return codec_for(self._class, *self._types)
 
     def _decoded(self, items: Sequence[Item]) -> Samples:
+        if len(items) > 1 and items[0].params["in"] == TENSORS:
+            together, error = caught(self._tensors.decode_all, items)
+            if error is None and together is not None:
+                each = [at for at, item in enumerate(items) for _ in range(item.size)]
+                return Samples(items, together, each, {})
         if not self._batchable:  # what has several samples in a list, or tensors, fails there at once
             decoded, error = caught(self._decoded_at_once, items)
             if error is None:
@@ -152,6 +157,10 @@ class ModelRunner(BatchRunner):
             encoded, error = caught(self._encoded_at_once, params["out"], batch.samples)
             if error is None and encoded is not None:
                 return encoded
+        if not batch.failures and len(items) > 1 and items[0].params["out"] == TENSORS:
+            together, error = caught(self._tensors_at_once, batch)
+            if error is None and together is not None:
+                return together
         outcomes: list[Any] = [[] for _ in items]
         for owner, result in zip(batch.owners, batch.samples, strict=True):
             if owner in batch.failures:
@@ -167,6 +176,12 @@ class ModelRunner(BatchRunner):
             outcome if type(outcome) is Failure else self._whole(item, outcome)
             for item, outcome in zip(items, outcomes, strict=True)
         ]
+
+    def _tensors_at_once(self, batch: Samples) -> list[Any] | None:
+        """Encode results that are certainly right, if they are alike."""
+        if self._declared is not None and not self._declared.fits(batch.samples):
+            return None
+        return self._tensors.encode_all(batch.samples, batch.items)
 
     def _whole(self, item: Item, written: list[Any]) -> Outcome:
         """Return the outcome of an item, of what was written of its samples."""

@@ -28,7 +28,7 @@ from forebay.serving.models.array_types import array_type_of, is_array
 from forebay.serving.models.unreadable import refusal
 from forebay.serving.tensor_face import TensorFace, outcome_of, tensors_of
 from forebay.types.call import Media
-from forebay.types.datatypes import DATATYPES
+from forebay.types.datatypes import DATATYPES, datatype_of
 from forebay.types.tensor import Tensor, TensorMetadata, join_elements
 from forebay.workers.user_code import caught
 
@@ -38,9 +38,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from forebay.serving.models.schema import WireType
+    from forebay.types.call import Item
 
 Kind = Literal["array", "plain", "bytes", "json"]
 
+_SMALL_BYTES: Final = 16 * 1024
+"""Requests up to this are read together."""
 _PLAIN: Final = {"integer": "INT64", "number": "FP64", "boolean": "BOOL", "string": "BYTES"}
 
 
@@ -91,7 +94,11 @@ class TensorCodec:
         self._given, self._answer, self._wire, self._has_rows = given, answer, wire, has_rows
         self._ports = {port.name: port for port in given.ports}
         self._convert: Callable[[Any], Any] | None = None
-        if wire is not None and any(port.kind != "bytes" for port in given.ports):
+        # What protocols have checked is an array of its type and shape already.
+        is_checked = all(port.kind == "array" for port in given.ports) and (
+            not given.is_record or typing.is_typeddict(getattr(wire, "annotation", None))
+        )
+        if wire is not None and not is_checked and any(port.kind != "bytes" for port in given.ports):
             self._convert = wire.converter()
 
     @property
@@ -131,6 +138,54 @@ class TensorCodec:
             if error is not None:
                 raise refusal(error, b"", number if size > 1 else None, self._wire) from None
         return made
+
+    def decode_all(self, items: Sequence[Item]) -> list[Any] | None:
+        """Return the samples of requests that are alike and small, read as those of one; None if they are not.
+
+        Raises:
+            InvalidRequest: As `decode`, of any of them.
+        """
+        first = items[0].params
+        if not self._has_rows or sum(map(len, items[0].body)) > _SMALL_BYTES:
+            return None  # larger ones are not worth a copy
+        for name, datatype, _, is_json in first["given"]:
+            if is_json or name not in self._ports or datatype not in DATATYPES or not DATATYPES[datatype].size:
+                return None
+        if any(item.params is not first and item.params != first for item in items):
+            return None
+        columns = [b"".join([item.body[place] for item in items]) for place in range(len(first["given"]))]
+        return self.decode(columns, first, sum(item.size for item in items))
+
+    def encode_all(self, results: Sequence[Any], items: Sequence[Item]) -> list[Any] | None:
+        """Return the outcomes of requests that are alike, written as that of one; None if their results are not.
+
+        Raises:
+            BadOutcome: As `encode`, of any of them.
+        """
+        first, size = items[0].params, items[0].size
+        if not self._has_rows or first["is_json"] or any(is_json for _, is_json in first["wanted"]):
+            return None
+        if any((item.params is not first and item.params != first) or item.size != size for item in items):
+            return None
+        side = self._answer if self._answer.ports else _side_like(results[0])
+        found: dict[str, Tensor] = {}
+        for port in side.ports:
+            values = [_field(result, port) for result in results] if side.is_record else results
+            if port.kind not in {"array", "plain"} or port.datatype == "BYTES" or not _are_alike(values):
+                return None
+            found[port.name] = _written(port, values)
+        names = [name for name, _ in first["wanted"]] or list(found)
+        if not all(name in found and datatype_of(found[name].datatype).size for name in names):
+            return None
+        if not side.is_record or self._answer.ports or all(len(result) == len(found) for result in results):
+            specs = [[name, found[name].datatype, [size, *found[name].shape[1:]], False] for name in names]
+            views = [memoryview(found[name].data) for name in names]
+            steps = [len(view) // len(items) for view in views]
+            return [
+                [specs, *(view[at * step : (at + 1) * step] for view, step in zip(views, steps, strict=True))]
+                for at in range(len(items))
+            ]
+        return None
 
     def encode(self, results: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
         """Return the outcome of a request: the results of its samples as tensors.
@@ -340,6 +395,17 @@ def _field(result: Any, port: TensorPort) -> Any:
         named: dict[str, Any] = getattr(kind, "model_fields", {})
         name = next((key for key, one in named.items() if getattr(one, "serialization_alias", None) == name), name)
     return getattr(result, name, _ABSENT)
+
+
+def _are_alike(values: Sequence[Any]) -> bool:
+    """Tell whether all values are arrays of one type and shape, so that none changes beside the others."""
+    import numpy as np
+
+    if not all(isinstance(value, np.ndarray) for value in values):
+        return False
+    arrays: Sequence[npt.NDArray[Any]] = values
+    first = arrays[0]
+    return all(array.dtype == first.dtype and array.shape == first.shape for array in arrays)
 
 
 def _side_like(result: Any) -> TensorSide:
