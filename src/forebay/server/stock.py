@@ -163,9 +163,9 @@ class Stock:
             kept.count, kept.bytes, kept.hits, kept.misses, self._failures, kept.evictions, self._waiting
         )
 
-    def describe(self) -> list[dict[str, Any]]:
-        """Return what `/models` tells of the repositories themselves."""
-        return [
+    def describe(self) -> dict[str, Any]:
+        """Return what `/models` tells of the repositories themselves, and of the memory."""
+        repositories = [
             {
                 "place": one.repository.place,
                 "problem": one.repository.problem,
@@ -174,6 +174,7 @@ class Stock:
             }
             for one in self._stocked
         ]
+        return {"repositories": repositories, "memory": msgspec.to_builtins(self.statistics())}
 
     def summary(self) -> list[str]:
         """Return what is served of each repository: a line for a person."""

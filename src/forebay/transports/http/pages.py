@@ -72,7 +72,7 @@ class ServerPages:
         """List the models."""
         models = self._app.describe_all() + [process.describe() for process in registry.running()]
         problem = {"problem": self._app.problem} if self._app.problem else {}
-        stock = {} if self._app.stock is None else {"repositories": self._app.stock.describe()}
+        stock = {} if self._app.stock is None else self._app.stock.describe()
         return _json({"models": models, **problem, **stock})
 
     async def model(self, request: HttpRequest) -> Response:
