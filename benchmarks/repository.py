@@ -205,7 +205,8 @@ async def send(port: int, seconds: float, rate: int) -> None:
     """Send requests when they are due, over 64 connections; the part of `swaps` that runs in a process of its own."""
     import asyncio
 
-    due = list(itertools.accumulate(random.Random(3).expovariate(rate) for _ in range(int(rate * seconds))))
+    draw = random.Random(3)
+    due = list(itertools.accumulate(draw.expovariate(rate) for _ in range(int(rate * seconds))))
     latencies: list[tuple[float, float]] = []
     answers: dict[str, int] = {}
     failed = 0
