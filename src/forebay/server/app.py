@@ -90,7 +90,7 @@ class App:
     @property
     def only(self) -> Served | None:
         """The endpoint, if there is just one model: it also answers without its name."""
-        if len(self._served) != 1 or (self.stock is not None and len({*self._served, *self.stock.names}) > 1):
+        if len(self._served) != 1 or (self.stock is not None and self.stock.has_others(next(iter(self._served)))):
             return None
         return next(iter(self._served.values()))
 

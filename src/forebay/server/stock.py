@@ -152,6 +152,10 @@ class Stock:
         """Tell whether a repository has a model."""
         return self._owner(name) is not None
 
+    def has_others(self, name: str) -> bool:
+        """Tell whether the repositories have a model beside this one; asked at each change, so no list is made."""
+        return sum(len(one.repository.catalog.models) for one in self._stocked) > self.has(name)
+
     def problems(self) -> list[str]:
         """Return why the models are not there yet; empty if they are."""
         return [] if self._is_ready else ["the models of the repository are loading"]
