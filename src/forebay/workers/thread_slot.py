@@ -117,7 +117,12 @@ class ThreadSlot:
         """Hand a round to the loop; see `Link`."""
         for name, _, _ in told.ended:
             self._open.pop(name, None)
-        self._say(self._hear, number, told)
+        if self.is_given_up:
+            return
+        try:
+            self._say(self._hear, number, told)
+        except RuntimeError:  # the loop is closed: nobody is left to answer
+            self._inbox.put(("end",))
 
     def _is_deserted(self) -> bool:
         return all(batch.cancelled for batch in self._open.values())

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+# pyright: reportArgumentType=false, reportOptionalCall=false
+"""A step that hangs: who waits for it is called off, its worker is replaced, and the next stream is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from forebay.types.batch import EntryBatch
+from forebay.types.call import Failure, Request
+from forebay.workers.processes import ProcessPool
+from forebay.workers.runner import RunnerSpec
+from forebay.workers.threads import ThreadPool
+
+released = threading.Event()
+
+
+class Hanging:
+    """Streams that count to two, or hang in their second step."""
+
+    def open(self, ctx):
+        pass
+
+    def close(self):
+        pass
+
+    def run(self, items):
+        (item,) = items
+        yield [b"1"]
+        if item.body:
+            Path(item.body.decode()).touch()
+            released.wait()
+        yield [b"2"]
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_a_step_that_hangs_costs_its_worker_and_nothing_else(kind, tmp_path):
+    async def main():
+        spec = RunnerSpec("tests.pools.test_stuck_streams:Hanging")
+        kinds = {"thread": ThreadPool, "process": ProcessPool}
+        pool = kinds[kind](spec, stuck_s=0.05, seats=2, **({"path": ["."]} if kind == "process" else {}))
+        idle = asyncio.Event()
+        pool.watch(idle.set)
+        await pool.start()
+
+        async def run(body):
+            parts, ended = [], asyncio.Event()
+            found = []
+
+            def told(steps, release):
+                parts.extend(part for (part,) in steps)
+                release()
+
+            def done(_batch, outcomes):
+                found.extend(outcomes)
+                ended.set()
+
+            batch = EntryBatch([Request(body=body, reply=print)], None, 1, on_steps=told)
+            pool.submit(batch, done)
+            if body:
+                while not began.exists():  # noqa: ASYNC110 - a worker process says so
+                    await asyncio.sleep(0.002)
+                batch.cancelled = True
+                batch.on_cancel()
+            await asyncio.wait_for(ended.wait(), 60)
+            return parts, found
+
+        began = tmp_path / "began"
+        assert pool.idle == 2
+        parts, (outcome,) = await run(bytes(began))
+        assert parts == [b"1"]
+        assert type(outcome) is Failure
+        while pool.idle < 2:
+            idle.clear()
+            await asyncio.wait_for(idle.wait(), 60)
+        assert await run(b"") == ([b"1", b"2"], [None])
+        released.set()
+        await pool.stop(5.0)
+
+    released.clear()
+    asyncio.run(main())
