@@ -51,7 +51,13 @@ class DiskCache:
     """
 
     def __init__(
-        self, source: ModelSource, folder: Path, max_count: int | None = None, max_bytes: int | None = None
+        self,
+        source: ModelSource,
+        folder: Path,
+        max_count: int | None = None,
+        max_bytes: int | None = None,
+        *,
+        may_exceed: bool = False,
     ) -> None:
         """Take a place in a folder, and what is whole there.
 
@@ -60,6 +66,7 @@ class DiskCache:
             folder: Where to; it is made if it is not there.
             max_count: Revisions that are kept.
             max_bytes: How large they may be together.
+            may_exceed: Whether a revision is copied although all that are kept are in use.
 
         Raises:
             ConfigError: If nothing can be written there.
@@ -73,7 +80,11 @@ class DiskCache:
             msg = f"models cannot be kept in {folder}: {error.strerror}; name another folder with --repository-folder"
             raise ConfigError(msg) from error
         self._cache: Cache[Path] = Cache(
-            f"the disk below {self.path}", self._remove, max_count=max_count, max_bytes=max_bytes
+            f"the disk below {self.path}",
+            self._remove,
+            max_count=max_count,
+            max_bytes=max_bytes,
+            may_exceed=may_exceed,
         )
         self._adopt()
 

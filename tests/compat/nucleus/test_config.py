@@ -204,10 +204,24 @@ def test_the_models_key_of_the_other_type_is_refused(refuse):  # N15
     assert "'multi_model_reloading' field not supported for 'tensorflow' type" in text
 
 
-def test_models_of_a_python_project_are_not_yet_served(refuse):  # N16
-    text = refuse(PYTHON + "models: {path: s3://b/m}\n")
-    assert "models" in text
-    assert "not yet supported by forebay" in text
+def test_models_of_a_python_project_may_stand_under_either_key(read, refuse):  # N16
+    text = PYTHON + "models: {path: s3://b/m}\n"
+    assert read(text).served_models.path == "s3://b/m"
+    assert "'models' field not supported for 'python' type" in refuse(text, serving=False)
+
+
+@pytest.mark.parametrize(
+    "place, said",
+    [
+        ("path: 's3://'", "s3://BUCKET/PREFIX is needed"),
+        ("path: s3://bucket", "s3://BUCKET/PREFIX is needed"),
+        ("dir: ftp://host/models", "s3://, gs://, az://, file:// or the path of a folder is needed"),
+        ("paths: [{name: a, path: s3://b/}]", "s3://BUCKET/PREFIX is needed"),
+    ],
+)
+def test_where_models_may_be(read, refuse, place, said):  # N117
+    assert said in refuse(PYTHON + f"multi_model_reloading: {{{place}}}\n")
+    assert read(PYTHON + "multi_model_reloading: {dir: 's3://bucket/'}\n").served_models.dir == "s3://bucket/"
 
 
 def test_tensorflow_needs_models(refuse):  # N17
@@ -291,10 +305,7 @@ def test_caching_needs_many_models_and_one_process(refuse):  # N22
     assert "'processes'" in text
 
 
-def test_model_reloading_is_read_and_not_yet_served(read, refuse):
-    text = PYTHON + "multi_model_reloading:\n  path: s3://b/m\n"
-    assert read(text, serving=False).multi_model_reloading.path == "s3://b/m"
-    assert refuse(text) == "3: multi_model_reloading: model reloading is not yet supported by forebay"
+def test_tensorflow_is_read_and_not_yet_served(refuse):
     assert refuse(TENSORFLOW) == "1: type: 'tensorflow' is not yet supported by forebay"
 
 

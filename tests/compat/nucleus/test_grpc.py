@@ -514,7 +514,7 @@ def test_a_handler_that_does_not_fit_the_service(tmp_path, monkeypatch, handler,
     folder = write_project(tmp_path / "project", f"class Handler:\n    {handler}\n", config, **{"fits.proto": proto})
     monkeypatch.chdir(folder)
     service = compiled(read_config(folder / "nucleus.yaml")[0])
-    runner = RpcRunner(folder / "handler.py", config="{}", requirements="requirements.txt", service=service, desk="")
+    runner = RpcRunner(folder / "handler.py", config="{}", requirements="requirements.txt", service=service)
     with pytest.raises(ModelError) as caught:
         runner.open(WorkerContext())
     assert said in caught.value.message

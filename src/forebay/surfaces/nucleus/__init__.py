@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from forebay.server.config import HttpConfig
     from forebay.surfaces.contract import Options
-    from forebay.surfaces.nucleus.config import NucleusConfig
+    from forebay.surfaces.nucleus.config import Models, NucleusConfig
+    from forebay.surfaces.nucleus.model_store import ModelStore
     from forebay.surfaces.nucleus.proto import UserService
     from forebay.transports.grpc.listener import GrpcListener
     from forebay.transports.http.route import Route
@@ -41,6 +42,9 @@ log = logging.getLogger("forebay")
 
 CONFIG_FILE: Final = "nucleus.yaml"
 _TELLING_KEYS: Final = frozenset({"path", "type", "python_path", "py_version", "tfs_version", "server_side_batching"})
+
+_OF_STORES: Final = ("AWS_", "GOOGLE_", "AZURE_")
+"""How variables begin that say how to reach stores."""
 
 NEVER_S: Final = 24 * 3600.0
 """Time a request has: the original sets none, and nothing may wait for ever."""
@@ -97,6 +101,8 @@ class NucleusSurface:
         endpoint = _endpoint(config, options, pool)
         app = _App(endpoint, spec)
         port_source = "" if "port" in options.given else f"{config.file}: serve_port"
+        if (models := config.served_models) is not None:
+            app.store = _store(models, config, options, app.desk)
         asgi: ASGIApp | None = None
         routes: Mapping[bytes, Route] = {}
         listeners: list[Listener] = []
@@ -131,12 +137,14 @@ class _App(App):
 
     Attributes:
         desk: Where they do.
+        store: The models of the project, if it has any.
         learn: Called with what the handler can do.
     """
 
     def __init__(self, endpoint: Endpoint, spec: RunnerSpec) -> None:
         super().__init__([Served(endpoint, Contract(raw_input=True, raw_output=True, batchable=False, streams=True))])
         self.desk = Desk()
+        self.store: ModelStore | None = None
         self.learn: Callable[[Any], None] = lambda _about: None
         self.endpoint = endpoint
         self._spec = spec
@@ -146,6 +154,8 @@ class _App(App):
         """Bring up the workers and learn what their handler can do."""
         if "desk" in self._spec.kwargs:
             cast("dict[str, Any]", self._spec.kwargs)["desk"] = await self.desk.open()
+        if self.store is not None:
+            await self.store.start()
         await super().start()
         self.learn(await self.endpoint.call(b"", params={"verb": "about", "rpc": ""}, key=ALONE))
         self._has_learned = True
@@ -154,6 +164,8 @@ class _App(App):
         """Stop the workers, and then what they ask."""
         await super().drain(grace_s)
         self.desk.close()
+        if self.store is not None:
+            self.store.stop()
 
     def problems(self) -> list[str]:
         """Return why the server is not ready; a handler whose verbs are not known yet is not."""
@@ -198,6 +210,8 @@ def _http(
         protocol=InferencePages(app, routes, Management(app, http), Predict),
     )
     app.learn = face.learn
+    if app.store is not None:
+        face.info = app.store.info
     return beside_dashboard(face, pages, http), routes
 
 
@@ -230,12 +244,36 @@ def _grpc(
     return GrpcListener(grpc, [face.service()], lambda: not app.problems(), source)
 
 
+def _store(models: Models, config: NucleusConfig, options: Options, desk: Desk) -> ModelStore:
+    from forebay.surfaces.nucleus.environment import handler_environment
+    from forebay.surfaces.nucleus.model_store import ModelStore, source_for
+
+    # What the project says of stores holds for who reads them as well, and that is this process.
+    for name, value in handler_environment(config, options.http.port, os.environ).items():
+        if name.startswith(_OF_STORES):
+            os.environ[name] = value
+    source = source_for(models, config.project_dir)
+    return ModelStore(source, _model_dir(options), desk, disk_cache_size=models.disk_cache_size)
+
+
+def _model_dir(options: Options) -> Path:
+    from forebay.surfaces.nucleus.environment import MODEL_DIR
+
+    return MODEL_DIR if options.state_dir is None else options.state_dir / "models"
+
+
 def _spec(config: NucleusConfig, service: UserService | None) -> RunnerSpec:
     kwargs: dict[str, Any] = {
         "handler": str(config.handler_file),
         "config": yaml.safe_dump(config.config),
         "requirements": config.dependencies.pip,
     }
+    if (models := config.served_models) is not None:
+        kind = next(kind for kind in ("path", "paths", "dir") if getattr(models, kind) is not None)
+        names = tuple(one.name for one in models.paths or ())
+        rules = {"kind": kind, "names": names, "cache_size": models.cache_size}
+        key = "models" if config.multi_model_reloading is None else "multi_model_reloading"
+        kwargs |= {"models": {"key": key, "rules": rules}, "desk": ""}
     if service is None:
         batched = config.server_side_batching is not None
         return RunnerSpec(factory="forebay.surfaces.nucleus.runner:build", kwargs={**kwargs, "batched": batched})
@@ -251,7 +289,9 @@ def _pool(
     from forebay.surfaces.nucleus.environment import import_path, worker_environment
 
     # What a handler prints is to be seen at once, as it was in the original's image.
-    env = {"PYTHONUNBUFFERED": "TRUE", **worker_environment(config, port, os.environ, log_level=options.log_level)}
+    model_dir, log_level = _model_dir(options), options.log_level
+    told = worker_environment(config, port, os.environ, model_dir=model_dir, log_level=log_level)
+    env = {"PYTHONUNBUFFERED": "TRUE", **told}
     return ProcessPool(
         spec,
         workers=_processes(config, options),

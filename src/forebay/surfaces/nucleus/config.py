@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from forebay.errors import ConfigError
+from forebay.repository.source import SCHEMES
 from forebay.server import yaml
 from forebay.server.walker import Walker, boolean, dotted, line, meant, shown, whole
 
@@ -31,6 +32,8 @@ DEFAULT_PYTHON = "3.6.9"
 DEFAULT_TENSORFLOW = "2.3.0"
 DEFAULT_TFS_HOST = "localhost"
 DEFAULT_PORT = 8080
+DEFAULT_MODEL = "_cortex_default"
+"""What a model without a name is called."""
 
 
 class GpuVersion(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +113,11 @@ class NucleusConfig(msgspec.Struct, frozen=True, kw_only=True):
     use_local_cortex_libs: bool = False
 
     @property
+    def served_models(self) -> Models | None:
+        """The models of a Python project, under whichever key they stand."""
+        return None if self.type == "tensorflow" else self.multi_model_reloading or self.models
+
+    @property
     def handler_file(self) -> Path:
         """The file `path` names."""
         return self.project_dir / self.path
@@ -161,8 +169,6 @@ def not_yet(config: NucleusConfig) -> dict[str, str]:
     missing: dict[str, str] = {}
     if config.type == "tensorflow":
         missing["type"] = "'tensorflow' is not yet supported by forebay"
-    if config.multi_model_reloading is not None:
-        missing["multi_model_reloading"] = "model reloading is not yet supported by forebay"
     return missing
 
 
@@ -298,10 +304,9 @@ class _Reader(Walker):
         section = self._section((key,))
         if section is None:
             return None
-        if refused:
+        if refused and not (self._serving and kind == "python"):
             other = "models" if kind == "tensorflow" else "multi_model_reloading"
-            not_yet = "; models are not yet supported by forebay" if self._serving else ""
-            text = f"'{key}' field not supported for '{kind}' type, which has '{other}'{not_yet}"
+            text = f"'{key}' field not supported for '{kind}' type, which has '{other}'"
             raise self._fail((key,), text)
         self._known((key,), section, Models.__struct_fields__)
         places = [name for name in ("path", "paths", "dir") if section.get(name) is not None]
@@ -312,9 +317,9 @@ class _Reader(Walker):
             )
         cache_size, disk_cache_size = self._cache(key)
         return Models(
-            path=self._text((key, "path")),
+            path=self._address((key, "path")),
             paths=self._model_paths(key),
-            dir=self._text((key, "dir")),
+            dir=self._address((key, "dir"), whole_bucket=True),
             signature_key=self._text((key, "signature_key")),
             cache_size=cache_size,
             disk_cache_size=disk_cache_size,
@@ -346,10 +351,22 @@ class _Reader(Walker):
         name = self._text((*path, "name"))
         if not name:
             raise self._fail(path, f"{key}: paths: {index}: name field required")
-        where = self._text((*path, "path"))
+        where = self._address((*path, "path"))
         if not where:
             raise self._fail(path, f"{key}: paths: {index}: path field required")
         return ModelPath(name=name, path=where, signature_key=self._text((*path, "signature_key")))
+
+    def _address(self, path: yaml.Path, *, whole_bucket: bool = False) -> str | None:
+        """Read where models are: a bucket with a prefix, or a folder."""
+        found = self._text(path)
+        scheme, colon, rest = (found or "").partition("://")
+        if colon and scheme not in SCHEMES:
+            listed = ", ".join(f"{one}://" for one in SCHEMES)
+            raise self._fail(path, f"{dotted(path)}: {listed} or the path of a folder is needed, found {shown(found)}")
+        bucket, _, prefix = rest.partition("/")
+        if colon and scheme != "file" and not (bucket and (prefix.strip("/") or whole_bucket)):
+            raise self._fail(path, f"{dotted(path)}: {scheme}://BUCKET/PREFIX is needed, found {shown(found)}")
+        return found
 
     def _cache(self, key: str) -> tuple[int | None, int | None]:
         sizes = [

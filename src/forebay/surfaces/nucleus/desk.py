@@ -145,3 +145,4 @@ class DeskClient:
                 self.told[kind](*rest)
         for end in self.on_end:
             end()
+        self._socket.close()

@@ -15,7 +15,9 @@ import msgspec
 import yaml
 
 from forebay.errors import ModelError
+from forebay.surfaces.nucleus.desk import DeskClient
 from forebay.surfaces.nucleus.logs import logger
+from forebay.surfaces.nucleus.model_client import HandlerModels, ModelRules
 from forebay.types.failures import text_of, trace_of
 from forebay.workers.coroutines import Coroutines
 from forebay.workers.user_code import caught
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
 
+    from forebay.types.call import Item, Outcome
     from forebay.workers.runner import WorkerContext
 
 MODULE: Final = "cortex_handler"
@@ -65,6 +68,19 @@ class HandlerHost:
         self._config = config
         self._requirements = requirements
         self._coroutines = Coroutines(asks=False)
+        self._models: Mapping[str, Any] | None = None
+        self._desk: DeskClient | None = None
+        self._client: HandlerModels | None = None
+
+    def connect(self, desk: str, models: Mapping[str, Any] | None) -> None:
+        """Have the handler ask its server for more.
+
+        Args:
+            desk: Where the server is asked.
+            models: What the configuration says of its models; None if it has none.
+        """
+        self._desk = DeskClient(desk)
+        self._models = models
 
     def open(self, ctx: WorkerContext) -> None:
         """Import and construct the handler.
@@ -87,6 +103,26 @@ class HandlerHost:
         """Close the loops of its threads; the handler itself has no way to be closed."""
         self._coroutines.close()
 
+    def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Any:
+        """Answer requests; the models that the handler gets for them stay as long as that takes."""
+        client = self._client
+        if client is None:
+            return self._answers(items)
+        client.begin()
+        try:
+            answers: Any = self._answers(items)
+        except BaseException:
+            client.end()
+            raise
+        if hasattr(answers, "__next__"):
+            return client.during(answers)
+        client.end()
+        return answers
+
+    def _answers(self, items: Sequence[Item]) -> Sequence[Outcome] | Any:
+        """Answer requests."""
+        raise NotImplementedError
+
     def _load(self) -> None:
         self._make(handler_class(self._path, self._requirements))
 
@@ -98,7 +134,45 @@ class HandlerHost:
         """Construct it; what is not given of what its constructor may ask for is None."""
         values: dict[str, Any] = dict.fromkeys(CONSTRUCTOR_ARGUMENTS) | given
         values["config"] = yaml.safe_load(self._config) or {}
-        return constructor_arguments(cls).call(cls, values)
+        plan = constructor_arguments(cls)
+        desk, models = self._desk, self._models
+        if desk is None or models is None:
+            if desk is not None:
+                desk.start()
+            return plan.call(cls, values)
+        _check_models(cls, plan, models["key"])
+        client = values["model_client"] = HandlerModels(msgspec.convert(models["rules"], ModelRules), desk)
+        desk.start()
+        new: Any = cls.__new__
+        handler: Any = new(cls)
+        client.bind(handler.load_model)  # its constructor may ask for a model
+        client.begin()
+        try:
+            plan.call(handler.__init__, values)
+        finally:
+            client.end()
+        self._client = client
+        return handler
+
+
+def _check_models(cls: type, plan: Arguments, key: str) -> None:
+    """Check that a handler of a project with models does what it takes.
+
+    Raises:
+        ModelError: If not.
+    """
+    if key == "models" and "python_client" not in inspect.signature(cls.__init__).parameters:
+        msg = "'models' field not supported for 'python' type, which has 'multi_model_reloading'"
+        raise ModelError(msg)
+    if "model_client" not in plan.wanted:
+        msg = (
+            f'"model_client" is a required argument, but was not provided; with {key} a handler asks for its models by '
+            "it: def __init__(self, config, model_client)"
+        )
+        raise ModelError(msg)
+    if not callable(getattr(cls, "load_model", None)):
+        msg = "required method `load_model` is not defined; it returns the model of a folder: load_model(self, path)"
+        raise ModelError(msg)
 
 
 def constructor_arguments(cls: type) -> Arguments:

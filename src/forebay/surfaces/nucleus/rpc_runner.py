@@ -21,7 +21,6 @@ from google.protobuf import message_factory
 from google.protobuf.message import DecodeError
 
 from forebay.errors import Cancelled, ModelError
-from forebay.surfaces.nucleus.desk import DeskClient
 from forebay.surfaces.nucleus.handler import Arguments, HandlerHost, constructor_arguments, matched
 from forebay.surfaces.nucleus.inflow import Intake
 from forebay.surfaces.nucleus.logs import logger
@@ -44,9 +43,13 @@ UNSERIALIZABLE: Final = "Failed to serialize response!"
 RPC_ARGUMENTS: Final = ("payload", "context")
 
 
-def build(*, handler: str, service: Mapping[str, Any], **more: Any) -> RpcRunner:
+def build(
+    *, handler: str, service: Mapping[str, Any], desk: str, models: Mapping[str, Any] | None = None, **more: Any
+) -> RpcRunner:
     """Build the runner; the reference that worker processes are given."""
-    return RpcRunner(Path(handler), service=msgspec.convert(service, UserService), **more)
+    runner = RpcRunner(Path(handler), service=msgspec.convert(service, UserService), **more)
+    runner.connect(desk, models)
+    return runner
 
 
 class RpcMethod:
@@ -87,7 +90,7 @@ class RpcMethod:
 class RpcRunner(HandlerHost):
     """Answers calls; the threads of a worker share it."""
 
-    def __init__(self, handler: Path, *, config: str, requirements: str, service: UserService, desk: str) -> None:
+    def __init__(self, handler: Path, *, config: str, requirements: str, service: UserService) -> None:
         """Describe handler and service.
 
         Args:
@@ -95,16 +98,14 @@ class RpcRunner(HandlerHost):
             config: The project's own `config`, as YAML.
             requirements: Where the project lists its packages.
             service: What it serves.
-            desk: Where the server is asked for the messages of streams.
         """
         super().__init__(handler, config=config, requirements=requirements)
         self._service = service
-        self._desk = desk
         self._module: Any = None
         self._intake: Intake | None = None
         self._methods: dict[str, RpcMethod] = {}
 
-    def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[list[Any]]:
+    def _answers(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[list[Any]]:
         """Answer calls, one after the other; one whose answer is a stream comes alone."""
         first = items[0]
         name = first.params["rpc"]
@@ -128,10 +129,8 @@ class RpcRunner(HandlerHost):
             )
             raise ModelError(msg)
         plans = {rpc.name: _arguments(cls, rpc.name) for rpc in self._service.rpcs}
-        if any(rpc.is_asked_in_parts for rpc in self._service.rpcs):
-            client = DeskClient(self._desk)
-            self._intake = Intake(client)
-            client.start()
+        if self._desk is not None:
+            self._intake = Intake(self._desk)
         handler = self._construct(cls, proto_module_pb2=self._module)
         described = self._module.DESCRIPTOR.services_by_name[self._service.full_name.rpartition(".")[2]]
         for rpc in self._service.rpcs:

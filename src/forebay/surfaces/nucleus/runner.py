@@ -42,7 +42,15 @@ VERB_ARGUMENTS: Final = ("payload", "query_params", "headers")
 INTERNAL_ERROR: Final = "internal server error"
 
 
-def build(*, handler: str, config: str, batched: bool, requirements: str = "requirements.txt") -> NucleusRunner:
+def build(
+    *,
+    handler: str,
+    config: str,
+    batched: bool,
+    requirements: str = "requirements.txt",
+    desk: str | None = None,
+    models: Mapping[str, Any] | None = None,
+) -> NucleusRunner:
     """Build the runner; the reference that worker processes are given.
 
     Args:
@@ -50,8 +58,13 @@ def build(*, handler: str, config: str, batched: bool, requirements: str = "requ
         config: The project's own `config`, as YAML so that every type of its survives.
         batched: Whether `handle_post` takes batches.
         requirements: Where the project lists its packages, for the message when one is missing.
+        desk: Where the server is asked for more; None if that is not needed.
+        models: What the configuration says of models; None if it has none.
     """
-    return NucleusRunner(Path(handler), config=config, batched=batched, requirements=requirements)
+    runner = NucleusRunner(Path(handler), config=config, batched=batched, requirements=requirements)
+    if desk is not None:
+        runner.connect(desk, models)
+    return runner
 
 
 class Verb(msgspec.Struct, frozen=True):
@@ -71,7 +84,7 @@ class NucleusRunner(HandlerHost):
         self._verbs: dict[str, Verb] = {}
         self._one_batch = threading.Lock()
 
-    def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Any:
+    def _answers(self, items: Sequence[Item]) -> Sequence[Outcome] | Any:
         """Answer requests; batches are posts only."""
         name = items[0].params["verb"]
         if name == ABOUT:

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models of a project, on the server's side: looked for from time to time, copied here once, told to all workers.
+
+Without a cache every version is here before workers hear of it, and a changed one takes its place only when it is here
+as well. With a cache workers hear of all that the store has, and what they ask for is copied then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.errors import ConfigError, ForebayError
+from forebay.repository.disk import DiskCache
+from forebay.repository.repository import Repository
+from forebay.repository.source import SourceFailed, source_of
+from forebay.repository.tree_rules import TreeRules
+from forebay.surfaces.nucleus.config import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from concurrent.futures import Future
+
+    from forebay.repository.cache import Lease
+    from forebay.repository.listing import Revision, StoredFile
+    from forebay.repository.source import ModelSource
+    from forebay.surfaces.nucleus.config import Models
+    from forebay.surfaces.nucleus.desk import Desk, DeskVisitor
+
+log = logging.getLogger("forebay.repository")
+
+POLL_S: Final = 10.0
+"""Time between two looks, as in the original."""
+FETCHERS: Final = 8
+"""Models that are copied at a time."""
+
+
+class Joined:
+    """Several places as one source: the files of each below the name of its model."""
+
+    def __init__(self, sources: Mapping[str, ModelSource]) -> None:
+        self.place = ", ".join(source.place for source in sources.values())
+        self._sources = sources
+        self._listed: dict[str, list[StoredFile]] = {}
+
+    def list(self) -> list[StoredFile]:
+        """Return all files; of a place that cannot be asked now, what it said last."""
+        for name, source in self._sources.items():
+            try:
+                self._listed[name] = [file._replace(path=f"{name}/{file.path}") for file in source.list()]
+            except ForebayError as error:
+                if name not in self._listed or len(self._sources) == 1:
+                    raise
+                log.warning("%s; its models stay as they are", error.message)
+        return [file for name in self._sources for file in self._listed[name]]
+
+    def read(self, path: str, file: StoredFile, start: int, end: int) -> bytes | memoryview:
+        """Return a part of a file."""
+        name, _, rest = path.partition("/")
+        return self._sources[name].read(rest, file, start, end)
+
+    def folder(self) -> Path | None:
+        """Return None: they do not lie in one folder."""
+        return None
+
+
+def source_for(models: Models, project: Path) -> ModelSource:
+    """Return where the models of a project are.
+
+    Raises:
+        ConfigError: If what reads such places is not installed.
+    """
+    if models.dir is not None:
+        return source_of(models.dir, project)
+    if models.path is not None:
+        return Joined({DEFAULT_MODEL: source_of(models.path, project)})
+    return Joined({one.name: source_of(one.path, project) for one in models.paths or ()})
+
+
+class ModelStore:
+    """Looks, copies, and answers workers; `start` begins with the first look."""
+
+    def __init__(
+        self, source: ModelSource, folder: Path, desk: Desk, *, disk_cache_size: int | None, poll_s: float = POLL_S
+    ) -> None:
+        """Describe the store.
+
+        Args:
+            source: Where the models are.
+            folder: Where they are copied to.
+            desk: Where workers ask.
+            disk_cache_size: Versions that are kept here, of those that were asked for; None keeps all that there are.
+            poll_s: Seconds between two looks.
+        """
+        self._source = source
+        self._folder = folder
+        self._desk = desk
+        self._disk_cache_size = disk_cache_size
+        self._poll_s = poll_s
+        self._repository: Repository | None = None
+        self._published: dict[str, dict[str, Revision]] = {}
+        self._held: dict[str, Lease[Path]] = {}
+        self._by_id: dict[str, Revision] = {}
+        self._syncing = threading.Lock()
+        self._retry: threading.Timer | None = None
+        self._is_over = False
+        self._fetchers = ThreadPoolExecutor(FETCHERS, thread_name_prefix="forebay-models")
+        self._releases: list[Future[None]] = []
+        self._leases: dict[DeskVisitor, list[tuple[str, Lease[Path]]]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        desk.asked["take"] = self._take
+        desk.asked["release"] = self._release
+        desk.on_visit.append(self._greet)
+
+    async def start(self) -> None:
+        """Look for the first time, and copy what is to be here; tries again as long as the store cannot be asked.
+
+        Raises:
+            ConfigError: If nothing can be written to the folder.
+        """
+        self._loop = asyncio.get_running_loop()
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            msg = f"models cannot be kept in {self._folder}: {error.strerror}; --state-dir names another folder"
+            raise ConfigError(msg) from error
+        disk = DiskCache(self._source, self._folder, self._disk_cache_size, may_exceed=True)
+        repository = self._repository = Repository(
+            self._source, TreeRules(kind="models", is_strict=True), poll_s=self._poll_s, disk=disk
+        )
+        while True:
+            try:
+                await asyncio.to_thread(repository.open)
+                break
+            except ForebayError as error:
+                log.warning("%s; it is tried again in %g s, and nothing is served before", error.message, self._poll_s)
+                await asyncio.sleep(self._poll_s)
+        await asyncio.to_thread(self._sync)
+        repository.watch(self._sync)
+        repository.start()
+
+    def stop(self) -> None:
+        """Look no more, and end what is being copied."""
+        self._is_over = True
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._repository is not None:
+            self._repository.stop()
+        self._fetchers.shutdown(wait=False, cancel_futures=True)
+
+    def info(self) -> dict[str, Any]:
+        """Return what `/info` tells."""
+        told = {
+            name: {
+                "versions": list(versions),
+                "timestamps": [int(revision.modified_s) for revision in versions.values()],
+            }
+            for name, versions in self._published.items()
+        }
+        return {"model_metadata": told}
+
+    def _sync(self) -> None:
+        """Publish what counts now; in the thread that looks."""
+        assert self._repository is not None
+        with self._syncing:
+            found = {
+                name: {revision.version: revision for revision in versions.values()}
+                for name, versions in self._repository.catalog.models.items()
+            }
+            if self._disk_cache_size is None:
+                found = self._fetched(found)
+            self._published = found
+            self._by_id = {one.id: one for versions in found.values() for one in versions.values()}
+            loop = self._loop
+            assert loop is not None
+            if not self._is_over:
+                loop.call_soon_threadsafe(self._tell_all)
+
+    def _fetched(self, found: Mapping[str, Mapping[str, Revision]]) -> dict[str, dict[str, Revision]]:
+        """Copy what is not here; of what cannot be copied, the one that is here counts on."""
+        published: dict[str, dict[str, Revision]] = {}
+        wanted = {revision.id for versions in found.values() for revision in versions.values()}
+        held: dict[str, Lease[Path]] = {}
+        problems: list[str] = []
+        for name, versions in found.items():
+            for version, revision in versions.items():
+                try:
+                    held[revision.id] = self._held.pop(revision.id, None) or self._fetch(revision)
+                except ForebayError as error:
+                    problems.append(error.message)
+                    before = self._published.get(name, {}).get(version)
+                    if before is None or before.id not in self._held:
+                        continue
+                    held[before.id] = self._held.pop(before.id)
+                    revision = before  # noqa: PLW2901 - it goes on in its place
+                published.setdefault(name, {})[version] = revision
+        old, self._held = self._held, held
+        for key, lease in old.items():
+            assert key not in wanted
+            lease.release()
+        if problems and not self._is_over:
+            log.warning("%s; what is served goes on, and it is tried again", problems[0])
+            self._retry = threading.Timer(self._poll_s, self._sync)
+            self._retry.daemon = True
+            self._retry.start()
+        return published
+
+    def _fetch(self, revision: Revision) -> Lease[Path]:
+        assert self._repository is not None
+        return self._repository.fetch(revision)
+
+    # At the desk, on the loop
+
+    def _greet(self, visitor: DeskVisitor) -> None:
+        self._leases[visitor] = []
+        visitor.on_leave.append(lambda: self._leave(visitor))
+        visitor.tell("catalog", self._catalog())
+
+    def _leave(self, visitor: DeskVisitor) -> None:
+        for _, lease in self._leases.pop(visitor):
+            self._let_go(lease)
+
+    def _tell_all(self) -> None:
+        catalog = self._catalog()
+        for visitor in self._desk.visitors:
+            visitor.tell("catalog", catalog)
+
+    def _catalog(self) -> dict[str, list[list[Any]]]:
+        return {
+            name: [[version, one.id, one.size] for version, one in versions.items()]
+            for name, versions in self._published.items()
+        }
+
+    def _take(self, visitor: DeskVisitor, number: int, key: str) -> None:
+        self._releases = [one for one in self._releases if not one.done()]
+        waiting, loop = list(self._releases), self._loop
+        revision = self._by_id.get(key)
+        assert loop is not None
+
+        def work() -> None:
+            for one in waiting:  # what was given back before makes room for this
+                one.result()
+            try:
+                if revision is None:
+                    msg = "its files have changed, try again"
+                    raise SourceFailed(msg)
+                lease = self._fetch(revision)
+            except ForebayError as error:
+                loop.call_soon_threadsafe(visitor.tell, "failed", number, error.message)
+            else:
+                loop.call_soon_threadsafe(self._taken, visitor, number, key, lease)
+
+        self._fetchers.submit(work)
+
+    def _taken(self, visitor: DeskVisitor, number: int, key: str, lease: Lease[Path]) -> None:
+        if visitor not in self._leases:
+            self._let_go(lease)
+            return
+        self._leases[visitor].append((key, lease))
+        visitor.tell("taken", number, str(lease.value))
+
+    def _release(self, visitor: DeskVisitor, key: str) -> None:
+        leases = self._leases[visitor]
+        index = next(index for index, (held, _) in enumerate(leases) if held == key)
+        self._let_go(leases.pop(index)[1], self._by_id.get(key))
+
+    def _let_go(self, lease: Lease[Path], used: Revision | None = None) -> None:
+        """Give a folder back; what was used until now leaves the disk later than what was not."""
+
+        def work() -> None:
+            if used is not None:
+                self._fetch(used).release()
+            lease.release()
+
+        if not self._is_over:
+            self._releases.append(self._fetchers.submit(work))

@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of Python handlers: section 6 of the specification, against a real S3 server."""
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.buckets import FORBIDDEN, Faults, running_buckets
+from tests.waiting import PATIENCE_S, eventually
+
+from forebay.errors import ModelError
+from forebay.surfaces.nucleus.config import read_config
+from forebay.surfaces.nucleus.desk import Desk, DeskClient
+from forebay.surfaces.nucleus.handler import _check_models, constructor_arguments
+from forebay.surfaces.nucleus.model_client import HandlerModels, ModelRules
+from forebay.surfaces.nucleus.model_store import ModelStore, source_for
+from forebay.surfaces.nucleus.shim import UserRuntimeException
+
+
+@pytest.fixture(scope="module")
+def buckets(tmp_path_factory):
+    with running_buckets(tmp_path_factory.mktemp("store")) as found:
+        yield found
+
+
+@pytest.fixture
+def bucket(buckets, tmp_path, monkeypatch):
+    """The address of a bucket of the test's own, which this process finds."""
+    for name, value in buckets.environment().items():
+        monkeypatch.setenv(name, value)
+    name = f"models-{abs(hash(tmp_path)) % 10**8}"
+    buckets.make(name)
+    return name
+
+
+class Model:
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        files = sorted(file for file in self.folder.rglob("*") if file.is_file())
+        self.files = {file.relative_to(self.folder).as_posix(): file.read_text() for file in files}
+
+
+class Served:
+    """A store and one worker's client of it, as the server and a worker have them."""
+
+    def __init__(self, folder, models):
+        (folder / "handler.py").touch()
+        config = {"type": "python", "path": "handler.py", "multi_model_reloading": models}
+        (folder / "nucleus.yaml").write_text(yaml.safe_dump(config))
+        self.models: Any = read_config(folder / "nucleus.yaml")[0].served_models
+        assert self.models is not None
+        self.folder = folder
+        self.loaded = []
+        self.load = Model
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.desk = Desk()
+        self.path = self.run(self.desk.open())
+        source = source_for(self.models, folder)
+        size = self.models.disk_cache_size
+        self.store = ModelStore(source, folder / "kept", self.desk, disk_cache_size=size, poll_s=0.2)
+
+    def run(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_S)
+
+    def start(self):
+        self.run(self.store.start())
+        kinds: list[Any] = [kind for kind in ("path", "paths", "dir") if getattr(self.models, kind)]
+        names = tuple(one.name for one in self.models.paths or ())
+        rules = ModelRules(kind=kinds[0], names=names, cache_size=self.models.cache_size)
+        link = DeskClient(self.path)
+        self.client = HandlerModels(rules, link)
+        self.client.bind(self.load_model)
+        link.start()
+        self.get = self.client.get_model
+        return self
+
+    def load_model(self, model_path):
+        self.loaded.append(model_path)
+        return self.load(model_path)
+
+    def kept(self):
+        """What lies whole on the disk."""
+        there = [at for at in (self.folder / "kept" / "0").glob("*/*/*") if at.is_dir()]
+        whole = [at for at in there if not at.parent.parent.name.startswith(("coming-", "leaving-"))]
+        return sorted(f"{at.parent.name}/{at.name}" for at in whole)
+
+    def stop(self):
+        self.store.stop()
+        self.loop.call_soon_threadsafe(self.desk.close)
+
+
+@pytest.fixture
+def served(tmp_path):
+    made = []
+
+    def make(models, *, start=True):
+        made.append(Served(tmp_path, models))
+        return made[-1].start() if start else made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
+
+
+def refused(get, *arguments):
+    with pytest.raises(UserRuntimeException) as caught:
+        get(*arguments)
+    return str(caught.value)
+
+
+# Which one
+
+
+def test_one_model(buckets, bucket, served):
+    # N97, N105, N106, N116, N118, N119
+    buckets.put(f"{bucket}/iris/model.pkl", b"iris")
+    buckets.put(f"{bucket}/iris/below/more", b"more")
+    buckets.put(f"{bucket}/iris-2/model.pkl", b"another")
+    one = served({"path": f"s3://{bucket}/iris/"})
+    model = one.get()
+    assert one.get("zzz") is model
+    assert model.files == {"model.pkl": "iris", "below/more": "more"}
+    assert model.folder.is_absolute()
+    assert model.folder.parts[-2:] == ("_cortex_default", "1")
+    (told,) = one.store.info()["model_metadata"].items()
+    assert told[0] == "_cortex_default"
+    assert told[1]["versions"] == ["1"]
+    assert [type(stamp) for stamp in told[1]["timestamps"]] == [int]
+
+
+def test_models_by_name(buckets, bucket, served):
+    # N98, N100, N113, N118
+    buckets.put(f"{bucket}/a/model", b"a")
+    buckets.put(f"{bucket}/my-net-v2.1/3/model", b"b")
+    paths = [{"name": name, "path": f"s3://{bucket}/{name}"} for name in ("a", "my-net-v2.1", "none")]
+    many = served({"paths": paths})
+    assert many.get("a").files == {"model": "a"}
+    assert many.get("my-net-v2.1", "3").folder.parts[-2:] == ("my-net-v2.1", "3")
+    names = "['a', 'my-net-v2.1', 'none']"
+    text = f"error: model_name was not specified, choose one of the following: {names}: runtime exception"
+    assert refused(many.get) == text
+    assert "'x' model wasn't found in the list of available models" in refused(many.get, "x")
+    gone = "'none' model's versions have been removed; add at least a version to the model to resume operations"
+    assert gone in refused(many.get, "none")
+    # N114: what was not there at the start
+    buckets.put(f"{bucket}/none/1/model", b"now")
+    eventually(lambda: "none" in many.store.info()["model_metadata"] and many.client._models.get("none"))
+    assert many.get("none").files == {"model": "now"}
+
+
+def test_models_of_a_folder(buckets, bucket, served):
+    # N99, N101, N102, N103, N117
+    for path in (
+        "iris/9/a",
+        "iris/10/a",
+        "iris/007/a",
+        "plain/a",
+        "mixed/1/a",
+        "mixed/README",
+        "minus/-5/a",
+        "loose.txt",
+    ):
+        buckets.put(f"{bucket}/{path}", path.encode())
+    many = served({"dir": f"s3://{bucket}/"})
+    assert {name: told["versions"] for name, told in many.store.info()["model_metadata"].items()} == {
+        "iris": ["007", "9", "10"], "plain": ["1"], "mixed": ["1"], "minus": ["1"],
+    }  # fmt: skip
+    assert many.get("iris").files == {"a": "iris/10/a"}
+    for latest in (None, "", "latest", "10", 10):
+        assert many.get("iris", latest) is many.get("iris")
+    assert many.get("iris", "007") is many.get("iris", 7)
+    assert many.get("iris", "7").files == {"a": "iris/007/a"}
+    assert many.get("mixed").files == {"1/a": "mixed/1/a", "README": "mixed/README"}
+    assert "model_name was not specified: runtime" in refused(many.get)
+    assert "model_version must be either a parse-able numeric value or 'latest'" in refused(many.get, "iris", "x")
+    assert "model iris of version 3 wasn't found" in refused(many.get, "iris", "3")
+    assert "'x' model wasn't found in the list of available models" in refused(many.get, "x")
+    assert "'../iris' model wasn't found" in refused(many.get, "../iris")
+
+
+def test_a_folder_here(served, tmp_path):
+    # N117
+    (tmp_path / "models" / "iris" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "iris" / "1" / "a").write_text("a")
+    for place in ("models", str(tmp_path / "models"), f"file://{tmp_path}/models"):
+        here = served({"dir": place})
+        eventually(lambda here=here: here.client._models)
+        assert here.get("iris").files == {"a": "a"}
+        here.stop()
+
+
+# Loading
+
+
+def test_who_asks_at_the_same_time_shares_one_load(buckets, bucket, served, parallel):
+    # N106
+    buckets.put(f"{bucket}/a/model", b"a")
+    buckets.put(f"{bucket}/b/model", b"b")
+    many = served({"dir": f"s3://{bucket}"})
+    begun, go = threading.Event(), threading.Event()
+
+    def load(folder):
+        if folder.endswith("a/1"):
+            begun.set()
+            assert go.wait(PATIENCE_S)
+        return Model(folder)
+
+    def ask(number):
+        if number < 7:
+            return many.get("a")
+        begun.wait(PATIENCE_S)
+        other = many.get("b")
+        go.set()
+        return other
+
+    many.load = load
+    found = parallel(ask, range(8))
+    assert len(set(found[:7])) == 1
+    assert sorted(Path(path).parent.name for path in many.loaded) == ["a", "b"]
+
+
+def test_a_load_that_fails_is_tried_again_and_may_give_none(buckets, bucket, served):
+    # N107
+    buckets.put(f"{bucket}/iris/model", b"a")
+    one = served({"path": f"s3://{bucket}/iris"})
+
+    def fail(_folder):
+        raise KeyError("weights")
+
+    one.load = fail
+    text = refused(one.get)
+    assert "failed (re-)loading model _cortex_default of version 1 (thread " in text
+    assert "weights" in text
+    one.load = lambda _folder: None
+    assert one.get() is None
+    assert one.get() is None
+    assert len(one.loaded) == 2
+
+
+def test_a_model_that_is_there_asks_nobody(buckets, bucket, served, monkeypatch):
+    # N123
+    buckets.put(f"{bucket}/iris/model", b"a")
+    one = served({"path": f"s3://{bucket}/iris"})
+    model = one.get()
+    monkeypatch.setattr(one.client._desk, "ask", None)
+    started = time.process_time()
+    assert all(one.get() is model for _ in range(1000))
+    assert time.process_time() - started < 1.0
+
+
+# Changes
+
+
+def test_changes_are_seen_and_a_broken_one_leaves_the_old_model(buckets, bucket, served):
+    # N107, N109, N110, N112, N113
+    buckets.put(f"{bucket}/iris/1/model", b"one")
+    buckets.put(f"{bucket}/other/1/model", b"other")
+    many = served({"dir": f"s3://{bucket}"})
+    first, other = many.get("iris"), many.get("other")
+    buckets.put(f"{bucket}/iris/2/model", b"two")
+    eventually(lambda: many.get("iris").files == {"model": "two"})
+    assert many.get("iris", "1") is first
+    many.load = lambda _folder: 1 / 0
+    second = many.get("iris")
+    buckets.put(f"{bucket}/iris/2/model", b"TWOS")
+    eventually(lambda: len(many.loaded) == 3 or not many.get("iris"))
+    eventually(lambda: many.get("iris") is second and len(many.loaded) > 3)
+    many.client._failed.clear()
+    many.load = Model
+    assert many.get("iris").files == {"model": "TWOS"}
+    buckets.remove(f"{bucket}/iris/1/model")
+    eventually(lambda: "1" not in many.store.info()["model_metadata"]["iris"]["versions"])
+    gone = weakref.ref(first)
+    del first
+    eventually(lambda: gc.collect() is None or gone() is None)
+    buckets.remove(f"{bucket}/iris/2/model")
+    eventually(lambda: "iris" not in many.client._models)
+    assert "'iris' model wasn't found" in refused(many.get, "iris")
+    assert many.get("other") is other
+
+
+def test_a_store_that_fails_changes_nothing(buckets, bucket, served, monkeypatch):
+    # N59, N111, N115
+    buckets.put(f"{bucket}/iris/1/model", b"one")
+    faults = Faults(buckets.port)
+    for name, value in buckets.environment(faults.port).items():
+        monkeypatch.setenv(name, value)
+    faults.fault = lambda _method, _path: (403, FORBIDDEN)
+    one = served({"path": f"s3://{bucket}/iris"}, start=False)
+    starting = asyncio.run_coroutine_threadsafe(one.store.start(), one.loop)
+    eventually(lambda: len(faults.seen) > 1)
+    assert not starting.done()
+    starting.cancel()
+    faults.fault = lambda _method, _path: None
+    one.folder.joinpath("kept").rename(one.folder / "first")
+    one.start()
+    model = one.get()
+    faults.fault = lambda _method, path: (403, FORBIDDEN) if "model" in path else None
+    buckets.put(f"{bucket}/iris/1/model", b"twos")
+    seen = len(faults.seen)
+    eventually(lambda: any("model" in path for _, path in faults.seen[seen:]))
+    assert one.get() is model
+    faults.fault = lambda _method, _path: None
+    eventually(lambda: one.get().files == {"model": "twos"})
+    faults.close()
+
+
+# Caching
+
+
+def test_the_cache_keeps_what_was_used_last(buckets, bucket, served):
+    # N120, N121, N122
+    for name in "abc":
+        buckets.put(f"{bucket}/{name}/1/model", name.encode())
+    many = served({"dir": f"s3://{bucket}", "cache_size": 1, "disk_cache_size": 2})
+    assert many.kept() == []
+    assert set(many.store.info()["model_metadata"]) == {"a", "b", "c"}
+    gone = weakref.ref(many.get("a"))
+    for name in ("b", "a", "c"):
+        assert many.get(name).files == {"model": name}
+        if name == "b":
+            gc.collect()
+            assert gone() is None
+    assert [Path(path).parent.name for path in many.loaded] == ["a", "b", "a", "c"]
+    eventually(lambda: many.kept() == ["a/1", "c/1"])
+    assert "'x' model of tag latest wasn't found in the list of available models" in refused(many.get, "x")
+    buckets.put(f"{bucket}/c/1/model", b"CC")
+    eventually(lambda: many.get("c").files == {"model": "CC"})
+
+
+def test_what_a_call_uses_stays_until_it_is_over(buckets, bucket, served):
+    # N121
+    for name in "ab":
+        buckets.put(f"{bucket}/{name}/1/model", name.encode())
+    many = served({"dir": f"s3://{bucket}", "cache_size": 1, "disk_cache_size": 1})
+    many.client.begin()
+    first, second = many.get("a"), many.get("b")
+    assert first.folder.exists()
+    assert second.folder.exists()
+    many.client.end()
+    eventually(lambda: many.kept() == ["b/1"])
+
+
+# Handlers
+
+
+@pytest.mark.parametrize(
+    "body, key, said",
+    [
+        ("def __init__(self, config): pass", "multi_model_reloading", '"model_client" is a required argument'),
+        (
+            "def __init__(self, model_client): pass",
+            "multi_model_reloading",
+            "required method `load_model` is not defined",
+        ),
+        ("def __init__(self, model_client): pass", "models", "'models' field not supported for 'python' type"),
+    ],
+)
+def test_a_handler_that_cannot_have_models(body, key, said):
+    # N16, N96
+    names = {}
+    exec(f"class Handler:\n    {body}", names)
+    with pytest.raises(ModelError, match=said):
+        _check_models(names["Handler"], constructor_arguments(names["Handler"]), key)
+
+
+HANDLER = """
+    import os
+
+    class Handler:
+        def __init__(self, python_client, config):
+            self.client = python_client
+            self.first = python_client.get_model()
+
+        def load_model(self, model_path):
+            with open(os.path.join(model_path, "model")) as file:
+                return [file.read(), os.environ["CORTEX_MODEL_DIR"] in model_path]
+
+        def handle_post(self, payload):
+            return self.client.get_model(payload) + [self.first is self.client.get_model()]
+"""
+
+
+def test_a_server_with_models(buckets, bucket, serve):
+    # N10, N16, N59, N105, N108, N119, N124: the seed's own spelling; credentials in the project's own file
+    buckets.put(f"{bucket}/iris/model", b"iris")
+    told = "\n".join(f"{name}={value}" for name, value in buckets.environment().items())
+    config = {"models": {"path": f"s3://{bucket}/iris"}, "processes": 2}
+    server = serve(HANDLER, config, __env=told)
+    for _ in range(4):
+        assert server.request("POST", json="zzz").json() == ["iris", True, True]
+    told = server.request(path="/info").json()["model_metadata"]["_cortex_default"]
+    assert told["versions"] == ["1"]
