@@ -444,7 +444,10 @@ class App:
         versions.all.remove(leaving)
         if not versions.all and self._models.get(versions.model) is versions:
             del self._models[versions.model]
-        self.on_left()
+        if (
+            self.stock is None or not self.stock.is_lazy
+        ):  # it collects all garbage, a tenth of a second for each that leaves
+            self.on_left()
 
 
 async def beside(make: Callable[[], T], until: float, what: str) -> T:

@@ -120,7 +120,7 @@ class Stock:
         self._app = app
         self._stocked = stocked
         self._policy = policy
-        self._is_lazy = is_lazy
+        self.is_lazy = is_lazy
         self._shelf: Shelf[str] = Shelf(max_models, max_bytes)
         self._loaded: dict[Key, Revision] = {}
         self._by_id: dict[str, Key] = {}
@@ -186,7 +186,7 @@ class Stock:
         for one in self._stocked:
             catalog, told = one.repository.catalog, one.repository.statistics()
             shown = ", ".join([*catalog.models][:5]) + (", ..." if told.models > 5 else "")
-            when = "loaded when they are asked for" if self._is_lazy else "loaded at the start"
+            when = "loaded when they are asked for" if self.is_lazy else "loaded at the start"
             count = (
                 f"{told.models} models with {told.versions} versions"
                 if told.models != 1
@@ -282,7 +282,7 @@ class Stock:
         for one in self._stocked:
             one.repository.watch(self._changed)
             one.repository.start()
-        if not self._is_lazy:
+        if not self.is_lazy:
             for name in self.names:
                 self._tend_soon(name)
             while self._tending:
@@ -483,7 +483,7 @@ class Stock:
             "%s; what is served goes on",
             told,
         )
-        is_wanted = not self._is_lazy or any(name == revision.model for name, _ in self._loaded)
+        is_wanted = not self.is_lazy or any(name == revision.model for name, _ in self._loaded)
         if self._loop is not None and is_wanted:
             self._loop.call_later(pause_s, self._tend_soon, revision.model)
         return found
@@ -534,7 +534,7 @@ class Stock:
         there = set(names)
         for key in [key for key in self._failed if key[0] not in there]:
             del self._failed[key]
-        for name in dict.fromkeys([name for name, _ in self._loaded] if self._is_lazy else names):
+        for name in dict.fromkeys([name for name, _ in self._loaded] if self.is_lazy else names):
             self._tend_soon(name)
         for name in {name for name, _ in self._loaded} - there:
             self._tend_soon(name)
@@ -580,7 +580,7 @@ class Stock:
                 loaded = self._loaded.get(key)
                 if revision.id in tried or loaded == revision or self._dismissed.get(key) == revision:
                     continue
-                if not self._is_lazy or loaded is not None or (is_there and revision is chosen[0]):
+                if not self.is_lazy or loaded is not None or (is_there and revision is chosen[0]):
                     tried.add(revision.id)
                     yield revision
                     break
