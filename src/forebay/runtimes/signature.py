@@ -201,7 +201,8 @@ def _different(does: str, ours: tuple[Var, ...], theirs: tuple[Var, ...]) -> str
     for our in ours:
         their = known[our.alias]
         if None not in {our.datatype, their.datatype} and our.datatype != their.datatype:
-            return f"it {does} '{our.alias}' as {their.datatype} instead of {our.datatype}"
+            named = [DATATYPES[var.datatype].numpy if var.datatype else "" for var in (their, our)]
+            return f"it {does} '{our.alias}' as {' instead of '.join(named)}"
         if our.is_lod != their.is_lod:
             return f"it {does} '{our.alias}' {'with' if their.is_lod else 'without'} the offsets of sequences"
         if does == "takes" and not _fits(our.shape, their.shape):

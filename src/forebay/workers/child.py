@@ -304,11 +304,11 @@ class WorkerConnection:
         view = self._incoming.view(offset, length)
         return view if self.lends else bytes(view)
 
-    def _see_landed(self, path: str, inode: int, length: int) -> Buffer:
+    def _see_landed(self, path: str, inode: int, offset: int, length: int) -> Buffer:
         if self._incoming is None:
             msg = "the server names a file in memory, and none was agreed on"
             raise InvalidRequest(msg)
-        view = view_landed(path, inode, length)
+        view = view_landed(path, inode, offset, length)
         return view if self.lends else bytes(view)
 
 

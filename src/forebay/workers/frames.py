@@ -7,7 +7,8 @@ which is `processes.py` (server) and `child.py` (worker).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -26,7 +27,9 @@ SHARED = 1
 """Code of the msgpack extension that stands for bytes in the shared arena: offset and length, 8 bytes each."""
 
 LANDED = 2
-"""Code of the extension that stands for bytes in a file of their own: length and inode, 8 bytes each, and the path."""
+"""Code of the extension for bytes in a file of their own: offset, length and inode, 8 bytes each, and its path."""
+
+_PLACE: Final = Struct(">QQQ")
 
 HEADER = 4
 """Bytes of the length before each message."""
@@ -52,14 +55,14 @@ class FrameReader:
     Args:
         view: Turns offset and length in the shared arena into a buffer.
         max_bytes: Longest frame taken.
-        view_landed: Turns path, inode and length of a file into a buffer.
+        view_landed: Turns path and inode of a file, an offset and a length into a buffer.
     """
 
     def __init__(
         self,
         view: Callable[[int, int], Any] | None = None,
         max_bytes: int = MAX_FRAME_BYTES,
-        view_landed: Callable[[str, int, int], Any] | None = None,
+        view_landed: Callable[[str, int, int, int], Any] | None = None,
     ) -> None:
         self._buffer = bytearray()
         self._view = view
@@ -99,9 +102,9 @@ class FrameReader:
             raise InvalidRequest(msg) from error
 
     def _extension(self, code: int, data: memoryview) -> Any:
-        if code == LANDED and self._view_landed is not None and len(data) > 16:
-            length, inode = int.from_bytes(data[:8], "big"), int.from_bytes(data[8:16], "big")
-            return self._view_landed(bytes(data[16:]).decode(), inode, length)
+        if code == LANDED and self._view_landed is not None and len(data) > _PLACE.size:
+            offset, length, inode = _PLACE.unpack_from(data)
+            return self._view_landed(bytes(data[_PLACE.size :]).decode(), inode, offset, length)
         if code != SHARED or self._view is None or len(data) != 16:
             msg = f"msgpack extension {code} is not part of the protocol"
             raise InvalidRequest(msg)
@@ -113,6 +116,6 @@ def shared(offset: int, length: int) -> msgspec.msgpack.Ext:
     return msgspec.msgpack.Ext(SHARED, offset.to_bytes(8, "big") + length.to_bytes(8, "big"))
 
 
-def landed(path: str, inode: int, length: int) -> msgspec.msgpack.Ext:
+def landed(path: str, inode: int, offset: int, length: int) -> msgspec.msgpack.Ext:
     """Return what represents bytes in a frame when they lie in a file of their own."""
-    return msgspec.msgpack.Ext(LANDED, length.to_bytes(8, "big") + inode.to_bytes(8, "big") + path.encode())
+    return msgspec.msgpack.Ext(LANDED, _PLACE.pack(offset, length, inode) + path.encode())

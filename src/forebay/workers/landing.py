@@ -12,6 +12,7 @@ once nobody in this process refers to the one in it. A worker process may look a
 from __future__ import annotations
 
 import _thread
+import ctypes
 import mmap
 import os
 from typing import Final, Protocol
@@ -73,6 +74,7 @@ class Landed(mmap.mmap):
     """A body that has landed, as this process sees it. Its views are read like any others."""
 
     file: _File
+    address: int
 
     def __del__(self) -> None:
         self.file.leave(len(self))
@@ -110,6 +112,7 @@ class Landing:
         assert not self._pieces
         landed = Landed(self._file.descriptor, self._size, prot=mmap.PROT_READ)
         landed.file, self._file = self._file, None
+        landed.address = _address_of(landed)
         return memoryview(landed)
 
     def _land(self) -> None:
@@ -134,12 +137,20 @@ class Landing:
         self._stays = True
 
 
-def landed_in(body: memoryview) -> tuple[str, int, int] | None:
-    """Return path, inode and size of the file that a body has landed in; None if it has not."""
+def landed_in(body: memoryview) -> tuple[str, int, int, int] | None:
+    """Return path and inode of the file that a body, or a part of one, has landed in, where it begins and its length.
+
+    None if it has not, or if it does not lie in one piece.
+    """
     whole: object = body.obj
-    if not isinstance(whole, Landed) or len(body) != len(whole):
+    if not isinstance(whole, Landed) or not body.c_contiguous or not body.nbytes:
         return None
-    return f"/proc/{os.getpid()}/fd/{whole.file.descriptor}", whole.file.inode, len(whole)
+    return (
+        f"/proc/{os.getpid()}/fd/{whole.file.descriptor}",
+        whole.file.inode,
+        _address_of(body) - whole.address,
+        body.nbytes,
+    )
 
 
 def own(body: bytes | bytearray | memoryview) -> bytes:
@@ -154,7 +165,17 @@ def own(body: bytes | bytearray | memoryview) -> bytes:
     return bytes(body)
 
 
-def view_landed(path: str, inode: int, size: int) -> memoryview:
+def _address_of(buffer: mmap.mmap | memoryview) -> int:
+    """Return where the memory of a buffer in one piece begins; Python itself does not tell that of one that is read."""
+    held = (ctypes.c_ssize_t * 16)()  # a `Py_buffer`, which has less; its first field is the address
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(buffer), held, 0)
+    try:
+        return held[0]
+    finally:
+        ctypes.pythonapi.PyBuffer_Release(held)
+
+
+def view_landed(path: str, inode: int, offset: int, length: int) -> memoryview:
     """Return what has landed in another process, for as long as that leaves it alone.
 
     Raises:
@@ -163,6 +184,6 @@ def view_landed(path: str, inode: int, size: int) -> memoryview:
     """
     descriptor = open_file((path, inode), os.O_RDONLY)
     try:
-        return memoryview(mmap.mmap(descriptor, size, prot=mmap.PROT_READ))
+        return memoryview(mmap.mmap(descriptor, offset + length, prot=mmap.PROT_READ))[offset:]
     finally:
         os.close(descriptor)

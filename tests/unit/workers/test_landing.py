@@ -107,10 +107,22 @@ def test_memory_that_is_not_kept_is_given_back(monkeypatch, eventually):
     eventually(lambda: descriptors() == before + 1)
 
 
-def test_what_is_taken_out_of_a_body_is_placed_by_itself():
+@given(st.integers(0, LANDING_BYTES), st.integers(1, LANDING_BYTES))
+@settings(max_examples=25)
+def test_a_part_of_a_body_is_seen_where_it_lies(begin, size):
+    body = written([os.urandom(LANDING_BYTES), os.urandom(LANDING_BYTES)])
+    part = body[begin : begin + size]
+    ((seen,),) = FrameReader(view_landed=view_landed).feed(encode(ArenaWriter(-1).place([body, part])[1:]))
+    assert seen == part == own(part)
+    found = landed_in(part)
+    assert found is not None
+    assert found[2:] == (begin, size)
+
+
+def test_what_does_not_lie_in_one_piece_has_not_landed():
     body = written(pieces_of((2 * LANDING_BYTES,)))
-    assert landed_in(body)
-    assert landed_in(body[1:]) is None
+    assert landed_in(body[::2]) is None
+    assert landed_in(body[:0]) is None
     assert landed_in(memoryview(bytes(8))) is None
 
 
@@ -118,15 +130,16 @@ def test_a_file_that_is_gone_or_too_short_is_not_read():
     body = written(pieces_of((LANDING_BYTES,)))
     placed = landed_in(body)
     assert placed is not None
-    path, inode, size = placed
+    path, inode, offset, size = placed
+    assert offset == 0
     with pytest.raises(OSError, match="Stale"):
-        view_landed(path, inode + 1, size)
+        view_landed(path, inode + 1, 0, size)
     with pytest.raises(ValueError, match="mmap length"):
-        view_landed(path, inode, size + 64_000_000)
+        view_landed(path, inode, 0, size + 64_000_000)
     with pytest.raises(OSError, match="No such file"):
-        view_landed("/proc/self/fd/987654", inode, size)
+        view_landed("/proc/self/fd/987654", inode, 0, size)
     with pytest.raises(InvalidRequest, match="extension"):
-        list(FrameReader().feed(encode([landed(path, inode, size)])))
+        list(FrameReader().feed(encode([landed(path, inode, 0, size)])))
 
 
 def test_without_files_in_memory_bodies_stay_in_the_server(monkeypatch):
