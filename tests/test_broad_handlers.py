@@ -28,7 +28,7 @@ ALLOWED = {
     "protocols/openai/errors.py": (1, "texts that cannot be written are made so, by the boundary"),
     "protocols/pipeline/tensors.py": (1, FOREIGN),
     "server/app.py": (1, DEFECT),
-    "server/stock.py": (1, "whatever a model cannot be loaded for, its lease is given back and those who wait are told"),
+    "server/stock.py": (1, "whatever a load fails with, its lease is given back, and those who wait are told"),
     "serving/endpoint.py": (3, DEFECT),
     "serving/servings/partitions.py": (1, DEFECT),
     "serving/stream_windows.py": (1, DEFECT),
