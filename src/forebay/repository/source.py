@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING, Protocol
 
 from forebay.errors import ConfigError, Unavailable
 
@@ -13,9 +12,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forebay.repository.listing import StoredFile
-
-SCHEMES: Final = ("s3", "gs", "az", "file")
-"""What addresses of repositories begin with; a path without any is a folder here."""
 
 
 class SourceFailed(Unavailable):
@@ -67,41 +63,3 @@ class ModelSource(Protocol):
     def folder(self) -> Path | None:
         """Return where the files lie on this machine; None if they do not."""
         ...
-
-
-def is_address(target: str) -> bool:
-    """Tell whether a text is the address of a repository by its scheme."""
-    return target.partition("://")[0] in SCHEMES and "://" in target
-
-
-def source_of(address: str, below: Path) -> ModelSource:
-    """Return the source that an address means.
-
-    Args:
-        address: `s3://`, `gs://` or `az://` with bucket and prefix, `file://`, or a path.
-        below: The folder that relative paths are meant from.
-
-    Raises:
-        ConfigError: If it is no address of a source, or what reads such sources is not installed.
-    """
-    from forebay.repository.local import LocalFolder
-
-    scheme, colon, rest = address.partition("://")
-    if not colon:
-        return LocalFolder(below / address)
-    if scheme == "file":
-        found = urlsplit(address)
-        if found.netloc not in {"", "localhost"} or not found.path:
-            msg = f"the repository is {address!r}; file:///ABSOLUTE/PATH is needed, or a path without a scheme"
-            raise ConfigError(msg)
-        return LocalFolder(below / unquote(found.path))
-    if scheme not in SCHEMES:
-        msg = f"the repository is {address!r}; s3://, gs://, az://, file:// or a path is needed"
-        raise ConfigError(msg)
-    bucket = rest.partition("/")[0]
-    if not bucket:
-        msg = f"the repository is {address!r}; {scheme}://BUCKET/PREFIX is needed"
-        raise ConfigError(msg)
-    from forebay.repository.bucket import Bucket
-
-    return Bucket(address.rstrip("/"))

@@ -18,12 +18,13 @@ from tests.waiting import eventually
 from forebay.errors import ConfigError, NotFound, Unavailable
 from forebay.repository import bucket as bucket_module
 from forebay.repository import fetching
+from forebay.repository.address import source_of
 from forebay.repository.bucket import Bucket
 from forebay.repository.disk import DiskCache
 from forebay.repository.fetching import DiskFull
 from forebay.repository.local import LocalFolder
 from forebay.repository.repository import Repository
-from forebay.repository.source import SourceChanged, SourceFailed, SourceRefused, source_of
+from forebay.repository.source import SourceChanged, SourceFailed, SourceRefused
 from forebay.repository.tree_rules import TreeRules
 
 DATA = random.Random(7).randbytes(300_000)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay.errors import ConfigError
+from forebay.repository.address import is_address, source_of
 from forebay.repository.disk import DiskCache
 from forebay.repository.repository import Repository
-from forebay.repository.source import is_address, source_of
 from forebay.repository.tree_rules import TreeRules
 from forebay.repository.version_policy import VersionPolicy
 from forebay.server.stock import Stock, Stocked

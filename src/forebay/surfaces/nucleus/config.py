@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from forebay.errors import ConfigError
-from forebay.repository.source import SCHEMES
+from forebay.repository.address import SCHEMES
 from forebay.server import yaml
 from forebay.server.walker import Walker, boolean, dotted, line, meant, shown, whole
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError, ForebayError
+from forebay.repository.address import source_of
 from forebay.repository.disk import DiskCache
 from forebay.repository.repository import Repository
-from forebay.repository.source import SourceFailed, source_of
+from forebay.repository.source import SourceFailed
 from forebay.repository.tree_rules import TreeRules
 from forebay.surfaces.nucleus.config import DEFAULT_MODEL
 

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Addresses of repositories, as people write them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
+
+from forebay.errors import ConfigError
+from forebay.repository.bucket import Bucket
+from forebay.repository.local import LocalFolder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forebay.repository.source import ModelSource
+
+SCHEMES: Final = ("s3", "gs", "az", "file")
+"""What addresses of repositories begin with; a path without any is a folder here."""
+
+
+def is_address(target: str) -> bool:
+    """Tell whether a text is the address of a repository by its scheme."""
+    return target.partition("://")[0] in SCHEMES and "://" in target
+
+
+def source_of(address: str, below: Path) -> ModelSource:
+    """Return the source that an address means.
+
+    Args:
+        address: `s3://`, `gs://` or `az://` with bucket and prefix, `file://`, or a path.
+        below: The folder that relative paths are meant from.
+
+    Raises:
+        ConfigError: If it is no address of a source, or what reads such sources is not installed.
+    """
+    scheme, colon, rest = address.partition("://")
+    if not colon:
+        return LocalFolder(below / address)
+    if scheme == "file":
+        found = urlsplit(address)
+        if found.netloc not in {"", "localhost"} or not found.path:
+            msg = f"the repository is {address!r}; file:///ABSOLUTE/PATH is needed, or a path without a scheme"
+            raise ConfigError(msg)
+        return LocalFolder(below / unquote(found.path))
+    if scheme not in SCHEMES:
+        msg = f"the repository is {address!r}; s3://, gs://, az://, file:// or a path is needed"
+        raise ConfigError(msg)
+    bucket = rest.partition("/")[0]
+    if not bucket:
+        msg = f"the repository is {address!r}; {scheme}://BUCKET/PREFIX is needed"
+        raise ConfigError(msg)
+    return Bucket(address.rstrip("/"))
