@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import msgspec
 
 from forebay.errors import ConfigError, nearest
-from forebay.repository.source import is_address
+from forebay.repository.address import is_address
 from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig, RepositoryConfig
 from forebay.server.setting_sources import Told
 from forebay.server.walker import Check, Walker, checked, variables
