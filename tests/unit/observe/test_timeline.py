@@ -403,7 +403,7 @@ def test_the_formulas():
 class Pool:
     """What a slot belongs to."""
 
-    model, log_level = "m", None
+    model, log_level, seats = "m", None, 0
 
     def __init__(self):
         self.answers = []
