@@ -128,7 +128,7 @@ def test_who_stops_listening_has_gone_away(eventually):  # F58
             assert part == 0
             break
         eventually(lambda: count.describe()["in_flight"] == 0)
-        eventually(lambda: count.describe()["workers"]["idle"] == 1)
+        eventually(lambda: (workers := count.describe()["workers"])["idle"] == workers["slots"])
         assert count.call(2) == [0, 1]
 
 

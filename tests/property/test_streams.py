@@ -45,7 +45,7 @@ class Model:
         if item.body[1] == "generator":
             return self.generate(item)
         self.states.append(State(item))
-        return Stream(self, self.states[-1], None)
+        return Stream(self, self.states[-1], {}, None)
 
     def generate(self, item):
         state = State(item)
@@ -81,10 +81,10 @@ class Model:
     def postprocess(self, part, stream):
         return part
 
-    def write(self, part):
+    def write(self, part, params):
         return part
 
-    def write_all(self, parts):
+    def write_all(self, parts, asked):
         return parts if {*map(type, parts)} == {int} else None
 
 

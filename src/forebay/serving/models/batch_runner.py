@@ -27,7 +27,7 @@ from forebay.workers.together import SideBySide
 from forebay.workers.user_code import aclose, attempt, attempt_async, close, one_each
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
     from forebay.serving.models.model import Model, ModelSettings
     from forebay.types.call import Item, Outcome
@@ -227,7 +227,7 @@ class BatchRunner(ABC):
         if batch.failures:
             return [batch.failures[0]]
         (state,) = batch.samples  # they leave the queue one by one
-        return Stream(self, state, batch.told[0] if batch.told else None, wait)
+        return Stream(self, state, batch.items[0].params, batch.told[0] if batch.told else None, wait)
 
     def step(self, states: list[Any]) -> Any:
         """Have the model make the next part of each stream."""
@@ -247,11 +247,11 @@ class BatchRunner(ABC):
             return attempted(_in_context, self._postprocess, part, stream.told)
         return attempted(self._postprocess, part)
 
-    def write(self, part: Any) -> Any:
-        """Return a part as it is sent, or a `Failure`; for subclasses whose models may stream."""
+    def write(self, part: Any, params: Mapping[str, Any]) -> Any:
+        """Return a part as it is sent to who asked with these params; for subclasses whose models may stream."""
         raise NotImplementedError
 
-    def write_all(self, parts: Sequence[Any]) -> Sequence[Any] | None:
+    def write_all(self, parts: Sequence[Any], asked: Sequence[Mapping[str, Any]]) -> Sequence[Any] | None:
         """Return parts as they are sent if nothing can be wrong with them and nothing more is to be done; else None."""
         return None
 
@@ -310,9 +310,10 @@ class BatchRunner(ABC):
         try:
             yield from batch.refused()
             if batch.samples:
+                asked = [item.params for item in batch.items]
                 for step in steps:
                     self._check_step(batch, step)
-                    written = None if batch.failures else self.write_all(step)
+                    written = None if batch.failures else self.write_all(step, asked)
                     if written is not None:  # as nearly always
                         yield written
                         continue

@@ -186,9 +186,12 @@ class ModelRunner(BatchRunner):
     def _whole(self, item: Item, written: list[Any]) -> Outcome:
         """Return the outcome of an item, of what was written of its samples."""
         if item.params["out"] == TENSORS:
-            outcome, error = caught(self._tensors.encode, written, item.params)
-            return outcome if error is None else self._unwritten(error)
+            return self._as_tensors(written, item.params)
         return written if type(item.body) is list else written[0]
+
+    def _as_tensors(self, results: Sequence[Any], params: Mapping[str, Any]) -> Outcome:
+        outcome, error = caught(self._tensors.encode, results, params)
+        return outcome if error is None else self._unwritten(error)
 
     def _unwritten(self, error: BaseException) -> Failure:
         if isinstance(error, ForebayError):
@@ -204,18 +207,20 @@ class ModelRunner(BatchRunner):
             if is_done:
                 parts[owner] = part
                 continue
-            item = batch.items[owner]
-            is_tensors = item.params["out"] == TENSORS
-            written = self._written(part, TENSORS if is_tensors else "json")
-            parts[owner] = self._whole(item, [written]) if is_tensors and type(written) is not Failure else written
+            parts[owner] = self.write(part, batch.items[owner].params)
         return parts
 
-    def write(self, part: Any) -> bytes | Media | Failure:
+    def write(self, part: Any, params: Mapping[str, Any]) -> Any:
         """Encode a part of a stream."""
-        return self._written(part, "json")
+        if params["out"] != TENSORS:
+            return self._written(part, "json")
+        written = self._written(part, TENSORS)
+        return written if type(written) is Failure else self._as_tensors([written], params)
 
-    def write_all(self, parts: Sequence[Any]) -> Sequence[bytes] | None:
-        """Encode parts of several streams that are certainly right."""
+    def write_all(self, parts: Sequence[Any], asked: Sequence[Mapping[str, Any]]) -> Sequence[bytes] | None:
+        """Encode parts of several streams that are certainly right, and wanted in JSON."""
+        if any(params["out"] == TENSORS for params in asked):
+            return None
         kinds = set(map(type, parts))
         if self._postprocess is not None or _SPECIAL & kinds or any(issubclass(kind, BaseException) for kind in kinds):
             return None

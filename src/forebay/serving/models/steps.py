@@ -15,7 +15,7 @@ from forebay.types.failures import failure_in, failure_of
 from forebay.workers.together import Stepped
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 _NOTHING: Final = Stepped()
 _ENDED: Final = Stepped(None, [None])
@@ -41,11 +41,11 @@ class Stepping(Protocol):
         """Call its `postprocess`, if there is one; what it raises is returned as a `Failure`."""
         ...
 
-    def write(self, part: Any) -> Any:
-        """Return a part as it is sent, or a `Failure`."""
+    def write(self, part: Any, params: Mapping[str, Any]) -> Any:
+        """Return a part as it is sent to who asked with these params, or a `Failure`."""
         ...
 
-    def write_all(self, parts: Sequence[Any]) -> Sequence[Any] | None:
+    def write_all(self, parts: Sequence[Any], asked: Sequence[Mapping[str, Any]]) -> Sequence[Any] | None:
         """Do that if all are parts that are certainly right, and need no `postprocess`; else return None."""
         ...
 
@@ -60,18 +60,25 @@ class Stream:
     """One stream, of one request."""
 
     def __init__(
-        self, runner: Stepping, state: Any, told: Any, wait: Callable[[Awaitable[Any]], Any] | None = None
+        self,
+        runner: Stepping,
+        state: Any,
+        params: Mapping[str, Any],
+        told: Any,
+        wait: Callable[[Awaitable[Any]], Any] | None = None,
     ) -> None:
         """Begin.
 
         Args:
             runner: Of the model.
             state: What `start` returned.
+            params: Of the request.
             told: The context of the request, if the model asks for it.
             wait: Waits for coroutines; None where whoever drives the streams does that himself.
         """
         self.mates = runner
         self.state = state
+        self.params = params
         self.told = told
         self._wait = wait
         self._is_finished = False
@@ -83,7 +90,7 @@ class Stream:
             return steps if self._wait is None else self._wait(steps)
         runner = self.mates
         parts = self._checked(runner.step([stream.state for stream in streams]), len(streams))
-        written = runner.write_all(parts)
+        written = runner.write_all(parts, [stream.params for stream in streams])
         if written is not None:  # as nearly always
             return [Stepped([one]) for one in written]
         return [_step_of(runner, stream, part) for stream, part in zip(streams, parts, strict=True)]
@@ -137,16 +144,16 @@ def _step_of(runner: Stepping, stream: Stream, part: Any) -> Any:
         return Stepped(None, [failure_of(part)])
     made = runner.postprocess(part, stream)
     if inspect.isawaitable(made):
-        return _written_async(runner, made, is_last=is_last)
-    return _written(runner, made, is_last=is_last)
+        return _written_async(runner, made, stream, is_last=is_last)
+    return _written(runner, made, stream, is_last=is_last)
 
 
-async def _written_async(runner: Stepping, made: Awaitable[Any], *, is_last: bool) -> Stepped:
-    return _written(runner, await made, is_last=is_last)
+async def _written_async(runner: Stepping, made: Awaitable[Any], stream: Stream, *, is_last: bool) -> Stepped:
+    return _written(runner, await made, stream, is_last=is_last)
 
 
-def _written(runner: Stepping, part: Any, *, is_last: bool) -> Stepped:
-    written = part if type(part) is Failure else runner.write(part)
+def _written(runner: Stepping, part: Any, stream: Stream, *, is_last: bool) -> Stepped:
+    written = part if type(part) is Failure else runner.write(part, stream.params)
     if type(written) is Failure:
         return Stepped(None, [written])
     return Stepped([written], [None] if is_last else None)

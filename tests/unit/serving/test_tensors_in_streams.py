@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of streams are written as each client asked for them, also where others with another wish share a step."""
+
+import numpy as np
+import pytest
+
+import forebay
+from forebay.serving.models.model_runner import runner_for
+from forebay.types.call import Failure, Request
+from forebay.types.tensor import Tensor
+from forebay.workers.runner import WorkerContext
+
+
+class Generates(forebay.Model):
+    def predict(self, batch: list[int]):
+        yield batch
+
+
+class GeneratesAsync(forebay.Model):
+    async def predict(self, batch: list[int]):
+        yield batch
+
+
+class Begins(forebay.Model):
+    def start(self, sample: int):
+        return [sample]
+
+    def step(self, states: list[list[int]]):
+        return [state.pop() if state else None for state in states]
+
+
+class BeginsAsync(forebay.Model):
+    def start(self, sample: int):
+        return [sample]
+
+    async def step(self, states: list[list[int]]):
+        return [state.pop() if state else None for state in states]
+
+
+@pytest.fixture
+def opened():
+    """Makes runners as a worker does, and closes them."""
+    runners = []
+
+    def make(model):
+        runner = runner_for(model)
+        runner.open(WorkerContext())
+        runners.append(runner)
+        return runner
+
+    yield make
+    for runner in runners:
+        runner.close()
+
+
+def of_tensors(runner, value, wanted=()):
+    array = np.array([value])
+    params, size = runner._tensors.face.ask([Tensor("input", "INT64", (1,), array.tobytes())], wanted)
+    return Request(body=[array.tobytes()], reply=print, params=params, size=size)
+
+
+def of_json(value):
+    return Request(body=b"%d" % value, reply=print, params={"in": "json", "out": "json"})
+
+
+def first_parts(runner, requests):
+    """Returns what the first step makes of each request: JSON, or the numbers of a tensor."""
+    if runner._settings.steps:
+        streams = [runner.run([request]) for request in requests]
+        parts = [part for stepped in streams[0].together(streams) for part in stepped.parts or stepped.outcomes]
+    else:
+        parts = next(iter(runner.run(requests)))
+    return [shown(part) for part in parts]
+
+
+def shown(part):
+    if type(part) is Failure:
+        return part.error.message
+    return part if type(part) is bytes else [*part[0], *np.frombuffer(part[1], "i8").tolist()]
+
+
+@pytest.mark.parametrize("model", [Generates, GeneratesAsync, Begins, BeginsAsync])
+def test_each_gets_the_format_it_asked_for(model, opened):
+    runner = opened(model)
+    tensor = ["output", "INT64", [1], False]
+    assert first_parts(runner, [of_tensors(runner, 1), of_tensors(runner, 2)]) == [[tensor, 1], [tensor, 2]]
+    assert first_parts(runner, [of_json(1), of_tensors(runner, 2)]) == [b"1", [tensor, 2]]
+    assert first_parts(runner, [of_tensors(runner, 1), of_json(2)]) == [[tensor, 1], b"2"]
+    assert first_parts(runner, [of_json(1), of_json(2)]) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("model", [Generates, GeneratesAsync, Begins, BeginsAsync])
+def test_an_output_that_is_not_there_fails_its_own_stream(model, opened):
+    runner = opened(model)
+    first, second = first_parts(runner, [of_tensors(runner, 1, ["nothing"]), of_json(2)])
+    assert "no output 'nothing'" in str(first)
+    assert second == b"2"
