@@ -109,8 +109,10 @@ class SideBySide:
         return next(self._alone)
 
     def _follow(self) -> Iterator[Sequence[Any]]:
+        assert self._wait is not None
         while True:
-            (step,) = self.together([self])
+            # Nobody joins it, and whoever waits for the whole part also asks whether its clients are there.
+            (step,) = self._wait(self._first([self], interrupt_s=None))
             if step.parts is not None:
                 yield step.parts
             if step.outcomes is not None:
@@ -125,7 +127,7 @@ class SideBySide:
         end = self._end()
         return end if self._wait is None else self._wait(end)
 
-    async def _first(self, streams: Sequence[SideBySide]) -> list[Stepped]:
+    async def _first(self, streams: Sequence[SideBySide], *, interrupt_s: float | None = INTERRUPT_S) -> list[Stepped]:
         loop = asyncio.get_running_loop()
         waits: set[asyncio.Task[Any]] = set()
         for one in streams:
@@ -136,7 +138,7 @@ class SideBySide:
         try:
             also = waits if arrived is None else {*waits, arrived}
             await asyncio.wait(
-                also, timeout=INTERRUPT_S if arrived is None else None, return_when=asyncio.FIRST_COMPLETED
+                also, timeout=interrupt_s if arrived is None else None, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             if arrived is not None:
