@@ -178,6 +178,15 @@ def test_what_the_model_raised_is_not_told(channel):
     assert not asking.close()
 
 
+def test_a_model_that_streams_takes_one_sample_a_request(channel):
+    asking = Asking(channel)
+    several = request("forever", np.array([1, 2], "i8"), id="several")
+    told = asking.ask(several)
+    assert told.error_message.endswith("streams what it gives for one sample, and 2 came; send them one by one")
+    assert told.infer_response.id == "several"
+    assert not asking.close()
+
+
 def test_a_client_that_takes_nothing_is_not_worked_for(port):
     channel = port.connect()
     asking = Asking(channel)

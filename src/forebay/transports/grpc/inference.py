@@ -228,6 +228,9 @@ class InferMethods:
             msg = f"the model '{name}' answers in any number of parts; ask it by ModelStreamInfer"
             raise InvalidRequest(msg)
         params, size = served.tensors.ask(tensors, [one.name for one in layout.outputs], parameters=layout.parameters)
+        if size > 1 and served.contract.streams:
+            msg = f"the model '{name}' streams what it gives for one sample, and {size} came; send them one by one"
+            raise InvalidRequest(msg)
         spans = [span for span in layout.data if span is not None]
         plan = _Plan(served, params, size, spans, _timeout_s(layout.parameters))
         is_usual = layout.fixed is not None and not layout.is_elsewhere and len(spans) == len(layout.inputs)
