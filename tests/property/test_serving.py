@@ -135,6 +135,8 @@ class ServingMachine(RuleBasedStateMachine):
     def settle(self):
         """Give free partitions all they may take, as the threads do."""
         while self.free:
+            self.dispatch.feed(self.now)  # as `take` does first: room that a caller left is somebody else's by then
+            self.note_ready()
             ready = dict(self.ready)
             full = {key: self.waiting_of(key) >= self.limit for key in KEYS}
             work = self.dispatch.take(self.now)

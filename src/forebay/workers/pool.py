@@ -27,7 +27,7 @@ class PoolStatistics(msgspec.Struct, frozen=True):
     """What a pool tells about itself; also the source of its metrics.
 
     Attributes:
-        slots: Batches it could run at a time if every worker were up.
+        slots: Batches it could run at a time if every worker were up; of workers that seat streams, their seats.
         idle: Slots that could take a batch now.
         restarts: Workers replaced since the start.
         alive: Workers that are up.
