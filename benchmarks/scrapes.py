@@ -28,7 +28,7 @@ from forebay.batching.queue import BatchConfig
 from forebay.observe.exposition import Exposition, pieces
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.testing import ManualPool
-from forebay.transports.http.asgi import reading
+from forebay.transports.http.pages import reading
 
 EVERY_S = 0.2
 CLIENTS = 16
