@@ -14,6 +14,7 @@ import yaml
 from forebay.batching.queue import BUNDLE_S, BatchConfig
 from forebay.protocols.native import Contract
 from forebay.server.app import App
+from forebay.server.config import grpc_like
 from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.contract import Project
@@ -226,20 +227,10 @@ def _grpc(
     app.learn = face.learn
     max_message_bytes = http.max_body_bytes if "max_body_bytes" in options.given else MAX_FRAME_BYTES
     grpc = msgspec.structs.replace(
-        options.grpc,
-        host=http.host,
+        grpc_like(http, options.grpc),
         port=http.port,
         max_message_bytes=max_message_bytes,
-        max_metadata_bytes=http.max_head_bytes,
         max_buffered_bytes=max(http.max_buffered_bytes, 2 * max_message_bytes),
-        max_connections=http.max_connections,
-        backlog=http.backlog,
-        read_timeout_s=http.read_timeout_s,
-        write_timeout_s=http.write_timeout_s,
-        certfile=http.certfile,
-        keyfile=http.keyfile,
-        api_keys=http.api_keys,
-        access_log=http.access_log,
     )
     return GrpcListener(grpc, [face.service()], lambda: not app.problems(), source)
 
