@@ -316,3 +316,8 @@ def test_a_good_file_with_a_word_more_or_less_is_read_or_refused(read, data):
     words[place] = data.draw(st.sampled_from(["", *WORDS]))
     with contextlib.suppress(ConfigError):
         read("".join(words))
+
+
+def test_an_unknown_calculator_with_options_is_named_as_one_without(read):
+    with pytest.raises(ConfigError, match=r"graph\.pbtxt:\d+: .*PythonExecutorCalculatorr.*PythonExecutorCalculator\b"):
+        read(GOOD.replace('"PythonExecutorCalculator"', '"PythonExecutorCalculatorr"'))

@@ -279,6 +279,8 @@ class _Reader:
 
         from forebay.surfaces.ovms.descriptors import extension, message
 
+        if node.calculator not in self._calculators:
+            return None  # whoever lays out the graph says so, with the nearest name
         wanted = self._calculators[node.calculator]
         found: Any = None
         for number, packed in enumerate(node.node_options):
