@@ -49,7 +49,7 @@ class App:
         """
         self._models: dict[str, Versions] = {}
         self._served: dict[str, Served] = {}
-        self._on_change: list[Callable[[], None]] = []
+        self._on_change: list[Callable[[str], None]] = []
         self._changes: set[asyncio.Task[None]] = set()
         self._locks: dict[str, asyncio.Lock] = {}
         self.door: WorkerListener | None = None
@@ -69,9 +69,10 @@ class App:
         """Why the project could not be read anew, though it should have been."""
         for one in served:
             self._models.setdefault(one.endpoint.name, Versions(one.endpoint.name)).add(one)
-        for versions in self._models.values():
+        for name, versions in self._models.items():
             versions.settle()
-        self._settle()
+            if (default := versions.default) is not None:
+                self._served[name] = default
         self.is_live = True
         self.is_draining = False
         self.started_s = 0.0
@@ -110,19 +111,24 @@ class App:
         Raises:
             NotFound: Naming the nearest name there is.
         """
-        found = self._models.get(name)
-        if found is None or not found.ready:
+        found = self.versions_of(name)
+        if found is None:
             self.find(name)  # says so
             raise NotFound(f"no version of the model '{name[:100]}' is loaded")
         return found
+
+    def versions_of(self, name: str) -> Versions | None:
+        """Return the versions of a model; None if none of them answers."""
+        found = self._models.get(name)
+        return found if found is not None and found.ready else None
 
     def is_stocked(self, name: str) -> bool:
         """Tell whether a name belongs to a repository, or to nobody."""
         found = self._models.get(name)
         return found is None or found.is_stocked
 
-    def watch(self, on_change: Callable[[], None]) -> None:
-        """Call this whenever an endpoint joins, leaves or is replaced while the app runs."""
+    def watch(self, on_change: Callable[[str], None]) -> None:
+        """Call this with the name whenever an endpoint joins, leaves or is replaced while the app runs."""
         self._on_change.append(on_change)
 
     def put(self, served: Served) -> Served | None:
@@ -132,7 +138,7 @@ class App:
         versions = self._models[name] = Versions(name)
         versions.add(served)
         versions.settle()
-        self._changed()
+        self._changed(name)
         return replaced
 
     def find(self, name: str) -> Served:
@@ -215,7 +221,7 @@ class App:
         versions = self.versions(name)
         if weights != versions.weights:
             versions.share(weights)
-            self._changed()
+            self._changed(name)
 
     def failed(self, name: str, version: str, reason: str) -> None:
         """Note why a version could not even be built, for `/models`."""
@@ -343,14 +349,19 @@ class App:
                 if one.served is not None:
                     yield one.served
 
-    def _settle(self) -> None:
-        defaults = {name: versions.default for name, versions in self._models.items()}
-        self._served = {name: default for name, default in defaults.items() if default is not None}
+    def _settle(self, name: str) -> None:
+        default = self._models[name].default
+        served = {**self._served}  # somebody may be going through the one before
+        if default is None:
+            served.pop(name, None)
+        else:
+            served[name] = default
+        self._served = served
 
-    def _changed(self) -> None:
-        self._settle()
+    def _changed(self, name: str) -> None:
+        self._settle(name)
         for on_change in self._on_change:
-            on_change()
+            on_change(name)
 
     async def _change(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Do one thing after the other with the versions of a name."""
@@ -396,7 +407,7 @@ class App:
                 versions.all.remove(attempt)
             raise
         before = versions.take(attempt)
-        self._changed()
+        self._changed(name)
         log.info("model '%s': version '%s' is ready", name, version)
         if before is not None:
             self._run(self._leave(versions, before))
@@ -430,7 +441,7 @@ class App:
         if served is not None and versions.ready.get(version) is not served:
             return
         leaving = versions.dismiss(version)
-        self._changed()
+        self._changed(name)
         self._run(self._leave(versions, leaving))
 
     async def _leave(self, versions: Versions, leaving: Version) -> None:
@@ -444,10 +455,7 @@ class App:
         versions.all.remove(leaving)
         if not versions.all and self._models.get(versions.model) is versions:
             del self._models[versions.model]
-        if (
-            self.stock is None or not self.stock.is_lazy
-        ):  # it collects all garbage, a tenth of a second for each that leaves
-            self.on_left()
+        self.on_left()
 
 
 async def beside(make: Callable[[], T], until: float, what: str) -> T:

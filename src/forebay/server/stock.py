@@ -587,7 +587,7 @@ class Stock:
             else:
                 return
 
-    def _look_at_app(self) -> None:
+    def _look_at_app(self, _name: str) -> None:
         """See what somebody has loaded or unloaded by hand."""
         for key in [*self._loaded]:
             if self._ready(key) is None:

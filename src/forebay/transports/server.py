@@ -110,6 +110,10 @@ class Server:
         # The ports are bound before the models are loaded, so that a port in use is found in milliseconds;
         # nothing is lost by it: until then /readyz says what is missing and requests get 503.
         host, port = await self._open()
+        if signals is not None and self._app.stock is not None:
+            # Models that come and go stay with the collector, and all it has to walk over are they: to let it look at
+            # everything whenever one has left would hold up all requests for a tenth of a second.
+            _freeze()
         try:
             starting = asyncio.ensure_future(self._app.start())
             stopped = asyncio.ensure_future(self._stop.wait())
@@ -118,7 +122,7 @@ class Server:
                 starting.cancel()
                 await asyncio.wait([starting])
             elif starting.exception() is None:
-                if signals is not None:
+                if signals is not None and self._app.stock is None:
                     _freeze()
                     self._app.on_left = _freeze
                 self._is_ready = True

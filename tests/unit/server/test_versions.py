@@ -193,7 +193,7 @@ async def test_a_load_that_hangs_ends_in_time_and_its_worker_does_not_stay(app):
 @run(("1",))
 async def test_models_join_and_leave(app):
     changes = []
-    app.watch(lambda: changes.append(set(app.served)))
+    app.watch(lambda _name: changes.append(set(app.served)))
     await app.load("rose", "7", lambda: served("7", name="rose"))
     assert await ask(app, "rose") == "7"
     await app.unload("rose", "7")

@@ -8,13 +8,16 @@ import asyncio
 import gc
 import json
 import warnings
+import weakref
+from typing import Any
 
 import msgspec
 import pytest
 
 from forebay.errors import BadOutcome, Code, InvalidRequest, NotFound, RunnerFailed, ValidationError
+from forebay.serving.models.methods import endpoint
 from forebay.serving.models.model import Model
-from forebay.serving.models.model_runner import ModelRunner
+from forebay.serving.models.model_runner import ModelRunner, runner_for
 from forebay.types.call import Failure, Request
 from forebay.workers.runner import WorkerContext
 
@@ -286,3 +289,27 @@ def test_close_closes_the_loop_of_coroutines(opened):
     loop = runner._coroutines._runner().get_loop()
     runner.close()
     assert loop.is_closed()
+
+
+class Methods(Doubles):
+    @endpoint("/further")
+    def further(self, batch: list[int]) -> list[int]:
+        return list(batch)
+
+
+class Unloads(PickyAsync):
+    async def unload(self):
+        pass
+
+
+@pytest.mark.parametrize("model", [Doubles, Picky, PickyAsync, Methods, Unloads])
+def test_a_closed_runner_has_let_go_of_its_model(model):  # N120: a hundred that had left were still in memory
+    runner: Any = runner_for(model)
+    asyncio.run(runner.open_async(WorkerContext())) if hasattr(runner, "open_async") else runner.open(WorkerContext())
+    gone = weakref.ref(getattr(runner, "_predict", runner)._model if model is Methods else runner._model)
+    gc.disable()
+    try:
+        asyncio.run(runner.close_async()) if hasattr(runner, "close_async") else runner.close()
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -125,7 +125,12 @@ class BatchRunner(ABC):
                 self._coroutines.run(unloaded)
         finally:
             self._coroutines.close()
-            self._model = None
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Refer to the model no longer: its memory is free with that, and not when the collector comes by."""
+        self._model, self._predict = None, _not_open
+        self._preprocess = self._postprocess = None
 
     async def _open_async(self, ctx: WorkerContext) -> None:
         """Do the same on a loop that runs already."""
@@ -138,7 +143,7 @@ class BatchRunner(ABC):
         unloaded = self._unload()
         if inspect.isawaitable(unloaded):
             await unloaded
-        self._model = None
+        self.let_go()
 
     def _load(self, ctx: WorkerContext) -> Any:
         self._worker = ctx.index

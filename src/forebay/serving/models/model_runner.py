@@ -269,7 +269,7 @@ class MethodsRunner:
             self.run_async = self._run_either
         if hasattr(predict, "open_async"):
             self.open_async = self._open_async
-            self.close_async = predict.close_async
+            self.close_async = self._close_async
 
     def open(self, ctx: WorkerContext) -> None:
         """Make the model and load it."""
@@ -282,11 +282,20 @@ class MethodsRunner:
 
     def close(self) -> None:
         """Drop the model."""
+        self._let_go()
         self._predict.close()
 
     async def _open_async(self, ctx: WorkerContext) -> None:
         await self._predict.open_async(ctx)
         self._share()
+
+    async def _close_async(self) -> None:
+        self._let_go()
+        await self._predict.close_async()
+
+    def _let_go(self) -> None:
+        for runner in self._others.values():
+            runner.let_go()
 
     def _run_either(self, items: Sequence[Item]) -> Any:
         """Run a batch on a loop that is already running; a method that is no coroutine function needs no task there."""

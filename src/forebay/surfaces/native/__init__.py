@@ -134,7 +134,8 @@ def project_of(built: Sequence[Built], http: HttpConfig, repository: RepositoryC
     Raises:
         ConfigError: If two endpoints have the same name, or a repository cannot be looked at.
     """
-    from forebay.transports.http.asgi import asgi_app, routes_of
+    from forebay.transports.http.asgi import asgi_app
+    from forebay.transports.http.model_routes import routes_of
 
     app = App([served for one in built for served in one.served])
     stocked = stock(app, [target for one in built for target in one.repositories], repository)

@@ -95,7 +95,8 @@ def project_of(target: Path, options: Options, serve_file: ServeFile) -> Project
     Raises:
         ConfigError: If its configuration is wrong, or the graph if that is all.
     """
-    from forebay.transports.http.asgi import asgi_app, routes_of
+    from forebay.transports.http.asgi import asgi_app
+    from forebay.transports.http.model_routes import routes_of
 
     config = read_target(target, options.overrides.name)
     app = OvmsApp(config, options, serve_file)

@@ -117,7 +117,7 @@ class InferMethods:
         self._layouts = RequestLayouts()
         self._plans: dict[RequestLayout, _Plan] = {}
         self._threads: ThreadPoolExecutor | None = None
-        app.watch(self._plans.clear)
+        app.watch(lambda _name: self._plans.clear())
 
     def infer(self, message: bytes, call: Call) -> None:
         """Answer `ModelInfer`."""

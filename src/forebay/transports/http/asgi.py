@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import msgspec
@@ -20,6 +19,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
 from starlette.routing import Route as PathRoute
 
 from forebay.errors import Cancelled, ForebayError, NotFound, TooLarge, Unavailable, nearest
@@ -31,25 +31,23 @@ from forebay.transports.http.asgi_calls import TOLD
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.dashboard.page import PREFIX, Dashboard, is_public, to_page, wants_page
 from forebay.transports.http.errors import ForeignPage, MethodNotAllowed, Unauthorized, error_answer
-from forebay.transports.http.forms_and_gzip import Staging, packed
-from forebay.transports.http.openai import fault, targets_of
+from forebay.transports.http.forms_and_gzip import packed
+from forebay.transports.http.model_routes import routes_of
+from forebay.transports.http.openai import fault
 from forebay.transports.http.pages import ServerPages, path_of, response_of
-from forebay.transports.http.route import Route, SharedRoute, key_is_known, request_id_of
+from forebay.transports.http.route import key_is_known, request_id_of
 from forebay.types.call import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
-    from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from forebay.observe.access_log import EndedCall
     from forebay.server.app import App
     from forebay.server.config import HttpConfig
-    from forebay.server.served import Served
-    from forebay.server.versions import Versions
     from forebay.transports.http.forms_and_gzip import Staged
-    from forebay.transports.http.route import Head
+    from forebay.transports.http.route import Head, Route
     from forebay.types.call import Origin, Request
 
 _MAX_DIGITS: Final = 9
@@ -57,87 +55,13 @@ _MODEL: Final = re.compile(r"(?:/v[12])?/models/([^/:]+)(?:/versions/([^/:]+))?"
 _MANAGED: Final = re.compile(r"/(?:load|swap|unload|weights)$")
 
 
-def routes_of(app: App, config: HttpConfig, verbs: Collection[str] = ("POST",)) -> dict[bytes, Route]:
-    """Return the models by the target of their requests, as both lanes know them; kept as the app changes.
-
-    Models that accept none of `verbs` are left out: the fast lane answers every POST to a target named here.
-    """
-    routes: dict[bytes, Route] = {}
-    staging = Staging(config)
-
-    def route_of(served: Served, path: str, *, is_one_of_several: bool = False) -> Route:
-        if path:
-            served = msgspec.structs.replace(served, contract=served.contracts[path])
-        limit, keys, origins = config.max_body_bytes, config.api_keys, config.cors_origins
-        return Route(served, limit, keys, origins, staging, is_one_of_several=is_one_of_several)
-
-    def shared_route(versions: Versions, sharing: Sequence[Served], path: str) -> Route:
-        among = [one for one in sharing if path in one.contracts]
-        if len(among) == 1:
-            return route_of(among[0], path)
-        each = {one: route_of(one, path, is_one_of_several=True) for one in among}
-        return SharedRoute(each, partial(versions.turn, among))
-
-    def put_inference(versions: Versions) -> None:
-        for version, served in versions.ready.items():
-            for target, make in inference.routes_for(served, config, staging, version).items():
-                put(target, make(is_one_of_several=False))
-        sharing = [inference.routes_for(versions.ready[version], config, staging) for version in versions.weights]
-        for target in dict.fromkeys(target for one in sharing for target in one):
-            among = {
-                versions.ready[version]: one[target]
-                for version, one in zip(versions.weights, sharing, strict=True)
-                if target in one
-            }
-            is_several = len(among) > 1
-            each = {served: make(is_one_of_several=is_several) for served, make in among.items()}
-            put(target, SharedRoute(each, partial(versions.turn, [*each])) if is_several else next(iter(each.values())))
-
-    def paths_of(served: Served) -> list[str]:
-        return [path for path, contract in served.contracts.items() if set(verbs) & set(contract.verbs)]
-
-    def put(target: str, route: Route) -> None:
-        routes[f"{target}/".encode()] = route
-        if target:
-            routes[target.encode()] = route
-
-    def fill() -> None:
-        before = dict(routes)
-        routes.clear()
-        for versions in app.ready.values():
-            name, default = versions.model, versions.default
-            put_inference(versions)
-            model = f"/models/{quote(name, safe='')}"
-            for version, served in versions.ready.items():
-                for path in paths_of(served):
-                    put(f"{model}/versions/{quote(version, safe='')}{path}", route_of(served, path))
-            sharing = [versions.ready[version] for version in versions.weights]
-            for path in dict.fromkeys(path for one in sharing for path in paths_of(one)):
-                put(model + path, shared_route(versions, sharing, path))
-                if default is not None and app.only is default:
-                    put(path, shared_route(versions, sharing, path))
-        for target, route in targets_of(app, config, staging).items():
-            put(target, route)
-        for target, route in before.items():
-            route.retire(routes.get(target), may_return=app.stock is not None and app.stock.has(route.endpoint.name))
-
-    fill()
-    app.watch(fill)
-    return routes
-
-
 def asgi_app(app: App, config: HttpConfig) -> ASGIApp:
     """Return an ASGI application that answers for `app`; whoever runs it starts and drains the app."""
     by_target = routes_of(app, config, ("GET", "POST"))
     pages = ServerPages(app, config)
     protocol = inference.InferencePages(app, by_target, pages.management, Predict)
-    routes: list[PathRoute] = []
-
-    def fill() -> None:
-        routes[:] = _paths(app, pages, protocol, by_target)
-
-    fill()
-    app.watch(fill)
+    predictions = _Predictions(by_target, pages.model)
+    routes = _paths(pages, protocol)
 
     async def unknown(request: HttpRequest, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
@@ -145,7 +69,7 @@ def asgi_app(app: App, config: HttpConfig) -> ASGIApp:
             return Response(str(error), status)
         path = path_of(request.scope)
         prefix = request.scope["path"].removesuffix(path)
-        hint = nearest(path, [route.path for route in routes if "{" not in route.path])
+        hint = nearest(path, [*predictions.paths, *(route.path for route in routes if "{" not in route.path)])
         msg = f"nothing is served at {prefix}{path[:100]}" + (f"; did you mean {prefix}{hint}?" if hint else "")
         return _error(request, NotFound(msg))
 
@@ -169,8 +93,7 @@ def asgi_app(app: App, config: HttpConfig) -> ASGIApp:
         middleware.append(Middleware(_KeyCheck, keys=keys, has_dashboard=config.dashboard, routes=by_target))
     middleware.append(Middleware(_Lending, lender=app, by_target=by_target))
     handlers: Any = {ForebayError: failed, HTTPException: unknown}
-    answering = Starlette(middleware=middleware, exception_handlers=handlers)
-    answering.router.routes = cast("list[BaseRoute]", routes)  # the same list, so that it changes with the app
+    answering = Starlette(routes=[predictions, *routes], middleware=middleware, exception_handlers=handlers)
     return _without_last_slash(answering)
 
 
@@ -228,20 +151,10 @@ def _without_last_slash(app: ASGIApp) -> ASGIApp:
     return answer
 
 
-def _paths(
-    app: App, pages: ServerPages, protocol: inference.InferencePages, by_target: Mapping[bytes, Route]
-) -> list[PathRoute]:
-    predictions = {
-        target.decode(): Predict(route)
-        for target, route in by_target.items()
-        if target == b"/" or not (target.endswith(b"/") or inference.is_inference_path(target.decode()))
-    }
-    routes = [PathRoute(path, predict.methods(pages.model)) for path, predict in predictions.items()]
-    if app.only is None:
-        routes.append(PathRoute("/", _Methods(get=pages.index)))
-    if pages.dashboard is not None:
-        routes += _dashboard(pages.dashboard)
+def _paths(pages: ServerPages, protocol: inference.InferencePages) -> list[PathRoute]:
+    routes = [] if pages.dashboard is None else _dashboard(pages.dashboard)
     return [
+        PathRoute("/", _Methods(get=pages.index)),
         *routes,
         *(PathRoute(path, protocol) for path in ("/v2", "/v2/{rest:path}")),
         PathRoute("/models", _Methods(get=pages.models)),
@@ -262,6 +175,39 @@ def _paths(
     ]
 
 
+class _Predictions(BaseRoute):
+    """The paths of models, which are looked up when somebody asks."""
+
+    def __init__(self, by_target: Mapping[bytes, Route], page: Any) -> None:
+        self._by_target = by_target
+        self._page = page
+
+    @property
+    def paths(self) -> list[str]:
+        """All that there are."""
+        return [target.decode() for target in self._by_target if _is_path(target)]
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Tell whether a path is that of a model, and who answers there."""
+        target = _target_of(scope)
+        route = self._by_target.get(target) if scope["type"] == "http" and _is_path(target) else None
+        return (Match.NONE, {}) if route is None else (Match.FULL, {"endpoint": Predict(route).methods(self._page)})
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have the request answered."""
+        await scope["endpoint"](scope, receive, send)
+
+
+def _target_of(scope: Scope) -> bytes:
+    """Return a path as targets are written."""
+    return quote(path_of(scope), safe="/:").encode()
+
+
+def _is_path(target: bytes) -> bool:
+    """Tell whether a target is one that pages have: those of the inference protocol go another way."""
+    return target == b"/" or not (target.endswith(b"/") or inference.is_inference_path(target.decode()))
+
+
 class _Lending:
     """Has models of repositories loaded for requests that name them, before anything else looks at the path."""
 
@@ -275,8 +221,7 @@ class _Lending:
         stock = self._lender.stock
         found = None
         if stock is not None and scope["type"] == "http" and scope["method"] == "POST":
-            path = path_of(scope)
-            found = None if quote(path, safe="/").encode() in self._by_target else _MODEL.match(path)
+            found = None if _target_of(scope) in self._by_target else _MODEL.match(path_of(scope))
         if stock is None or found is None or not stock.has(found[1]) or _MANAGED.search(found.string):
             await self._app(scope, receive, send)
             return

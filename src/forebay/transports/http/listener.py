@@ -108,7 +108,7 @@ class HttpListener:
         self._lane.start(loop, self._state)
         return host, port
 
-    def routes_changed(self) -> None:
+    def routes_changed(self, _name: str = "") -> None:
         """Look every request up anew."""
         self._lane.forget()
 

@@ -169,7 +169,7 @@ class ServerPages:
                 body = gzip.decompress(body)
         return Response(body, media_type=media_type, headers=headers)
 
-    def _changed(self) -> None:
+    def _changed(self, _name: str) -> None:
         self._openapi = None
         self._changes += 1
 

@@ -11,7 +11,7 @@ from forebay.errors import NotFound
 from forebay.protocols.native import Contract
 from forebay.server.app import App
 from forebay.server.served import Served
-from forebay.transports.http.asgi import routes_of
+from forebay.transports.http.model_routes import routes_of
 
 FRESH = iter(range(1_000_000))
 
@@ -82,7 +82,7 @@ class House:
         self.door.loop.run_until_complete(self.app.start())
         self.door.routes = routes_of(self.app, self.door.lane.config)
         self.door.lane.routes = self.door.routes
-        self.app.watch(self.door.lane.forget)
+        self.app.watch(lambda _name: self.door.lane.forget())
 
     def make(self, version, contract=None):
         self.numbers += 1
@@ -242,3 +242,20 @@ def test_the_short_cut_answers_as_the_long_way_whatever_changes(houses, seed):
         else:
             client.send(request("iris", b"body", target=target))
             assert client.answers[-1] == house.asked_now(target, b"body")
+
+
+def test_a_change_costs_the_routes_of_its_own_model(houses):  # each of 10,000 had all made anew
+    house = houses("1", "2")
+    lotus, rose = house.make("1"), house.make("1")
+    lotus.endpoint.name, rose.endpoint.name = "lotus", "rose"
+    house.door.loop.run_until_complete(house.app.load("lotus", "1", lambda: lotus))
+    before = dict(house.door.routes)
+    house.door.loop.run_until_complete(house.app.load("rose", "1", lambda: rose))
+    house.load("2")
+    house.unload("2")
+    assert all(house.door.routes[target] is route for target, route in before.items() if b"lotus" in target)
+    assert not any(route.is_retired for target, route in before.items() if b"lotus" in target)
+    house.door.loop.run_until_complete(house.app.unload("rose", "1"))
+    house.door.loop.run_until_complete(house.app.unload("lotus", "1"))
+    assert {target for target in house.door.routes if b"lotus" in target or b"rose" in target} == set()
+    assert b"/" in house.door.routes  # the only one again

@@ -173,7 +173,7 @@ class Dashboard:
 
         return DashboardEvent(write)
 
-    def _changed(self) -> None:
+    def _changed(self, _name: str) -> None:
         self._changes += 1
 
 

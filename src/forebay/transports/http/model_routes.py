@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which route has which target, kept as the app changes.
+
+A change looks up the targets of its own model anew, and no others: where models come and go a hundred others may be
+there. Two kinds of targets are of no single model: those without a name, of the only one there is, and those that the
+models which speak OpenAI's protocol share.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+import msgspec
+
+from forebay.transports.http import inference
+from forebay.transports.http.forms_and_gzip import Staging
+from forebay.transports.http.openai import targets_of
+from forebay.transports.http.route import Route, SharedRoute
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from forebay.server.app import App
+    from forebay.server.config import HttpConfig
+    from forebay.server.served import Served
+    from forebay.server.versions import Versions
+
+_UNNAMED: Final = ""
+_SPOKEN: Final = "/"
+"""Whose targets those are that no single model has; no name of a model."""
+
+
+def routes_of(app: App, config: HttpConfig, verbs: Collection[str] = ("POST",)) -> dict[bytes, Route]:
+    """Return the models by the target of their requests, as both lanes know them; kept as the app changes.
+
+    Models that accept none of `verbs` are left out: the fast lane answers every POST to a target named here.
+    """
+    return ModelRoutes(app, config, verbs).by_target
+
+
+class ModelRoutes:
+    """The routes of an app.
+
+    Attributes:
+        by_target: They.
+    """
+
+    def __init__(self, app: App, config: HttpConfig, verbs: Collection[str]) -> None:
+        self.by_target: dict[bytes, Route] = {}
+        self._app = app
+        self._config = config
+        self._verbs = frozenset(verbs)
+        self._staging = Staging(config)
+        self._owned: dict[str, dict[bytes, Route]] = {}
+        self._speaking: set[str] = set()
+        for name in [*app.ready]:
+            self._changed(name)
+        app.watch(self._changed)
+
+    def _changed(self, name: str) -> None:
+        """Look up the targets of a model."""
+        versions = self._app.versions_of(name)
+        self._put(name, {} if versions is None else dict(self._routes(versions)))
+        only = self._app.only
+        is_unnamed = only is not None or _UNNAMED in self._owned
+        if is_unnamed:
+            self._put(_UNNAMED, {} if only is None else dict(self._unnamed(only)))
+        speaks = versions is not None and any(
+            contract.openai for served in versions.ready.values() for contract in served.contracts.values()
+        )
+        if speaks or name in self._speaking or (is_unnamed and self._speaking):
+            (self._speaking.add if speaks else self._speaking.discard)(name)
+            self._put(_SPOKEN, targets_of(self._app, self._config, self._staging))
+
+    def _put(self, owner: str, routes: dict[str, Route]) -> None:
+        """Let these be the targets of somebody; what was there before takes no further request."""
+        found: dict[bytes, Route] = {}
+        for target, route in routes.items():
+            found[f"{target}/".encode()] = route
+            if target:
+                found[target.encode()] = route
+        before = self._owned.pop(owner, {})
+        for target, route in before.items():
+            if self.by_target.get(target) is route:
+                del self.by_target[target]
+        self.by_target.update(found)
+        if found:
+            self._owned[owner] = found
+        stock = self._app.stock
+        for target, route in before.items():
+            may_return = stock is not None and stock.has(route.endpoint.name)
+            route.retire(self.by_target.get(target), may_return=may_return)
+
+    def _routes(self, versions: Versions) -> Iterator[tuple[str, Route]]:
+        """Return the routes of a model by their targets."""
+        ready, weights = versions.ready, versions.weights
+        sharing = [ready[version] for version in weights]
+        model = f"/models/{quote(versions.model, safe='')}"
+        for version, served in ready.items():
+            for target, make in inference.routes_for(served, self._config, self._staging, version).items():
+                yield target, make(is_one_of_several=False)
+            for path in self._paths(served):
+                yield f"{model}/versions/{quote(version, safe='')}{path}", self._route(served, path)
+        inferring = {served: inference.routes_for(served, self._config, self._staging) for served in sharing}
+        for target in dict.fromkeys(target for made in inferring.values() for target in made):
+            among = {served: made[target] for served, made in inferring.items() if target in made}
+            is_several = len(among) > 1
+            each = {served: make(is_one_of_several=is_several) for served, make in among.items()}
+            yield target, _shared(versions, each)
+        for path in dict.fromkeys(path for one in sharing for path in self._paths(one)):
+            yield model + path, self._shared_route(versions, sharing, path)
+
+    def _unnamed(self, only: Served) -> Iterator[tuple[str, Route]]:
+        versions = self._app.versions(only.endpoint.name)
+        sharing = [versions.ready[version] for version in versions.weights]
+        for path in dict.fromkeys(path for one in sharing for path in self._paths(one)):
+            yield path, self._shared_route(versions, sharing, path)
+
+    def _shared_route(self, versions: Versions, sharing: Sequence[Served], path: str) -> Route:
+        among = [one for one in sharing if path in one.contracts]
+        is_several = len(among) > 1
+        return _shared(versions, {one: self._route(one, path, is_one_of_several=is_several) for one in among})
+
+    def _route(self, served: Served, path: str, *, is_one_of_several: bool = False) -> Route:
+        if path:
+            served = msgspec.structs.replace(served, contract=served.contracts[path])
+        config = self._config
+        limit, keys, origins = config.max_body_bytes, config.api_keys, config.cors_origins
+        return Route(served, limit, keys, origins, self._staging, is_one_of_several=is_one_of_several)
+
+    def _paths(self, served: Served) -> list[str]:
+        return [path for path, contract in served.contracts.items() if self._verbs & set(contract.verbs)]
+
+
+def _shared(versions: Versions, each: dict[Served, Route]) -> Route:
+    """Return the route of a target that several versions share, or that of the one that has it."""
+    if len(each) == 1:
+        return next(iter(each.values()))
+    return SharedRoute(each, partial(versions.turn, [*each]))
