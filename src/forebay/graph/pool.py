@@ -59,6 +59,7 @@ class Node(msgspec.Struct, kw_only=True, eq=False):
         spread: Input port whose value is a list: each element is a sample of its own, and the result is the list of
             theirs.
         packs: Whether values travel to the workers in packed form, as they must where these are processes.
+        streams: Whether it answers in parts; they are those of the graph's answer, as the workers have written them.
     """
 
     endpoint: Endpoint
@@ -67,6 +68,7 @@ class Node(msgspec.Struct, kw_only=True, eq=False):
     key_of: Callable[[Mapping[str, Any]], Hashable] | None = None
     spread: str | None = None
     packs: bool = False
+    streams: bool = False
 
 
 class _Hop(Request, gc=False, eq=False):
@@ -171,6 +173,7 @@ class GraphPool:
             msg = f"graph '{spec.name}' does not say how node '{missing[0]}' is run"
             raise ConfigError(msg)
         self._by_plan = {node: nodes[node.spec.name] for node in self.plan.nodes}
+        self._streams = any(node.streams for node in nodes.values())
         self.idle = 0
         self._slots = slots
         self._decode = decode
@@ -338,6 +341,9 @@ class GraphPool:
             firing=firing,
             attempt=attempt,
         )
+        if node.streams:
+            hop.on_part = lambda part, taken: self._hand(run, [part], taken)
+            hop.on_bundle = lambda parts, taken: self._hand(run, parts, taken)
         run.hops.add(hop)
         node.endpoint.submit(hop)
 
@@ -364,7 +370,8 @@ class GraphPool:
     def _try_again(self, run: _Run, firing: Firing, attempt: int, error: ForebayError) -> None:
         node = self._by_plan[firing.node]
         has_time = time.monotonic() < run.batch.entries[0].deadline
-        if attempt < node.attempts and error.code in AGAIN and has_time and not self._is_stopping:
+        is_begun = run.batch.has_streamed
+        if attempt < node.attempts and error.code in AGAIN and has_time and not is_begun and not self._is_stopping:
             self._ask(run, firing, attempt + 1)
         else:
             self._fail(run, error)
@@ -372,6 +379,9 @@ class GraphPool:
     def _take(self, run: _Run, firing: Firing, outcome: Outcome) -> None:
         """Put a node's outcome on its streams."""
         node = firing.node
+        if self._by_plan[node].streams:
+            run.state.complete(firing, {})  # all that it had to say was said in parts
+            return
         if self._by_plan[node].packs and type(outcome) is not Packed and outcome != []:
             outcome = open_outcome(outcome)
         if type(outcome) is Outputs:
@@ -399,6 +409,15 @@ class GraphPool:
             run.held += 1
             on_steps([[emission]], lambda: self._released(run))
 
+    def _hand(self, run: _Run, parts: Sequence[Any], taken: Callable[[], object]) -> None:
+        """Hand parts of a node that streams to the client of the graph."""
+        on_steps = run.batch.on_steps
+        if run.batch not in self._runs or on_steps is None:
+            taken()
+            return
+        run.batch.has_streamed = True
+        on_steps([[part] for part in parts], taken)
+
     def _released(self, run: _Run) -> None:
         """Go on once the client has room again."""
         run.held -= 1
@@ -406,6 +425,9 @@ class GraphPool:
             self._fed(run, cast("PacketStream", run.stream))
 
     def _finish(self, run: _Run) -> None:
+        if self._streams:
+            self._end(run, None)
+            return
         self._end(run, attempt(lambda: self._encode(run.batch.entries[0], loaded(run.results))))
 
     def _fail(self, run: _Run, error: ForebayError) -> None:

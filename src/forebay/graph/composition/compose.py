@@ -16,7 +16,17 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, cast, overload
@@ -25,7 +35,7 @@ import msgspec
 
 from forebay.errors import ConfigError, RunnerFailed
 from forebay.graph.composition.node import NodeDefinition
-from forebay.graph.composition.signature import NodeInput, NodeSignature, parameters_of
+from forebay.graph.composition.signature import NodeInput, parameters_of
 from forebay.graph.composition.symbols import Drawing, Edge, NodeCall, Symbol, drawing, edge_of
 from forebay.graph.composition.types_fit import fits, spell
 from forebay.graph.spec import OUT, GraphSpec, NodeSpec, check
@@ -40,6 +50,7 @@ if TYPE_CHECKING:
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
+_STREAMS: Final = {Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, AsyncGenerator}
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -65,6 +76,7 @@ class Graph(msgspec.Struct, frozen=True, eq=False):
         declared: The same, as the function is annotated; Any if it is not.
         shape: Whether that is one value, an object of several or an array of several.
         warnings: What is odd about it.
+        streams: Whether its last node streams; `result` and `declared` are then the types of a part.
     """
 
     spec: GraphSpec
@@ -74,6 +86,7 @@ class Graph(msgspec.Struct, frozen=True, eq=False):
     declared: Any
     shape: Literal["one", "object", "array"]
     warnings: list[str]
+    streams: bool = False
 
     def value_of(self, results: Mapping[str, Any]) -> Any:
         """Return what the composed function returns, given what left the graph by output.
@@ -252,8 +265,37 @@ def _draw(composition: Composition) -> Graph:
     calls = {call.name: call for call in current.calls}
     definitions = dict.fromkeys(call.node for call in current.calls)
     warnings = [*signature.warnings, *(line for node in definitions for line in node.signature.warnings)]
-    result = _result(composition, signature, shape, outputs)
-    return Graph(spec, calls, signature.ports, result, signature.result, shape, [*warnings, *check(spec)])
+    streams = _streams(composition, current.calls, shape, outputs)
+    declared = _part_of(composition, signature.result) if streams else signature.result
+    result = _result(composition, declared, shape, outputs)
+    return Graph(spec, calls, signature.ports, result, declared, shape, [*warnings, *check(spec)], streams)
+
+
+def _streams(composition: Composition, calls: Sequence[NodeCall], shape: str, outputs: Mapping[str, Edge]) -> bool:
+    """Tell whether a graph streams: what streams must be its end, for its parts leave as they are made."""
+    streaming = [call for call in calls if call.node.model_settings.streams]
+    if not streaming:
+        return False
+    call = streaming[0]
+    returned = [edge.stream for edge in outputs.values()]
+    read = {edge.stream for other in calls for edge in other.inputs.values()}
+    if len(streaming) > 1 or shape != "one" or returned != list(call.outputs.values()) or read & set(returned):
+        _refuse(
+            composition,
+            f"has the node '{call.name}', which streams: its parts can only be the answer, so return what it gives, "
+            "and that alone",
+        )
+    return True
+
+
+def _part_of(composition: Composition, declared: Any) -> Any:
+    """Return the type of a part, of what a function that streams is annotated to return."""
+    if declared is Any:
+        return Any
+    arguments = typing.get_args(declared)
+    if typing.get_origin(declared) not in _STREAMS or not arguments:
+        _refuse(composition, f"is annotated to return {spell(declared)}, and streams; annotate Iterator[...] of a part")
+    return arguments[0]
 
 
 def _node_spec(call: NodeCall) -> NodeSpec:
@@ -284,12 +326,11 @@ def _outputs(composition: Composition, returned: Any) -> tuple[Literal["one", "o
 
 def _result(
     composition: Composition,
-    signature: NodeSignature,
+    declared: Any,
     shape: Literal["one", "object", "array"],
     outputs: Mapping[str, Edge],
 ) -> Any:
     """Return the type of what is returned: as it is annotated, else as the node says."""
-    declared = signature.result
     if shape == "one":
         edge = outputs[OUT]
         if not fits(edge.annotation, declared):

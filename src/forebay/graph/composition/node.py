@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, cast, o
 import msgspec
 
 from forebay.errors import ConfigError, nearest
-from forebay.graph.composition.runner import FirstRunner, NodeRunner, Results, model_of
+from forebay.graph.composition.runner import FirstRunner, NodeRunner, Results, StreamedNodeRunner, model_of
 from forebay.graph.composition.signature import NodeInput, NodeSignature, signature_of_function, signature_of_model
 from forebay.graph.composition.symbols import Edge, Symbol, drawing, edge_of, place
 from forebay.graph.composition.types_fit import element_of, fits, spell
@@ -117,6 +117,9 @@ class NodeDefinition:
         if self.settings.outputs or not bound:
             msg = f"{place()}: '{self.name}' cannot be mapped: it has several outputs, or was given no list"
             raise ConfigError(msg)
+        if self.model_settings.streams:
+            msg = f"{place()}: '{self.name}' streams, and cannot be mapped: a graph has one stream for each request"
+            raise ConfigError(msg)
         current = drawing.get()
         if current is not None:
             return self._record(current, bound, spread)
@@ -134,7 +137,7 @@ class NodeDefinition:
         if self._signature is None:
             self._signature = (
                 signature_of_function(self.target, batched=self.settings.batched)
-                if self.is_function
+                if self.is_function and not self.model_settings.streams
                 else signature_of_model(self.model)
             )
         return self._signature
@@ -165,6 +168,12 @@ class NodeDefinition:
         Args:
             isolate_errors: Halve batches of a model that fail as a whole, also if it does not ask for it.
         """
+        if self.model_settings.streams:
+            return StreamedNodeRunner(self.model, next(iter(self.signature.ports)))
+        return self._value_runner(isolate_errors=isolate_errors)
+
+    def _value_runner(self, *, isolate_errors: bool = False) -> NodeRunner:
+        """Return what gives its results, or parts, as values."""
         ports = list(self.signature.ports) if self.runs_batches else None
         return NodeRunner(self.model, ports, self._results, isolate_errors=isolate_errors)
 
@@ -181,11 +190,9 @@ class NodeDefinition:
         if settings.batched and not self.is_function:
             msg = f"{where}: batched is for functions; {self.model.__qualname__} is a model, and is given lists anyway"
             raise ConfigError(msg)
-        if self.model_settings.streams:
-            msg = (
-                f"{where}: {self.model.__qualname__} streams, and a node of a graph has one result for each request; "
-                "serve it by itself, or return what it yields as a list"
-            )
+        if self.model_settings.streams and (settings.outputs or settings.attempts > 1):
+            said = "several outputs" if settings.outputs else "several attempts"
+            msg = f"{where}: {self.model.__qualname__} streams, and its parts have left: it cannot have {said}"
             raise ConfigError(msg)
         if settings.batch_key is not None and not self.runs_batches:
             msg = f"{where}: batch_key needs a node that runs for batches: a model, or a function with batched=True"
@@ -267,15 +274,26 @@ class NodeDefinition:
                 result = asyncio.run(result)
             return self._results.outcome(result)
         if self._opened is None:
-            self._opened = self.runner()
+            self._opened = self._value_runner()
             self._opened.open(WorkerContext())
         items = [_Item(inputs)]
+        if self.model_settings.streams:
+            return _parts_of(self._opened.run(items))
         run_async: Any = getattr(self._opened, "run_async", None)
         outcomes: Any = self._opened.run(items) if run_async is None else asyncio.run(run_async(items))
         outcome = outcomes[0]
         if type(outcome) is Failure:
             raise outcome.error
         return outcome
+
+
+def _parts_of(steps: Any) -> list[Any]:
+    """Return all parts of the stream of one sample; raises what ends it."""
+    parts = [part for (part,) in steps if part is not None]
+    failed = next((part for part in parts if type(part) is Failure), None)
+    if failed is not None:
+        raise failed.error
+    return parts
 
 
 class _Either(NodeDefinition):

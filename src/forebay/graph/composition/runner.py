@@ -12,6 +12,7 @@ from forebay.graph.spec import OUT
 from forebay.graph.values import Outputs, inputs_of
 from forebay.serving.models.batch_runner import BatchRunner, Samples
 from forebay.serving.models.model import Model, settings_of
+from forebay.serving.models.model_runner import ModelRunner
 from forebay.serving.models.outputs import Held
 from forebay.types.call import Failure
 from forebay.types.failures import failure_of
@@ -77,18 +78,7 @@ class NodeRunner(BatchRunner):
             self._predict = each_input
 
     def _decoded(self, items: Sequence[Item]) -> Samples:
-        samples: list[Any] = []
-        owners: list[int] = []
-        failures: dict[int, Failure] = {}
-        for owner, item in enumerate(items):
-            inputs = attempt(inputs_of, item)
-            if type(inputs) is Failure:
-                failures[owner] = inputs
-                continue
-            rows = cast("list[Mapping[str, Any]]", inputs) if isinstance(inputs, list) else [inputs]
-            samples += map(self._sample, rows)
-            owners += [owner] * len(rows)
-        return Samples(items, samples, owners, failures)
+        return _samples(items, self._sample)
 
     def _sample(self, inputs: Mapping[str, Any]) -> Any:
         ports = self._ports
@@ -115,12 +105,38 @@ class NodeRunner(BatchRunner):
                 outcomes[owner] = outcomes[owner][0]
         return outcomes
 
+    def write(self, part: Any, params: Mapping[str, Any]) -> Any:
+        """Return a part of a stream after a look at its type."""
+        return attempt(self._results.outcome, part)
+
+    def _parts(self, batch: Samples, given: list[Any]) -> Sequence[Any]:
+        # Only a node that is called outside of a server comes here, and runs for one sample.
+        return [None if part is None or type(part) is Failure else self.write(part, {}) for part in given]
+
     def _outcome(self, result: Any, *, is_spread: bool, is_right: bool) -> Outcome:
         outcome = self._results.outcome(result, is_right=is_right)
         if is_spread and type(outcome) is Outputs:
             msg = f"{self._class.__name__} is mapped over a list and skipped an element; return None for it"
             raise BadOutcome(msg)
         return outcome
+
+
+class StreamedNodeRunner(ModelRunner):
+    """A `Runner` for a node that streams: bodies are dicts of inputs, parts leave as the client of the graph wants them."""
+
+    def __init__(self, model: type[Model], port: str) -> None:
+        """Read the class; `open` makes the model.
+
+        Args:
+            model: What runs.
+            port: The input whose values are the samples.
+        """
+        super().__init__(model)
+        self._port = port
+        self.borrows_input = True  # values are loaded into memory of their own
+
+    def _decoded(self, items: Sequence[Item]) -> Samples:
+        return _samples(items, lambda inputs: inputs.get(self._port))
 
 
 class Results:
@@ -192,6 +208,21 @@ class FirstRunner:
 
     def close(self) -> None:
         """Nothing was taken."""
+
+
+def _samples(items: Sequence[Item], sample: Callable[[Mapping[str, Any]], Any]) -> Samples:
+    samples: list[Any] = []
+    owners: list[int] = []
+    failures: dict[int, Failure] = {}
+    for owner, item in enumerate(items):
+        inputs = attempt(inputs_of, item)
+        if type(inputs) is Failure:
+            failures[owner] = inputs
+            continue
+        rows = cast("list[Mapping[str, Any]]", inputs) if isinstance(inputs, list) else [inputs]
+        samples += map(sample, rows)
+        owners += [owner] * len(rows)
+    return Samples(items, samples, owners, failures)
 
 
 def _is_spread(item: Item) -> bool:

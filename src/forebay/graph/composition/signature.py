@@ -13,6 +13,8 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.graph.composition.types_fit import element_of, spell
+from forebay.serving.models.model import settings_of
+from forebay.serving.models.schema import io_types
 from forebay.types.failures import text_of
 from forebay.workers.user_code import caught
 
@@ -78,6 +80,8 @@ def signature_of_model(model: type[Model]) -> NodeSignature:
     Raises:
         ConfigError: If its inputs have no names of their own, or are several and there is a `preprocess`.
     """
+    if settings_of(model, one_input=False).streams:
+        return _signature_of_stream(model)
     predict = _method(model, "predict").signature(batched=True)
     ports, result, warnings = predict.ports, predict.result, predict.warnings
     if len(ports) > 1 and model.pad is not None:
@@ -96,6 +100,14 @@ def signature_of_model(model: type[Model]) -> NodeSignature:
         after = _method(model, "postprocess").signature(batched=False)
         result, warnings = after.result, [*warnings, *after.warnings]
     return NodeSignature(ports, result, warnings)
+
+
+def _signature_of_stream(model: type[Model]) -> NodeSignature:
+    """Read the signature of a model that streams: what is given is one sample, and what is returned a part."""
+    given, answer = io_types(model)
+    first = next(name for name in ("preprocess", "start", "predict") if hasattr(model, name))
+    name = _method(model, first).first
+    return NodeSignature({name: NodeInput(given.annotation)}, answer.annotation, [])
 
 
 def parameters_of(function: Callable[..., Any]) -> NodeSignature:
@@ -136,6 +148,11 @@ class _Reader:
         if batched:
             result = self._element("the return value", result)
         return NodeSignature(ports, result, self._warnings)
+
+    @property
+    def first(self) -> str:
+        """The name of its first parameter."""
+        return list(inspect.signature(self._function).parameters)[self._skip]
 
     def _resolved(self, what: str, annotation: Any) -> Any:
         if annotation is inspect.Signature.empty:

@@ -56,6 +56,7 @@ class Wire:
         answer: Type of the answer, where it does not bring a media type of its own.
         query: Types of the parameters in the query, by name.
         tensors: What tensors it takes and gives.
+        streams: Whether answers come in parts.
     """
 
     def __init__(self, composition: Composition) -> None:
@@ -65,6 +66,7 @@ class Wire:
             ConfigError: If they cannot travel.
         """
         graph = self._graph = composition.graph
+        self.streams = graph.streams
         self._name = composition.name
         self._in_query = {name: port for name, port in graph.inputs.items() if port.in_query}
         self.query = {name: WireType(port.annotation) for name, port in self._in_query.items()}
@@ -75,7 +77,7 @@ class Wire:
         try:
             self.given = WireType(annotation)
             self.answer = WireType(graph.result, "output")
-            check_openai(self.given, self.answer)
+            check_openai(self.given, self.answer, streams=graph.streams)
         except ConfigError as error:
             msg = f"{composition.place}: the composition '{composition.name}' cannot be served: {error.message}"
             raise ConfigError(msg) from error
@@ -221,7 +223,7 @@ class WirePool:
     def _left(self, batch: EntryBatch, outcomes: Any) -> None:
         """Take what came out of the graph."""
         outcome = outcomes[0]
-        if type(outcome) is Failure:
+        if type(outcome) is Failure or self._wire.streams:  # parts were written by the node that made them
             self._end(batch, outcome)
             return
         is_small = self._wire.answer.raw or attempt(_is_small, outcome)  # it asks objects of the user's

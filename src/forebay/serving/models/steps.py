@@ -15,7 +15,7 @@ from forebay.types.failures import failure_in, failure_of
 from forebay.workers.together import Stepped
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 _NOTHING: Final = Stepped()
 _ENDED: Final = Stepped(None, [None])
@@ -81,7 +81,7 @@ class Stream:
         self.params = params
         self.told = told
         self._wait = wait
-        self._is_finished = False
+        self._is_finished = self._is_over = False
 
     def together(self, streams: Sequence[Stream]) -> Any:
         """Stepped several streams; see `Together`."""
@@ -94,6 +94,25 @@ class Stream:
         if written is not None:  # as nearly always
             return [Stepped([one]) for one in written]
         return [_step_of(runner, stream, part) for stream, part in zip(streams, parts, strict=True)]
+
+    def __iter__(self) -> Iterator[Sequence[Any]]:
+        """Return itself."""
+        return self
+
+    def __next__(self) -> Sequence[Any]:
+        """Return the next step, where whoever drives it has no seats."""
+        if self.mates.awaits and self._wait is None:
+            msg = f"{self.mates.model_name} streams by coroutines, and runs on a loop that has no seats for its streams"
+            raise BadOutcome(msg)
+        while not self._is_over:
+            (step,) = self.together([self])
+            self._is_over = step.outcomes is not None
+            failed = next((one for one in step.outcomes or () if type(one) is Failure), None)
+            if failed is not None:
+                raise failed.error
+            if step.parts is not None:
+                return step.parts
+        raise StopIteration
 
     def close(self) -> Any:
         """Let go of the state, once; what is returned has to be waited for if it can be."""

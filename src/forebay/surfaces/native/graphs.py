@@ -19,7 +19,14 @@ from forebay.protocols.openapi import Described
 from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.model import defined_models
-from forebay.surfaces.native.model_options import batching_of, devices_of, environment_of, isolates, workers_of
+from forebay.surfaces.native.model_options import (
+    batching_of,
+    devices_of,
+    environment_of,
+    isolates,
+    seats_of,
+    workers_of,
+)
 from forebay.workers.inline import InlinePool
 from forebay.workers.objects import packed
 from forebay.workers.processes import ProcessPool
@@ -108,6 +115,7 @@ def serve_composition(target: GraphTarget) -> Served:
         version=target.overrides.version or settings.version,
         max_timeout_s=overrides.max_timeout_ms / 1000,
         timeout_s=(overrides.timeout_ms or settings.timeout_ms) / 1000,
+        streams=graph.streams,
     )
     batching = BatchConfig(max_size=1, idle="go", capacity=overrides.max_queue or settings.max_queue)
     described = Described(
@@ -117,6 +125,7 @@ def serve_composition(target: GraphTarget) -> Served:
         input=wire.given,
         output=wire.answer,
         query=wire.query,
+        streams=graph.streams,
     )
     return Served(
         Endpoint(config, batching, pool),
@@ -125,6 +134,7 @@ def serve_composition(target: GraphTarget) -> Served:
             raw_output=wire.answer.raw,
             query=tuple(wire.query),
             has_media=wire.answer.has_media,
+            streams=graph.streams,
             openai=wire.given.openai,
         ),
         described,
@@ -175,6 +185,7 @@ def _endpoint(call: NodeCall, target: GraphTarget) -> Endpoint:
         name=f"{target.overrides.name or composition.name}/{node.name}",
         version=target.overrides.version or composition.settings.version,
         timeout_s=composition.settings.timeout_ms / 1000,
+        streams=node.model_settings.streams,
     )
     keys = None
     if node.key_of is not None:
@@ -190,6 +201,7 @@ def _node(call: NodeCall, endpoint: Endpoint, target: GraphTarget) -> Node:
         attempts=call.node.settings.attempts,
         spread=call.spread,
         packs=_kind(call.node, target) == "process",
+        streams=call.node.model_settings.streams,
     )
 
 
@@ -241,6 +253,8 @@ def _pool(call: NodeCall, target: GraphTarget) -> Pool:
     workers, threads = _workers(node, target)
     devices = _devices(node, target)
     is_isolating = isolates(f"node '{node.name}'", node.model_settings, overrides)
+    own = msgspec.structs.replace(overrides, max_batch_size=node.settings.max_batch_size or overrides.max_batch_size)
+    seats = seats_of(node.model_settings, own)
     kwargs = {
         "path": str(target.path.absolute()),
         "composition": target.name,
@@ -253,18 +267,21 @@ def _pool(call: NodeCall, target: GraphTarget) -> Pool:
         # Those that share the way to a worker are not to share its end.
         separates = is_isolating or not node.runs_batches
         return ProcessPool(
-            packed(spec),
+            spec if seats else packed(spec),  # parts leave as they are sent to clients
             workers=workers,
             threads=threads,
             env=environment_of(overrides),
             isolates=separates,
             stuck_s=overrides.stuck_s,
             devices=devices,
+            seats=seats,
         )
     spec = msgspec.structs.replace(spec, local=lambda: node.runner(isolate_errors=is_isolating))
     if kind == "thread":
-        return ThreadPool(spec, workers=workers, threads=threads, stuck_s=overrides.stuck_s, devices=devices)
+        return ThreadPool(
+            spec, workers=workers, threads=threads, stuck_s=overrides.stuck_s, devices=devices, seats=seats
+        )
     if threads > 1:
         msg = f"node '{node.name}': worker kind inline has no threads, found {threads}; use thread or process"
         raise ConfigError(msg)
-    return InlinePool(spec, slots=workers if node.is_async else 1, devices=devices)
+    return InlinePool(spec, slots=workers if node.is_async else 1, devices=devices, seats=seats)
