@@ -6,6 +6,7 @@ import collections.abc
 import functools
 import inspect
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import strategies as st
 
 import forebay
-from forebay import SKIP, ConfigError, Model, compose, either, node
+from forebay import SKIP, ConfigError, Last, Model, compose, either, node
 from forebay.graph.composition.compose import Composition
 from forebay.graph.composition.types_fit import element_of, fits, spell
 from forebay.graph.composition.wire import WirePool
@@ -366,7 +367,8 @@ class Hooked(Model):
         (Detect, {"batched": True}, "batched is for functions"),
         (Detect, {"batch_key": 3}, "batch_key=3 is not possible"),
         (len, {"batch_key": len, "name": "length"}, "a node that runs for batches"),
-        (Streams, {}, "Streams streams, and a node of a graph has one result"),
+        (Streams, {"outputs": ["a", "b"]}, "Streams streams, and its parts have left: it cannot have several outputs"),
+        (Streams, {"attempts": 2}, "it cannot have several attempts"),
         (lambda x: x, {}, "name is '<lambda>'"),
         (3, {}, "a function or a forebay.Model is needed"),
         (detect, {}, "a function or a forebay.Model is needed"),
@@ -764,3 +766,65 @@ def build(steps: list[tuple[str, int, int]]) -> Composition:
 def test_every_graph_answers_what_its_function_returns(steps, inputs):
     composition = build(steps)
     assert answers(composition, [{"x": x, "y": y} for x, y in inputs]) == [composition.run(x, y) for x, y in inputs]
+
+
+class Spelt(Model):
+    """Streams the letters of a text."""
+
+    def start(self, sample: str) -> list[str]:
+        return list(sample)
+
+    def step(self, states: list[list[str]]) -> list[str | Last[str]]:
+        return [Last(one.pop(0)) if len(one) == 1 else one.pop(0) for one in states]
+
+
+spelt = node(Spelt)
+
+
+@node
+def upper_case(text: str) -> str:
+    return text.upper()
+
+
+def test_a_stream_is_the_end_of_its_graph():
+    @compose
+    def spell(text: str) -> Iterator[str]:
+        return spelt(text)
+
+    assert spell.graph.streams
+    assert spell.graph.result is str
+    assert spell.run("abc") == spelt("abc") == ["a", "b", "c"]
+
+    @compose
+    def also_read(text: str):
+        return upper_case(spelt(text))
+
+    @compose
+    def one_of_two(text: str):
+        return {"spelt": spelt(text), "upper": upper_case(text)}
+
+    @compose
+    def two(text: str):
+        spelt(text)
+        return spelt(text)
+
+    for composition in (also_read, one_of_two, two):
+        assert "which streams: its parts can only be the answer" in refused(composition.function)
+
+    @compose
+    def whole(text: str) -> str:
+        return spelt(text)
+
+    assert "annotated to return str, and streams; annotate Iterator[...]" in refused(whole.function)
+
+    @compose
+    def wrong(text: str) -> Iterator[int]:
+        return spelt(text)
+
+    assert "annotated to return int" in refused(wrong.function)
+
+    @compose
+    def mapped(texts: list[str]):
+        return spelt.map(texts)
+
+    assert "streams, and cannot be mapped" in refused(mapped.function)

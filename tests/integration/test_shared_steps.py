@@ -28,8 +28,8 @@ def server(request, launch):
 class Stream:
     """One stream of a client that reads it event by event."""
 
-    def __init__(self, server, model, **sample):
-        body = json.dumps(sample).encode()
+    def __init__(self, server, model, number=None, **sample):
+        body = json.dumps(sample if number is None else number).encode()
         self.socket = socket.create_connection(("127.0.0.1", server.port))
         self.socket.settimeout(60)
         self.socket.sendall(
@@ -193,3 +193,52 @@ def test_streams_of_a_worker_that_dies_end_or_begin_again(launch, tmp_path):
     again = Stream(server, "shared", length=2, how="exit at first", note=str(note))
     assert [number for number, _ in again.rest()] == [1, 2]  # it had sent nothing, and was handed on
     assert note.exists()
+
+
+@pytest.fixture(scope="module", params=["process", "thread"])
+def graphs(request, launch):
+    found = launch("streamed_graphs.py", "--worker-kind", request.param, "--timeout-ms", "60000")
+    found.kind = request.param
+    return found
+
+
+@pytest.mark.parametrize("graph", ["twice", "generated", "generated-async"])
+def test_the_last_node_of_a_graph_streams(graphs, graph):
+    """Its seats are those of a model that is served by itself."""
+    first = Stream(graphs, graph, 10 * LONG)
+    assert first.next() == 1
+    assert Stream(graphs, graph, 3).rest() == [1, 2, 3, 4, 5, 6]  # a node before it doubles
+    assert first.next() == 2
+    first.drop()
+    wrong = graphs.client.post(f"/models/{graph}", json="many")
+    assert wrong.status_code == 422
+    assert "integer" in wrong.text or "int" in wrong.text
+
+
+def test_a_stream_at_the_end_of_a_graph_fails_for_itself(graphs):
+    other = Stream(graphs, "numbers", 10 * LONG)
+    assert other.next() == 1
+    assert Stream(graphs, "numbers", 7).rest()[:3] == [1, 2, 3]
+    assert Stream(graphs, "numbers", 7).rest()[-1]["error"]["message"] == "three are enough"
+    assert graphs.client.post("/models/numbers", json=-1).status_code == 400
+    assert other.next() == 2
+    other.drop()
+
+
+def test_streams_of_a_graph_that_are_dropped_leave_nothing(graphs):
+    Stream(graphs, "numbers", 3).rest()
+    descriptors_before = descriptors(graphs.process.pid)
+    dice = random.Random(5)
+    open_ones = []
+    for _ in range(300):
+        open_ones.append(Stream(graphs, dice.choice(["numbers", "twice", "generated"]), 10 * LONG))
+        if len(open_ones) > 12:
+            open_ones.pop(dice.randrange(len(open_ones))).drop()
+    for stream in open_ones:
+        stream.drop()
+    names = ["numbers", "numbers/numbers", "twice", "twice/numbers", "generated", "generated/generated"]
+    eventually(lambda: not any(graphs.metric("forebay_in_flight", model=name) for name in names))
+    eventually(lambda: descriptors(graphs.process.pid) <= descriptors_before + 1)
+    if graphs.kind == "thread":
+        assert graphs.client.post("/models/alive", json=0).json() == 0
+    assert Stream(graphs, "numbers", 2).rest() == [1, 2]

@@ -122,7 +122,7 @@ class NodeRunner(BatchRunner):
 
 
 class StreamedNodeRunner(ModelRunner):
-    """A `Runner` for a node that streams: bodies are dicts of inputs, parts leave as the client of the graph wants them."""
+    """A `Runner` for a node that streams: bodies are dicts of inputs, parts leave as clients want them."""
 
     def __init__(self, model: type[Model], port: str) -> None:
         """Read the class; `open` makes the model.

@@ -403,14 +403,14 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def _part(annotation: Any) -> Any:
+def part_type(annotation: Any) -> Any:
     """Return the type of what a stream sends, of what `step` returns for it: it may also return None or a `Last`."""
     parts: list[Any] = []
     for member in typing.get_args(annotation) if _is_union(annotation) else (annotation,):
         if member is types.NoneType:
             continue
         is_last = Last in (member, typing.get_origin(member))
-        parts += [_part(one) for one in typing.get_args(member) or (Any,)] if is_last else [member]
+        parts += [part_type(one) for one in typing.get_args(member) or (Any,)] if is_last else [member]
     if not parts or Any in parts:
         return Any
     return typing.Union[tuple(parts)]  # noqa: UP007
@@ -540,7 +540,7 @@ class _Method:
         annotation = self._resolve(what, annotation)
         one = self._element(what, annotation, direction) if element else annotation
         if ends:
-            one = _part(one)
+            one = part_type(one)
         try:
             return WireType(one, direction)
         except ConfigError as error:
