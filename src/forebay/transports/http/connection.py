@@ -50,7 +50,7 @@ from forebay.transports.http.connection_state import (
 )
 from forebay.transports.http.errors import NotHttp, TooSlow, error_answer
 from forebay.transports.http.port import SWEEP_S
-from forebay.transports.http.route import Head
+from forebay.transports.http.route import UNREAD, Head
 from forebay.types.call import Failure, Request
 
 if TYPE_CHECKING:
@@ -105,9 +105,6 @@ class HttpConnection(HttpToolsProtocol):
         "_stuck_since",
         "_talk",
         "_usual",
-        "_usual_bytes",
-        "_usual_head_bytes",
-        "_usual_raw",
         "_working",
         "held_bytes",
         "release",
@@ -149,10 +146,7 @@ class HttpConnection(HttpToolsProtocol):
         self._is_advancing = False
         self._is_staged = False
         # The head this client sent last.
-        self._usual = Head()
-        self._usual_raw = b""
-        self._usual_head_bytes = 0
-        self._usual_bytes = -1
+        self._usual = UNREAD
         # Limits.
         self._seen = lane.epoch
         self._stuck_since: int | None = None
@@ -192,7 +186,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def forget(self) -> None:
         """Read the next head anew."""
-        self._usual, self._usual_raw, self._usual_head_bytes, self._usual_bytes = Head(), b"", 0, -1
+        self._usual = UNREAD
 
     def abort(self) -> None:
         """End the connection now."""
@@ -203,20 +197,17 @@ class HttpConnection(HttpToolsProtocol):
         """Take a remembered request as it is; let the parser read everything else."""
         talk = self._talk
         if talk.state is IDLE:
-            if len(data) == self._usual_bytes and data.startswith(self._usual_raw):
-                head = self._usual
-                body = data[self._usual_head_bytes :]
-            else:
-                end = data.find(b"\r\n\r\n") + 4
-                raw = data[:end]
+            head: Head | None = self._usual
+            if len(data) != head.whole_bytes or not data.startswith(head.raw):
+                raw = data[: data.find(b"\r\n\r\n") + 4]
                 head = self._lane.heads.get(raw)
-                if head is None or len(data) != end + head.length:
+                if head is None or len(data) != head.whole_bytes:
                     self._parse(data)
                     if talk.may_be_remembered:
                         self._learn(data, raw)
                     return
-                body = data[end:]
-                self._usual, self._usual_raw, self._usual_head_bytes, self._usual_bytes = head, raw, end, len(data)
+                self._usual = head
+            body = data[head.raw_bytes :]
             self._seen = self._lane.epoch
             talk.state = DUE  # WHOLE
             if head.is_full():

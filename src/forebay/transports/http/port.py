@@ -113,6 +113,7 @@ class HttpPort:
         """Remember that these bytes are this head, so that they need not be parsed again."""
         if len(self.heads) >= MAX_HEADS:
             self.heads.clear()
+        head.raw, head.raw_bytes, head.whole_bytes = raw, len(raw), len(raw) + head.length
         self.heads[raw] = head
 
     def forget(self) -> None:

@@ -70,6 +70,9 @@ class Head(msgspec.Struct, eq=False):
         length: Content-Length, -1 if not given.
         expects_continue: Whether the client waits for "100 Continue" before it sends the body.
         is_usual: Whether the same bytes may be taken for the same head again, without parsing them.
+        raw: Its bytes, once it is remembered: the same object for all clients, so that it stays in the core's cache.
+        raw_bytes: Their length.
+        whole_bytes: The length of the message that it begins, -1 until it is remembered.
         texts: The headers as texts, for models that ask.
         packing: What the body is packed with, if it has to be unpacked.
         form: The Content-Type of a form, with its boundary.
@@ -100,6 +103,9 @@ class Head(msgspec.Struct, eq=False):
     answer_packing: bytes = b""
     expects_continue: bool = False
     is_usual: bool = True
+    raw: bytes = b""
+    raw_bytes: int = 0
+    whole_bytes: int = -1
     is_simple: bool = False
     submit: Callable[[Request], None] = _nowhere
     is_full: Callable[[], bool] = bool
@@ -112,6 +118,10 @@ class Head(msgspec.Struct, eq=False):
     def is_staged(self) -> bool:
         """Whether its body is read in steps, beside the loop."""
         return bool(self.packing or self.form)
+
+
+UNREAD: Final = Head()
+"""What a client sent last that has sent nothing yet; no message is so short."""
 
 
 class Route:
