@@ -4,8 +4,10 @@
 Theory of operation. A queue is full when the core is scarce, and then most answers are refusals: a server that writes
 them as they are due spends its core on saying no. So refusals have a budget, a share of the loop's time. While it lasts
 they are written at once. Beyond it they wait in line, and a timer writes as many as the budget pays for. A client in
-line takes up its place and nothing else, and sends nothing meanwhile: that is what slows the senders down. The line
-needs no deadlines: it holds one place for each connection, and moves by at least one every `MAX_DEBT_S / SHARE`.
+line takes up its place and nothing else, and sends nothing meanwhile: that is what slows the senders down. The share is
+small while the line is short, for those in it are told soon all the same, and grows with the line up to a limit, so
+that nobody waits for long. The line needs no deadlines: it holds one place for each connection, and moves by at least
+one every `MAX_DEBT_S / LEAST_SHARE`.
 """
 
 from __future__ import annotations
@@ -17,8 +19,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 if TYPE_CHECKING:
     import asyncio
 
-SHARE: Final = 0.05
+LEAST_SHARE: Final = 0.03
 """How much of the loop's time refusals may take."""
+MOST_SHARE: Final = 0.05
+"""How much they may take while the last in line would have to wait for longer than `PATIENCE_S`."""
+PATIENCE_S: Final = 0.7
+"""How long the last in line may have to wait before refusals take a larger share."""
 KERNEL_S: Final = 5e-6
 """What a refusal costs beside the time it is seen to take: reading, and the loop's own work. A server that only refuses
 takes 13 to 16 us of CPU time for each, and sees the rest of them."""
@@ -72,7 +78,8 @@ class RefusalLine:
         self._timer = None
         waiting = self._waiting
         now = time.monotonic()
-        self._budget_s = min(self._budget_s + (now - self._looked_at) * SHARE, BURST_S)
+        share = min(max(len(waiting) * self._cost_s / PATIENCE_S, LEAST_SHARE), MOST_SHARE)
+        self._budget_s = min(self._budget_s + (now - self._looked_at) * share, BURST_S)
         self._looked_at = now
         self._is_telling = True
         try:

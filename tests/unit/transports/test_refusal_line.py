@@ -6,7 +6,16 @@ import random
 import pytest
 
 from forebay.transports import refusal_line
-from forebay.transports.refusal_line import BURST_S, KERNEL_S, MAX_DEBT_S, SHARE, TICK_S, RefusalLine
+from forebay.transports.refusal_line import (
+    BURST_S,
+    KERNEL_S,
+    LEAST_SHARE,
+    MAX_DEBT_S,
+    MOST_SHARE,
+    PATIENCE_S,
+    TICK_S,
+    RefusalLine,
+)
 
 
 class Timer:
@@ -80,9 +89,33 @@ def test_a_flood_gets_its_share_of_the_time_and_no_more(loop):  # F69
     assert at_once == pytest.approx(BURST_S / (2e-6 + KERNEL_S), rel=0.1)
     loop.advance(1.0)
     spent_s = (len(told) - at_once) * (2e-6 + KERNEL_S)
-    assert spent_s == pytest.approx(SHARE, rel=0.15)
+    assert spent_s == pytest.approx(MOST_SHARE, rel=0.15)
     assert told == list(range(len(told)))  # in turn
     assert len(line) == 100_000 - len(told)
+
+
+@pytest.mark.parametrize("length", [100, 1500, 3000, 5000])
+def test_the_share_grows_with_the_line_so_that_nobody_waits_for_long(loop, length):  # F69
+    told = []
+    line = RefusalLine(loop)
+
+    class Again(Client):  # asks again as soon as it is told: the line keeps its length
+        def tell_refused(self):
+            super().tell_refused()
+            line.refuse(self)
+
+    for number in range(length):
+        line.refuse(Again(number, told, loop))
+    loop.advance(2.0)
+    before, began = len(told), loop.now
+    loop.advance(4.0)
+    cost_s = 2e-6 + KERNEL_S
+    rate = (len(told) - before) / (loop.now - began)
+    assert LEAST_SHARE * 0.9 <= rate * cost_s <= MOST_SHARE * 1.1
+    if length * cost_s / PATIENCE_S < MOST_SHARE:
+        assert length / rate <= PATIENCE_S * 1.15
+    if length * cost_s / PATIENCE_S < LEAST_SHARE:
+        assert rate * cost_s == pytest.approx(LEAST_SHARE, rel=0.15)
 
 
 def test_who_comes_while_others_wait_goes_to_the_end(loop):
@@ -107,7 +140,7 @@ def test_dear_refusals_are_told_more_slowly(loop):
     for number in range(1000):
         line.refuse(Client(number, told, loop, cost_s=1e-3))
     loop.advance(1.0)
-    assert len(told) * 1e-3 == pytest.approx(SHARE, rel=0.25)
+    assert len(told) * 1e-3 == pytest.approx(MOST_SHARE, rel=0.25)
 
 
 def test_a_pause_of_the_interpreter_is_not_paid_off_by_those_who_wait(loop):
@@ -115,7 +148,7 @@ def test_a_pause_of_the_interpreter_is_not_paid_off_by_those_who_wait(loop):
     line = RefusalLine(loop)
     line.refuse(Client(0, told, loop, cost_s=1.0))
     line.refuse(Client(1, told, loop))
-    loop.advance(MAX_DEBT_S / SHARE + 2 * TICK_S)
+    loop.advance(MAX_DEBT_S / LEAST_SHARE + 2 * TICK_S)
     assert told == [0, 1]
 
 
