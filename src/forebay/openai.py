@@ -17,6 +17,13 @@
 A further method with `@forebay.endpoint`, or the input of a composition, may have these types as well. Texts are `str`,
 or `TextPart` where more is known of them: whole, or the parts of a stream. What a client may say beside these fields, a
 subclass declares: `class Sampling(ChatRequest): top_k: int = 40`. Everything else it says is refused by its name.
+
+A model that calls tools, or tells how likely its tokens were, declares that as well:
+
+    class Agent(ChatRequest, frozen=True):
+        tools: list[Tool] = []
+        tool_choice: ToolChoice | None = None
+        logprobs: bool = False
 """
 
 from __future__ import annotations
@@ -25,7 +32,21 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-__all__ = ["ChatRequest", "CompletionRequest", "Embedding", "EmbeddingRequest", "Message", "TextPart"]
+__all__ = [
+    "ChatRequest",
+    "CompletionRequest",
+    "Embedding",
+    "EmbeddingRequest",
+    "FunctionCall",
+    "FunctionTool",
+    "Logprob",
+    "Message",
+    "NamedTool",
+    "TextPart",
+    "Tool",
+    "ToolCall",
+    "ToolChoice",
+]
 
 MAX_CHOICES = 128
 """Choices of one request: `n` for each of its prompts."""
@@ -44,6 +65,80 @@ _Share = Annotated[float, Meta(ge=0, le=1)]
 _Temperature = Annotated[float, Meta(ge=0, le=2)]
 
 
+class FunctionTool(Struct, frozen=True, kw_only=True):
+    """What a model may call.
+
+    Attributes:
+        name: Of the function.
+        description: When to call it, and how.
+        parameters: JSON Schema of the object that it takes.
+        strict: Whether arguments have to follow the schema to the letter.
+    """
+
+    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct, frozen=True, kw_only=True):
+    """One of the tools that a client offers.
+
+    Attributes:
+        function: It.
+        type: There is no other kind.
+    """
+
+    function: FunctionTool
+    type: Literal["function"]
+
+
+class _ToolName(Struct, frozen=True):
+    name: str
+
+
+class NamedTool(Struct, frozen=True, kw_only=True):
+    """The tool that a client wants to be called.
+
+    Attributes:
+        function: Its name.
+        type: There is no other kind.
+    """
+
+    function: _ToolName
+    type: Literal["function"]
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+"""Whether a model may, must or must not call a tool; or which."""
+
+
+class FunctionCall(Struct, frozen=True, omit_defaults=True):
+    """What is to be called.
+
+    Attributes:
+        name: Of the function.
+        arguments: The object that it is given, in JSON as the model wrote it.
+    """
+
+    name: str = ""
+    arguments: str = ""
+
+
+class ToolCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A call that a model asks for; in a stream it may come in pieces.
+
+    Attributes:
+        function: What to call. A piece without its name goes on with the arguments of the call before.
+        id: How the client names it when it answers; made up where a model leaves it out.
+        type: There is no other kind.
+    """
+
+    function: FunctionCall
+    id: str = ""
+    type: Literal["function"] = "function"
+
+
 class Message(Struct, frozen=True, kw_only=True):
     """One message of a conversation.
 
@@ -51,11 +146,15 @@ class Message(Struct, frozen=True, kw_only=True):
         role: Who speaks.
         content: What is said: a text, or pieces of texts, pictures and the like as the client wrote them.
         name: Of the speaker.
+        tool_calls: What an assistant asked for.
+        tool_call_id: Which of these calls a tool answers.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
 
     @property
     def text(self) -> str:
@@ -65,7 +164,7 @@ class Message(Struct, frozen=True, kw_only=True):
         return "".join(str(piece.get("text", "")) for piece in self.content or () if piece.get("type") == "text")
 
 
-class StreamOptions(Struct, frozen=True, kw_only=True):
+class StreamOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a stream is to be told.
 
     Attributes:
@@ -158,6 +257,22 @@ class EmbeddingRequest(_Request, frozen=True, kw_only=True, forbid_unknown_field
     input: str | Tokens
 
 
+class Logprob(Struct, frozen=True, omit_defaults=True):
+    """How likely a token was.
+
+    Attributes:
+        token: Its text.
+        logprob: The logarithm of its probability; of what cannot be (minus infinity) clients are told -9999.
+        top: The likeliest tokens in its place.
+        bytes: Those of the token, where its text is not all of them: a token may be half a letter.
+    """
+
+    token: str
+    logprob: float | None
+    top: list[Logprob] | None = None
+    bytes: list[int] | None = None
+
+
 class TextPart(Struct, frozen=True, omit_defaults=True):
     """A piece of a text, or the whole, with what is known of it.
 
@@ -166,13 +281,17 @@ class TextPart(Struct, frozen=True, omit_defaults=True):
         tokens: How many tokens it is. A `str` counts as one where it is a part of a stream, as none where it is whole.
         prompt_tokens: How many tokens the prompt was; one part is enough to tell.
         finish_reason: Why nothing comes after it: "stop", "length", or another word. If no part tells, it is "length"
-            where as many tokens came as were wanted, else "stop".
+            where as many tokens came as were wanted, "tool_calls" where a tool is to be called, else "stop".
+        tool_calls: What is to be called.
+        logprobs: How likely the tokens of this text were, for clients who ask.
     """
 
     text: str = ""
     tokens: int = 1
     prompt_tokens: int | None = None
     finish_reason: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    logprobs: list[Logprob] | None = None
 
 
 class Embedding(Struct, frozen=True):

@@ -4,12 +4,16 @@
 import gc
 import json
 import sys
+import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import jsonschema_rs
 import msgspec
 import pytest
-from tests.waiting import eventually
+import schemathesis
+from tests.waiting import PATIENCE_S, eventually
 
 import forebay
 from forebay.openai import ChatRequest, CompletionRequest, EmbeddingRequest, TextPart
@@ -144,6 +148,107 @@ def test_nothing_of_a_request_stays_behind(monkeypatch):
             served.request("POST", "/models/talk", json.dumps({"messages": asked["messages"]}).encode()).status == 422
         )
         eventually(lambda: gc.collect() >= 0 and not alive)
+
+
+def test_the_document_of_the_server_has_these_paths():
+    class Talk(forebay.Model):
+        def predict(self, batch: list[ChatRequest]) -> Iterator[list[str]]:
+            yield ["a"] * len(batch)
+
+        @forebay.endpoint("/complete")
+        def complete(self, batch: list[CompletionRequest]) -> list[str]:
+            return ["a"] * len(batch)
+
+    class Again(Talk):
+        @forebay.endpoint("/embed")
+        def embed(self, batch: list[Text]) -> list[list[float]]:
+            return [[1.0]] * len(batch)
+
+    with client(Talk, Again) as served:
+        document = served.request("GET", "/openapi.json").json()
+        schemathesis.openapi.from_dict(document).validate()
+        paths = document["paths"]
+        assert {path for path in paths if path.startswith("/v1/")} == {
+            *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/v1/models/{name}")
+        }
+
+        def check(path, status, **body):
+            described = paths[f"/v1/{path}"]["post"]
+            content = described["requestBody"]["content"]["application/json"]["schema"]
+            is_right = jsonschema_rs.is_valid({**content, "components": document["components"]}, body)
+            assert is_right == (status == 200)
+            found = ask(served, path, **body)
+            assert found[0] == status
+            answered = described["responses"][str(status)]["content"]["application/json"]["schema"]
+            jsonschema_rs.validate({**answered, "components": document["components"]}, found[1])
+
+        messages = [{"role": "user", "content": "a"}]
+        for model in ("talk", "again"):
+            check("chat/completions", 200, model=model, messages=messages, n=2)
+            check("completions", 200, model=model, prompt=["a", "b"])
+        check("embeddings", 200, model="again", input=["a", "b"], encoding_format="base64")
+        check("embeddings", 404, model="talk", input="a")
+        check("chat/completions", 404, model="other", messages=messages)
+        check("chat/completions", 400, model="talk", messages=[])
+        check("chat/completions", 400, model="talk", messages=messages, tools=[])
+        check("completions", 400, model="talk", prompt=[])
+
+
+def test_what_leads_nowhere_is_told_in_the_same_form():
+    class Talk(forebay.Model):
+        def predict(self, batch: list[ChatRequest]) -> list[str]:
+            return ["a"] * len(batch)
+
+    with client(Talk) as served:
+        for method, path, status, code, told in (
+            ("GET", "/v1/chat/completions", 405, "method_not_allowed", "POST"),
+            ("PUT", "/v1/models", 405, "method_not_allowed", "GET"),
+            ("POST", "/v1/chat/completion", 404, "not_found", "did you mean /v1/chat/completions?"),
+        ):
+            answer = served.request(method, path, b"{}")
+            error = answer.json()["error"]
+            assert (answer.status, error["type"], error["param"]) == (status, "invalid_request_error", None)
+            assert (error["code"], told in error["message"]) == (code, True)
+        for kind in ("text/csv", "application/msgpack"):
+            answer = served.request("POST", "/v1/chat/completions", b"{}", {"content-type": kind})
+            assert (answer.status, "json" in answer.json()["error"]["message"]) == (415, True)
+            assert "msgpack" not in answer.json()["error"]["message"]
+
+
+def test_a_full_queue_refuses_before_anything_is_made_of_a_body(monkeypatch):
+    opened, held = threading.Event(), threading.Event()
+
+    class Talk(forebay.Model):
+        max_batch_size = 1
+        max_queue = 1
+
+        def predict(self, batch: list[ChatRequest]) -> list[str]:
+            opened.set()
+            held.wait()
+            return ["a"] * len(batch)
+
+    class Other(Talk):
+        def predict(self, batch: list[ChatRequest]) -> list[str]:
+            return ["b"] * len(batch)
+
+    body = {"model": "talk", "messages": [{"role": "user", "content": "a"}]}
+    with client(Talk, Other) as served, ThreadPoolExecutor(2) as threads:
+        first = threads.submit(ask, served, "chat/completions", **body)
+        assert opened.wait(PATIENCE_S)
+        second = threads.submit(ask, served, "chat/completions", **body)
+        eventually(lambda: served.request("GET", "/models/talk").json()["waiting"] == 1)
+        made = []
+        monkeypatch.setattr(openai.requests, "samples_of", lambda *given: made.append(given) or [given[2]])
+        status, found = ask(served, "chat/completions", **body, n=2)
+        assert (status, found["error"]["code"], made) == (429, "rate_limit_exceeded", [])
+        assert "'talk'" in found["error"]["message"]
+        assert ask(served, "chat/completions", **{**body, "model": "other"})[0] == 200
+        assert len(made) == 1
+        held.set()
+        assert [first.result()[0], second.result()[0]] == [200, 200]
+        told = served.request("GET", "/metrics").body.decode().splitlines()
+        refused = [one for one in told if one.startswith("forebay_requests_total{") and "resource_exhausted" in one]
+        assert [one.rpartition(" ")[2] for one in refused if 'endpoint="talk"' in one] == ["1.0"]
 
 
 def test_a_server_without_such_models_has_no_such_paths():

@@ -8,13 +8,39 @@ from pathlib import Path
 import msgspec
 
 import forebay
-from forebay.openai import ChatRequest, CompletionRequest, Embedding, EmbeddingRequest, TextPart
+from forebay.openai import (
+    ChatRequest,
+    CompletionRequest,
+    Embedding,
+    EmbeddingRequest,
+    FunctionCall,
+    Logprob,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 
 
 class Talk(ChatRequest, frozen=True):
     """A request with a parameter of its own."""
 
     top_k: int = 40
+
+
+class Likely(CompletionRequest, frozen=True):
+    """A completion whose tokens may be told how likely they were."""
+
+    logprobs: int | None = None
+
+
+class Calling(ChatRequest, frozen=True):
+    """What a model takes that calls tools."""
+
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    logprobs: bool = False
 
 
 class Words(forebay.Model):
@@ -50,8 +76,13 @@ class Words(forebay.Model):
                 yield [" " + word]
 
     @forebay.endpoint("/complete")
-    def complete(self, batch: list[CompletionRequest]) -> list[TextPart]:
-        return [TextPart(f"{one.prompt}, and so on", tokens=4, prompt_tokens=len(one.prompt)) for one in batch]
+    def complete(self, batch: list[Likely]) -> list[TextPart]:
+        return [self.completed(one) for one in batch]
+
+    def completed(self, one: Likely) -> TextPart:
+        words = [f"{one.prompt},", " and", " so", " on"]
+        likely = [Logprob(word, -0.5, top=[Logprob("!", None)]) for word in words] if one.logprobs else None
+        return TextPart("".join(words), tokens=4, prompt_tokens=len(one.prompt), logprobs=likely)
 
 
 def hold(until: Path) -> Iterator[list[str | TextPart | None]]:
@@ -64,6 +95,62 @@ def hold(until: Path) -> Iterator[list[str | TextPart | None]]:
             time.sleep(0.005)
     finally:
         until.with_suffix(".ended").touch()
+
+
+class Agent(forebay.Model):
+    """Has each tool called with a town, and says what it was told."""
+
+    max_batch_size = 1
+
+    def predict(self, batch: list[Calling]) -> Iterator[list[str | TextPart]]:
+        (request,) = batch
+        last = request.messages[-1]
+        if request.logprobs:
+            for word in last.text.split(" "):
+                yield [TextPart(f"{word} ", logprobs=[Logprob(f"{word} ", -0.25, top=[Logprob("or", -2.0)])])]
+            return
+        if last.role == "tool":
+            asked = request.messages[-2].tool_calls or []
+            yield [f"{asked[0].function.name} says {last.text} to {last.tool_call_id}"]
+            return
+        if request.tool_choice == "none":
+            yield ["no"]
+            return
+        tools = [one.function.name for one in request.tools][: None if request.parallel_tool_calls else 1]
+        for number, name in enumerate(tools):
+            yield [TextPart(tool_calls=[ToolCall(function=FunctionCall(name), id="first" if not number else "")])]
+            for piece in ('{"town": ', '"Oslo"}'):
+                yield [TextPart(tool_calls=[ToolCall(function=FunctionCall(arguments=piece))])]
+
+
+class Count:
+    """Where a stream of `Paced` is."""
+
+    def __init__(self, request: ChatRequest):
+        self.path = Path(request.messages[-1].text)
+        self.number = 0
+
+
+class Paced(forebay.Model):
+    """Counts for all at once, until each has its file, and notes who was finished."""
+
+    max_batch_size = 64
+
+    def start(self, sample: ChatRequest) -> Count:
+        return Count(sample)
+
+    def step(self, states: list[Count]) -> list[str | forebay.Last[str]]:
+        time.sleep(0.001)
+        for state in states:
+            state.number += 1
+        is_over = [state.path.exists() or state.number > 100_000 for state in states]
+        return [
+            forebay.Last("end") if over else f"{state.number} " for state, over in zip(states, is_over, strict=True)
+        ]
+
+    def finish(self, state: Count) -> None:
+        with state.path.with_suffix(".finished").open("a") as file:
+            file.write("x")
 
 
 class Whole(forebay.Model):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native HTTP protocol, described as an OpenAPI 3.1 document.
+"""The native HTTP protocol, and OpenAI's where models speak it, described as an OpenAPI 3.1 document.
 
 Made from the same wire types that decode and encode, so that it cannot say anything else than what the server does.
 """
@@ -15,6 +15,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from forebay.protocols.openai import described as openai
+
 Json: TypeAlias = dict[str, Any]
 
 PUBLIC_PATHS: Final = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
@@ -23,6 +25,7 @@ PUBLIC_PATHS: Final = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"
 _SERVER_IDS: Final = (
     *("list_models", "live", "ready", "metrics", "openapi", "docs"),
     *("load_version", "swap_version", "unload_version", "share"),
+    *openai.IDS,
 )
 _COMPONENTS: Final = "#/components/schemas/"
 _REF: Final = _COMPONENTS + "{name}"
@@ -122,6 +125,11 @@ def document(
             for method in (method for one in sharing for method in one.methods):
                 if (at := place.rstrip("/") + method.path) not in paths:
                     paths[at] = _operations_of_method(method, suffix, ids, schemas, api_key=api_key)
+    asked: dict[str, list[tuple[str, Json]]] = {}
+    for one in [one for endpoint in endpoints if id(endpoint) not in separate for one in (endpoint, *endpoint.methods)]:
+        if one.input.openai:
+            asked.setdefault(one.input.openai, []).append((one.name, schemas.add(one.input, one.name)))
+    paths |= openai.paths_of(asked, schemas.resolve, api_key=api_key)
     paths |= _housekeeping(api_key=api_key)
     if manages:
         paths |= _management(api_key=api_key)
@@ -459,6 +467,10 @@ class _Schemas:
                 return _repoint(schema, names)
             prefix = f"{endpoint}_" if attempt == 2 else f"{endpoint}_{attempt}_"
         raise AssertionError  # itertools.count never ends
+
+    def resolve(self, schema: Json) -> Json:
+        """Return the component that a schema refers to, or the schema."""
+        return self.components.get(str(schema.get("$ref", "")).removeprefix(_COMPONENTS), schema)
 
 
 def _operation_id(wanted: str, taken: set[str]) -> str:

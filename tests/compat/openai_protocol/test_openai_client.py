@@ -130,6 +130,95 @@ def test_completions_of_texts_and_tokens(client):
     assert parts[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("rain", "wind")
+]
+
+
+def calls_of(parts):
+    """The calls of tools in a stream, put together as its client has to."""
+    found: list[dict[str, Any]] = []
+    for part in parts:
+        for piece in part["choices"][0]["delta"]["tool_calls"] or []:
+            if piece["index"] == len(found):
+                found.append(
+                    {"id": piece["id"], "type": piece["type"], "name": piece["function"]["name"], "pieces": []}
+                )
+            found[piece["index"]]["pieces"].append(piece["function"]["arguments"] or "")
+    return [{**one, "pieces": "".join(one["pieces"])} for one in found]
+
+
+def test_calls_of_tools_are_handed_through(client):
+    asked = chat("weather?", model="agent", tools=TOOLS, tool_choice="auto")
+    whole = client.ask("chat.completions.create", **asked)["result"]["choices"][0]
+    calls = whole["message"]["tool_calls"]
+    assert (whole["finish_reason"], whole["message"]["content"]) == ("tool_calls", None)
+    assert [(one["type"], one["function"]) for one in calls] == [
+        ("function", {"name": name, "arguments": '{"town": "Oslo"}'}) for name in ("rain", "wind")
+    ]
+    assert calls[0]["id"] == "first"
+    assert calls[1]["id"] not in {"", None, "first"}
+    (parts,) = [one["parts"] for one in client.ask_all(("chat.completions.create", {**asked, "stream": True}))]
+    streamed = calls_of(parts)
+    assert [(one["name"], one["pieces"]) for one in streamed] == [(one, '{"town": "Oslo"}') for one in ("rain", "wind")]
+    assert (streamed[0]["id"], parts[-1]["choices"][0]["finish_reason"]) == ("first", "tool_calls")
+    assert parts[0]["choices"][0]["delta"] | {"role": "assistant", "content": None} == parts[0]["choices"][0]["delta"]
+    only = client.ask("chat.completions.create", **asked, parallel_tool_calls=False)["result"]["choices"][0]
+    assert [one["function"]["name"] for one in only["message"]["tool_calls"]] == ["rain"]
+    # What the tool said goes back with the call that it answers.
+    told = {"role": "tool", "tool_call_id": "first", "content": "14 mm"}
+    messages = [*asked["messages"], {"role": "assistant", "tool_calls": calls[:1]}, told]
+    found = client.ask("chat.completions.create", **{**asked, "messages": messages})["result"]["choices"][0]
+    assert (found["message"]["content"], found["finish_reason"]) == ("rain says 14 mm to first", "stop")
+
+
+def test_how_likely_tokens_were_is_told_with_their_text(client):
+    whole = client.chat("to be", model="agent", logprobs=True)["result"]["choices"][0]["logprobs"]
+    assert [(one["token"], one["logprob"]) for one in whole["content"]] == [("to ", -0.25), ("be ", -0.25)]
+    assert whole["content"][0]["bytes"] == list(b"to ")
+    assert whole["content"][0]["top_logprobs"] == [{"token": "or", "logprob": -2.0, "bytes": list(b"or")}]
+    # "be" may become the stop sequence, so it is held back; then it is cut away with what was told of it.
+    parts = client.chat("to be not", model="agent", logprobs=True, stream=True, stop="be not")["parts"]
+    told = [part["choices"][0] for part in parts if part["choices"][0]["delta"]["content"]]
+    assert [(one["delta"]["content"], [each["token"] for each in one["logprobs"]["content"]]) for one in told] == [
+        ("to ", ["to "])
+    ]
+    found = client.ask("completions.create", model="words", prompt="a", logprobs=1)["result"]["choices"][0]["logprobs"]
+    assert found["tokens"] == ["a,", " and", " so", " on"]
+    assert found["token_logprobs"] == [-0.5] * 4
+    assert (found["text_offset"], found["top_logprobs"][0]) == ([0, 2, 6, 9], {"!": -9999.0})
+    assert client.ask("completions.create", model="words", prompt="a")["result"]["choices"][0]["logprobs"] is None
+
+
+def test_many_clients_at_once_each_get_their_own(client, tmp_path):
+    words = [" ".join(f"{number}-{at}" for at in range(number % 5 + 1)) for number in range(32)]
+    asked = [("chat.completions.create", chat(one, model="agent", logprobs=True, stream=True)) for one in words]
+    found = client.ask_all(*asked)
+    assert [text_of(one["parts"]) for one in found] == [f"{one} " for one in words]
+    # Each of these ends once there is its file; they are in the same steps until then.
+    (tmp_path / "go").touch()
+    several = client.ask_all(*[("chat.completions.create", chat(str(tmp_path / "go"), model="paced", n=2))] * 16)
+    ends = [choice["message"]["content"] for one in several for choice in one["result"]["choices"]]
+    assert ends == ["end"] * 32
+    finished = tmp_path / "go.finished"
+    eventually(lambda: finished.read_text() == "x" * 32)
+
+
+def test_a_stream_whose_client_goes_away_is_finished_at_the_next_step(client, other, tmp_path):
+    stays = chat(str(tmp_path / "stays"), model="paced")
+    other.asker.send(other.call("chat.completions.create", **stays))
+    eventually(lambda: client.describe("paced")["in_flight"] == 1)
+    for number in range(3):
+        leaves = tmp_path / f"leaves{number}"
+        found = client.chat(str(leaves), model="paced", n=2, stream=True, take=5)["parts"]
+        assert len(found) == 5
+        eventually(lambda leaves=leaves: leaves.with_suffix(".finished").exists())
+        eventually(lambda leaves=leaves: leaves.with_suffix(".finished").read_text() == "xx")
+    assert not (tmp_path / "stays.finished").exists()
+    (tmp_path / "stays").touch()
+    assert other.asker.read()["result"]["choices"][0]["message"]["content"].endswith("end")
+
+
 def test_embeddings_of_texts_and_tokens_in_both_formats(client):
     asked = {"model": "vectors", "input": ["a", "tree", "of, [commas]"]}
     for given in ({}, {"encoding_format": "float"}):  # the client asks for base64 by itself
@@ -156,7 +245,7 @@ def test_embeddings_of_several_clients_share_a_batch(client, other, tmp_path):
 
 
 def test_models_are_listed_and_described(client):
-    assert [one["id"] for one in client.ask("models.list")["result"]] == ["words", "whole", "vectors"]
+    assert [one["id"] for one in client.ask("models.list")["result"]] == ["words", "agent", "paced", "whole", "vectors"]
     found = client.ask("models.retrieve", model="vectors")["result"]
     assert (found["id"], found["object"], found["owned_by"]) == ("vectors", "model", "forebay")
     missing = client.ask("models.retrieve", model="vektors")["error"]
@@ -173,7 +262,15 @@ def test_models_are_listed_and_described(client):
         ("chat.completions", chat("a", stop=["a", ""]), "stop[1]", "length >= 1"),
         ("chat.completions", chat("a", extra_body={"top_q": 3}), "top_q", "did you mean `top_"),
         ("chat.completions", chat("a") | {"messages": []}, "messages", "length >= 1"),
-        ("chat.completions", chat("a") | {"messages": [{"role": "usr", "content": ""}]}, "messages[0].role", "usr"),
+        ("chat.completions", chat("a") | {"messages": [{"role": "usr", "content": ""}]}, "messages[0].role", "`user`"),
+        ("chat.completions", chat("a", tools=TOOLS), "tools", "`messages`"),  # this model takes none
+        ("chat.completions", chat("a", model="agent", tool_choice="any"), "tool_choice", "`required`"),
+        ("chat.completions", chat("a", model="agent", tools=[{"type": "x"}]), "tools[0].type", "`function`"),
+        ("chat.completions", chat("a", stream_options={"include_usage": True}), "stream_options", "'stream'"),
+        ("chat.completions", chat("a", stream=True, stream_options={"usage": 1}), "stream_options.usage", "unknown"),
+        ("chat.completions", chat("a", stop=["a"] * 17), "stop", "<= 16"),
+        ("chat.completions", chat("a", max_tokens=0), "max_tokens", ">= 1"),
+        ("chat.completions", chat("a", extra_body={"stream": "yes"}), "stream", "bool"),
         ("chat.completions", {"model": "words", "messages": "a"}, "messages", "array"),
         ("completions", {"model": "words", "prompt": []}, "prompt", "empty"),
         ("completions", {"model": "words", "prompt": ["a"] * 65, "n": 2}, "prompt", "64"),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import BadOutcome, InvalidRequest, QueueFull, TooLarge, Unavailable
-from forebay.openai import Embedding, TextPart
+from forebay.openai import Embedding, FunctionCall, Logprob, TextPart, ToolCall
 from forebay.protocols.openai import errors, requests, vectors
 from forebay.protocols.openai.requests import CHAT, COMPLETIONS, EMBEDDINGS
 from forebay.protocols.openai.texts import DONE, Choice, Cut, Texts
@@ -107,6 +107,49 @@ def test_a_choice_counts_tokens_and_says_why_it_ended():
             Choice([], None).take(encode(wrong), is_whole=True)
 
 
+@given(
+    st.lists(st.lists(st.text("ab€", max_size=3), max_size=4), max_size=6), st.sampled_from([[], ["ab"], ["b€", "aa"]])
+)
+def test_tokens_are_told_with_the_text_that_they_begin_in(pieces, stops):
+    choice, text, told = Choice(stops, None), "", []
+    for tokens in pieces:
+        part = TextPart("".join(tokens), logprobs=[Logprob(one, -1.0) for one in tokens])
+        text += choice.take(encode(part), is_whole=False)
+        assert all(at < max(len(text), 1) for at, _ in choice.logprobs)
+        told += choice.logprobs
+        choice.logprobs = []
+        if choice.is_over:
+            break
+    text += choice.end()
+    told += choice.logprobs
+    expected, at = [], 0
+    for token in (token for tokens in pieces for token in tokens):
+        expected.append((at, token))
+        at += len(token)
+    if choice.is_over:  # what begins where the text was cut has gone with the rest
+        expected = [(at, token) for at, token in expected if at < len(text)]
+    assert [(at, one.token) for at, one in told] == expected
+
+
+def test_calls_of_tools_are_put_together_and_told_in_pieces():
+    choice = texts().choice()
+    call = ToolCall(function=FunctionCall("rain", "{"))
+    for part in (
+        TextPart("a"),
+        TextPart(tool_calls=[call]),
+        TextPart(tool_calls=[ToolCall(function=FunctionCall(arguments="}"))]),
+    ):
+        choice.take(encode(part), is_whole=False)
+    (whole,) = choice.calls
+    assert whole["function"] == {"name": "rain", "arguments": "{}"}
+    assert [one["function"].get("arguments") for one in choice.news] == ["{", "}"]
+    assert choice.news[0]["id"] == whole["id"]
+    assert (choice.end(), choice.finish_reason) == ("", "tool_calls")
+    for wrong, path in ((ToolCall(function=FunctionCall(arguments="}")), CHAT), (call, COMPLETIONS)):
+        with pytest.raises(BadOutcome, match="the call of a tool"):
+            texts(path).choice().take(encode(TextPart(tool_calls=[wrong])), is_whole=True)
+
+
 def events(written):
     return [
         msgspec.json.decode(one.removeprefix(b"data: ")) for one in written.split(b"\n\n")[:-1] if b"[DONE]" not in one
@@ -117,7 +160,7 @@ def events(written):
 def test_a_stream_has_the_text_and_then_the_usage(path):
     stream = texts(path, stream=True, stream_options={"include_usage": True}, n=2)
     one, two = stream.choice(), stream.choice()
-    written = stream.event(0, one.take(encode('"é\n'), is_whole=False)) + stream.last_event(0, one, one.end())
+    written = stream.event(0, one, one.take(encode('"é\n'), is_whole=False)) + stream.last_event(0, one, one.end())
     written += stream.last_event(1, two, "b") + stream.end([one, two])
     assert written.endswith(DONE)
     found = events(written)

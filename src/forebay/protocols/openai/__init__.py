@@ -9,7 +9,9 @@ each prompt and choice, embeddings are one for each text.
 |---|---|
 | `requests` | from a body to what is asked and the bodies of its samples |
 | `texts` | from the parts of each choice to one answer, whole or as events, with stops, limits and usage |
+| `logprobs` | how likely tokens were, told with the text that is handed on |
 | `vectors` | from the vectors of each text to one answer |
+| `described` | the paths below `/v1` in the OpenAPI document |
 | `errors` | statuses and bodies of errors: `{"error": {"message", "type", "param", "code"}}` |
 
 Answers are `chat.completion`, `text_completion` and `list` objects; streams are server-sent events of

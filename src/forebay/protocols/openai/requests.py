@@ -76,9 +76,12 @@ def read(body: bytes) -> Asked:
         InvalidRequest: If it cannot be read; ValidationError if something in it is wrong.
     """
     try:
-        return _asked.decode(body)
+        asked = _asked.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise refusal(error, body) from None
+    if asked.stream_options is not None and not asked.stream:
+        raise _invalid("stream_options", "says how a stream is told, and 'stream' is not true")
+    return asked
 
 
 def samples_of(path: str, asked: Asked, body: bytes) -> list[bytes]:

@@ -7,12 +7,13 @@ import json
 import operator
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 import msgspec
 
 from forebay.errors import nearest
+from forebay.serving.models.schema_places import fields_at, values_at
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
@@ -29,9 +30,12 @@ _AT: Final = re.compile(r" - at (?:`key` in )?`(\$[^`]*)`$")
 _LINE: Final = re.compile(r" at line (\d+) column (\d+)$")
 _MISSING: Final = re.compile(r"Object missing required field `([^`]*)`")
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `([^`]{1,100})`")
+_ENUM: Final = re.compile(r"Invalid enum value ")
 _STEPS: Final = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 _MAX_SEARCHED_BYTES: Final = 64 * 1024
 _MAX_SEARCHED_FIELDS: Final = 64
+_MAX_NAMED: Final = 32
+"""Values or fields that are named to who sent another one."""
 
 
 class Explanation(NamedTuple):
@@ -62,7 +66,7 @@ def explain(error: BaseException, body: Buffer | None = None, given: WireType | 
     """
     known = frozenset[str]() if given is None else given.field_names
     if isinstance(error, msgspec.ValidationError):
-        return _explain_msgspec(str(error), body, known)
+        return _explain_msgspec(str(error), body, known, given)
     if isinstance(error, msgspec.DecodeError):
         if body is not None and not memoryview(body).nbytes:
             return _EMPTY
@@ -86,16 +90,28 @@ def _malformed(message: str, position: int | None) -> Explanation:
     return Explanation("malformed", message, None, position)
 
 
-def _explain_msgspec(message: str, body: Buffer | None, known: frozenset[str]) -> Explanation:
+def _explain_msgspec(message: str, body: Buffer | None, known: frozenset[str], given: WireType | None) -> Explanation:
     found = _AT.search(message)
     path = found[1] if found else "$"  # without a path it is the whole body
     if missing := _MISSING.match(message):
         if known and body is not None and memoryview(body).nbytes <= _MAX_SEARCHED_BYTES:
             message += _misspelt(missing[1], _fields_at(path, bytes(body)), known)
         path += _step(missing[1])
-    elif (unknown := _UNKNOWN.match(message)) and (meant := nearest(unknown[1], known)):
-        message += f"; did you mean `{meant}`?"
+    elif unknown := _UNKNOWN.match(message):
+        here = () if given is None else fields_at(path, *given.places)
+        meant = nearest(unknown[1], here or known)
+        message += f"; did you mean `{meant}`?" if meant else _possible(path, given, fields_at)
+    elif _ENUM.match(message):
+        message += _possible(path, given, values_at)
     return Explanation("invalid", message, path, None)
+
+
+def _possible(path: str, given: WireType | None, look: Callable[..., Sequence[Any]]) -> str:
+    """Return what may stand at a place, as the end of a sentence; empty if that is not known, or is too much."""
+    found = () if given is None else look(path, *given.places)
+    if not 0 < len(found) <= _MAX_NAMED:
+        return ""
+    return f"; {', '.join(f'`{one}`' for one in found)} {'are' if len(found) > 1 else 'is'} possible"
 
 
 def _fields_at(path: str, body: bytes) -> Any:

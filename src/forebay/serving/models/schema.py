@@ -42,6 +42,7 @@ from forebay.errors import ConfigError
 from forebay.openai import ChatRequest, CompletionRequest, EmbeddingRequest
 from forebay.serving.models.array_types import array_type_of, is_array
 from forebay.serving.models.named import NamedReader
+from forebay.serving.models.schema_places import PREFIX
 from forebay.serving.models.vectors import vector_in_base64
 from forebay.types.call import Last, Media
 from forebay.types.context import PARAM
@@ -86,6 +87,7 @@ class WireType:
         "_encoders",
         "_hook",
         "_names",
+        "_places",
         "annotation",
         "direction",
         "has_media",
@@ -106,6 +108,7 @@ class WireType:
         self._decoders: dict[str, Decode] = {}
         self._encoders: dict[str, Encode] = {}
         self._names: frozenset[str] | None = None
+        self._places: tuple[dict[str, Any], dict[str, Any]] | None = None
         self.refers = False
         """Whether a decoded value can refer to the body it was read from."""
         if direction == "input":
@@ -171,9 +174,16 @@ class WireType:
     def field_names(self) -> frozenset[str]:
         """The names of all fields inside."""
         if self._names is None:
-            schema, parts = self.json_schema("#/{name}")
+            schema, parts = self.places
             self._names = frozenset(name for part in (schema, *parts.values()) for name in part.get("properties", ()))
         return self._names
+
+    @property
+    def places(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The same as `json_schema`, for looking up what may stand where; see `schema_places`."""
+        if self._places is None:
+            self._places = self.json_schema(PREFIX + "{name}")
+        return self._places
 
     def _make_decoder(self, format: str) -> Decode:
         if self.raw:
@@ -200,7 +210,7 @@ class WireType:
         return partial(msgspec.convert, type=self.annotation, strict=strict, dec_hook=self._hook)
 
     def _named_decoder(self, format: str) -> Decode:
-        reader = NamedReader(*self.json_schema("#/{name}"), self.converter(strict=False))
+        reader = NamedReader(*self.places, self.converter(strict=False))
         return reader.form if format == "form" else reader.query
 
     def _make_encoder(self, format: str) -> Encode:

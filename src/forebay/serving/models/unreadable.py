@@ -23,7 +23,7 @@ def refusal(error: BaseException, body: Any, number: int | None = None, given: W
         error: What the decoder, or code of the user's that looked at the sample, raised.
         body: The bytes of the sample.
         number: Its place in the request's array of samples; None if the body is one sample.
-        given: The type of a sample.
+        given: The type of a sample; None if the body is something else.
     """
     if isinstance(error, ForebayError):
         if number is None or type(error) is not ValidationError:
@@ -35,7 +35,7 @@ def refusal(error: BaseException, body: Any, number: int | None = None, given: W
         return failure_of(error).error
     if why.kind == "invalid":
         message = why.message
-        if number is None and why.path == "$" and _IS_ARRAY.search(message):
+        if number is None and given is not None and why.path == "$" and _IS_ARRAY.search(message):
             message += "; a request is one sample here (a model with `batchable = True` takes arrays of them)"
         return _invalid(message, why.path, number, why.problems)
     message = why.message if number is None else f"sample {number}: {why.message}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import quote
 
 import msgspec
@@ -24,13 +24,20 @@ from starlette.routing import Route as PathRoute
 
 from forebay.errors import Cancelled, ForebayError, NotFound, TooLarge, Unavailable, nearest
 from forebay.protocols import native, openapi
+from forebay.protocols.openai.requests import PATHS
 from forebay.serving.endpoint import next_id
 from forebay.serving.models.model import Model
 from forebay.transports.http import inference
 from forebay.transports.http.asgi_calls import TOLD
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.dashboard.page import PREFIX, Dashboard, is_public, to_page, wants_page
-from forebay.transports.http.errors import ForeignPage, MethodNotAllowed, Unauthorized, error_answer
+from forebay.transports.http.errors import (
+    ForeignPage,
+    MethodNotAllowed,
+    NothingThere,
+    Unauthorized,
+    error_answer,
+)
 from forebay.transports.http.forms_and_gzip import packed
 from forebay.transports.http.model_routes import routes_of
 from forebay.transports.http.openai import fault
@@ -49,6 +56,9 @@ if TYPE_CHECKING:
     from forebay.transports.http.forms_and_gzip import Staged
     from forebay.transports.http.route import Head, Route
     from forebay.types.call import Origin, Request
+
+    Fault: TypeAlias = Callable[[ForebayError, str], tuple[int, list[tuple[bytes, bytes]], bytes]]
+    """What writes errors: status, headers and body."""
 
 _MAX_DIGITS: Final = 9
 _MODEL: Final = re.compile(r"(?:/v[12])?/models/([^/:]+)(?:/versions/([^/:]+))?")
@@ -71,7 +81,8 @@ def asgi_app(app: App, config: HttpConfig) -> ASGIApp:
         prefix = request.scope["path"].removesuffix(path)
         hint = nearest(path, [*predictions.paths, *(route.path for route in routes if "{" not in route.path)])
         msg = f"nothing is served at {prefix}{path[:100]}" + (f"; did you mean {prefix}{hint}?" if hint else "")
-        return _error(request, NotFound(msg))
+        is_openai = path.startswith("/v1/") and any(f"/v1/{one}".encode() in by_target for one in PATHS)
+        return _error(request, NothingThere(msg), fault if is_openai else error_answer)
 
     async def failed(request: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, ForebayError)
@@ -163,7 +174,7 @@ def _paths(pages: ServerPages, protocol: inference.InferencePages) -> list[PathR
         PathRoute("/models/{name}/versions/{version}/swap", _Methods(post=pages.management.swap)),
         PathRoute("/models/{name}/versions/{version}/unload", _Methods(post=pages.management.unload)),
         PathRoute("/models/{name:path}", _Methods(get=pages.model, post=pages.model)),
-        PathRoute("/v1/models", _Methods(get=pages.v1_models)),
+        PathRoute("/v1/models", _Methods(get=pages.v1_models, fault=fault)),
         PathRoute("/v1/models/{name}", _Methods(get=pages.v1_model), methods=["GET", "HEAD"]),
         PathRoute("/healthz", _Methods(get=pages.healthz)),
         PathRoute("/readyz", _Methods(get=pages.readyz)),
@@ -300,7 +311,8 @@ class Predict:
         if not contract.call:
             return _Methods(post=self, get=_Get(self, page))
         is_got = "GET" in contract.verbs or (contract.streams and contract.is_named)
-        return _Methods(post=self if "POST" in contract.verbs else None, get=self if is_got else None)
+        post = self if "POST" in contract.verbs else None
+        return _Methods(post=post, get=self if is_got else None, fault=self._route.fault)
 
     def runs_for(self, scope: Scope) -> bool:
         """Tell whether a GET runs the model: one that streams is asked so by an `EventSource`, or with a query."""
@@ -479,7 +491,8 @@ class _Get:
 class _Methods:
     """Calls the function for the request's method; every other method gets 405, or 204 for OPTIONS."""
 
-    def __init__(self, *, get: Any = None, post: Any = None) -> None:
+    def __init__(self, *, get: Any = None, post: Any = None, fault: Fault = error_answer) -> None:
+        self._fault = fault
         self._handlers = {"GET": get, "HEAD": get, "POST": post}
         self._allow = ", ".join([name for name, handler in self._handlers.items() if handler] + ["OPTIONS"]).encode()
 
@@ -491,7 +504,7 @@ class _Methods:
             await _send(send, 204, allow, b"")
         elif handler is None:
             error = MethodNotAllowed(f"{method[:20]} is not possible here, {self._allow.decode()} are")
-            status, headers, body = error_answer(error, "")
+            status, headers, body = self._fault(error, "")
             await _send(send, status, headers + allow, body)
         elif isinstance(handler, Predict | _Get):
             await handler(scope, receive, send)
@@ -518,7 +531,7 @@ class _KeyCheck:
                 return
         await self._app(scope, receive, send)
 
-    def _answer_of(self, path: str) -> Callable[[ForebayError, str], tuple[int, list[tuple[bytes, bytes]], bytes]]:
+    def _answer_of(self, path: str) -> Fault:
         """Return what writes errors at a path."""
         route = self._routes.get(path.encode())
         if route is not None:
@@ -544,6 +557,6 @@ async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], bod
     await send({"type": "http.response.body", "body": body})
 
 
-def _error(request: HttpRequest, error: ForebayError) -> Response:
+def _error(request: HttpRequest, error: ForebayError, fault: Fault = error_answer) -> Response:
     request_id = request_id_of(request.headers.get("x-request-id", "").encode("latin-1"))
-    return response_of(error_answer(error, request_id))
+    return response_of(fault(error, request_id))

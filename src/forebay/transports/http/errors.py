@@ -31,6 +31,13 @@ class ForeignPage(Refusal):
     word = "foreign_page"
 
 
+class NothingThere(Refusal):
+    """The path leads nowhere."""
+
+    status = 404
+    word = "not_found"
+
+
 class NotManaged(Refusal):
     """Versions are not managed over HTTP here."""
 

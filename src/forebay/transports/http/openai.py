@@ -9,10 +9,10 @@ makes one answer of what comes back. Both lanes take this route as they take any
 from __future__ import annotations
 
 import time
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from forebay.errors import ForebayError, NotFound, nearest
+from forebay.errors import ForebayError, NotFound, QueueFull, nearest
 from forebay.observe.ids import next_id
 from forebay.protocols.native import PARAMS, Contract, UnsupportedMedia
 from forebay.protocols.openai import errors, requests, vectors
@@ -120,12 +120,16 @@ class OpenAiModels:
 
     def submit(self, request: Request) -> None:
         """Have the model that a body names answer it."""
+        reject = self.reject
         try:
             asked = requests.read(request.body)
             served, contract = self._find(asked.model)
+            reject = served.endpoint.reject
+            if served.endpoint.is_full():  # before anything is made of the body
+                raise _full(served.endpoint.name)
             call = _Call(self, request, asked, served.endpoint, contract)
         except ForebayError as error:
-            self.reject(error)
+            reject(error)
             request.reply(request, Failure(error))
             return
         self._calls[request] = call
@@ -249,9 +253,9 @@ class _Call:
             release()
             self._end(Failure(error))
             return
-        if text and self._asked.stream:
+        if self._asked.stream and (text or choice.news or choice.logprobs):
             assert request.on_part is not None
-            request.on_part(texts.event(number, text), release)
+            request.on_part(texts.event(number, choice, text), release)
         else:
             choice.texts.append(text)
             release()
@@ -307,14 +311,22 @@ class _OpenAiRoute(Route):
         contract = Contract(streams=models.path != EMBEDDINGS, has_context=models.has_context, call=models.path)
         served = Served(cast("Endpoint", models), contract)
         super().__init__(served, config.max_body_bytes, config.api_keys, config.cors_origins, staging)
+        self._names = models.names
 
     def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"", *, in_query: bool = False) -> Head:
         """Read the headers of a request."""
         head = super().read_head(headers, query, in_query=in_query)
-        if head.params["in"] != "json" and head.problem is None:
+        is_other = head.params["in"] != "json" and head.problem is None
+        if is_other or type(head.problem) is UnsupportedMedia:
             head.problem = UnsupportedMedia("the body is an object in JSON: application/json")
             head.is_simple = False
+        head.params = PARAMS["json", "json"]  # so are answers
         return head
+
+    @cached_property
+    def is_full_error(self) -> QueueFull:
+        """The error of a request that comes to a full queue."""
+        return _full(" and ".join(self._names))
 
     def fault(self, error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         """Return status, headers and body of an answer that is an error."""
@@ -331,6 +343,10 @@ class _OpenAiRoute(Route):
     def last_part(self, error: ForebayError, request_id: str) -> bytes:
         """Write an error that ends a stream."""
         return b"data: %b\n\n" % errors.body_of(error)
+
+
+def _full(name: str) -> QueueFull:
+    return QueueFull(f"the queue of '{name}' is full; try again later")
 
 
 @lru_cache(1024)
