@@ -23,6 +23,8 @@ Holds = Callable[[Collection[str]], str]
 
 NOT_READ: Final = frozenset({"config.pbtxt", "config.json", "graph.pbtxt"})
 """Files in repositories of other servers that tell these servers what to do."""
+WHOLE: Final = "saved_model.pb"
+"""A file that makes one model of the folder it lies in, with all that is below it."""
 
 
 def any_files(_paths: Collection[str]) -> str:
@@ -58,7 +60,8 @@ class TreeRules(msgspec.Struct, frozen=True, kw_only=True):
         loose, folders = _by_folder(files, problems)
         is_one = self.kind == "model"
         if self.kind == "any":
-            is_one = any(map(_is_number, folders)) or (bool(loose) and not folders)
+            is_whole = any(file.path == WHOLE for file in loose)
+            is_one = is_whole or any(map(_is_number, folders)) or (bool(loose) and not folders)
         models: dict[str, dict[int, Revision]] = {}
         if is_one:
             self._add(models, problems, self.name, "", loose, folders)

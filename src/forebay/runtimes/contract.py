@@ -69,12 +69,14 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         threads: Threads that compute one batch; None leaves it to the library.
         device: Where it runs; None is the CPU.
         precision: fp32, fp16, bf16 or int8, where the library can choose.
+        signature: Which signature of a SavedModel; None takes the one that is meant where none is named.
         paddle: What only Paddle knows.
     """
 
     threads: int | None = None
     device: Device | None = None
     precision: str = "fp32"
+    signature: str | None = None
     paddle: PaddleOptions = PaddleOptions()
 
 

@@ -16,6 +16,7 @@ from forebay.runtimes.contract import RunOptions, accelerator
 from forebay.runtimes.onnx import OnnxRuntime
 from forebay.runtimes.openvino import OpenVino
 from forebay.runtimes.paddle import Paddle
+from forebay.runtimes.saved_model import folder_of, runtime_of
 from forebay.runtimes.signature import named
 from forebay.types.failures import failure_of, trace_of, words_of
 from forebay.workers.user_code import caught
@@ -109,7 +110,14 @@ class ModelFile:
         """Leave it to the garbage collector, as the libraries do."""
 
 
-def load(path: str | Path, *, threads: int | None = None, device: str = "cpu", precision: str = "fp32") -> ModelFile:
+def load(
+    path: str | Path,
+    *,
+    threads: int | None = None,
+    device: str = "cpu",
+    precision: str = "fp32",
+    signature: str | None = None,
+) -> ModelFile:
     """Load a model, as inside `forebay.Model.load`.
 
     Args:
@@ -117,11 +125,13 @@ def load(path: str | Path, *, threads: int | None = None, device: str = "cpu", p
         threads: Threads that compute one batch; None leaves it to the library.
         device: Where it runs: `cpu`, `gpu`, `cuda:1`.
         precision: fp32, fp16 or bf16, where the library can choose.
+        signature: Which signature of a SavedModel; `serving_default`, or the only one, if it is not said.
 
     Raises:
         ConfigError: If there is no model, or nothing that runs it, with what to do.
     """
-    return load_with(Path(path), RunOptions(threads=threads, device=accelerator(device), precision=precision))
+    options = RunOptions(threads=threads, device=accelerator(device), precision=precision, signature=signature)
+    return load_with(Path(path), options)
 
 
 def load_with(path: Path, options: RunOptions, named: str = "the model is") -> ModelFile:
@@ -138,11 +148,11 @@ def load_with(path: Path, options: RunOptions, named: str = "the model is") -> M
     if not path.exists():
         msg = f"{named} '{path}', and nothing is there; a file or a folder is needed"
         raise ConfigError(msg)
-    make, file = _loader(path, path if path.is_dir() else path.parent, named)
+    make, file = _loader(path, path if path.is_dir() else path.parent, named, options)
     if make is None:
         msg = (
-            f"{named} '{path}', which holds no model; an .onnx file, OpenVINO's .xml and .bin, or Paddle's "
-            ".pdmodel and .pdiparams or __model__ with its parameters is needed"
+            f"{named} '{path}', which holds no model; an .onnx file, OpenVINO's .xml and .bin, TensorFlow's "
+            "saved_model.pb, or Paddle's .pdmodel and .pdiparams or __model__ with its parameters is needed"
         )
         raise ConfigError(msg)
     runtime, problem = caught(make, options)
@@ -159,7 +169,9 @@ def reason_of(problem: BaseException) -> str:
     return " ".join(told)[:400] or type(problem).__name__
 
 
-def _loader(path: Path, folder: Path, named: str) -> tuple[Callable[[RunOptions], Runtime] | None, str]:
+def _loader(
+    path: Path, folder: Path, named: str, options: RunOptions
+) -> tuple[Callable[[RunOptions], Runtime] | None, str]:
     """Return what loads the model that is there, and the name of its file; None if none is there.
 
     Raises:
@@ -169,6 +181,12 @@ def _loader(path: Path, folder: Path, named: str) -> tuple[Callable[[RunOptions]
         return partial(OnnxRuntime, found), found.name
     if found := _only(path, ".xml", named):
         return partial(OpenVino, found), found.name
+    if (found := folder_of(path)) is not None:
+        try:
+            return runtime_of(found, options), found.name
+        except ConfigError as problem:
+            msg = f"{named} '{path}', a SavedModel: {problem.message}"
+            raise ConfigError(msg) from None
     for suffix in (".pdmodel", ".json"):
         if (found := _only(path, suffix, named)) and (parameters := _only(folder, ".pdiparams", named)):
             return partial(Paddle, [found, parameters]), found.name

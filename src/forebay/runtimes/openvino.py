@@ -13,7 +13,8 @@ from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample
 from forebay.types.datatypes import BY_OPENVINO
 from forebay.types.devices import Device
 
-_PRECISIONS: Final = {"fp16": "f16", "bf16": "bf16"}
+_PRECISIONS: Final = {"fp16": "f16", "bf16": "bf16", "exact": "f32"}
+"""What is said where it is not left to the library, which computes in bf16 where processors are good at it."""
 
 
 class OpenVino:
@@ -25,7 +26,7 @@ class OpenVino:
         """Load it.
 
         Args:
-            model: The `.xml` file, beside its `.bin`.
+            model: The `.xml` file, beside its `.bin`, or the folder of a SavedModel.
             options: How it runs.
         """
         # Else the import tells the maker's server of itself, from a process that it forks off this one.

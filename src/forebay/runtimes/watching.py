@@ -73,7 +73,9 @@ class Fingerprint(msgspec.Struct, frozen=True):
         found: list[tuple[str, int, int]] = []
         with contextlib.suppress(OSError):  # what is gone by now is missed by the next look as well
             is_file = path.is_file()
-            for entry in (path.parent if is_file else path).iterdir():
+            weights = path / "variables"  # of a SavedModel
+            entries = [*path.parent.iterdir()] if is_file else [*path.iterdir()]
+            for entry in [*entries, *(weights.iterdir() if weights.is_dir() else ())]:
                 is_part = not is_file or entry.name.startswith(path.stem) or entry.name in beside
                 if is_part and not entry.name.startswith(".") and entry.is_file():
                     about = entry.stat()

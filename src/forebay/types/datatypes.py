@@ -63,6 +63,7 @@ DATATYPES: Final = {
 BY_NUMPY: Final = {row.numpy: row for row in DATATYPES.values() if row.name != "BF16"}
 BY_OPENVINO: Final = {row.openvino: row for row in DATATYPES.values()}
 BY_ONNX: Final = {row.onnx: row for row in DATATYPES.values()}
+BY_TENSORFLOW: Final = {row.tensorflow: row for row in DATATYPES.values()}
 BY_PADDLE: Final = {row.paddle: row for row in DATATYPES.values() if row.paddle is not None}
 
 

@@ -1,26 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protobuf messages, made from a table in a pool of their own: no generated code, and no clash with anybody's."""
+"""The messages of the gRPC face."""
 
 from __future__ import annotations
 
-from functools import cache
-from types import SimpleNamespace
 from typing import Any, Final
 
-from forebay.errors import ValidationError
+from forebay.types.proto_tables import ProtoMethod, ProtoTable
 
 PACKAGE: Final = "inference"
 SERVICE: Final = f"{PACKAGE}.GRPCInferenceService"
 
-_TENSOR: Final = "1 string name, 2 string datatype, 3 int64* shape, 4 map parameters"
-_OUTER: Final = "1 string model_name, 2 string model_version, 3 string id, 4 map parameters"
+_TENSOR: Final = "1 string name, 2 string datatype, 3 int64* shape, 4 map:InferParameter parameters"
+_OUTER: Final = "1 string model_name, 2 string model_version, 3 string id, 4 map:InferParameter parameters"
 _NAMED: Final = "1 string name, 2 string version"
 _REGION: Final = "1 string name, 2 string key, 3 uint64 offset, 4 uint64 byte_size"
+_SETTING: Final = (
+    "1 bool|parameter_choice bool_param, 2 uint32|parameter_choice uint32_param, 3 string|parameter_choice string_param"
+)
 _CUDA_REGION: Final = "1 string name, 2 uint64 device_id, 3 uint64 byte_size"
 
 _LAYOUT: Final = {
-    # A star repeats; `|` puts a field into the message's only oneof; `map` is from text to an InferParameter, or to
-    # what is named behind it; `.Name` is a message within this one; `!Name` an enumeration.
     "ServerLiveRequest": "",
     "ServerLiveResponse": "1 bool live",
     "ServerReadyRequest": "",
@@ -35,8 +34,9 @@ _LAYOUT: Final = {
     ),
     "ModelMetadataResponse.TensorMetadata": "1 string name, 2 string datatype, 3 int64* shape",
     "InferParameter": (
-        "1 bool| bool_param, 2 int64| int64_param, 3 string| string_param, 4 double| double_param, "
-        "5 uint64| uint64_param"
+        "1 bool|parameter_choice bool_param, 2 int64|parameter_choice int64_param, "
+        "3 string|parameter_choice string_param, 4 double|parameter_choice double_param, "
+        "5 uint64|parameter_choice uint64_param"
     ),
     "InferTensorContents": (
         "1 bool* bool_contents, 2 int32* int_contents, 3 int64* int64_contents, 4 uint32* uint_contents, "
@@ -46,7 +46,7 @@ _LAYOUT: Final = {
         f"{_OUTER}, 5 .InferInputTensor* inputs, 6 .InferRequestedOutputTensor* outputs, 7 bytes* raw_input_contents"
     ),
     "ModelInferRequest.InferInputTensor": f"{_TENSOR}, 5 InferTensorContents contents",
-    "ModelInferRequest.InferRequestedOutputTensor": "1 string name, 2 map parameters",
+    "ModelInferRequest.InferRequestedOutputTensor": "1 string name, 2 map:InferParameter parameters",
     "ModelInferResponse": f"{_OUTER}, 5 .InferOutputTensor* outputs, 6 bytes* raw_output_contents",
     "ModelInferResponse.InferOutputTensor": f"{_TENSOR}, 5 InferTensorContents contents",
     "ModelStreamInferResponse": "1 string error_message, 2 ModelInferResponse infer_response",
@@ -80,7 +80,8 @@ _LAYOUT: Final = {
     ),
     "ModelStatisticsResponse": "1 ModelStatistics* model_stats",
     "ModelRepositoryParameter": (
-        "1 bool| bool_param, 2 int64| int64_param, 3 string| string_param, 4 bytes| bytes_param"
+        "1 bool|parameter_choice bool_param, 2 int64|parameter_choice int64_param, "
+        "3 string|parameter_choice string_param, 4 bytes|parameter_choice bytes_param"
     ),
     "RepositoryIndexRequest": "1 string repository_name, 2 bool ready",
     "RepositoryIndexResponse": "1 .ModelIndex* models",
@@ -112,9 +113,9 @@ _LAYOUT: Final = {
     "TraceSettingResponse": "1 map:.SettingValue settings",
     "TraceSettingResponse.SettingValue": "1 string* value",
     "LogSettingsRequest": "1 map:.SettingValue settings",
-    "LogSettingsRequest.SettingValue": "1 bool| bool_param, 2 uint32| uint32_param, 3 string| string_param",
+    "LogSettingsRequest.SettingValue": _SETTING,
     "LogSettingsResponse": "1 map:.SettingValue settings",
-    "LogSettingsResponse.SettingValue": "1 bool| bool_param, 2 uint32| uint32_param, 3 string| string_param",
+    "LogSettingsResponse.SettingValue": _SETTING,
 }
 
 _DATA_TYPES: Final = (
@@ -127,25 +128,23 @@ STREAMED: Final = "ModelStreamInfer"
 METHODS: Final = (*(name[:-7] for name in _LAYOUT if name.endswith("Request")), STREAMED)
 """Each takes a message of its own name with `Request` behind it, and gives one with `Response`."""
 
-
-@cache
-def messages() -> Any:
-    """Return the message classes as attributes, those within a message as attributes of it.
-
-    They are made at the first call, which imports protobuf.
-    """
-    from google.protobuf.descriptor_pool import DescriptorPool
-    from google.protobuf.message_factory import GetMessageClassesForFiles
-
-    file = _file()
-    pool = DescriptorPool()
-    pool.Add(file)  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
-    return SimpleNamespace(
-        **{
-            name.removeprefix(f"{PACKAGE}."): made
-            for name, made in GetMessageClassesForFiles([file.name], pool).items()
+_TABLE: Final = ProtoTable(
+    "forebay/kserve.proto",
+    PACKAGE,
+    _LAYOUT,
+    {"DataType": {f"TYPE_{name}": number for number, name in enumerate(_DATA_TYPES)}},
+    {
+        SERVICE.rpartition(".")[2]: {
+            name: ProtoMethod(f"{name.replace(STREAMED, 'ModelInfer')}Request", f"{name}Response", name == STREAMED)
+            for name in METHODS
         }
-    )
+    },
+)
+
+
+def messages() -> Any:
+    """Return the message classes as attributes, those within a message as attributes of it."""
+    return _TABLE.classes()
 
 
 def parsed(kind: str, data: bytes) -> Any:
@@ -154,67 +153,9 @@ def parsed(kind: str, data: bytes) -> Any:
     Raises:
         ValidationError: If it is none of this kind.
     """
-    from google.protobuf.message import DecodeError
-
-    try:
-        return getattr(messages(), kind).FromString(data)
-    except DecodeError as error:
-        msg = f"what came is no {kind}: {error}"
-        raise ValidationError(msg) from None
+    return _TABLE.parsed(kind, data)
 
 
 def described() -> bytes:
     """Return the descriptor of the file the messages and the service are in, serialized."""
-    return _file().SerializeToString()
-
-
-def _file() -> Any:
-    from google.protobuf.descriptor_pb2 import FileDescriptorProto
-
-    file = FileDescriptorProto(name="forebay/kserve.proto", package=PACKAGE, syntax="proto3")
-    types = file.enum_type.add(name="DataType")
-    for number, name in enumerate(_DATA_TYPES):
-        types.value.add(name=f"TYPE_{name}", number=number)
-    for path, layout in _LAYOUT.items():
-        outer, _, inner = path.partition(".")
-        message = next(one for one in file.message_type if one.name == outer) if inner else file.message_type.add()
-        if inner:
-            message = message.nested_type.add()
-        message.name = inner or outer
-        for line in filter(None, layout.split(", ")):
-            _add_field(message, f".{PACKAGE}.{path}", line)
-    service = file.service.add(name=SERVICE.rpartition(".")[2])
-    for name in METHODS:
-        method = service.method.add(name=name, output_type=f".{PACKAGE}.{name}Response")
-        method.input_type = f".{PACKAGE}.{name.replace(STREAMED, 'ModelInfer')}Request"
-        method.client_streaming = method.server_streaming = name == STREAMED
-    return file
-
-
-def _add_field(message: Any, path: str, line: str) -> None:
-    number, kind, name = line.split()
-    field = message.field.add(name=name, number=int(number))
-    word = kind.rstrip("*|")
-    is_map = word.startswith("map")
-    field.label = field.LABEL_REPEATED if kind.endswith("*") or is_map else field.LABEL_OPTIONAL
-    if is_map:
-        entry = message.nested_type.add(name=f"{name.title()}Entry")
-        entry.options.map_entry = True
-        _add_field(entry, f"{path}.{entry.name}", "1 string key")
-        _add_field(entry, path, f"2 {word.partition(':')[2] or 'InferParameter'} value")
-        field.type_name = f"{path}.{entry.name}"
-    elif word.startswith("!"):
-        field.type_name = f".{PACKAGE}.{word[1:]}"
-        field.type = field.TYPE_ENUM
-    elif word.startswith("."):
-        field.type_name = f"{path}{word}"
-    elif word[0].isupper():
-        field.type_name = f".{PACKAGE}.{word}"
-    else:
-        field.type = field.Type.Value(f"TYPE_{word.upper()}")
-    if field.type_name and field.type != field.TYPE_ENUM:
-        field.type = field.TYPE_MESSAGE
-    if kind.endswith("|"):
-        if not message.oneof_decl:
-            message.oneof_decl.add(name="parameter_choice")
-        field.oneof_index = 0
+    return _TABLE.described()[-1]

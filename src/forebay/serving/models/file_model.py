@@ -117,7 +117,9 @@ def class_of(plan: FilePlan) -> type[FileModel]:
                     "served; tensors of bool, int8 to uint64, float16 to float64 and string can"
                 )
                 raise ConfigError(msg)
-    title = "".join(word[:1].upper() + word[1:] for word in re.split(r"[^A-Za-z0-9]+", path.stem)) or "Model"
+    # A folder that is called by its version lies in one that is called like the model.
+    stem = path.parent.name if path.name.isdigit() else path.stem
+    title = "".join(word[:1].upper() + word[1:] for word in re.split(r"[^A-Za-z0-9]+", stem)) or "Model"
     given = _record(f"{title}Input", plan.signature.feeds, has_rows=sharing.has_rows)
     answer = _record(f"{title}Output", plan.signature.fetches, has_rows=sharing.has_rows)
 
@@ -139,7 +141,7 @@ def class_of(plan: FilePlan) -> type[FileModel]:
             _side(plan.signature.fetches, has_rows=sharing.has_rows),
             has_rows=sharing.has_rows,
         ),
-        "name": re.sub(r"^[^A-Za-z0-9]+", "", re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem))[:128] or "model",
+        "name": re.sub(r"^[^A-Za-z0-9]+", "", re.sub(r"[^A-Za-z0-9._-]+", "-", stem))[:128] or "model",
         "preprocess": preprocess,
         "predict": predict,
         "pad": Pad(dict(sharing.feeds), outputs=dict(sharing.fetches)) if sharing.is_padded else None,

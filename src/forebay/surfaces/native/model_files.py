@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets that are model files: `forebay serve net.onnx`, `net.xml`."""
+"""Targets that are model files: `forebay serve net.onnx`, `net.xml`, the folder of a SavedModel."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 from forebay.errors import ConfigError
 from forebay.runtimes.contract import RunOptions
 from forebay.runtimes.model_file import load_with
+from forebay.runtimes.saved_model import folder_of
 from forebay.runtimes.sharing import Sharing, sharing_of
 from forebay.serving.models.file_model import FileModel, FilePlan, class_of
 from forebay.surfaces.native.model_options import devices_of, workers_of
@@ -33,7 +34,7 @@ class ModelTarget(NamedTuple):
 
 def is_model_file(target: str) -> bool:
     """Tell whether a target is a model file, by its name; one that is not there is told when it is loaded."""
-    return Path(target).suffix in SUFFIXES
+    return Path(target).suffix in SUFFIXES or folder_of(Path(target)) is not None
 
 
 def read_model_file(path: Path, overrides: Overrides) -> ModelTarget:
@@ -42,7 +43,8 @@ def read_model_file(path: Path, overrides: Overrides) -> ModelTarget:
     Raises:
         ConfigError: If it is not there or no model, nothing here runs it, or requests cannot carry what it takes.
     """
-    if not path.is_file():
+    path = folder_of(path) or path
+    if not path.is_file() and path.suffix in SUFFIXES:
         msg = f"the model is '{path}', and no file is there"
         raise ConfigError(msg)
     devices = devices_of(str(path), overrides.devices, overrides.worker_kind)

@@ -22,6 +22,7 @@ from forebay.repository.disk import DiskCache
 from forebay.repository.repository import Repository
 from forebay.repository.tree_rules import TreeRules
 from forebay.repository.version_policy import VersionPolicy
+from forebay.runtimes.saved_model import FILE, files_problem
 from forebay.server.stock import Stock, Stocked
 from forebay.serving.models.model import NAME, NAME_IS
 
@@ -117,10 +118,10 @@ def is_repository(target: str) -> bool:
     if is_address(target):
         return True
     folder = Path(target)
-    if not folder.is_dir() or any((folder / name).exists() for name in ("forebay.yaml", "nucleus.yaml")):
+    if not folder.is_dir() or any((folder / name).exists() for name in ("forebay.yaml", "nucleus.yaml", FILE)):
         return False
     for at, folders, files in os.walk(folder, followlinks=True):
-        if any(file.endswith((".onnx", ".xml", ".pdmodel")) and not model_problem(files) for file in files):
+        if any(file.endswith((".onnx", ".xml", ".pdmodel", FILE)) and not model_problem(files) for file in files):
             return True
         folders[:] = [] if len(Path(at).relative_to(folder).parts) >= _DEPTH - 1 else folders
     return False
@@ -130,10 +131,10 @@ def model_problem(paths: Collection[str]) -> str:
     """Return why files are not one model that a library runs; empty if they are."""
     found = model_files(paths)
     if len(found) == 1:
-        return ""
+        return files_problem(paths) if FILE in found else ""
     if found:
         return f"there are several models in it: {', '.join(sorted(found))}"
-    return "there is no .onnx, no .xml with its .bin, and no .pdmodel with its .pdiparams in it"
+    return "there is no .onnx, no .xml with its .bin, no saved_model.pb and no .pdmodel with its .pdiparams in it"
 
 
 def model_files(paths: Collection[str]) -> list[str]:
@@ -144,7 +145,7 @@ def model_files(paths: Collection[str]) -> list[str]:
         path
         for path in paths
         if "/" not in path
-        and (path.endswith(".onnx") or (path.endswith(suffixes) and PurePosixPath(path).stem in stems))
+        and (path == FILE or path.endswith(".onnx") or (path.endswith(suffixes) and PurePosixPath(path).stem in stems))
     ]
 
 

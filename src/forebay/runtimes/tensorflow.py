@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SavedModels, run by TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from forebay.runtimes.contract import RunOptions, library, ordinary, runs_on_cpu
+from forebay.runtimes.signature import Signature, Value
+
+if TYPE_CHECKING:
+    from forebay.types.devices import Device
+
+log = logging.getLogger("forebay.runtimes")
+
+
+class TensorFlow:
+    """One signature of a SavedModel."""
+
+    is_shared: ClassVar = True
+
+    def __init__(self, folder: Path, name: str, signature: Signature, options: RunOptions) -> None:
+        """Load it.
+
+        Args:
+            folder: Its folder.
+            name: Which signature.
+            signature: What that takes and gives.
+            options: How it runs; the number of threads holds for the process, and the first model says it.
+        """
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else it tells how it was built
+        self._tensorflow = tensorflow = library(
+            "tensorflow", "a SavedModel is run by TensorFlow", "forebay[tensorflow]"
+        )
+        if options.threads is not None:
+            with contextlib.suppress(RuntimeError):  # it has begun to run, and keeps to what was said before
+                tensorflow.config.threading.set_intra_op_parallelism_threads(options.threads)
+                tensorflow.config.threading.set_inter_op_parallelism_threads(options.threads)
+        self._device = "/CPU:0"
+        if options.device is not None:
+            if self.can_run_on(options.device):
+                self._device = f"/GPU:{options.device.index}"
+            else:
+                runs_on_cpu(folder, "TensorFlow", options.device)
+        with tensorflow.device(self._device):
+            self._model = tensorflow.saved_model.load(str(folder), tags=["serve"])  # kept: its variables live with it
+        self._function: Any = self._model.signatures[name]
+        self._types = {
+            var.name: tensorflow.dtypes.as_dtype(self._function.structured_input_signature[1][var.name].dtype)
+            for var in signature.feeds
+        }
+        self.file = folder
+        self.signature = signature
+
+    def can_run_on(self, device: Device) -> bool:
+        """Tell whether TensorFlow finds such a device here."""
+        if device.kind not in {"cuda", "gpu"}:
+            return False
+        return device.index < len(self._tensorflow.config.list_physical_devices("GPU"))
+
+    def run(self, feed: Mapping[str, Value], fetch: Sequence[str]) -> Sequence[Value]:
+        """Run it."""
+        constant = self._tensorflow.constant
+        with self._tensorflow.device(self._device):
+            given = {name: constant(ordinary(name, value), self._types[name]) for name, value in feed.items()}
+            found = self._function(**given)
+        return [Value(_array(found[name])) for name in fetch]
+
+
+def _array(tensor: Any) -> Any:
+    """Return an array of a result; texts as such, if all of them are."""
+    import numpy as np
+
+    found = tensor.numpy()
+    if tensor.dtype.name != "string":
+        return np.asarray(found)
+    array = np.empty(tensor.shape, object)
+    array[...] = found
+    try:
+        texts = [one.decode() for one in array.ravel()]
+    except UnicodeDecodeError:
+        return array
+    flat = np.empty(len(texts), object)
+    flat[:] = texts
+    return flat.reshape(array.shape)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`forebay serve FOLDER` of a SavedModel, and of a repository of them."""
+
+import json
+import shutil
+
+import pytest
+from tests.models.saved_models import PYTHON, QUIET, SOURCE, saved_models
+
+IRIS = {"x": [1, 2, 3, 4]}
+
+
+@pytest.fixture(scope="module")
+def iris(launch):
+    return launch(saved_models() / "iris/1", "--worker-kind", "thread")
+
+
+def test_a_folder_is_served_under_its_name_with_its_types(iris):
+    answer = iris.call("iris", IRIS).json()  # and not as `1`, which is its version
+    assert answer["class_ids"] == 2
+    assert sum(answer["scores"]) == pytest.approx(1)
+    told = iris.client.get("/v2/models/iris").json()
+    assert told["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
+    assert [one["name"] for one in told["outputs"]] == ["class_ids", "scores"]
+    assert iris.call("iris", {"x": [1, 2, 3]}).status_code == 422
+
+
+def test_a_repository_of_saved_models_and_its_broken_ones(serve, tmp_path):
+    shutil.copytree(saved_models() / "iris", tmp_path / "iris")
+    shutil.copytree(saved_models() / "plain/1", tmp_path / "plain")  # without versions
+    shutil.copytree(saved_models() / "iris/1", tmp_path / "half/1")
+    (tmp_path / "half/1/variables/variables.index").unlink()
+    shutil.copytree(saved_models() / "texts", tmp_path / "texts")  # OpenVINO cannot run it
+    server = serve(tmp_path, "--worker-kind", "thread", "--lazy", "--versions", "all")
+    answer = server.call("iris", IRIS)
+    assert answer.status_code == 200, answer.text + server.log
+    assert answer.json()["class_ids"] == 0  # version 2 turns the scores round
+    assert server.client.post("/models/iris/versions/1", json=IRIS).json()["class_ids"] == 2
+    assert server.call("plain", IRIS).json()["class_ids"] == 2
+    assert server.call("half", IRIS).status_code == 404
+    assert "no variables/variables.index" in json.dumps(server.client.get("/models").json())
+    refused = server.call("texts", {"texts": "a"})
+    assert "TensorFlow can: pip install" in refused.json()["error"]["message"]
+
+
+def test_tensorflow_serves_what_only_it_can(serve):
+    server = serve(
+        saved_models() / "texts/1",
+        "--worker-kind",
+        "thread",
+        command=[str(PYTHON), "-m", "forebay", "serve"],
+        env={**QUIET, "PYTHONPATH": str(SOURCE)},
+    )
+    assert server.call("texts", {"texts": "b\u00fc"}).json() == {"length": 3, "upper": "B\u00fc"}
+    assert server.call("texts", {"texts": 3}).status_code == 422
