@@ -43,6 +43,8 @@ class Generator:
     Taking turns like this is the hard case for a server that learns who comes back: hardly anyone does.
     """
 
+    connection: type[Connection] = Connection
+
     def __init__(self, request: bytes, due: list[float]) -> None:
         self.request = request
         self.due = due
@@ -59,7 +61,7 @@ class Generator:
     async def run(self, port: int) -> None:
         for _ in range(CONNECTIONS):
             _, connection = await self.loop.create_connection(
-                lambda: Connection(self.answered, self.lost), "127.0.0.1", port
+                lambda: self.connection(self.answered, self.lost), "127.0.0.1", port
             )
             self.free.append(connection)
         gc.collect()

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models in a bucket: 10,000 of them, 100 in memory; what a poll costs; versions that come and go under load.
 
-    .venv/bin/python -m benchmarks.repository [--models 10000] [--requests 3000] [--swap-s 60] [--rate 5000]
+    .venv/bin/python -m benchmarks.repository [--only many|polls|swaps] [--write]
 
-The bucket is a real S3 server (nanio) on this machine, in a process of its own. Requests of the first part name models
-by Zipf's law, one after the other, and an LRU of the same size is simulated beside them. In the last part, an open loop
-sends `rate` requests a second to one model, while ten versions of it are uploaded and three removed.
+The bucket is a real S3 server (nanio) on this machine, in a process of its own.
+
+many    requests name models by Zipf's law, one after the other, and an LRU of the same size is simulated beside them
+polls   buckets of several sizes are listed while nothing changes in them
+swaps   an open loop sends requests to one model, while ten versions of it are uploaded, each in three files one after
+        the other, and three removed; an answer holds what is in all three. A scraper reads the metrics each second
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import itertools
 import json
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -23,25 +27,36 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Self
 
 from tests.buckets import Buckets, running_buckets
 
 from benchmarks import proc
+from benchmarks.client import Connection
 from benchmarks.launch import ROOT, environment, free_port
+from benchmarks.openloop import WARM_UP_S, Generator, arrivals
 
 FOREBAY = str(Path(sys.executable).with_name("forebay"))
+RESULTS = Path(ROOT, "benchmarks", "RESULTS-repository.md")
+BUSY_S = 3.0
+"""So long after its last file a version may still be noticed, settled, copied, loaded and swapped in."""
+
+Rows = list[tuple[str, str]]
 
 
 class Forebay:
     """A server of the small class, on a bucket."""
 
-    def __init__(self, buckets: Buckets, bucket: str, folder: Path, *options: str) -> None:
+    def __init__(self, buckets: Buckets, bucket: str, folder: Path, *options: str, core: int | None = None) -> None:
         self.port = free_port()
         command = [FOREBAY, "serve", "benchmarks/jobs/stocked.py", "--http-port", str(self.port)]
         command += ["--worker-kind", "thread", "--repository-folder", str(folder), "--log-level", "error", *options]
+        if core is not None:
+            command = ["taskset", "-c", str(core), *command]
         told = {**environment(), **buckets.environment(), "FOREBAY_BENCH_BUCKET": f"s3://{bucket}"}
         began = time.perf_counter()
         self.process = subprocess.Popen(command, cwd=ROOT, env=told, stderr=subprocess.DEVNULL)
@@ -54,7 +69,7 @@ class Forebay:
                 time.sleep(0.02)
         self.start_s = time.perf_counter() - began
 
-    def get(self, path: str):
+    def get(self, path: str) -> tuple[int, bytes]:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -62,22 +77,17 @@ class Forebay:
         connection.close()
         return answer.status, body
 
-    def memory(self) -> dict[str, int]:
-        return json.loads(self.get("/models")[1])["memory"]
-
-    def rss_mib(self) -> float:
-        return proc.pss_mib(self.process.pid)
-
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_error):
+    def __exit__(self, *_error: object) -> None:
         self.process.terminate()
         self.process.wait(30)
 
 
-def many(stack: ExitStack, buckets: Buckets, folder: Path, models: int, requests: int, room: int) -> None:
+def many(stack: ExitStack, buckets: Buckets, folder: Path, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     """Ask a few of many models often and most of them rarely."""
+    models, requests, room = options.models, options.requests, options.room
     bucket = buckets.make("many")
     old = time.time() - 1000
     for number in range(models):
@@ -85,9 +95,9 @@ def many(stack: ExitStack, buckets: Buckets, folder: Path, models: int, requests
         path.parent.mkdir(parents=True)
         path.write_text(f"model {number}")
         os.utime(path, (old, old))
-    options = ["--max-models", str(room), "--max-disk-models", str(10 * room)]
-    server = stack.enter_context(Forebay(buckets, "many", folder / "kept", *options))
-    print(f"start to ready with {models:,} models: {server.start_s:.1f} s")
+    limits = ["--max-models", str(room), "--max-disk-models", str(10 * room)]
+    server = stack.enter_context(Forebay(buckets, "many", folder / "kept", *limits))
+    yield f"start to ready with {models:,} models in the bucket", f"{server.start_s:.1f} s"
     weights = list(itertools.accumulate(1 / (rank + 1) for rank in range(models)))
     draw = random.Random(5)
     order = list(range(models))
@@ -96,7 +106,7 @@ def many(stack: ExitStack, buckets: Buckets, folder: Path, models: int, requests
     hits = 0
     misses_s: list[float] = []
     connection = HTTPConnection("127.0.0.1", server.port, timeout=30)
-    rss: list[float] = []
+    mib = [proc.pss_mib(server.process.pid)]
     for count in range(requests):
         model = order[bisect.bisect(weights, draw.random() * weights[-1])]
         is_hit = model in lru
@@ -113,19 +123,14 @@ def many(stack: ExitStack, buckets: Buckets, folder: Path, models: int, requests
             misses_s.append(time.perf_counter() - began)
         assert (answer.status, body) == (200, f'"model {model}"'.encode()), (answer.status, body)
         if count % (requests // 10) == requests // 10 - 1:
-            rss.append(server.rss_mib())
-    told = server.memory()
-    ours = 1 - told["loads"] / requests
-    print(
-        f"{requests:,} requests by Zipf, {room} models in memory: {ours:.2%} hits, "
-        f"an LRU beside it {hits / requests:.2%}"
-    )
-    print(f"loaded at the end: {told['loaded']}, evicted {told['evictions']}")
-    print(
-        f"a miss: median {statistics.median(misses_s) * 1e3:.1f} ms, "
-        f"p99 {sorted(misses_s)[-max(len(misses_s) // 100, 1)] * 1e3:.1f} ms"
-    )
-    print("memory after each tenth, MiB: " + ", ".join(f"{one:.0f}" for one in rss))
+            mib.append(proc.pss_mib(server.process.pid))
+    told = json.loads(server.get("/models")[1])["memory"]
+    what = f"{requests:,} requests by Zipf's law, {room} of {models:,} models in memory"
+    yield f"{what}: hits", f"{1 - told['loads'] / requests:.2%}; a simulated LRU {hits / requests:.2%}"
+    yield "in memory at the end; left to make room", f"{told['loaded']}; {told['evictions']:,}"
+    p99 = sorted(misses_s)[-max(len(misses_s) // 100, 1)]
+    yield "a miss (one copied, loaded, another one out), p50 and p99", f"{_ms(statistics.median(misses_s))}, {_ms(p99)}"
+    yield "memory before, and after each tenth of the requests", ", ".join(f"{one:.0f}" for one in mib) + " MiB"
 
 
 POLLS = """
@@ -148,9 +153,9 @@ print(f"{min(listing) * 1e3:.0f} {min(cpu) * 1e3:.0f}")
 """
 
 
-def polls(buckets: Buckets, folder: Path, sizes: list[int]) -> None:
+def polls(_stack: ExitStack, buckets: Buckets, folder: Path, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     """Look at buckets of several sizes, when nothing has changed."""
-    for size in sizes:
+    for size in [options.models // 8, options.models // 4, options.models // 2, options.models]:
         bucket = buckets.make(f"polled-{size}")
         for number in range(size):
             path = bucket / f"m{number}" / "1" / "text"
@@ -159,96 +164,155 @@ def polls(buckets: Buckets, folder: Path, sizes: list[int]) -> None:
         command = [sys.executable, "-c", POLLS, f"s3://polled-{size}", str(folder / f"polled-{size}")]
         told = {**os.environ, **buckets.environment()}
         wall, cpu = subprocess.run(command, env=told, check=True, capture_output=True, text=True).stdout.split()
-        print(f"a poll of {size:,} models: {wall} ms, of which {cpu} ms of this side's processor")
+        yield f"a poll of {size:,} models", f"{wall} ms, {cpu} of them of our own processor time"
 
 
-def swaps(stack: ExitStack, buckets: Buckets, folder: Path, seconds: float, rate: int) -> None:
+def swaps(stack: ExitStack, buckets: Buckets, folder: Path, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     """Let versions come and go while requests do."""
-    buckets.make("swapped")
-    buckets.put("swapped/net/1/text", b"1")
-    server = stack.enter_context(Forebay(buckets, "swapped", folder / "swapped", "--repository-poll-s", "1"))
-    ends: list[tuple[float, float]] = []
+    seconds, rate = options.swap_s, options.rate
+    bucket = buckets.make("swapped")
 
-    def change() -> None:
-        for version in range(2, 12):
-            time.sleep(seconds / 12)
-            began = time.perf_counter()
-            buckets.put(f"swapped/net/{version}/text", b"%d" % version, old=False)
-            if version % 4 == 3:
-                buckets.remove(f"swapped/net/{version - 2}/text")
-            ends.append((began, seconds / 24))
+    def upload(version: int, pause_s: float) -> None:
+        for name, text in (("a", b"<"), ("b", b"%d" % version), ("c", b">")):
+            buckets.put(f"swapped/net/{version}/{name}", text, old=False)
+            time.sleep(pause_s)
 
-    changing = threading.Thread(target=change)
+    upload(1, 0.0)
+    old = time.time() - 1000
+    for path in bucket.rglob("?"):
+        os.utime(path, (old, old))
+    poll = ["--repository-poll-s", "1"]
+    server = stack.enter_context(Forebay(buckets, "swapped", folder / "swapped", *poll, core=0))
     load = [sys.executable, "-m", "benchmarks.repository", "--load", f"{server.port}:{seconds}:{rate}"]
-    generator = subprocess.Popen(load, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    generator = subprocess.Popen(["taskset", "-c", "1", *load], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert generator.stdout is not None
     generator.stdout.readline()
-    began = time.perf_counter()
-    changing.start()
+    began = time.perf_counter() + WARM_UP_S
+    changes: list[tuple[float, float]] = []
+
+    def change() -> None:
+        time.sleep(WARM_UP_S)
+        for turn, version in enumerate(range(2, 12), 1):
+            time.sleep(max(began + turn * seconds / 12 - time.perf_counter(), 0.0))
+            start = time.perf_counter() - began
+            upload(version, 0.1)
+            if version % 4 == 3:
+                for name in "abc":
+                    buckets.remove(f"swapped/net/{version - 2}/{name}")
+            changes.append((start, time.perf_counter() - began + BUSY_S))
+
+    seen: dict[str, float] = {}
+    is_over = threading.Event()
+
+    def scrape() -> None:
+        while not is_over.wait(1.0):
+            text = server.get("/metrics")[1].decode()
+            counted = re.findall(r'forebay_requests_total\{code="ok",endpoint="net",version="(\d+)"\} ([\d.]+)', text)
+            seen.update((version, float(count)) for version, count in counted)
+
+    threads = [threading.Thread(target=one) for one in (change, scrape)]
+    for thread in threads:
+        thread.start()
     told = json.loads(generator.stdout.read())
-    changing.join()
-    changes = [start - began for start, _ in ends]
+    is_over.set()
+    for thread in threads:
+        thread.join()
     calm, busy = [], []
     for due, latency in told["latencies"]:
-        # A version is noticed by the next look and settled by the one after it, a second later each.
-        is_busy = any(0 <= due - change < min(3.0, seconds / 24) for change in changes)
-        (busy if is_busy else calm).append(latency)
+        at = due - WARM_UP_S
+        if at >= 0:
+            (busy if any(start <= at <= end for start, end in changes) else calm).append(latency)
+    versions = sorted(int(text[2:-2]) for text in told["answers"] if re.fullmatch(r'"<\d+>"', text))
+    others = [text for text in told["answers"] if not re.fullmatch(r'"<\d+>"', text)]
+    many = sum(told["answers"].values())
+    yield f"{seconds:g} s at {rate:,} requests a second, ten versions uploaded, three removed", f"{many:,} answers"
+    yield (
+        "failed; from a version that was not complete",
+        f"{told['errors']}; {sum(told['answers'][one] for one in others)}",
+    )
+    yield "answers came from versions", ", ".join(map(str, versions))
+    yield "versions that a scraper saw answer", ", ".join(sorted((one for one in seen if seen[one]), key=int))
+    yield "p99 while nothing changes", f"{_ms(_p99(calm))} of {len(calm):,}"
+    yield f"p99 from an upload to {BUSY_S:g} s after it", f"{_ms(_p99(busy))} of {len(busy):,}"
+    yield (
+        "p99.9 of the two, and the longest pause of the load's own",
+        (f"{_ms(_p99(calm, 1000))}, {_ms(_p99(busy, 1000))}, {_ms(told['stall_s'])}"),
+    )
 
-    def p99(found: list[float]) -> float:
-        return sorted(found)[-max(len(found) // 100, 1)] * 1e3
 
-    print(f"{told['answered']:,} answers in {seconds:g} s, {told['failed']} failed; versions seen: {told['versions']}")
-    print(f"p99 while nothing changes {p99(calm):.2f} ms, in the seconds after an upload {p99(busy):.2f} ms")
+def _p99(found: list[float], part: int = 100) -> float:
+    return sorted(found)[-max(len(found) // part, 1)]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"
+
+
+class Reader(Connection):
+    """A connection that keeps what was answered."""
+
+    body = b""
+
+    def on_body(self, body: bytes) -> None:
+        self.body = body
+
+
+class Load(Generator):
+    """Counts what is answered."""
+
+    connection = Reader
+
+    def __init__(self, request: bytes, due: list[float]) -> None:
+        super().__init__(request, due)
+        self.answers: dict[str, int] = {}
+
+    def answered(self, connection: Reader, status: int, due: float) -> None:
+        if status == 200:
+            text = connection.body.decode()
+            self.answers[text] = self.answers.get(text, 0) + 1
+        super().answered(connection, status, due)
 
 
 async def send(port: int, seconds: float, rate: int) -> None:
-    """Send requests when they are due, over 64 connections; the part of `swaps` that runs in a process of its own."""
-    import asyncio
-
-    draw = random.Random(3)
-    due = list(itertools.accumulate(draw.expovariate(rate) for _ in range(int(rate * seconds))))
-    latencies: list[tuple[float, float]] = []
-    answers: dict[str, int] = {}
-    failed = 0
-    request = (
-        b"POST /models/net HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 1\r\n\r\n1"
+    """Send requests when they are due; the part of `swaps` that runs in a process of its own."""
+    head = (
+        b"POST /models/net HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 1\r\n\r\n1"
     )
-    turn = iter(due)
+    load = Load(head, arrivals(rate, WARM_UP_S + seconds, 3))
     print("go", flush=True)
-    began = time.perf_counter()
-
-    async def client() -> None:
-        nonlocal failed
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        for at in turn:
-            pause_s = at - (time.perf_counter() - began)
-            if pause_s > 0:
-                await asyncio.sleep(pause_s)
-            writer.write(request)
-            head = await reader.readuntil(b"\r\n\r\n")
-            length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-            body = await reader.readexactly(length)
-            latencies.append((at, time.perf_counter() - began - at))
-            if head.startswith(b"HTTP/1.1 200"):
-                answers[body.decode()] = answers.get(body.decode(), 0) + 1
-            else:
-                failed += 1
-        writer.close()
-
-    await asyncio.gather(*[client() for _ in range(64)])
-    versions = sorted(int(json.loads(text)) for text in answers)
-    told = {"latencies": latencies, "answered": sum(answers.values()), "failed": failed, "versions": versions}
+    await load.run(port)
+    told = {"latencies": load.latencies, "answers": load.answers, "errors": load.errors, "stall_s": load.stall_s}
     print(json.dumps(told))
+
+
+Part = Callable[[ExitStack, Buckets, Path, argparse.Namespace], Iterator[tuple[str, str]]]
+PARTS: dict[str, Part] = {"many": many, "polls": polls, "swaps": swaps}
+
+
+def page(found: dict[str, Rows]) -> str:
+    """Return the results, those of parts that did not run as they were."""
+    before = RESULTS.read_text() if RESULTS.exists() else ""
+    sections = dict(re.findall(r"^## (\w+)\n\n(.*?)(?=^## |\Z)", before, re.DOTALL | re.MULTILINE))
+    for name, rows in found.items():
+        lines = "".join(f"| {what} | {measured} |\n" for what, measured in rows)
+        sections[name] = (
+            f"{time.strftime('%d %b %Y')}, load before it {os.getloadavg()[0]:.1f}.\n\n| | |\n|---|--:|\n{lines}\n"
+        )
+    text = "# Models in a bucket\n\n`.venv/bin/python -m benchmarks.repository --write` wrote this, on two cores; its "
+    text += "docstring says what is measured.\n"
+    return text + "".join(f"\n## {name}\n\n{sections[name].strip()}\n" for name in PARTS if name in sections)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--models", type=int, default=10_000)
-    parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--requests", type=int, default=6000)
     parser.add_argument("--room", type=int, default=100)
     parser.add_argument("--swap-s", type=float, default=60.0)
     parser.add_argument("--rate", type=int, default=5000)
-    parser.add_argument("--load")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--load", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.load:
         import uvloop
@@ -256,13 +320,16 @@ def main() -> None:
         port, seconds, rate = options.load.split(":")
         uvloop.run(send(int(port), float(seconds), int(rate)))
         return
+    found: dict[str, Rows] = {}
     with tempfile.TemporaryDirectory() as name, running_buckets(Path(name)) as buckets:
-        folder = Path(name)
-        polls(buckets, folder, [size for size in (1000, 2000, 4000) if size < options.models])
-        with ExitStack() as stack:
-            swaps(stack, buckets, folder, options.swap_s, options.rate)
-        with ExitStack() as stack:
-            many(stack, buckets, folder, options.models, options.requests, options.room)
+        for part in [options.only] if options.only else PARTS:
+            found[part] = []
+            with ExitStack() as stack:
+                for row in PARTS[part](stack, buckets, Path(name), options):
+                    print(": ".join(row), flush=True)
+                    found[part].append(row)
+    if options.write:
+        RESULTS.write_text(page(found))
 
 
 if __name__ == "__main__":

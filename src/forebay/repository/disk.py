@@ -48,6 +48,7 @@ class DiskCache:
 
     Attributes:
         path: The place of this server.
+        copied_bytes: Bytes of all revisions that were copied here.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class DiskCache:
         Raises:
             ConfigError: If nothing can be written there.
         """
+        self.copied_bytes = 0
         self._source = source
         self._end = threading.Event()
         self._coming: dict[str, Progress] = {}
@@ -131,6 +133,7 @@ class DiskCache:
             named = self.path / f"{revision.id}-{coming.name.removeprefix(_COMING)}"
             coming.rename(named)
             _sync_one(self.path)
+            self.copied_bytes += revision.size  # a figure: two that end at the same time may count as one
         except OSError as error:
             msg = f"version '{revision.version}' of '{revision.model}' cannot be written to {coming}: {error.strerror}"
             raise Unavailable(msg) from error

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Final
 
 from forebay.repository.listing import StoredFile
 from forebay.repository.source import SourceChanged, SourceFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
     from pathlib import Path
 
 MAX_DEPTH: Final = 32
@@ -69,11 +71,11 @@ class LocalFolder:
         """Return the folder."""
         return self._path
 
-    def files_of(self, place: str) -> list[StoredFile] | None:
+    def files_of(self, place: str, depth: int = MAX_DEPTH) -> list[StoredFile] | None:
         """Return what lies in a part of the folder now; None if it cannot be looked at."""
         found: list[StoredFile] = []
         try:
-            self._walk(str(self._path / place), "", found, MAX_DEPTH)
+            self._walk(str(self._path / place), "", found, depth)
         except OSError:
             return None
         return sorted(found)
@@ -93,6 +95,25 @@ class LocalFolder:
                         found.append(StoredFile(below + entry.name, about.st_size, _tag(about), about.st_mtime))
                 elif depth:
                     self._walk(entry.path, f"{below}{entry.name}/", found, depth - 1)
+
+
+def files_of_model(path: Path, beside: Collection[str] = ()) -> tuple[StoredFile, ...]:
+    """Return what is seen of the folder of a model, or of its file and those that belong to it; nothing if it is gone.
+
+    Args:
+        path: The folder or file.
+        beside: Other files that belong to any model in their folder.
+    """
+    if not path.is_file():
+        return tuple(LocalFolder(path).files_of("") or ())
+    files = LocalFolder(path.parent).files_of("", depth=0) or ()
+    return tuple(file for file in files if file.path.startswith(path.stem) or file.path in beside)
+
+
+def written_at(files: Iterable[StoredFile]) -> str:
+    """Return when a file was last changed, for a person."""
+    newest_s = max((file.modified_s for file in files), default=None)
+    return "unknown time" if newest_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(newest_s))
 
 
 def _tag(about: os.stat_result) -> str:

@@ -24,6 +24,7 @@ from forebay.repository.cache import Lease
 from forebay.repository.disk import DiskCache
 from forebay.repository.listing import Catalog, Revision
 from forebay.repository.local import LocalFolder
+from forebay.repository.looking import SECOND_LOOK_S, Looking, pause_after
 from forebay.repository.settling import Settling
 from forebay.types.caught import caught
 from forebay.types.failures import failure_of
@@ -40,10 +41,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.repository")
 
-SECOND_LOOK_S: Final = 1.0
-"""Pause before the look that settles what the last one has found, if polls are further apart."""
-_PATIENCE: Final = 5
-"""A look that takes long is followed by a pause so many times as long."""
 _SHOWN: Final = 10
 """Problems that are told in the log of one look."""
 
@@ -57,6 +54,8 @@ class RepositoryStatistics(msgspec.Struct, frozen=True):
         looks: How often the source was listed.
         failures: How often it could not be.
         look_s: How long the last look took, in seconds.
+        looked_s: When it was listed last, in seconds since 1970; 0 if never.
+        copied_bytes: Bytes that were copied here, of versions that came whole.
         disk: What is kept on the disk; None where files are used where they lie.
     """
 
@@ -65,6 +64,8 @@ class RepositoryStatistics(msgspec.Struct, frozen=True):
     looks: int
     failures: int
     look_s: float
+    looked_s: float
+    copied_bytes: int
     disk: ShelfStatistics | None
 
 
@@ -99,12 +100,11 @@ class Repository:
         self._listed: Sequence[StoredFile] | None = None
         self._found = Catalog()
         self._watchers: list[Callable[[], None]] = []
-        self._looking = threading.Lock()
-        self._wake = threading.Event()
-        self._is_over = False
-        self._thread: threading.Thread | None = None
+        self._one_looks = threading.Lock()
+        self._looking = Looking("forebay-repository", self._look_and_tell, self._pause_s)
+        self._end = threading.Event()
         self._looks = self._failures = 0
-        self._look_s = 0.0
+        self._look_s = self._looked_s = 0.0
         self._told: set[str] = set()
 
     @property
@@ -118,20 +118,18 @@ class Repository:
 
     def start(self) -> None:
         """Begin to look from time to time."""
-        assert self._thread is None
-        self._thread = threading.Thread(target=self._work, name="forebay-repository", daemon=True)
-        self._thread.start()
+        self._looking.start()
 
     def stop(self) -> None:
         """Look no more, and end what is being copied."""
-        self._is_over = True
-        self._wake.set()
+        self._end.set()
+        self._looking.stop()
         if self._disk is not None:
             self._disk.close()
 
     def look_soon(self) -> None:
         """Have the thread look at once."""
-        self._wake.set()
+        self._looking.soon()
 
     def open(self) -> None:
         """Look for the first time, and once more if something was written just now.
@@ -140,7 +138,7 @@ class Repository:
             ForebayError: If the source cannot be asked.
         """
         self.look()
-        if self._settling.is_moving and not self._wake.wait(min(self._poll_s or SECOND_LOOK_S, SECOND_LOOK_S)):
+        if self._settling.is_moving and not self._end.wait(min(self._poll_s or SECOND_LOOK_S, SECOND_LOOK_S)):
             self.look()
 
     def look(self) -> bool:
@@ -149,7 +147,7 @@ class Repository:
         Raises:
             ForebayError: If it cannot be asked; nothing has changed then.
         """
-        with self._looking:
+        with self._one_looks:
             started = time.monotonic()
             self._looks += 1
             try:
@@ -159,6 +157,7 @@ class Repository:
                 raise
             finally:
                 self._look_s = time.monotonic() - started
+            self._looked_s = time.time()
             is_first = self._listed is None
             if files != self._listed:
                 self._found = self._rules.read(files)
@@ -238,32 +237,25 @@ class Repository:
             self._looks,
             self._failures,
             self._look_s,
+            self._looked_s,
+            0 if self._disk is None else self._disk.copied_bytes,
             None if self._disk is None else self._disk.statistics(),
         )
 
-    def _work(self) -> None:
-        while not self._is_over:
-            self._wake.wait(self._pause_s())
-            self._wake.clear()
-            if self._is_over:
-                return
-            before = self.problem
-            is_new, error = caught(self.look)
-            self.problem = "" if error is None else failure_of(error).error.message
-            if self.problem and not before:
-                log.warning("%s; what is served goes on, and it is tried again", self.problem)
-            elif before and not self.problem:
-                log.info("%s can be looked at again", self.place)
-            if is_new or self.problem != before:
-                for on_change in self._watchers:
-                    on_change()
+    def _look_and_tell(self) -> None:
+        before = self.problem
+        is_new, error = caught(self.look)
+        self.problem = "" if error is None else failure_of(error).error.message
+        if self.problem and not before:
+            log.warning("%s; what is served goes on, and it is tried again", self.problem)
+        elif before and not self.problem:
+            log.info("%s can be looked at again", self.place)
+        if is_new or self.problem != before:
+            for on_change in self._watchers:
+                on_change()
 
     def _pause_s(self) -> float | None:
-        is_moving = self._settling.is_moving and not self.problem
-        if not self._poll_s and not is_moving:
-            return None
-        pause_s = min(self._poll_s or SECOND_LOOK_S, SECOND_LOOK_S) if is_moving else self._poll_s
-        return max(pause_s, self._look_s * _PATIENCE)
+        return pause_after(self._look_s, self._poll_s, is_moving=self._settling.is_moving and not self.problem)
 
     def _tell_problems(self) -> None:
         new = [problem for problem in self.catalog.problems if problem not in self._told]

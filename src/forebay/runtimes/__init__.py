@@ -7,7 +7,6 @@
 signature   names, types and shapes of inputs and outputs, and the checks of a call against them
 contract    what a library is told and offers: onnx, openvino and paddle are one each
 model_file  which library runs what is there, and what is asked of it
-watching    files that change while their model is in use
 
 Nothing here knows requests, and nothing here is imported by a worker that has no model file.
 """

@@ -91,7 +91,7 @@ class App:
     @property
     def only(self) -> Served | None:
         """The endpoint, if there is just one model: it also answers without its name."""
-        if len(self._served) != 1 or (self.stock is not None and self.stock.has_others(next(iter(self._served)))):
+        if len(self._served) != 1 or (self.stock is not None and self.stock.offer.has_others(next(iter(self._served)))):
             return None
         return next(iter(self._served.values()))
 
@@ -156,7 +156,7 @@ class App:
             also = f", but at {', '.join(paths)}" if paths else ""
             msg = f"the model '{model}' does not answer at /{path[:100]}{also}"
             raise NotFound(msg)
-        names = list(dict.fromkeys([*self._served, *(() if self.stock is None else self.stock.names)]))
+        names = list(dict.fromkeys([*self._served, *(() if self.stock is None else self.stock.offer.names)]))
         hint = nearest(name, names)
         known = ", ".join(f"'{known}'" for known in names[:10])
         did_you_mean = f"; did you mean '{hint}'?" if hint else f"; there is {known or 'none yet'}"
@@ -302,7 +302,7 @@ class App:
         Raises:
             NotFound: If there is no such model, or no such version of it.
         """
-        if version is None and name not in self._served and self.stock is not None and self.stock.has(name):
+        if version is None and name not in self._served and self.stock is not None and self.stock.offer.has(name):
             return {"name": name, "ready": False, "versions": self.describe_versions(name)}
         versions = self.versions(name)
         one = self.find(name) if version is None else versions.ready.get(version)
@@ -337,7 +337,7 @@ class App:
 
     def describe_all(self) -> list[dict[str, Any]]:
         """Return what `/models` tells of every model, also of those of which no version could be loaded."""
-        others = {*self._models, *(() if self.stock is None else self.stock.names)} - self._served.keys()
+        others = {*self._models, *(() if self.stock is None else self.stock.offer.names)} - self._served.keys()
         return [self.describe(name) for name in self._served] + [
             {"name": name, "ready": False, "versions": self.describe_versions(name)} for name in sorted(others)
         ]
@@ -392,7 +392,7 @@ class App:
 
     async def _load(self, name: str, version: str, make: Callable[[], Served], until: float) -> None:
         versions = self._models.setdefault(name, Versions(name))
-        versions.is_stocked |= self.stock is not None and self.stock.has(name)
+        versions.is_stocked |= self.stock is not None and self.stock.offer.has(name)
         attempt = versions.begin(version)
         try:
             await self._bring_up(versions, attempt, make, until)

@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from forebay.server.app import App
     from forebay.server.served import Served
 
-_STATES: Final = {"ready": "READY", "loading": "LOADING", "leaving": "UNLOADING", "failed": "UNAVAILABLE"}
+_STATES: Final = {"ready": "READY", "loading": "LOADING", "leaving": "UNLOADING"}
+_REASONS: Final = {
+    "available": "loaded when it is asked for",
+    "not served": "not among the versions that are served",
+    "unloaded": "unloaded",
+}
 
 
 class ModelIndex:
@@ -30,8 +35,8 @@ class ModelIndex:
             {
                 "name": told["name"],
                 "version": one["version"],
-                "state": _STATES[one["state"]],
-                "reason": one.get("error", ""),
+                "state": _STATES.get(one["state"], "UNAVAILABLE"),
+                "reason": one.get("error") or _REASONS.get(one["state"], ""),
             }
             for told in self._app.describe_all()
             for one in told["versions"]
@@ -51,8 +56,15 @@ class ModelIndex:
         Raises:
             ForebayError: Why they cannot be loaded.
         """
-        is_served = name in self._app.served
-        for version in [*self._app.versions(name).ready] if is_served else self._unloaded.get(name, ["1"]):
+        versions = self._app.versions_of(name)
+        stock = self._app.stock
+        if versions is not None:
+            known = [*versions.ready]
+        elif stock is not None and stock.offer.has(name):
+            known = stock.offer.chosen(name)
+        else:
+            known = self._unloaded.get(name, ["1"])
+        for version in known:
             await self._app.load(name, version, self.maker(name, version), timeout_s=self._app.load_timeout_s)
         self._unloaded.pop(name, None)
 

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of repositories in an app: what is loaded, for whom, and what leaves for it. All of it happens on the loop.
 
-Theory of operation. A repository says which versions there are, a policy which of them are served, and a `Shelf` how
-many may be in memory. A version is loaded because somebody asks for it (`lend`), because all are to be there (not
+Theory of operation. A repository says which versions there are, a policy which of them are served, and a `StockMemory`
+for which there is room. A version is loaded because somebody asks for it (`lend`), because all are to be there (not
 lazy), or because it takes the place of one that is there. The version that answers what names none is the highest one
 that is served and could be loaded. A successor is loaded beside the one in use, so that for a moment there is one more
 than there is room for; only then do requests go to it, and the one before leaves with its last request.
 
 What could not be loaded is tried again after a pause that doubles, or at once when its files are other ones; until
-then the reason is the answer, or the next lower version answers, if there is one.
-
-Who asks over the fast lane takes no lease. What was used since the last look is known by the counters of endpoints, and
-what has open requests stays, which is looked at only when something has to leave.
+then the reason is the answer, or the next lower version answers, if there is one. What somebody has unloaded by hand
+stays away until somebody loads it, or its files are other ones.
 """
 
 from __future__ import annotations
@@ -25,20 +23,21 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError, ModelError, NotFound, Unavailable
-from forebay.repository.shelf import Full, Shelf
+from forebay.repository.shelf import Full
 from forebay.repository.source import SourceChanged
 from forebay.repository.tree_rules import number_of
+from forebay.server.stock_memory import Key, MemoryStatistics, StockMemory
+from forebay.server.stock_offer import StockOffer
 from forebay.types.failures import failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from forebay.repository.listing import Revision
-    from forebay.repository.repository import Repository
     from forebay.repository.version_policy import VersionPolicy
     from forebay.server.app import App
     from forebay.server.served import Served
+    from forebay.server.stock_offer import Stocked
 
 log = logging.getLogger("forebay.repository")
 
@@ -46,56 +45,28 @@ LOADS: Final = 4
 """Versions that are loaded at a time."""
 MAX_WAITING: Final = 4096
 """Requests that may wait for versions that are being loaded."""
-FIRST_PAUSE_S: Final = 1.0
-MAX_PAUSE_S: Final = 60.0
-"""Pauses before something that could not be loaded is tried again."""
-
-Key = tuple[str, int]
 
 
-class Stocked(msgspec.Struct, frozen=True, eq=False):
-    """A repository and what becomes of its models.
-
-    Attributes:
-        repository: It.
-        make: Builds the endpoint of a revision, given the folder with its files; called in a thread.
-    """
-
-    repository: Repository
-    make: Callable[[Revision, Path], Served]
-
-
-class _Failed(msgspec.Struct):
-    revision: Revision
-    error: ForebayError
-    pause_s: float
-    again_s: float
-
-
-class StockStatistics(msgspec.Struct, frozen=True):
+class StockStatistics(MemoryStatistics, frozen=True):
     """What a stock tells about its memory.
 
     Attributes:
-        loaded: Versions in memory.
-        bytes: Bytes of their files.
-        hits: Requests that waited for no load, of those that asked here.
-        loads: Versions that were loaded.
-        failures: Versions that could not be.
-        evictions: Versions that left to make room.
+        failures: Versions that could not be loaded.
         waiting: Requests that wait for a load.
     """
 
-    loaded: int
-    bytes: int
-    hits: int
-    loads: int
     failures: int
-    evictions: int
     waiting: int
 
 
 class Stock:
-    """Keeps in an app what repositories have."""
+    """Keeps in an app what repositories have.
+
+    Attributes:
+        stocked: The repositories.
+        offer: What is to be served of them.
+        is_lazy: Whether a version is loaded only when somebody asks for it.
+    """
 
     def __init__(
         self,
@@ -118,16 +89,11 @@ class Stock:
             max_bytes: Bytes of their files together.
         """
         self._app = app
-        self._stocked = stocked
-        self._policy = policy
+        self.stocked = stocked
+        self.offer = StockOffer(stocked, policy)
         self.is_lazy = is_lazy
-        self._shelf: Shelf[str] = Shelf(max_models, max_bytes)
-        self._loaded: dict[Key, Revision] = {}
-        self._by_id: dict[str, Key] = {}
-        self._counts: dict[str, int] = {}
+        self._memory = StockMemory(self._ready, max_models, max_bytes)
         self._loading: dict[Key, asyncio.Task[None]] = {}
-        self._failed: dict[Key, _Failed] = {}
-        self._dismissed: dict[Key, Revision] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._found: dict[Key, Revision] = {}
         self._tending: dict[str, asyncio.Task[None]] = {}
@@ -143,81 +109,18 @@ class Stock:
 
     # What is there
 
-    @property
-    def names(self) -> list[str]:
-        """All models that the repositories have."""
-        return list(dict.fromkeys(name for one in self._stocked for name in one.repository.catalog.models))
-
-    def has(self, name: str) -> bool:
-        """Tell whether a repository has a model."""
-        return self._owner(name) is not None
-
-    def has_others(self, name: str) -> bool:
-        """Tell whether the repositories have a model beside this one; asked at each change, so no list is made."""
-        return sum(len(one.repository.catalog.models) for one in self._stocked) > self.has(name)
-
     def problems(self) -> list[str]:
         """Return why the models are not there yet; empty if they are."""
         return [] if self._is_ready else ["the models of the repository are loading"]
 
     def statistics(self) -> StockStatistics:
         """Return a snapshot."""
-        kept = self._shelf.statistics()
-        return StockStatistics(
-            kept.count, kept.bytes, kept.hits, kept.misses, self._failures, kept.evictions, self._waiting
-        )
-
-    def describe(self) -> dict[str, Any]:
-        """Return what `/models` tells of the repositories themselves, and of the memory."""
-        repositories = [
-            {
-                "place": one.repository.place,
-                "problem": one.repository.problem,
-                "problems": list(one.repository.catalog.problems),
-                **msgspec.to_builtins(one.repository.statistics()),
-            }
-            for one in self._stocked
-        ]
-        return {"repositories": repositories, "memory": msgspec.to_builtins(self.statistics())}
-
-    def summary(self) -> list[str]:
-        """Return what is served of each repository: a line for a person."""
-        lines: list[str] = []
-        for one in self._stocked:
-            catalog, told = one.repository.catalog, one.repository.statistics()
-            shown = ", ".join([*catalog.models][:5]) + (", ..." if told.models > 5 else "")
-            when = "loaded when they are asked for" if self.is_lazy else "loaded at the start"
-            count = (
-                f"{told.models} models with {told.versions} versions"
-                if told.models != 1
-                else f"{told.versions} versions"
-            )
-            lines.append(f"POST /models/NAME of {one.repository.place}: {count} ({shown or 'none yet'}), {when}")
-        return lines
+        kept = msgspec.structs.asdict(self._memory.statistics())
+        return StockStatistics(**kept, failures=self._failures, waiting=self._waiting)
 
     def describe_versions(self, name: str) -> list[dict[str, Any]]:
         """Return the versions of a model that could be loaded, or are being copied, or failed."""
-        owner = self._owner(name)
-        if owner is None:
-            return []
-        found: list[dict[str, Any]] = []
-        versions = owner.repository.catalog.models[name]
-        served = set(self._policy.chosen(versions))
-        for number, revision in versions.items():
-            key = (name, number)
-            failed = self._failed.get(key)
-            progress = owner.repository.progress(revision)
-            state = "loading" if key in self._loading else "available" if number in served else "not served"
-            told: dict[str, Any] = {"version": str(number), "state": state, "bytes": revision.size}
-            told["modified"] = int(revision.modified_s)
-            if failed is not None and failed.revision == revision and key not in self._loading:
-                told["state"], told["error"] = "failed", failed.error.message
-            elif key in self._dismissed:
-                told["state"] = "unloaded"
-            elif progress is not None:
-                told["progress"] = str(progress)
-            found.append(told)
-        return found
+        return self.offer.describe(name, self._loading)
 
     # Loading
 
@@ -245,20 +148,17 @@ class Stock:
             raise Unavailable(msg)
         self._waiting += 1
         try:
-            key = await self._bring(name, number)
+            key, has_waited = await self._bring(name, number)
         finally:
             self._waiting -= 1
-        served, revision = self._ready(key), self._loaded.get(key)
-        lent = "" if revision is None else revision.id
-        if served is None or not self._shelf.take(lent):
+        served, revision = self._ready(key), self._memory.loaded.get(key)
+        if served is None or revision is None or not self._memory.take(revision):
             msg = f"the model '{name}' is just leaving; try again"
             raise Unavailable(msg)
         try:
             yield served
         finally:
-            if lent in self._by_id:
-                self._counts[lent] = _count(served)
-            self._shelf.give_back(lent)
+            self._memory.give_back(key, revision, has_waited=has_waited)
 
     def find(self, name: str, version: str) -> Served:
         """Build a version as it is in its repository now; called in a thread, by who loads it by hand.
@@ -267,7 +167,7 @@ class Stock:
             NotFound: If there is none.
             ForebayError: If it cannot be built.
         """
-        owner = self._owner(name)
+        owner = self.offer.owner(name)
         number = number_of(version)
         if owner is None or number is None:
             msg = f"no repository has a version '{version[:100]}' of a model '{name[:100]}'"
@@ -279,11 +179,11 @@ class Stock:
     async def start(self) -> None:
         """Begin to look, and load what is to be there from the start."""
         self._loop = asyncio.get_running_loop()
-        for one in self._stocked:
+        for one in self.stocked:
             one.repository.watch(self._changed)
             one.repository.start()
         if not self.is_lazy:
-            for name in self.names:
+            for name in self.offer.names:
                 self._tend_soon(name)
             while self._tending:
                 await asyncio.wait(self._tending.values())
@@ -294,77 +194,39 @@ class Stock:
         self._is_over = True
         for task in (*self._tending.values(), *self._loading.values()):
             task.cancel()
-        for one in self._stocked:
+        for one in self.stocked:
             one.repository.stop()
 
     def look_soon(self) -> None:
         """Have the repositories looked at now."""
-        for one in self._stocked:
+        for one in self.stocked:
             one.repository.look_soon()
 
     # Inside
 
-    def _owner(self, name: str) -> Stocked | None:
-        return next((one for one in self._stocked if name in one.repository.catalog.models), None)
-
-    def _there(self, name: str) -> Mapping[int, Revision]:
-        owner = self._owner(name)
-        return {} if owner is None else owner.repository.catalog.models.get(name, {})
-
-    def _served(self, name: str) -> list[Revision]:
-        """Return which versions are served, the highest first: what failed is none, unless its time has come."""
-        versions = self._there(name)
-        there = [one for one in versions.values() if not self._has_failed(one)]
-        return [versions[number] for number in self._policy.chosen([one.number for one in there])]
-
-    def _has_failed(self, revision: Revision) -> _Failed | None:
-        failed = self._failed.get((revision.model, revision.number))
-        return failed if failed is not None and failed.revision == revision else None
-
-    async def _bring(self, name: str, number: int | None) -> Key:
-        """Load a version if it is not there; returns which one it is."""
+    async def _bring(self, name: str, number: int | None) -> tuple[Key, bool]:
+        """Load a version if it is not there; returns which one it is, and whether it was not."""
+        has_waited = False
         while True:
             answering = self._app.served.get(name) if number is None else None
             if answering is not None:  # a successor may be on its way, or have failed
-                return name, int(answering.endpoint.config.version)
-            revision = self._asked(name, number)
+                return (name, int(answering.endpoint.config.version)), has_waited
+            revision = self.offer.asked(name, number, self._memory.loaded)
             key = (name, revision.number)
-            if key in self._loaded:
+            if key in self._memory.loaded:
                 if number is None:
                     self._settle(name)
-                return key
-            failed = self._has_failed(revision)
+                return key, has_waited
+            failed = self.offer.refusal(revision)
             if failed is not None and time.monotonic() < failed.again_s:
                 raise failed.error.with_traceback(None)
+            has_waited = True
             try:
                 await self._load(revision)
             except ForebayError:
                 # The next lower version may answer; what was asked for by its number may not.
-                if number is not None or self._has_failed(revision) is None or not self._served(name):
+                if number is not None or self.offer.refusal(revision) is None or not self.offer.served(name):
                     raise
-
-    def _asked(self, name: str, number: int | None) -> Revision:
-        owner = self._owner(name)
-        if owner is None:
-            return self._stocked[0].repository.find(name)  # says so
-        there = owner.repository.catalog.models[name]
-        chosen = self._policy.chosen(there)
-        if number is None:
-            served = self._served(name)
-            if served:
-                return served[0]
-            if chosen:
-                return there[chosen[0]]
-            msg = f"no version of the model '{name}' is served; there is {', '.join(map(str, there))}"
-            raise NotFound(msg)
-        revision = owner.repository.find(name, number)
-        if number not in chosen and (name, number) not in self._loaded:
-            msg = f"version {number} of the model '{name}' is there and not served; see --versions"
-            raise NotFound(msg)
-        if self._dismissed.get((name, number)) == revision:
-            msg = f"version {number} of the model '{name}' was unloaded by hand, and is loaded by hand again"
-            raise NotFound(msg)
-        return revision
 
     async def _load(self, revision: Revision) -> None:
         """Load a revision, once for all who want it."""
@@ -385,7 +247,7 @@ class Stock:
 
     async def _load_now(self, key: Key, revision: Revision) -> None:
         name, version = revision.model, str(revision.number)
-        owner = self._owner(name)
+        owner = self.offer.owner(name)
         assert owner is not None
         async with self._turns:
             self._make_room(key, revision)
@@ -393,13 +255,11 @@ class Stock:
                 limit_s = self._app.load_timeout_s
                 await self._app.load(name, version, lambda: self._made(owner, revision), timeout_s=limit_s)
             except BaseException as error:
-                self._shelf.retire(revision.id)
-                self._shelf.give_back(revision.id)
+                self._memory.failed(revision)
                 if not isinstance(error, ForebayError):
                     raise
                 raise self._fail(key, revision, error) from error
             self._arrived(key, revision)
-            self._shelf.give_back(revision.id)
             self._settle(name)
 
     def _made(self, owner: Stocked, revision: Revision) -> Served:
@@ -425,80 +285,42 @@ class Stock:
         Raises:
             Unavailable: If all that is there is in use.
         """
-        self._shelf.revive(revision.id)  # somebody may still be using it, though it was to leave
-        if self._shelf.take(revision.id):
-            return
-        name, served = revision.model, {one.number for one in self._served(revision.model)}
-        will_leave = any(other == name and number not in served for other, number in self._loaded)
-        may_exceed = key in self._loaded or (revision.number in served and will_leave)
+        name, served = revision.model, {one.number for one in self.offer.served(revision.model)}
+        will_leave = any(number not in served for _, number in self._memory.versions_of(name))
+        may_exceed = key in self._memory.loaded or (revision.number in served and will_leave)
         try:
-            leaving = self._shelf.admit(revision.id, revision.size, busy=self._look_at_use(), may_exceed=may_exceed)
+            leaving = self._memory.admit(revision, may_exceed=may_exceed)
         except Full:
-            kept = self._shelf.statistics()
-            msg = f"there is no room for '{name}': all {kept.count} models in memory are in use; try again later"
+            count = self._memory.statistics().loaded
+            msg = f"there is no room for '{name}': all {count} models in memory are in use; try again later"
             raise Unavailable(msg) from None
         for other in leaving:
-            self._unload(self._by_id[other])
-
-    def _look_at_use(self) -> set[str]:
-        """Note what was used since the last look; returns what is in use now."""
-        busy: set[str] = set()
-        for key, revision in self._loaded.items():
-            served = self._ready(key)
-            if served is None:
-                continue
-            count = _count(served)
-            if self._counts.get(revision.id) != count:
-                self._counts[revision.id] = count
-                self._shelf.touch(revision.id)
-            if served.endpoint.in_flight:
-                busy.add(revision.id)
-        return busy
+            self._unload(other)
 
     def _ready(self, key: Key) -> Served | None:
-        try:
-            return self._app.versions(key[0]).ready.get(str(key[1]))
-        except NotFound:
-            return None
+        versions = self._app.versions_of(key[0])
+        return None if versions is None else versions.ready.get(str(key[1]))
 
     def _arrived(self, key: Key, revision: Revision) -> None:
-        before = self._loaded.get(key)
-        if before is not None and before != revision:
-            self._forget(before.id)
-        self._loaded[key] = revision
-        self._by_id[revision.id] = key
-        self._failed.pop(key, None)
-        self._dismissed.pop(key, None)
+        self._memory.arrived(key, revision)
+        self.offer.refusals.forget(key)
+        self.offer.dismissed.pop(key, None)
 
     def _fail(self, key: Key, revision: Revision, error: ForebayError) -> ForebayError:
         """Note why a revision could not be loaded; returns what is told to who has asked for it."""
-        before = self._has_failed(revision)
-        pause_s = FIRST_PAUSE_S if before is None else min(before.pause_s * 2, MAX_PAUSE_S)
         self._failures += 1
         told = f"version '{revision.number}' of '{revision.model}' cannot be loaded: {failure_of(error).error.message}"
         found = Unavailable(told) if isinstance(error, Unavailable) else ModelError(told)
-        self._failed[key] = _Failed(revision, found, pause_s, time.monotonic() + pause_s)
-        log.log(
-            logging.WARNING if before is None else logging.DEBUG,
-            "%s; what is served goes on",
-            told,
-        )
-        is_wanted = not self.is_lazy or any(name == revision.model for name, _ in self._loaded)
+        refusal = self.offer.refusals.refuse(key, revision, found, time.monotonic())
+        log.log(logging.WARNING if refusal.is_new else logging.DEBUG, "%s; what is served goes on", told)
+        is_wanted = not self.is_lazy or self._memory.versions_of(revision.model)
         if self._loop is not None and is_wanted:
-            self._loop.call_later(pause_s, self._tend_soon, revision.model)
+            self._loop.call_later(refusal.pause_s, self._tend_soon, revision.model)
         return found
-
-    def _forget(self, id: str) -> None:
-        """Count it no longer, or only as long as somebody has a lease of it."""
-        self._shelf.retire(id)
-        key = self._by_id.pop(id, None)
-        self._counts.pop(id, None)
-        if key is not None and (found := self._loaded.get(key)) is not None and found.id == id:
-            del self._loaded[key]
 
     def _unload(self, key: Key) -> None:
         served = self._ready(key)
-        self._forget(self._loaded[key].id)
+        self._memory.forget(key)
 
         async def leave() -> None:
             with contextlib.suppress(NotFound, Unavailable):  # it has left already, or all of it ends
@@ -510,14 +332,14 @@ class Stock:
 
     def _settle(self, name: str) -> None:
         """Say which version answers what names none, and let those leave that are not served."""
-        served = [one.number for one in self._served(name)]
-        best = served[0] if served and (name, served[0]) in self._loaded else None
+        served = [one.number for one in self.offer.served(name)]
+        best = served[0] if served and (name, served[0]) in self._memory.loaded else None
         if best is not None:
             self._app.share(name, {str(best): 1})
-        there = self._there(name)
-        for key in [key for key in self._loaded if key[0] == name]:
+        there = self.offer.there(name)
+        for key in self._memory.versions_of(name):
             number = key[1]
-            if number in served or (number in there and self._has_failed(there[number]) is not None):
+            if number in served or (number in there and self.offer.refusal(there[number]) is not None):
                 continue
             # Who answers goes on until another one can, unless the model is gone.
             if best is not None or not there or not self._app.versions(name).weights.get(str(number)):
@@ -530,13 +352,9 @@ class Stock:
             self._loop.call_soon_threadsafe(self._tend_all)
 
     def _tend_all(self) -> None:
-        names = self.names
-        there = set(names)
-        for key in [key for key in self._failed if key[0] not in there]:
-            del self._failed[key]
-        for name in dict.fromkeys([name for name, _ in self._loaded] if self.is_lazy else names):
-            self._tend_soon(name)
-        for name in {name for name, _ in self._loaded} - there:
+        self.offer.keep_only_what_is_there()
+        names = [name for name, _ in self._memory.loaded]
+        for name in dict.fromkeys(names if self.is_lazy else [*names, *self.offer.names]):
             self._tend_soon(name)
 
     def _tend_soon(self, name: str) -> None:
@@ -568,17 +386,11 @@ class Stock:
         """Return what is to be loaded of a model, one after the other, until nothing is."""
         tried: set[str] = set()
         while True:
-            now = time.monotonic()
-            versions = self._there(name)
-            there = [
-                one for one in versions.values() if (found := self._has_failed(one)) is None or found.again_s < now
-            ]
-            chosen = [versions[number] for number in self._policy.chosen([one.number for one in there])]
-            is_there = any(other == name for other, _ in self._loaded)
+            chosen = self.offer.served(name, tries=True)
+            is_there = bool(self._memory.versions_of(name))
             for revision in chosen:
-                key = (name, revision.number)
-                loaded = self._loaded.get(key)
-                if revision.id in tried or loaded == revision or self._dismissed.get(key) == revision:
+                loaded = self._memory.loaded.get((name, revision.number))
+                if revision.id in tried or loaded == revision:
                     continue
                 if not self.is_lazy or loaded is not None or (is_there and revision is chosen[0]):
                     tried.add(revision.id)
@@ -587,27 +399,17 @@ class Stock:
             else:
                 return
 
-    def _look_at_app(self, _name: str) -> None:
+    def _look_at_app(self, name: str) -> None:
         """See what somebody has loaded or unloaded by hand."""
-        for key in [*self._loaded]:
+        for key in self._memory.versions_of(name):
             if self._ready(key) is None:
-                self._dismissed[key] = revision = self._loaded[key]
-                self._forget(revision.id)
-        for key, revision in [*self._found.items()]:
+                self.offer.dismissed[key] = self._memory.forget(key)
+        for key, revision in [(key, one) for key, one in self._found.items() if key[0] == name]:
             if self._ready(key) is None or key in self._loading:
                 continue
             del self._found[key]
-            if self._loaded.get(key) != revision:
-                self._shelf.revive(revision.id)
-                if not self._shelf.take(revision.id):
-                    admitted = self._shelf.admit(revision.id, revision.size, busy=self._look_at_use(), may_exceed=True)
-                    for other in admitted:
-                        self._unload(self._by_id[other])
-                self._shelf.give_back(revision.id)
+            if self._memory.loaded.get(key) != revision:
+                for other in self._memory.admit(revision, may_exceed=True):
+                    self._unload(other)
                 self._arrived(key, revision)
-                asyncio.get_running_loop().call_soon(self._settle, key[0])
-
-
-def _count(served: Served) -> int:
-    """Return how many requests an endpoint has answered."""
-    return sum(served.endpoint.metrics.codes.values())
+                asyncio.get_running_loop().call_soon(self._settle, name)

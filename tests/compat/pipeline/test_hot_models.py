@@ -20,7 +20,7 @@ from tests.compat.pipeline.predictor_models import REFERENCE, WEIGHTS, describe,
 
 from forebay.errors import ConfigError
 from forebay.runtimes.signature import Signature, Value, Var
-from forebay.runtimes.watching import one_version
+from forebay.repository.watching import one_version
 from forebay.surfaces.pipeline.fronts.client import PipelineClient
 from forebay.surfaces.pipeline.ops.op import Op, RequestOp
 from forebay.surfaces.pipeline.predictors import LocalConf, LocalServiceHandler, PredictorSettings, client_for

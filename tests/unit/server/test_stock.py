@@ -11,15 +11,17 @@ from tests.waiting import reached
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError, ModelError, NotFound, Unavailable
+from forebay.observe.repository_metrics import RepositoryCollector
 from forebay.protocols.native import Contract
 from forebay.repository.local import LocalFolder
 from forebay.repository.repository import Repository
 from forebay.repository.tree_rules import TreeRules
 from forebay.repository.version_policy import VersionPolicy
-from forebay.server import stock as stock_module
+from forebay.server import stock_report
 from forebay.server.app import App
 from forebay.server.served import Served
-from forebay.server.stock import Stock, Stocked
+from forebay.server.stock import Stock
+from forebay.server.stock_offer import FIRST_PAUSE_S, Stocked
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.workers.inline import InlinePool
 from forebay.workers.runner import RunnerSpec
@@ -272,11 +274,12 @@ async def test_what_failed_is_tried_again_after_a_pause(files):
             with pytest.raises(ModelError, match="it is bad"):
                 await found.ask("a")
         assert files.loads == [("a", 1)]
-        found.stock._failed["a", 1].again_s = 0.0
+        refusal = found.stock.offer.refusals._all["a", 1]
+        refusal.again_s = 0.0
         with pytest.raises(ModelError, match="it is bad"):
             await found.ask("a")
         assert files.loads == [("a", 1)] * 2
-        assert found.stock._failed["a", 1].pause_s == 2 * stock_module.FIRST_PAUSE_S
+        assert found.stock.offer.refusals._all["a", 1].pause_s == 2 * FIRST_PAUSE_S
 
 
 @run
@@ -338,6 +341,73 @@ async def test_somebody_loads_and_unloads_by_hand(files):
         await reached(lambda: found.app.versions("a").weights == {"2": 1})
         with pytest.raises(NotFound):
             await found.app.load("a", "7", lambda: source("a", "7"))
+
+
+@run
+async def test_the_repository_protocol_tells_and_does_the_same(files):
+    for number in (1, 2):
+        files.put(f"a/{number}", str(number))
+    files.put("b/1", "bad")
+    async with serving(files) as found:
+        index = found.app.model_index
+
+        def told():
+            return {(one["name"], one["version"]): (one["state"], one["reason"]) for one in index.index()}
+
+        assert told() == {
+            ("a", "1"): ("UNAVAILABLE", "not among the versions that are served"),
+            ("a", "2"): ("UNAVAILABLE", "loaded when it is asked for"),
+            ("b", "1"): ("UNAVAILABLE", "loaded when it is asked for"),
+        }
+        await index.load("a")
+        assert told()["a", "2"] == ("READY", "")
+        with pytest.raises(ModelError, match="it is bad"):
+            await index.load("b")
+        assert told()["b", "1"] == ("UNAVAILABLE", "it is bad")
+        await index.unload("a")
+        await reached(lambda: told()["a", "2"] == ("UNAVAILABLE", "unloaded"))
+        for version in (None, "2"):  # whoever unloads it does not mean that the next one who asks loads it again
+            with pytest.raises(NotFound, match="version 2 of the model 'a' was unloaded by hand"):
+                await found.ask("a", version)
+        await index.load("a")
+        assert await found.ask("a") == "2"
+        await index.unload("a")
+        files.put("a/2", "other files")
+        await found.look()
+        assert await found.ask("a") == "other files"
+
+
+@run
+async def test_what_prometheus_is_told(files):
+    for name in "abc":
+        files.put(f"{name}/1", name)
+    files.put("d/1", "bad")
+    async with serving(files, max_models=2) as found:
+        for name in "aabac":
+            await found.ask(name)
+        await found.app.find("a").endpoint.call(b"")  # past the stock, as over the fast lane
+        with pytest.raises(ModelError):
+            await found.ask("d")
+        memory = stock_report.reading(found.stock).memory
+        assert memory == {
+            "loaded_versions": 1,
+            "loaded_bytes": 1,
+            "load_hits_total": 3,
+            "load_misses_total": 3,
+            "loads_total": 4,
+            "load_failures_total": 1,
+            "load_evictions_total": 2,
+            "load_waiting": 0,
+        }
+        collector = RepositoryCollector()
+        assert list(collector.collect()) == []
+        collector.reading = stock_report.reading(found.stock)
+        samples = {one.name: one for family in collector.collect() for one in family.samples}
+        assert samples["forebay_repository_models"].value == 4
+        assert samples["forebay_repository_models"].labels == {"repository": found.repository.place}
+        assert samples["forebay_repository_looks_total"].value == 2
+        assert samples["forebay_repository_looked_timestamp_seconds"].value > 1e9
+        assert samples["forebay_load_evictions_total"].value == 2
 
 
 @run

@@ -15,6 +15,7 @@ import msgspec
 from forebay.errors import ConfigError
 from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described
+from forebay.server import stock_report
 from forebay.server.app import App
 from forebay.server.config import RepositoryConfig
 from forebay.server.served import Served
@@ -108,7 +109,7 @@ def _finder(app: App, reloading: Reloading) -> Callable[[str, str], Served]:
     """Return what builds a version by its name: of a repository, or of what the project names."""
 
     def find(name: str, version: str) -> Served:
-        if app.stock is not None and app.stock.has(name):
+        if app.stock is not None and app.stock.offer.has(name):
             return app.stock.find(name, version)
         return reloading.find(name, version)
 
@@ -139,12 +140,13 @@ def project_of(built: Sequence[Built], http: HttpConfig, repository: RepositoryC
 
     app = App([served for one in built for served in one.served])
     stocked = stock(app, [target for one in built for target in one.repositories], repository)
+    told = [] if stocked is None else stock_report.summary(stocked)
     return Project(
         app=app,
         http=http,
         asgi=asgi_app(app, http),
         routes=routes_of(app, http),
-        summary=[_summary(app, served) for served in app.served] + ([] if stocked is None else stocked.summary()),
+        summary=[_summary(app, served) for served in app.served] + told,
         warnings=[warning for one in built for warning in one.warnings] + _doubts(app),
         graphs=[graph for one in built for graph in one.graphs],
     )

@@ -14,7 +14,6 @@ import contextlib
 import logging
 import os
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,7 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError, NotFound
-from forebay.runtimes.watching import Fingerprint
+from forebay.repository.local import files_of_model
+from forebay.repository.looking import Looking, pause_after
+from forebay.repository.settling import Settling
 from forebay.server.app import beside
 from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, ProcessConfig
 from forebay.surfaces.native.fresh_modules import fresh_modules, python_files
@@ -33,6 +34,7 @@ from forebay.types.settings import declared
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from forebay.repository.listing import StoredFile
     from forebay.server.app import App
     from forebay.server.served import Served
     from forebay.surfaces.contract import Options, TargetEntry
@@ -43,8 +45,6 @@ CODE_LOOK_S: Final = 0.15
 """Pause between two looks at code; an edit counts once two looks in a row have found the same."""
 FILE_LOOK_S: Final = 1.0
 """Pause between two looks at model files."""
-_PATIENCE: Final = 5
-"""A look at a large folder is followed by a pause so many times as long."""
 
 
 class Reloading:
@@ -74,12 +74,15 @@ class Reloading:
         self._build = build
         self._own = {(one.endpoint.name, one.endpoint.config.version) for one in app.every}
         self._made: dict[str, set[tuple[str, str]]] = {}
-        self._files = {entry.target: _fingerprint(entry) for entry in self._entries}
+        self._files = {entry.target: _files(entry) for entry in self._entries}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._asked: list[bool] = []
-        self._end = threading.Event()
-        self._pause_s = FILE_LOOK_S
+        self._is_over = False
+        self._look_s = CODE_LOOK_S if options.reload else FILE_LOOK_S
+        self._took_s = 0.0
+        self._settling: Settling[str, Any] | None = None
+        self._looking = Looking("forebay-reload-watch", self._look, lambda: pause_after(self._took_s, self._look_s))
         if options.reload:  # an edit within a second that keeps the length of a file would look like none
             sys.dont_write_bytecode = True
             os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
@@ -94,11 +97,13 @@ class Reloading:
         if self._asked:
             self._begin()
         if self._options.reload or any(is_model_file(entry.target) for entry in self._entries):
-            threading.Thread(target=self._watch, name="forebay-reload-watch", daemon=True).start()
+            self._looking.start()
+            self._looking.soon()
 
     def end(self) -> None:
         """Reload no more."""
-        self._end.set()
+        self._is_over = True
+        self._looking.stop()
         if self._task is not None:
             self._task.cancel()
 
@@ -135,7 +140,7 @@ class Reloading:
         return self._options if self._options.again is None else self._options.again()
 
     def _begin(self) -> None:
-        if self._task is None and not self._end.is_set():
+        if self._task is None and not self._is_over:
             assert self._loop is not None
             self._task = self._loop.create_task(self._work())
 
@@ -153,7 +158,7 @@ class Reloading:
     async def _reload_files(self) -> None:
         """Reload the model files that have changed."""
         for entry in self._entries:
-            if is_model_file(entry.target) and _fingerprint(entry) != self._files[entry.target]:
+            if is_model_file(entry.target) and _files(entry) != self._files[entry.target]:
                 await self._renew(entry)
 
     async def _reload(self) -> None:
@@ -171,12 +176,12 @@ class Reloading:
             return
         self._app.problem = ""
         self._tell_what_stays(options)
-        self._files = {entry.target: self._files.get(entry.target, Fingerprint("", ())) for entry in entries}
+        self._files = {entry.target: self._files.get(entry.target, ()) for entry in entries}
         before, self._entries = self._entries, entries
         wanted: dict[str, dict[str, int | None]] = {}
         broken: set[str] = set()
         for entry in entries:
-            if is_model_file(entry.target) and entry in before and _fingerprint(entry) == self._files[entry.target]:
+            if is_model_file(entry.target) and entry in before and _files(entry) == self._files[entry.target]:
                 for name, version in self._made.get(_key(entry), ()):
                     wanted.setdefault(name, {})[version] = entry.overrides.weight
                 continue
@@ -192,7 +197,7 @@ class Reloading:
     async def _renew(self, entry: TargetEntry) -> list[tuple[str, str, bool]]:
         """Build an entry anew and load what comes of it; returns names and versions, and whether they are up."""
         limit_s = self._options.load_timeout_s
-        found = _fingerprint(entry)
+        found = _files(entry)
 
         def make() -> Sequence[Served]:
             with fresh_modules([_folder(entry)]) if _is_code(entry) else contextlib.nullcontext():
@@ -235,7 +240,7 @@ class Reloading:
         for name in list(self._app.served):
             ready = self._app.versions(name).ready
             own = [version for version in ready if (name, version) in self._own]
-            if self._app.stock is not None and self._app.stock.has(name):
+            if self._app.stock is not None and self._app.stock.offer.has(name):
                 continue
             if name in broken or not own:
                 continue
@@ -276,22 +281,21 @@ class Reloading:
         if changed:
             log.warning("changed, and holds from the next start on: %s", ", ".join(changed))
 
-    def _watch(self) -> None:
+    def _look(self) -> None:
         """Look at the files, in a thread."""
-        settled = seen = self._look()
-        while not self._end.wait(self._pause_s):
-            found = self._look()
-            if found == seen and found != settled:
-                only_files = found[0] == settled[0]
-                settled = found
-                assert self._loop is not None
-                with contextlib.suppress(RuntimeError):  # the loop is closed: the server has stopped meanwhile
-                    self._loop.call_soon_threadsafe(lambda only=only_files: self.ask(only_files=only))
-            seen = found
-
-    def _look(self) -> tuple[Any, Any]:
-        """Return what can be seen of code and configuration, and of model files."""
         started = time.monotonic()
+        found = self._seen()
+        if self._settling is None:
+            self._settling = Settling(found)
+        changed = self._settling.look(found)
+        self._took_s = time.monotonic() - started
+        if changed:
+            assert self._loop is not None
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the server has stopped meanwhile
+                self._loop.call_soon_threadsafe(lambda: self.ask(only_files="code" not in changed))
+
+    def _seen(self) -> dict[str, Any]:
+        """Return what can be seen of code and configuration, and of model files."""
         entries = self._entries
         code: list[tuple[str, int, int]] = []
         if self._options.reload:
@@ -299,10 +303,7 @@ class Reloading:
                 code += [_seen(Path(entry.path)) for entry in python_files(folder)]
             if self._options.source is not None:
                 code.append(_seen(self._options.source))
-        files = [_fingerprint(entry) for entry in entries if is_model_file(entry.target)]
-        pause_s = CODE_LOOK_S if self._options.reload else FILE_LOOK_S
-        self._pause_s = max(pause_s, (time.monotonic() - started) * _PATIENCE)
-        return sorted(code), files
+        return {"code": sorted(code), "files": [_files(entry) for entry in entries if is_model_file(entry.target)]}
 
 
 def _key(entry: TargetEntry) -> str:
@@ -319,8 +320,8 @@ def _is_code(entry: TargetEntry) -> bool:
     return not is_model_file(entry.target) and not is_repository(entry.target)
 
 
-def _fingerprint(entry: TargetEntry) -> Fingerprint:
-    return Fingerprint.of(Path(entry.target)) if is_model_file(entry.target) else Fingerprint("", ())
+def _files(entry: TargetEntry) -> Sequence[StoredFile]:
+    return files_of_model(Path(entry.target)) if is_model_file(entry.target) else ()
 
 
 def _seen(path: Path) -> tuple[str, int, int]:

@@ -23,7 +23,8 @@ from forebay.repository.repository import Repository
 from forebay.repository.tree_rules import TreeRules
 from forebay.repository.version_policy import VersionPolicy
 from forebay.runtimes.saved_model import FILE, files_problem
-from forebay.server.stock import Stock, Stocked
+from forebay.server.stock import Stock
+from forebay.server.stock_offer import Stocked
 from forebay.serving.models.model import NAME, NAME_IS
 
 if TYPE_CHECKING:

@@ -90,7 +90,7 @@ class ModelRoutes:
             self._owned[owner] = found
         stock = self._app.stock
         for target, route in before.items():
-            may_return = stock is not None and stock.has(route.endpoint.name)
+            may_return = stock is not None and stock.offer.has(route.endpoint.name)
             route.retire(self.by_target.get(target), may_return=may_return)
 
     def _routes(self, versions: Versions) -> Iterator[tuple[str, Route]]:

@@ -16,8 +16,10 @@ from starlette.responses import Response
 import forebay
 from forebay.errors import NotFound
 from forebay.observe.exposition import Exposition, Reading, pieces
+from forebay.observe.repository_metrics import RepositoryCollector
 from forebay.observe.serving_metrics import ServingCollector
 from forebay.protocols import openapi
+from forebay.server import stock_report
 from forebay.serving.servings import registry
 from forebay.transports.http.dashboard.page import Dashboard, to_page, wants_page
 from forebay.transports.http.management import Management
@@ -49,7 +51,8 @@ class ServerPages:
         self._app = app
         self._config = config
         servings = ServingCollector(lambda: [process.reading() for process in registry.running()])
-        self._exposition = Exposition(self._endpoints, reading, servings)
+        self._repositories = RepositoryCollector()
+        self._exposition = Exposition(self._endpoints, reading, servings, self._repositories)
         self._openapi: bytes | None = None
         self._changes = 0
         self._created = int(time.time())
@@ -63,7 +66,7 @@ class ServerPages:
         """Say where to go when several models are served; a browser is sent to the dashboard."""
         if self.dashboard is not None and wants_page(request):
             return to_page()
-        names = [] if self._app.stock is None else self._app.stock.names
+        names = [] if self._app.stock is None else self._app.stock.offer.names
         return _json(
             {"models": list(dict.fromkeys([*self._app.served, *names])), "docs": "/docs", "call": "POST /models/{name}"}
         )
@@ -72,7 +75,7 @@ class ServerPages:
         """List the models."""
         models = self._app.describe_all() + [process.describe() for process in registry.running()]
         problem = {"problem": self._app.problem} if self._app.problem else {}
-        stock = {} if self._app.stock is None else self._app.stock.describe()
+        stock = {} if self._app.stock is None else stock_report.describe(self._app.stock)
         return _json({"models": models, **problem, **stock})
 
     async def model(self, request: HttpRequest) -> Response:
@@ -123,6 +126,8 @@ class ServerPages:
                 columns = end.value
                 break
             await asyncio.sleep(0)
+        stock = self._app.stock
+        self._repositories.reading = None if stock is None else stock_report.reading(stock)
         # The user's collectors may take long, so they run in a thread.
         rest, media_type = await asyncio.to_thread(self._exposition.others, accept)
         written: list[bytes] = []

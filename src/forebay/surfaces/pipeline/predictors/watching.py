@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients whose model is replaced when its files change; see `forebay.runtimes.watching`."""
+"""Clients whose model is replaced when its files change; see `forebay.repository.watching`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from forebay.runtimes.watching import FileWatch, UnfitModel, WatchedModel
+from forebay.repository.watching import FileWatch, UnfitModel, WatchedModel
 from forebay.surfaces.pipeline.predictors.descriptions import DESCRIPTIONS
 from forebay.surfaces.pipeline.predictors.local import is_reference, load_model, local_client
 from forebay.surfaces.pipeline.predictors.model_client import ModelClient

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models whose files change while they are in use.
 
-A thread looks at the files from time to time. A change counts once two looks in a row have found the same, so that a
+A thread looks at the files from time to time (`Looking`). A change counts once it has settled (`Settling`), so that a
 model is not read while it is being copied. It is then loaded beside the one in use, by that thread, and takes its place
-if it can: what cannot be loaded or run, or takes or gives something else, is left alone, and the one in use goes on.
+if it can: what cannot be loaded or run, or takes or gives something else, is left alone (`Refusals`), and the one in
+use goes on. `Repository` and `Stock` do the same with the models of a repository and the endpoints of a server.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Generator
@@ -18,15 +18,16 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-import msgspec
-
 from forebay.errors import ConfigError, ForebayError
+from forebay.repository.listing import StoredFile
+from forebay.repository.local import files_of_model, written_at
+from forebay.repository.looking import Looking
+from forebay.repository.refusals import Refusals
+from forebay.repository.settling import Settling
 from forebay.runtimes.model_file import reason_of
 from forebay.types.failures import failure_of
 from forebay.workers.user_code import caught
 
-MAX_PAUSE_S: Final = 60.0
-"""Longest pause before files that could not be loaded are tried again."""
 END_S: Final = 5.0
 """How long the thread may take to end: no longer than this is waited for a model it is loading."""
 
@@ -46,49 +47,10 @@ class Replaceable(Protocol):
         ...
 
 
+Found = tuple[StoredFile, ...]
+"""What is seen of a model's files without reading them."""
 _Model = TypeVar("_Model", bound=Replaceable)
 _Watched = TypeVar("_Watched", bound="WatchedModel[Any]")
-
-
-class Fingerprint(msgspec.Struct, frozen=True):
-    """What can be seen of a model's files without reading them.
-
-    Attributes:
-        place: The folder or file, with every symbolic link followed.
-        files: Name, size in bytes and time of the last change in nanoseconds of each file; of a symbolic link where it
-            leads to instead of its name.
-    """
-
-    place: str
-    files: tuple[tuple[str, int, int], ...]
-
-    @classmethod
-    def of(cls, path: Path, beside: Collection[str] = ()) -> Fingerprint:
-        """Look at the folder of a model, or at its file and those that belong to it; a model that is gone has none.
-
-        Args:
-            path: The folder or file.
-            beside: Other files that belong to any model in their folder.
-        """
-        found: list[tuple[str, int, int]] = []
-        with contextlib.suppress(OSError):  # what is gone by now is missed by the next look as well
-            is_file = path.is_file()
-            weights = path / "variables"  # of a SavedModel
-            entries = [*path.parent.iterdir()] if is_file else [*path.iterdir()]
-            for entry in [*entries, *(weights.iterdir() if weights.is_dir() else ())]:
-                is_part = not is_file or entry.name.startswith(path.stem) or entry.name in beside
-                if is_part and not entry.name.startswith(".") and entry.is_file():
-                    about = entry.stat()
-                    name = os.path.realpath(entry) if entry.is_symlink() else entry.name
-                    found.append((name, about.st_size, about.st_mtime_ns))
-        return cls(os.path.realpath(path), tuple(sorted(found)))
-
-    def __str__(self) -> str:
-        """Return when a file was last changed, for a person."""
-        if not self.files:
-            return "unknown time"
-        newest_ns = max(changed_ns for _, _, changed_ns in self.files)
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(newest_ns / 1e9))
 
 
 @contextlib.contextmanager
@@ -113,7 +75,7 @@ class WatchedModel(Generic[_Model]):
             cannot be run; raises if it cannot, or answers otherwise. None for no such trial.
     """
 
-    def __init__(self, watch: FileWatch[Any], load: Callable[[], _Model], found: Fingerprint) -> None:
+    def __init__(self, watch: FileWatch[Any], load: Callable[[], _Model], found: Found) -> None:
         """Load the model; `FileWatch.add` does so.
 
         Args:
@@ -157,7 +119,7 @@ class WatchedModel(Generic[_Model]):
             self.trial(found)
         return found
 
-    def replace(self, model: _Model, found: Fingerprint) -> None:
+    def replace(self, model: _Model, found: Found) -> None:
         """Ask another model from now on; the old one stays in memory until the last call of it has ended."""
         self._model = model
         self.loaded_from = found
@@ -180,7 +142,7 @@ class FileWatch(Generic[_Watched]):
             path: The folder or file.
             poll_s: Seconds between two looks.
             log: Where it tells what it has replaced, and what not.
-            beside: See `Fingerprint.of`.
+            beside: Other files that belong to any model in their folder.
         """
         self._log = log
         self._beside = beside
@@ -189,14 +151,11 @@ class FileWatch(Generic[_Watched]):
         self._poll_s = poll_s
         self._lock = threading.Lock()
         self._holders: list[_Watched] = []
-        self._end = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._seen: Fingerprint | None = None
-        self._refused: Fingerprint | None = None
-        self._pause_s = poll_s
-        self._again = 0.0
+        self._settling: Settling[str, Found] = Settling()
+        self._refusals: Refusals[str, Found] = Refusals(poll_s)
+        self._looking = Looking("forebay-model-watch", self.look, lambda: poll_s)
 
-    def add(self, make: Callable[[Fingerprint], _Watched]) -> _Watched:
+    def add(self, make: Callable[[Found], _Watched]) -> _Watched:
         """Load the model once more and replace it when it changes.
 
         Args:
@@ -212,50 +171,39 @@ class FileWatch(Generic[_Watched]):
                 msg = f"the model in {self._path} has changed, and not as the one in use: {different}"
                 raise ConfigError(msg)
             self._holders.append(made)
-            if self._thread is None:
-                self._end = threading.Event()
-                self._thread = threading.Thread(
-                    target=self._watch, args=(self._end,), name="forebay-model-watch", daemon=True
-                )
-                self._thread.start()
+            if len(self._holders) == 1:
+                self._looking.start()
         return made
 
     def leave(self, holder: _Watched) -> None:
         """Replace the model of this one no longer."""
         with self._lock:
-            if holder in self._holders:
-                self._holders.remove(holder)
-            thread, is_last = self._thread, not self._holders
-            if not is_last or thread is None:
+            if holder not in self._holders:
                 return
-            self._thread = None
-            self._end.set()
-        thread.join(END_S)  # a process must not end while a library loads a model in it
+            self._holders.remove(holder)
+            is_last = not self._holders
+        if is_last:  # a process must not end while a library loads a model in it
+            self._looking.stop(END_S)
 
     def look(self) -> None:
         """Look at the files, and replace the model if they have changed and are what they were at the last look."""
         found = self._look()
-        if found == self._seen:
+        self._settling.look({"": found})
+        if not self._settling.is_moving:
             self._consider(found)
-        self._seen = found
 
-    def _look(self) -> Fingerprint:
-        return Fingerprint.of(self._path, self._beside)
+    def _look(self) -> Found:
+        return files_of_model(self._path, self._beside)
 
-    def _watch(self, end: threading.Event) -> None:
-        while not end.wait(self._poll_s):
-            self.look()
-
-    def _consider(self, found: Fingerprint) -> None:
+    def _consider(self, found: Found) -> None:
         """Bring those up to date that hold something other than what was found."""
         with self._lock:
             holders = [holder for holder in self._holders if holder.loaded_from != found]
         if not holders:
-            if self._refused is not None:
-                self._refused = None
+            if self._refusals.forget(""):
                 self._log.info("%s: the model in %s is the one in use again", self._name, self._path)
             return
-        if found == self._refused and time.monotonic() < self._again:
+        if self._refusals.is_resting("", found, time.monotonic()):
             return
         before = holders[0].loaded_from
         for holder in holders:
@@ -266,20 +214,18 @@ class FileWatch(Generic[_Watched]):
             if self._look() != found:
                 return  # it went on changing; what was loaded may be half of each
             holder.replace(model, found)
-        self._refused = None
+        self._refusals.forget("")
         self._log.info(
-            "%s: the model in %s was replaced, that of %s by that of %s", self._name, self._path, before, found
+            "%s: the model in %s was replaced, that of %s by that of %s",
+            *(self._name, self._path, written_at(before), written_at(found)),
         )
 
-    def _refuse(self, found: Fingerprint, problem: BaseException) -> None:
-        """Tell why, once, and when to try again: what has no memory left to be loaded in may have some later."""
-        is_new = found != self._refused
-        self._refused = found
-        self._pause_s = self._poll_s if is_new else min(self._pause_s * 2, MAX_PAUSE_S)
-        self._again = float("inf") if isinstance(problem, UnfitModel) else time.monotonic() + self._pause_s
-        if is_new:
-            told = isinstance(problem, ForebayError)
-            reason = failure_of(problem).error.message if told else reason_of(problem)
+    def _refuse(self, found: Found, problem: BaseException) -> None:
+        """Tell why, once: what has no memory left to be loaded in may have some later."""
+        error = problem if isinstance(problem, ForebayError) else ConfigError(reason_of(problem))
+        is_unfit = isinstance(problem, UnfitModel)
+        if self._refusals.refuse("", found, error, time.monotonic(), is_final=is_unfit).is_new:
+            reason = failure_of(problem).error.message if error is problem else error.message
             self._log.warning(
                 "%s: the model in %s has changed and is not taken, the one in use goes on: %s",
                 *(self._name, self._path, " ".join(reason.split())),

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which versions of repositories are to be served: what is there, what the policy says, what failed or was sent away.
+
+Nothing is loaded here, and nothing waits.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from forebay.errors import NotFound
+from forebay.repository.refusals import Refusal, Refusals
+from forebay.server.stock_memory import Key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from pathlib import Path
+
+    from forebay.repository.listing import Revision
+    from forebay.repository.repository import Repository
+    from forebay.repository.version_policy import VersionPolicy
+    from forebay.server.served import Served
+
+FIRST_PAUSE_S: Final = 1.0
+"""Pause before something that could not be loaded is tried again."""
+
+
+class Stocked(msgspec.Struct, frozen=True, eq=False):
+    """A repository and what becomes of its models.
+
+    Attributes:
+        repository: It.
+        make: Builds the endpoint of a revision, given the folder with its files; called in a thread.
+    """
+
+    repository: Repository
+    make: Callable[[Revision, Path], Served]
+
+
+class StockOffer:
+    """What repositories offer, of which a policy serves some.
+
+    Attributes:
+        refusals: What could not be loaded.
+        dismissed: What somebody has unloaded by hand.
+    """
+
+    def __init__(self, stocked: Sequence[Stocked], policy: VersionPolicy) -> None:
+        self.refusals: Refusals[Key, Revision] = Refusals(FIRST_PAUSE_S)
+        self.dismissed: dict[Key, Revision] = {}
+        self._stocked = stocked
+        self._policy = policy
+
+    @property
+    def names(self) -> list[str]:
+        """All models that the repositories have."""
+        return list(dict.fromkeys(name for one in self._stocked for name in one.repository.catalog.models))
+
+    def has(self, name: str) -> bool:
+        """Tell whether a repository has a model."""
+        return self.owner(name) is not None
+
+    def has_others(self, name: str) -> bool:
+        """Tell whether the repositories have a model beside this one; asked at each change, so no list is made."""
+        return sum(len(one.repository.catalog.models) for one in self._stocked) > self.has(name)
+
+    def owner(self, name: str) -> Stocked | None:
+        """Return whose a model is."""
+        return next((one for one in self._stocked if name in one.repository.catalog.models), None)
+
+    def there(self, name: str) -> Mapping[int, Revision]:
+        """Return all versions of a model by their numbers."""
+        owner = self.owner(name)
+        return {} if owner is None else owner.repository.catalog.models.get(name, {})
+
+    def chosen(self, name: str) -> list[str]:
+        """Return which versions of a model are served, as the policy says, also those that are not loaded."""
+        return [str(number) for number in self._policy.chosen(self.there(name))]
+
+    def served(self, name: str, *, tries: bool = False) -> list[Revision]:
+        """Return which versions are served, the highest first.
+
+        Args:
+            name: The model.
+            tries: Whether what could not be loaded, and has rested for long enough, is one.
+        """
+        versions, now = self.there(name), time.monotonic()
+        there = [
+            number
+            for number, one in versions.items()
+            if (found := self.refusal(one)) is None or (tries and found.again_s <= now)
+        ]
+        chosen = [versions[number] for number in self._policy.chosen(there)]
+        return [one for one in chosen if self.dismissed.get((name, one.number)) != one]
+
+    def refusal(self, revision: Revision) -> Refusal[Revision] | None:
+        """Return why a revision could not be loaded, if it could not."""
+        return self.refusals.of((revision.model, revision.number), revision)
+
+    def asked(self, name: str, number: int | None, loaded: Collection[Key]) -> Revision:
+        """Return what is meant by a name and perhaps a number.
+
+        Raises:
+            NotFound: If there is no such version, or it is not served.
+        """
+        owner = self.owner(name)
+        if owner is None:
+            return self._stocked[0].repository.find(name)  # says so
+        there = owner.repository.catalog.models[name]
+        chosen = self._policy.chosen(there)
+        if number is None:
+            served = self.served(name)
+            if served:
+                return served[0]
+            if not chosen:
+                msg = f"no version of the model '{name}' is served; there is {', '.join(map(str, there))}"
+                raise NotFound(msg)
+            number = chosen[0]
+        revision = owner.repository.find(name, number)
+        if number not in chosen and (name, number) not in loaded:
+            msg = f"version {number} of the model '{name}' is there and not served; see --versions"
+            raise NotFound(msg)
+        if self.dismissed.get((name, number)) == revision:
+            msg = f"version {number} of the model '{name}' was unloaded by hand, and is loaded by hand again"
+            raise NotFound(msg)
+        return revision
+
+    def keep_only_what_is_there(self) -> None:
+        """Forget what is said of versions that are gone."""
+        there = {(name, one) for name in self.names for one in self.there(name)}
+        self.refusals.keep_only(there)
+        for key in self.dismissed.keys() - there:
+            del self.dismissed[key]
+
+    def describe(self, name: str, loading: Collection[Key]) -> list[dict[str, Any]]:
+        """Return the versions of a model that could be loaded, or are being copied, or failed."""
+        owner = self.owner(name)
+        if owner is None:
+            return []
+        found: list[dict[str, Any]] = []
+        versions = owner.repository.catalog.models[name]
+        served = set(self._policy.chosen(versions))
+        for number, revision in versions.items():
+            key = (name, number)
+            failed = self.refusals.of(key, revision)
+            progress = owner.repository.progress(revision)
+            state = "loading" if key in loading else "available" if number in served else "not served"
+            told: dict[str, Any] = {"version": str(number), "state": state, "bytes": revision.size}
+            told["modified"] = int(revision.modified_s)
+            if failed is not None and key not in loading:
+                told["state"], told["error"] = "failed", failed.error.message
+            elif self.dismissed.get(key) == revision:
+                told["state"] = "unloaded"
+            elif progress is not None:
+                told["progress"] = str(progress)
+            found.append(told)
+        return found
