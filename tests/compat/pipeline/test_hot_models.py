@@ -19,8 +19,8 @@ from tests.compat.pipeline.conftest import ask, free_port, post, values_of
 from tests.compat.pipeline.predictor_models import REFERENCE, WEIGHTS, describe, onnx_model
 
 from forebay.errors import ConfigError
-from forebay.runtimes.signature import Signature, Value, Var
 from forebay.repository.watching import one_version
+from forebay.runtimes.signature import Signature, Value, Var
 from forebay.surfaces.pipeline.fronts.client import PipelineClient
 from forebay.surfaces.pipeline.ops.op import Op, RequestOp
 from forebay.surfaces.pipeline.predictors import LocalConf, LocalServiceHandler, PredictorSettings, client_for
