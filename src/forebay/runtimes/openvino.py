@@ -47,6 +47,9 @@ class OpenVino:
         self._shape = openvino.PartialShape
         self.file = model
         self.signature = Signature(_ports(self._model.inputs), _ports(self._model.outputs))
+        # By their ports, for some have no names that the library would find them by.
+        self._inputs = {var.name: port for var, port in zip(self.signature.feeds, self._model.inputs, strict=True)}
+        self._outputs = {var.name: port for var, port in zip(self.signature.fetches, self._model.outputs, strict=True)}
 
     @property
     def threads(self) -> int:
@@ -63,14 +66,14 @@ class OpenVino:
         """Run it."""
         arrays = {name: ordinary(name, value) for name, value in feed.items()}
         for name, array in arrays.items():
-            wanted = self._model.input(name).partial_shape
+            wanted = self._inputs[name].partial_shape
             # Not checked by the library, which would compute something.
             if not wanted.compatible(self._shape(list(array.shape))):
                 msg = f"'{name}' has the shape {list(array.shape)}, and the model takes {wanted}"
                 raise ValueError(msg)
-        self._request.infer(arrays)
+        self._request.infer({self._inputs[name]: array for name, array in arrays.items()})
         # The tensors belong to the request and are written over by the next one.
-        return [Value(self._request.get_tensor(name).data.copy()) for name in fetch]
+        return [Value(self._request.get_tensor(self._outputs[name]).data.copy()) for name in fetch]
 
 
 def _name(device: Device) -> str:
@@ -83,7 +86,7 @@ def _name(device: Device) -> str:
 def _ports(ports: Sequence[Any]) -> tuple[Var, ...]:
     found: list[Var] = []
     for port in ports:
-        name, *others = sorted(port.get_names())
+        name, *others = sorted(port.get_names()) or [port.node.get_friendly_name()]
         axes: Any = port.partial_shape
         is_known = not axes.rank.is_dynamic
         rows, shape = rows_and_sample(

@@ -146,10 +146,13 @@ class App:
 
         Raises:
             NotFound: Naming the nearest name there is.
+            Unavailable: If there is one of that name, which could not be loaded or is being loaded.
         """
         found = self._served.get(name)
         if found is not None:
             return found
+        if name in self._models and (why_none := self._models[name].why_none):
+            raise Unavailable(why_none)
         model, slash, path = name.partition("/")
         if slash and model in self._served:
             paths = [path for path in self._served[model].contracts if path]

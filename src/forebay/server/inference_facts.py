@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import forebay
+from forebay.errors import Unavailable
 from forebay.serving.tensor_face import TensorFace
 
 if TYPE_CHECKING:
@@ -38,14 +39,9 @@ def find_served(app: App, name: str, version: str = "") -> Served:
 
     Raises:
         NotFound: Naming the nearest there is.
+        Unavailable: If it is loading, or could not be loaded.
     """
-    if not version:
-        return app.find(name)
-    versions = app.versions(name)
-    found = versions.ready.get(version)
-    if found is None:
-        raise versions.unknown(version)
-    return found
+    return app.versions(name).named(version) if version else app.find(name)
 
 
 def every_version(app: App, name: str, version: str = "") -> Iterable[Served]:
@@ -57,6 +53,18 @@ def every_version(app: App, name: str, version: str = "") -> Iterable[Served]:
     if not name:
         return app.every
     return [find_served(app, name, version)] if version else app.versions(name).ready.values()
+
+
+def is_model_ready(app: App, name: str, version: str = "") -> bool:
+    """Tell whether a model can be asked now; one that is loading or could not be loaded cannot.
+
+    Raises:
+        NotFound: Naming the nearest there is.
+    """
+    try:
+        return is_served_ready(find_served(app, name, version))
+    except Unavailable:
+        return False
 
 
 def is_served_ready(one: Served) -> bool:
@@ -74,7 +82,7 @@ def model_metadata(app: App, name: str, version: str = "") -> dict[str, Any]:
     face = one.tensors or TensorFace()
     return {
         "name": one.endpoint.name,
-        "versions": [version] if version else [*app.versions(name).ready],
+        "versions": [one.endpoint.config.version] if version else [*app.versions(name).ready],
         "platform": "forebay",
         "inputs": face.inputs,
         "outputs": face.outputs,

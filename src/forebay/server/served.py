@@ -87,6 +87,7 @@ class Served(msgspec.Struct, eq=False):
         tensors: What tensors it takes and gives; None if it takes none.
         session: Opens what answers a stream of requests; None where each of them stands for itself.
         check: Called in a thread once its workers are up; raises if it must not take its place all the same.
+        has_versions: Whether a version that requests name must be its own.
         gone: Called when its workers have ended, and what they used may go.
     """
 
@@ -100,6 +101,7 @@ class Served(msgspec.Struct, eq=False):
     tensors: TensorFace | None = None
     session: OpenSession | None = None
     check: Callable[[], None] | None = None
+    has_versions: bool = True
     gone: Callable[[], None] = lambda: None
 
     @property

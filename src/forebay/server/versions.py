@@ -60,6 +60,15 @@ class Versions:
         return {one.name: one.served for one in self.all if one.state == "ready" and one.served is not None}
 
     @property
+    def why_none(self) -> str:
+        """Why none of them answers, though one should; empty if that is as somebody wants it."""
+        last = self.all[-1] if self.all and not self.ready and not self.is_stocked else None
+        if last is None or last.state not in {"loading", "failed"}:
+            return ""
+        why = f"is not available: {last.error}" if last.state == "failed" else "is still being loaded; try again later"
+        return f"the model '{self.model}' {why}"
+
+    @property
     def weights(self) -> dict[str, int]:
         """The weights of the versions that have one."""
         return {one.name: one.weight for one in self.all if one.state == "ready" and one.weight}
@@ -154,6 +163,19 @@ class Versions:
             if one.name == name and one.state == "ready":
                 return one
         raise self.unknown(name)
+
+    def named(self, version: str) -> Served:
+        """Return what answers a request that names a version; what has none answers whatever is named.
+
+        Raises:
+            NotFound: If there is none of that name.
+        """
+        found = self.ready.get(version)
+        if found is None and (found := self.default) is not None and found.has_versions:
+            found = None
+        if found is None:
+            raise self.unknown(version)
+        return found
 
     def unknown(self, name: str) -> NotFound:
         """Return the error for a version that is not there."""

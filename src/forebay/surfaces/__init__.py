@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay.runtimes.model_file import ModelFile
     from forebay.server.config import Overrides
     from forebay.server.served import Served
     from forebay.surfaces.contract import Options, Project, Surface
@@ -32,12 +35,13 @@ def surface_of(target: str | None) -> Surface | None:
     return NativeSurface() if target is None else next((one for one in surfaces() if one.detect(target)), None)
 
 
-def _serve_file(path: Path, overrides: Overrides) -> Served:
-    """Serve a model file, for projects of other systems that name some."""
-    from forebay.surfaces.native import serve_target
+def _serve_file(path: Path, overrides: Overrides, loaded: Callable[[], ModelFile] | None) -> Served:
+    """Serve a model file, for projects of other systems that name some and may have it in memory."""
+    from forebay.surfaces.native import serve_model
+    from forebay.surfaces.native.model_files import read_model_file
 
-    (served,) = serve_target(str(path), overrides).served
-    return served
+    model = read_model_file(path, overrides, loaded)
+    return serve_model(model.model, overrides, model.spec)
 
 
 def build(target: str | None, options: Options) -> Project:

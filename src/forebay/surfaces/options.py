@@ -51,7 +51,7 @@ def options_of(target: str | None, *sides: Side, **more: Any) -> Options:
 
     everybody = [*sides, *([] if file is None else [Side(file.told, in_file)])]
     told = merged(*(side.told for side in everybody))
-    given = frozenset(told[HttpConfig]) | frozenset(told[Overrides])
+    given = frozenset(told[HttpConfig]) | frozenset(told[Overrides]) | frozenset(told[RepositoryConfig])
 
     def teller(struct: type, name: str) -> str:
         labels = (side.label(declared(struct)[name]) for side in everybody if name in side.told.get(struct, {}))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from forebay.protocols.kserve.calls import InferRequest, InferResponse
-from forebay.server.config import HttpConfig, Overrides
+from forebay.server.config import HttpConfig, Overrides, RepositoryConfig
 from forebay.serving.tensor_face import parameters_of, tensors_of
 from forebay.surfaces import build
 from forebay.surfaces.contract import Options
@@ -155,8 +155,9 @@ class Stream:
             found.append(one)
 
 
-def options(**more):
-    return Options(http=HttpConfig(port=0), overrides=Overrides(**more))
+def options(poll_s=None, **more):
+    told = {} if poll_s is None else {"repository": RepositoryConfig(poll_s=poll_s), "given": frozenset({"poll_s"})}
+    return Options(http=HttpConfig(port=0), overrides=Overrides(**more), **told)
 
 
 @asynccontextmanager

@@ -109,10 +109,8 @@ WRONG = {
     "no name": ('{"model_config_list": [], "mediapipe_config_list": [{}]}', "the graph has no name"),
     "an unknown key of a graph": ('{"model_config_list": [],\n"mediapipe_config_list": [\n{"name": "a", "graf_path": ""}]}', ":3: .*did you mean graph_path"),
     "a number for a name": ('{"model_config_list": [], "mediapipe_config_list": [{"name": 1}]}', "a text of one line"),
-    "no model there": (models(), "no folder with a number and a model"),
     "a model elsewhere": (models(base_path="s3://x/y"), "a folder on this machine"),
     "a policy": (models(base_path="m", model_version_policy={"latst": {}}), "did you mean latest"),
-    "a version": (models(base_path="m", model_version_policy={"specific": {"versions": [7]}}), "version 7 is wanted, and there is 1"),
     "both": (models(name="g", base_path="m") | {"mediapipe_config_list": [{"name": "g"}]}, "a graph and a model are both named 'g'"),
     "metadata": ('{"model_config_list": [], "mediapipe_config_list": [{"name": "a", "metadata": {"inputs": {"x": {"datatype": "FP31"}}}}]}', "FP32"),
 }  # fmt: skip
@@ -125,6 +123,34 @@ def test_what_is_wrong_is_told_with_its_place(read, tmp_path, what):  # O103
     with pytest.raises(ConfigError, match=told) as raised:
         read(data)
     assert raised.value.message.startswith(str(tmp_path / "config.json"))
+
+
+def test_models_that_are_not_there_are_problems_and_the_others_are_served(read, tmp_path):  # O106
+    write(tmp_path, {"m/1/net.xml": ""})
+    listed = [
+        {"config": {"name": "add", "base_path": "add"}},
+        {"config": {"name": "m", "base_path": "m", "model_version_policy": {"specific": {"versions": [7, 1]}}}},
+    ]
+    found = read({"model_config_list": listed})
+    assert [(one.name, one.version) for one in found.models] == [("m", "1")]
+    add, seven = found.problems
+    assert re.search(r"config.json:6: .*no folder with a number and a model in it", add)
+    assert re.search(r"config.json:\d+: .*version 7 is wanted, and there is 1", seven)
+
+
+@pytest.mark.parametrize(
+    "files, wanted",
+    [
+        (["net.onnx", "net.xml", "net.bin"], "1/net.xml"),
+        (["saved_model.pb"], "1"),
+        (["frozen.pb"], "1/frozen.pb"),
+        (["net.tflite", "readme.md"], "1/net.tflite"),
+        (["net.pdmodel", "net.pdiparams"], "1/net.pdmodel"),
+    ],
+)
+def test_a_version_is_whatever_openvino_reads(tmp_path, files, wanted):  # O106
+    write(tmp_path, {f"m/1/{name}": "" for name in files})
+    assert versions_in(tmp_path / "m") == {"1": tmp_path / "m" / wanted}
 
 
 def test_check_names_every_broken_graph(tmp_path, capsys):

@@ -18,7 +18,8 @@ from tests.compat.ovms.conftest import (
     write,
 )
 
-from forebay.errors import InvalidRequest
+from forebay.errors import InvalidRequest, Unavailable
+from forebay.server.inference_facts import is_model_ready
 
 pytestmark = pytest.mark.anyio
 
@@ -65,6 +66,9 @@ async def test_a_handler_that_cannot_be_loaded_leaves_the_other_graphs_alone(tmp
         assert "not_there" in why["import"]
         assert "ZeroDivisionError" in why["constructor"]
         assert "initialize raised: ZeroDivisionError" in why["initialize"]
+        with pytest.raises(Unavailable, match="'bad0' is not available: .*no class OvmsPythonModel"):  # O121, O122
+            await face.infer("bad0", tensor("input", [1]))
+        assert not is_model_ready(face.app, "bad0")  # O118
         assert (await face.infer("good", tensor("input", [1]))).outputs
 
 
@@ -220,6 +224,7 @@ RETURNS = {
     "a bare tensor": ('Tensor("output", b"")', "returned Tensor"),
     "something else in it": ("[3]", "with a int"),
     "another name": ('[Tensor("nope", b"")]', "'nope'; its outputs are output"),  # O16
+    "one name twice": ('[Tensor("output", b"1"), Tensor("output", b"2")]', "the tensor 'output' twice"),
     "a generator": ("(one for one in [[]])", "no LOOPBACK"),  # O17
     "an error": ("1 / 0", "node 'python_node': ZeroDivisionError: division by zero"),  # O14
 }

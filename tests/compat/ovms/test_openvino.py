@@ -2,12 +2,15 @@
 # ruff: noqa: E501 - graphs in one line
 """Graphs with nodes that infer, converters around them, and models served beside them; OpenVINO itself runs them."""
 
+import gc
 import json
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.compat.ovms import foreign_models
 from tests.compat.ovms.conftest import array, graph_text, python_node, serving, tensor, write
+from tests.waiting import reached
 
 from forebay.errors import InvalidRequest, NotPrepared
 
@@ -214,7 +217,130 @@ async def test_models_are_served_as_well(tmp_path):  # O100, O106
     save(tmp_path / "add/1/add.xml")
     save(tmp_path / "add/2/add.xml")
     write(tmp_path, {"config.json": config("add", graphs=())})
-    async with serving(tmp_path, worker_kind="thread") as face:
+    async with serving(tmp_path) as face:
         endpoint = face.app.find("add").endpoint
         assert endpoint.config.version == "2"
         assert json.loads(await endpoint.call(b'{"input": 1}', params={"in": "json", "out": "json"})) == {"output": 2}
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The files that OpenVINO was told to load."""
+    import openvino
+
+    found = []
+
+    class Core(openvino.Core):
+        def compile_model(self, model, *more, **others):
+            found.append(model)
+            return super().compile_model(model, *more, **others)
+
+    monkeypatch.setattr(openvino, "Core", Core)
+    return found
+
+
+async def test_a_model_is_in_memory_once_whoever_uses_it(tmp_path, compiled):  # O100
+    save(tmp_path / "add/1/add.xml")
+    graph = {"g/graph.pbtxt": SEED, "g/model.py": PLUS_TEN, "h/graph.pbtxt": SEED, "h/model.py": PLUS_TEN}
+    write(tmp_path, {"config.json": config("add", graphs=("g", "h")), **graph})
+    async with serving(tmp_path) as face:
+        asked = tensor("input", np.zeros(1, np.float32))
+        assert array((await face.infer("g", asked)).outputs[0]).tolist() == [21]
+        assert array((await face.infer("h", asked)).outputs[0]).tolist() == [21]
+        assert array((await face.infer("add", asked)).outputs[0]).tolist() == [1]
+        assert compiled == [str(tmp_path / "add/1/add.xml")]
+        save(tmp_path / "add/2/add.xml")
+        assert await face.reload()
+        assert compiled == [str(tmp_path / f"add/{version}/add.xml") for version in (1, 2)]
+        memory = face.app._in_memory._loaded
+        await reached(lambda: gc.collect() is not None and len(memory) == 1, "the old version to leave the memory")
+
+
+FOREIGN = {
+    "saved_model.pb": foreign_models.saved_model,
+    "frozen.pb": foreign_models.graph_def,
+    "net.tflite": foreign_models.tflite,
+}
+
+
+@pytest.mark.parametrize("file", FOREIGN)
+async def test_models_of_other_libraries_are_run_by_openvino(tmp_path, file):  # O106
+    path = tmp_path / "double/1" / file
+    path.parent.mkdir(parents=True)
+    path.write_bytes(FOREIGN[file]())
+    given, result = ("given:0", "result:0") if file == "frozen.pb" else ("given", "result")
+    options = f'tag_to_input_tensor_names {{ key: "IN" value: "{given}" }} '
+    options += f'tag_to_output_tensor_names {{ key: "OUT" value: "{result}" }}'
+    text = graph_text(["OVTENSOR:x"], ["OVTENSOR:y"], session("double"), inference(["IN:x"], ["OUT:y"], options))
+    write(tmp_path, {"config.json": config("double"), "g/graph.pbtxt": text})
+    async with serving(tmp_path) as face:
+        three = np.array([1, 2, 3], np.float32)
+        assert array((await face.infer("g", tensor("x", three))).outputs[0]).tolist() == [2, 4, 6]
+        name = face.app.find("double").tensors.inputs[0].name
+        assert array((await face.infer("double", tensor(name, three))).outputs[0]).tolist() == [2, 4, 6]
+
+
+async def test_an_output_without_a_name_has_that_of_its_node(tmp_path):
+    import openvino as ov
+    from openvino import opset13 as ops
+
+    port = ops.parameter([-1], ov.Type.f32, name="input")
+    model: Any = ov.Model
+    found = model([ops.result(ops.add(port, port), name="sum")], [port])
+    found.output(0).set_names(set())
+    assert not found.output(0).get_names()
+    (tmp_path / "m/1").mkdir(parents=True)
+    ov.save_model(found, str(tmp_path / "m/1/m.xml"))
+    write(tmp_path, {"config.json": config("m", graphs=())})
+    async with serving(tmp_path) as face:
+        answer = await face.infer("m", tensor("input", np.ones(2, np.float32)))
+        assert [(one.name, array(one).tolist()) for one in answer.outputs] == [("sum", [2, 2])]
+
+
+async def test_versions_come_and_go_with_their_folders(tmp_path):  # O106, O110
+    save(tmp_path / "add/1/add.xml")
+    every = json.loads(config("add", graphs=("g", "h")))
+    every["model_config_list"][0]["config"]["model_version_policy"] = {"all": {}}
+    count = """
+        from pyovms import Tensor
+        class OvmsPythonModel:
+            count = 0
+            def execute(self, inputs):
+                self.count += 1
+                return [Tensor("output", b"%d" % self.count)]
+        """
+    plain = graph_text(["OVMS_PY_TENSOR:input"], ["OVMS_PY_TENSOR:output"], python_node("n", ["A:input"], ["B:output"]))
+    files = {"g/graph.pbtxt": SEED, "g/model.py": PLUS_TEN, "h/graph.pbtxt": plain, "h/model.py": count}
+    write(tmp_path, {"config.json": json.dumps(every), **files})
+    async with serving(tmp_path) as face:
+        asked = tensor("input", np.zeros(1, np.float32))
+
+        def there():
+            return sorted(face.app.versions("add").ready), face.app.find("add").endpoint.config.version
+
+        assert bytes((await face.infer("h", asked)).outputs[0].data) == b"1"
+        save(tmp_path / "add/3/add.xml", inputs=("input",))
+        save(tmp_path / "add/2/add.xml", inputs=("input",))
+        assert await face.reload()
+        assert there() == (["1", "2", "3"], "3")
+        for version in ("1", "3"):
+            for file in (tmp_path / "add" / version).iterdir():
+                file.unlink()
+        assert await face.reload()
+        assert there() == (["2"], "2")
+        assert not await face.reload()
+        assert array((await face.infer("g", asked)).outputs[0]).tolist() == [21]
+        # A graph that uses no model is not loaded anew.
+        assert bytes((await face.infer("h", asked)).outputs[0].data) == b"2"
+
+
+async def test_a_version_goes_on_while_the_one_in_its_place_is_broken(tmp_path):  # O115
+    save(tmp_path / "add/1/add.xml")
+    write(tmp_path, {"config.json": config("add", graphs=())})
+    async with serving(tmp_path) as face:
+        write(tmp_path, {"add/2/add.xml": "no model"})
+        await face.reload()
+        assert list(face.app.versions("add").ready) == ["1"]
+        assert any("add/2/add.xml" in one.get("error", "") for one in face.app.describe_versions("add"))
+        asked = tensor("input", np.zeros(1, np.float32))
+        assert array((await face.infer("add", asked)).outputs[0]).tolist() == [1]

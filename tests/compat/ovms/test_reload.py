@@ -8,7 +8,6 @@ from tests.compat.ovms.conftest import config, one_node, serving, tensor, write
 from tests.waiting import reached
 
 from forebay.errors import NotFound
-from forebay.surfaces.ovms import reloading
 
 pytestmark = pytest.mark.anyio
 
@@ -88,10 +87,9 @@ async def test_a_graph_that_cannot_be_loaded_anew_goes_on_as_it_was_and_says_why
         assert not any("error" in one for one in face.app.describe("a")["versions"])
 
 
-async def test_files_are_looked_at_without_being_asked(tmp_path, monkeypatch):  # O110
-    monkeypatch.setattr(reloading, "LOOK_S", 0.01)
+async def test_files_are_looked_at_without_being_asked(tmp_path):  # O110
     write(tmp_path, {"graph.pbtxt": one_node(), "model.py": handler("1")})
-    async with serving(tmp_path, name="g") as face:
+    async with serving(tmp_path, name="g", poll_s=0.01) as face:
         face.project.on_ready()
         write(tmp_path, {"model.py": handler("now") + "\n"})
         answers = []

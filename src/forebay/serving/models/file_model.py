@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, TypedDict, cast
 
@@ -18,7 +18,7 @@ import msgspec
 
 from forebay.errors import BadOutcome, ConfigError, ValidationError
 from forebay.runtimes.contract import RunOptions, accelerator
-from forebay.runtimes.model_file import load_with
+from forebay.runtimes.model_file import ModelFile, load_with
 from forebay.runtimes.sharing import Sharing
 from forebay.runtimes.signature import Signature, Value, Var
 from forebay.serving.models.model import Model
@@ -55,9 +55,13 @@ class FileModel(Model):
     check_outputs = False
     plan: ClassVar[FilePlan]
     tensor_codec: ClassVar[TensorCodec]
+    loaded: ClassVar[Callable[[], ModelFile] | None] = None
 
     def load(self) -> None:
-        """Load the file."""
+        """Load the file, or take the model that is in memory."""
+        if self.loaded is not None:
+            self._file = self.loaded()
+            return
         threads = self.plan.threads or len(os.sched_getaffinity(0))
         self._file = load_with(Path(self.plan.path), RunOptions(threads=threads, device=accelerator(self.device)))
 
@@ -102,8 +106,12 @@ class FileModel(Model):
         return {var.alias: value.array for var, value in zip(signature.fetches, values, strict=True)}
 
 
-def class_of(plan: FilePlan) -> type[FileModel]:
+def class_of(plan: FilePlan, loaded: Callable[[], ModelFile] | None = None) -> type[FileModel]:
     """Make the class of a model file.
+
+    Args:
+        plan: How it is served.
+        loaded: Returns the model, for workers in a process that has it in memory already; else each loads its own.
 
     Raises:
         ConfigError: If it takes or gives something that requests cannot carry.
@@ -148,6 +156,8 @@ def class_of(plan: FilePlan) -> type[FileModel]:
     }
     if not sharing.has_rows:
         members["max_batch_size"] = 1
+    if loaded is not None:
+        members["loaded"] = staticmethod(loaded)
     made = type(title, (FileModel,), members)
     made.__module__ = made.__qualname__ = path.name
     return made

@@ -19,6 +19,9 @@ from forebay.surfaces.native.model_options import devices_of, workers_of
 from forebay.workers.runner import RunnerSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay.runtimes.model_file import ModelFile
     from forebay.server.config import Overrides
 
 SUFFIXES: Final = (".onnx", ".xml")
@@ -37,19 +40,24 @@ def is_model_file(target: str) -> bool:
     return Path(target).suffix in SUFFIXES or folder_of(Path(target)) is not None
 
 
-def read_model_file(path: Path, overrides: Overrides) -> ModelTarget:
+def read_model_file(path: Path, overrides: Overrides, loaded: Callable[[], ModelFile] | None = None) -> ModelTarget:
     """Load a model file and find out what it takes and gives, and how it can be batched.
+
+    Args:
+        path: The file.
+        overrides: What the person says.
+        loaded: Returns the model, where workers in this process share it with others who use it.
 
     Raises:
         ConfigError: If it is not there or no model, nothing here runs it, or requests cannot carry what it takes.
     """
     path = folder_of(path) or path
-    if not path.is_file() and path.suffix in SUFFIXES:
+    if loaded is None and not path.is_file() and path.suffix in SUFFIXES:
         msg = f"the model is '{path}', and no file is there"
         raise ConfigError(msg)
     devices = devices_of(str(path), overrides.devices, overrides.worker_kind)
     threads = max(1, len(os.sched_getaffinity(0)) // workers_of(overrides.workers, devices))
-    file = load_with(path, RunOptions(threads=threads))
+    file = load_with(path, RunOptions(threads=threads)) if loaded is None else loaded()
     for device in devices:
         if device.kind != "cpu" and not file.runtime.can_run_on(device):
             msg = (
@@ -63,4 +71,4 @@ def read_model_file(path: Path, overrides: Overrides) -> ModelTarget:
     plan = msgspec.structs.replace(plan, sharing=sharing)
     spec = RunnerSpec(factory="forebay.serving.models.file_model:runner_of", kwargs={"plan": msgspec.to_builtins(plan)})
     warnings = [f"{path} is run on one request at a time: {sharing.why_not}"] if sharing.why_not else []
-    return ModelTarget(class_of(plan), spec, warnings)
+    return ModelTarget(class_of(plan, loaded), spec, warnings)

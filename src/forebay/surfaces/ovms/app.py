@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from forebay.errors import ConfigError, ForebayError
+from forebay.errors import ConfigError, ForebayError, NotFound
 from forebay.server.app import App
 from forebay.server.served import Served
 from forebay.surfaces.contract import Project
@@ -18,19 +19,20 @@ from forebay.surfaces.ovms.calls import VERSION
 from forebay.surfaces.ovms.config import read_target
 from forebay.surfaces.ovms.graphs import serve_graph
 from forebay.surfaces.ovms.inference import SharedModels
-from forebay.surfaces.ovms.reloading import GraphReloading
+from forebay.surfaces.ovms.reloading import LOOK_S, GraphReloading
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from forebay.graph.drawing.draw import Drawable
+    from forebay.runtimes.model_file import ModelFile
     from forebay.server.config import Overrides
     from forebay.surfaces.contract import Options
     from forebay.surfaces.ovms.config import GraphEntry, ModelEntry, OvmsConfig
     from forebay.surfaces.ovms.layout import GraphLayout
 
-ServeFile: TypeAlias = "Callable[[Path, Overrides], Served]"
-"""Serves a model file under the name and version that are said."""
+ServeFile: TypeAlias = "Callable[[Path, Overrides, Callable[[], ModelFile] | None], Served]"
+"""Serves a model file under the name and version that are said, as one that is in memory, if there is one."""
 
 log = logging.getLogger("forebay")
 
@@ -43,8 +45,11 @@ class OvmsApp(App):
         self.config = config
         self.load_timeout_s = options.load_timeout_s
         self._overrides = options.overrides
+        self._runs_here = "worker_kind" not in options.given
+        self.source = self._built
         self._serve_file = serve_file
-        self._sessions = SharedModels()
+        self._in_memory = SharedModels()
+        self._servables: dict[str, frozenset[str]] = {}
         self._has_started = False
 
     async def start(self) -> None:
@@ -60,10 +65,37 @@ class OvmsApp(App):
         await self._try(f"graph '{entry.name}'", entry.name, VERSION, lambda: self._graph(entry))
 
     async def load_models(self, entries: tuple[ModelEntry, ...]) -> None:
-        """Load models, the newest version first: it answers what names none."""
+        """Load models; the newest version answers what names none."""
         for entry in sorted(entries, key=lambda one: -int(one.version)):
             what = f"version {entry.version} of model '{entry.name}'"
             await self._try(what, entry.name, entry.version, lambda: self._model(entry))  # noqa: B023 - awaited at once
+        for name in dict.fromkeys(one.name for one in entries):
+            if name in self.ready:
+                self.share(name, {max(self.versions(name).ready, key=int): 1})
+
+    async def leave_unnamed(self) -> bool:
+        """Let go of what the configuration names no longer; returns whether there was any.
+
+        A version stays while none of those that it names instead is ready.
+        """
+        wanted = {(one.name, one.version) for one in self.config.models} | {
+            (one.name, VERSION) for one in self.config.graphs
+        }
+        names = {name for name, _ in wanted}
+        gone: list[tuple[str, str]] = []
+        for name, versions in self.ready.items():
+            left = [version for version in versions.ready if (name, version) in wanted]
+            if left or name not in names:
+                gone += [(name, version) for version in versions.ready if version not in left]
+            if left and not set(left) & versions.weights.keys():
+                self.share(name, {max(left, key=int): 1})
+        for name, version in gone:
+            await self.unload(name, version)
+        return bool(gone)
+
+    def uses(self, graph: GraphEntry, models: Collection[str]) -> bool:
+        """Tell whether a graph was built with sessions of one of these models, or wants one that was not there."""
+        return not self._servables.get(graph.name, frozenset()).isdisjoint(models)
 
     def problems(self) -> list[str]:
         """Return why the server is not ready: once all was tried, it is."""
@@ -79,14 +111,34 @@ class OvmsApp(App):
             log.error("%s is not available: %s", what, error.message, extra=told)  # noqa: TRY400 - with its own trace
 
     def _graph(self, entry: GraphEntry) -> Served:
-        return serve_graph(entry, self.config.models, self._sessions, self._overrides).served
+        made = serve_graph(entry, self.config.models, self._in_memory, self._overrides)
+        self._servables[entry.name] = frozenset(one.servable for one in made.layout.inference.values())
+        return made.served
 
     def _model(self, entry: ModelEntry) -> Served:
         devices = (entry.device,) if entry.device else ()
         overrides = msgspec.structs.replace(
             self._overrides, name=entry.name, version=entry.version, devices=self._overrides.devices or devices
         )
-        return self._serve_file(entry.path, overrides)
+        if not self._runs_here:
+            return self._serve_file(entry.path, overrides, None)
+        overrides = msgspec.structs.replace(overrides, worker_kind="thread")
+        return self._serve_file(entry.path, overrides, functools.partial(self._in_memory.get, entry))
+
+    def _built(self, name: str, version: str) -> Served:
+        """Build a graph or a version of a model that the configuration names.
+
+        Raises:
+            NotFound: If it names none.
+        """
+        graphs = {one.name: one for one in self.config.graphs}
+        models = {(one.name, one.version): one for one in self.config.models}
+        if name in graphs:
+            return self._graph(graphs[name])
+        if (name, version) in models:
+            return self._model(models[name, version])
+        msg = f"the configuration names no '{name[:100]}' with a version '{version[:100]}'"
+        raise NotFound(msg)
 
 
 def project_of(target: Path, options: Options, serve_file: ServeFile) -> Project:
@@ -100,11 +152,12 @@ def project_of(target: Path, options: Options, serve_file: ServeFile) -> Project
 
     config = read_target(target, options.overrides.name)
     app = OvmsApp(config, options, serve_file)
-    reloading = GraphReloading(app, target, options.overrides.name)
+    look_s = options.repository.poll_s if "poll_s" in options.given else LOOK_S
+    reloading = GraphReloading(app, target, options.overrides.name, look_s)
     summary: list[str] = []
     warnings = [*config.warnings]
     drawings: list[Drawable] = []
-    problems: list[str] = []
+    problems = [*config.problems]
     for entry in config.graphs:
         try:
             made = serve_graph(entry, config.models, SharedModels(), options.overrides)

@@ -20,7 +20,10 @@ GRAPH_FILE: Final = "graph.pbtxt"
 SUBCONFIG_FILE: Final = "subconfig.json"
 MODELS: Final = "model_config_list"
 GRAPHS: Final = "mediapipe_config_list"
-MODEL_FILES: Final = (".xml", ".onnx")
+MODEL_FILES: Final = (".xml", ".onnx", ".pdmodel", ".pb", ".tflite")
+"""What OpenVINO reads itself; of several in one folder the first of these kinds."""
+SAVED_MODEL: Final = "saved_model.pb"
+"""The file by which the folder around it is a model of TensorFlow's."""
 
 _IGNORED: Final = (
     "pipeline_config_list",
@@ -64,21 +67,39 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
         name: What it is served as.
         version: Which version it is.
         path: Its file.
+        base: Where its versions are looked for.
         device: What it runs on, as forebay writes it; empty for the processor.
     """
 
     name: str
     version: str
     path: Path
+    base: Path
     device: str = ""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What its model is made of."""
+        beside = {".xml": ".bin", ".pdmodel": ".pdiparams"}.get(self.path.suffix)
+        return (self.path, self.path.with_suffix(beside) if beside else self.path / SAVED_MODEL)
 
 
 class OvmsConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be served."""
+    """What is to be served.
+
+    Attributes:
+        graphs: The graphs.
+        models: The versions of models.
+        bases: Where versions of models come and go.
+        warnings: What is odd.
+        problems: What cannot be served, while the rest is: models of which no version is there.
+    """
 
     graphs: tuple[GraphEntry, ...] = ()
     models: tuple[ModelEntry, ...] = ()
+    bases: tuple[Path, ...] = ()
     warnings: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
 
 def looks_like_config(path: Path) -> bool:
@@ -109,11 +130,14 @@ def read_target(target: Path, name: str | None) -> OvmsConfig:
 def _with_models(config: OvmsConfig) -> OvmsConfig:
     """Add the models of the subconfigs."""
     models, warnings = {(one.name, one.version): one for one in config.models}, [*config.warnings]
+    bases, problems = [*config.bases], [*config.problems]
     for graph in config.graphs:
         if not graph.subconfig.is_file():
             continue
         found = _Reader(_document(graph.subconfig), graph.subconfig.parent, is_sub=True).read()
         warnings += found.warnings
+        bases += found.bases
+        problems += found.problems
         for one in found.models:
             if models.setdefault((one.name, one.version), one) != one:
                 warnings.append(f"{graph.subconfig}: there is another model '{one.name}', which is served instead")
@@ -121,7 +145,13 @@ def _with_models(config: OvmsConfig) -> OvmsConfig:
     for graph in config.graphs:
         if graph.name in names:
             raise ConfigError(f"{graph.where}: a graph and a model are both named '{graph.name}'; rename one of them")
-    return msgspec.structs.replace(config, models=tuple(models.values()), warnings=tuple(warnings))
+    return OvmsConfig(
+        graphs=config.graphs,
+        models=tuple(models.values()),
+        bases=tuple(bases),
+        warnings=tuple(warnings),
+        problems=tuple(problems),
+    )
 
 
 def _document(path: Path) -> yaml.Document:
@@ -155,6 +185,8 @@ class _Reader(Walker):
         super().__init__(document)
         self._folder = folder
         self._is_sub = is_sub
+        self._bases: list[Path] = []
+        self._problems: list[str] = []
 
     def read(self) -> OvmsConfig:
         top = self.mapping((), self.document.data if self.document.data is not None else [])
@@ -181,7 +213,13 @@ class _Reader(Walker):
         else:
             for path, entry in self._entries((GRAPHS,), top.get(GRAPHS, [])):
                 self._add(graphs, path, entry)
-        return OvmsConfig(graphs=tuple(graphs.values()), models=tuple(models), warnings=tuple(self.warnings))
+        return OvmsConfig(
+            graphs=tuple(graphs.values()),
+            models=tuple(models),
+            bases=tuple(self._bases),
+            warnings=tuple(self.warnings),
+            problems=tuple(self._problems),
+        )
 
     def _entries(self, path: _Path, value: Any) -> list[tuple[_Path, dict[Any, Any]]]:
         if not isinstance(value, list):
@@ -253,17 +291,19 @@ class _Reader(Walker):
             self.fail(
                 (*path, "base_path"), f"base_path is {shown(found['base_path'])}; a folder on this machine is needed"
             )
+        self._bases.append(base)
         versions = versions_in(base)
-        if not versions:
-            msg = f"base_path is {shown(found['base_path'])}, and {base} has no folder with a number and a model in it"
-            self.fail((*path, "base_path"), msg)
         kind, wanted = found.get("model_version_policy", ("latest", 1))
+        if not versions:
+            said = f"base_path is {shown(found['base_path'])}, and {base}"
+            self._problem((*path, "base_path"), f"{said} has no folder with a number and a model in it")
+            return []
         if kind == "specific":
             for one in wanted:
                 if str(one) not in versions:
                     msg = f"version {one} is wanted, and there is {', '.join(versions)}"
-                    self.fail((*path, "model_version_policy"), msg)
-            chosen = [str(one) for one in wanted]
+                    self._problem((*path, "model_version_policy"), msg)
+            chosen = [str(one) for one in wanted if str(one) in versions]
         else:
             chosen = list(versions) if kind == "all" else list(versions)[-wanted:]
         device = found.get("target_device", "CPU")
@@ -272,26 +312,36 @@ class _Reader(Walker):
                 name=found["name"],
                 version=version,
                 path=versions[version],
+                base=base,
                 device="" if device in {"CPU", "AUTO"} else device.lower().replace(".", ":"),
             )
             for version in chosen
         ]
 
+    def _problem(self, path: _Path, message: str) -> None:
+        self._problems.append(f"{self.where(path)}: {message}")
+
 
 def versions_in(base: Path) -> dict[str, Path]:
     """Return the model file of each version, in rising order; a path of one file is its version 1."""
     if base.is_file():
-        return {"1": base} if base.suffix in MODEL_FILES else {}
+        return {"1": _whole(base)} if base.suffix in MODEL_FILES else {}
     try:
         folders = [one for one in base.iterdir() if one.name.isascii() and one.name.isdigit() and int(one.name) > 0]
     except OSError:
         return {}
     found: dict[str, Path] = {}
     for folder in sorted(folders, key=lambda one: int(one.name)):
-        files = sorted(one for one in folder.iterdir() if one.suffix in MODEL_FILES) if folder.is_dir() else []
+        files = [one for one in folder.iterdir() if one.suffix in MODEL_FILES] if folder.is_dir() else []
         if files:
-            found[str(int(folder.name))] = files[0]
+            first = min(files, key=lambda one: (MODEL_FILES.index(one.suffix), one.name))
+            found[str(int(folder.name))] = _whole(first)
     return found
+
+
+def _whole(file: Path) -> Path:
+    """Return what OpenVINO is to read for a file: TensorFlow's models are a folder."""
+    return file.parent if file.name == SAVED_MODEL else file
 
 
 def _policy(walker: Walker, path: _Path, value: Any) -> tuple[str, Any]:

@@ -95,7 +95,9 @@ def serve_graph(
     endpoint = Endpoint(config, batching, pool)
     face = face_of(calls, entry.inputs, entry.outputs)
     session = functools.partial(GraphStream, calls, endpoint)
-    served = Served(endpoint, Contract(), nodes=endpoints, drawing=drawing, tensors=face, session=session)
+    served = Served(
+        endpoint, Contract(), nodes=endpoints, drawing=drawing, tensors=face, session=session, has_versions=False
+    )
     return GraphServed(served, layout)
 
 

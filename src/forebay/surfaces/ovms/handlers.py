@@ -220,6 +220,9 @@ class HandlerRunner:
             if port is None:
                 msg = f"{self._where} returned the tensor '{one.name[:100]}'; its outputs are {', '.join(node.writes)}"
                 raise ExecutionFailed(msg)
+            if port in ports:
+                msg = f"{self._where} returned the tensor '{one.name}' twice in one list; each has one place in time"
+                raise ExecutionFailed(msg)
             if one.name not in node.leaving:
                 ports[port] = sealed(one) if is_kept else one
             elif params.get(UNARY) and params.get("is_json"):

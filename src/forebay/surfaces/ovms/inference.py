@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from forebay.errors import ForebayError, ModelError, RunnerFailed
 from forebay.graph.values import Outputs
@@ -13,12 +13,14 @@ from forebay.runtimes.contract import RunOptions, accelerator
 from forebay.runtimes.model_file import ModelFile, reason_of
 from forebay.runtimes.openvino import OpenVino
 from forebay.runtimes.signature import Value, Var
+from forebay.runtimes.watching import Fingerprint
 from forebay.surfaces.ovms.pbtxt import meant
 from forebay.surfaces.ovms.values import ExecutionFailed, as_array
 from forebay.workers.user_code import attempt, caught
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from forebay.surfaces.ovms.config import ModelEntry
     from forebay.surfaces.ovms.layout import InferenceNode
@@ -27,36 +29,24 @@ if TYPE_CHECKING:
 
 
 class SharedModels:
-    """SharedModels that are loaded for nodes; the last node that uses one lets go of it."""
+    """The models in memory, each once, whoever uses it: nodes of graphs, and the endpoint that serves it directly."""
 
     def __init__(self) -> None:
-        self._loaded: dict[ModelFile, int] = {}
-        self._newest: dict[Path, tuple[int, ModelFile]] = {}
+        self._loaded: WeakValueDictionary[tuple[Path, str, object], ModelFile] = WeakValueDictionary()
         self._lock = threading.Lock()
 
-    def take(self, entry: ModelEntry) -> ModelFile:
-        """Return a model, loaded.
+    def get(self, entry: ModelEntry) -> ModelFile:
+        """Return a model, loaded; it stays in memory as long as somebody refers to it.
 
         Raises:
-            ForebayError: If it cannot be.
+            ModelError: If it cannot be loaded.
         """
         with self._lock:
-            changed = entry.path.stat().st_mtime_ns if entry.path.exists() else 0
-            made, file = self._newest.get(entry.path, (0, None))
-            if file is None or made != changed:
-                file = self._load(entry)
-                self._newest[entry.path] = changed, file
-            self._loaded[file] = self._loaded.get(file, 0) + 1
+            key = (entry.path, entry.device, Fingerprint.of(entry.path))
+            file = self._loaded.get(key)
+            if file is None:
+                file = self._loaded[key] = self._load(entry)
             return file
-
-    def give_back(self, entry: ModelEntry, file: ModelFile) -> None:
-        """Say that one node less uses it."""
-        with self._lock:
-            self._loaded[file] -= 1
-            if not self._loaded[file]:
-                del self._loaded[file]
-                if self._newest[entry.path][1] is file:
-                    del self._newest[entry.path]
 
     @staticmethod
     def _load(entry: ModelEntry) -> ModelFile:
@@ -86,7 +76,7 @@ class InferenceRunner:
         Raises:
             ModelError: If it cannot be loaded, or has no tensor of a name that the graph gives.
         """
-        self._file = self._models.take(self._entry)
+        self._file = self._models.get(self._entry)
         signature = self._file.signature()
         self._feeds = self._bound(self._node.inputs, signature.feeds, "input")
         self._fetches = self._bound(self._node.outputs, signature.fetches, "output")
@@ -101,9 +91,7 @@ class InferenceRunner:
 
     def close(self) -> None:
         """Give the model back."""
-        if self._file is not None:
-            self._models.give_back(self._entry, self._file)
-            self._file = None
+        self._file = None
 
     @property
     def _where(self) -> str:

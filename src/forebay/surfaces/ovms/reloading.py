@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from forebay.errors import ConfigError
-from forebay.surfaces.ovms.config import read_target
+from forebay.surfaces.ovms.config import read_target, versions_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("forebay")
 
 LOOK_S: Final = 1.0
-"""Pause between two looks at the files; an edit counts once two looks in a row have found the same."""
+"""Pause between two looks at the files if nobody says; an edit counts once two looks in a row have found the same."""
 
 _Seen = dict[str, tuple[int, int]]
 
@@ -34,14 +34,16 @@ _Seen = dict[str, tuple[int, int]]
 class GraphReloading:
     """Keeps an app as its files say."""
 
-    def __init__(self, app: OvmsApp, target: Path, name: str | None) -> None:
+    def __init__(self, app: OvmsApp, target: Path, name: str | None, look_s: float = LOOK_S) -> None:
         """Describe it.
 
         Args:
             app: What is kept.
             target: What was named on the command line.
             name: What a single graph is called.
+            look_s: Pause between two looks at the files; 0 looks only when somebody asks.
         """
+        self._look_s = look_s
         self._app = app
         self._target = target
         self._name = name
@@ -52,7 +54,8 @@ class GraphReloading:
 
     def watch(self) -> None:
         """Begin to look at the files; called on the loop once all is ready."""
-        self._task = asyncio.get_running_loop().create_task(self._watch())
+        if self._look_s:
+            self._task = asyncio.get_running_loop().create_task(self._watch())
 
     def end(self) -> None:
         """Look no more."""
@@ -74,7 +77,7 @@ class GraphReloading:
     async def _watch(self) -> None:
         before = self._used
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self._look_s)
             found = await asyncio.to_thread(self._files, self._app.config)
             if found == before != self._used:
                 await self.reload()
@@ -94,32 +97,17 @@ class GraphReloading:
         app.problem = ""
         before, self._used = self._used, await asyncio.to_thread(self._files, config)
         app.config = config
-        changed = {one for one in before.keys() | self._used.keys() if before.get(one) != self._used.get(one)}
-        graphs = {one.name: one for one in old.graphs}
+        changed = {Path(one) for one in before.keys() | self._used.keys() if before.get(one) != self._used.get(one)}
+        models, graphs = {*old.models}, {*old.graphs}
+        added = tuple(one for one in config.models if one not in models or not changed.isdisjoint(one.files))
+        others = {one.name for one in (*added, *models.difference(config.models))}
         fresh = [
-            one for one in config.graphs if graphs.get(one.name) != one or any(_concerns(file, one) for file in changed)
-        ]
-        models = {(one.name, one.version): one for one in old.models}
-        wanted = {(one.name, one.version) for one in config.models} | {(one.name, "1") for one in config.graphs}
-        added = tuple(
             one
-            for one in config.models
-            if models.get((one.name, one.version)) != one or any(Path(file) == one.path for file in changed)
-        )
-        if added or old.models != config.models:
-            fresh = [*config.graphs]  # their sessions may be others now
-        await asyncio.gather(*(app.load_graph(one) for one in fresh), app.load_models(added))
-        gone = [
-            (one.endpoint.name, one.endpoint.config.version)
-            for one in app.every
-            if (one.endpoint.name, one.endpoint.config.version) not in wanted
+            for one in config.graphs
+            if one not in graphs or any(_concerns(file, one) for file in changed) or app.uses(one, others)
         ]
-        for name, version in gone:
-            heavy = app.versions(name)
-            if list(heavy.weights) == [version] and len(heavy.ready) > 1:
-                app.share(name, {next(other for other in heavy.ready if (name, other) not in gone): 1})
-            await app.unload(name, version)
-        return bool(fresh or added or gone)
+        await asyncio.gather(*(app.load_graph(one) for one in fresh), app.load_models(added))
+        return await app.leave_unnamed() or bool(fresh or added)
 
     def _files(self, config: OvmsConfig) -> _Seen:
         """Return what is seen of all files that matter."""
@@ -127,13 +115,15 @@ class GraphReloading:
         files = [target / "config.json" if target.is_dir() else target]
         for graph in config.graphs:
             files += _of_graph(graph)
-        files += [one.path for one in config.models]
-        files += [one.path.with_suffix(".bin") for one in config.models if one.path.suffix == ".xml"]
+        for model in config.models:
+            files += model.files
         seen: _Seen = {}
         for file in files:
             with contextlib.suppress(OSError):
                 about = file.stat()
                 seen[str(file)] = about.st_size, about.st_mtime_ns
+        for base in config.bases:
+            seen |= {str(path): (0, 0) for path in versions_in(base).values() if str(path) not in seen}
         return seen
 
 
@@ -145,8 +135,7 @@ def _of_graph(graph: GraphEntry) -> Iterator[Path]:
         yield from (file for file in graph.base_path.rglob("*.py") if "site-packages" not in file.parts)
 
 
-def _concerns(file: str, graph: GraphEntry) -> bool:
-    path = Path(file)
-    return path in {graph.graph_path, graph.subconfig} or (
-        path.suffix == ".py" and path.is_relative_to(graph.base_path)
+def _concerns(file: Path, graph: GraphEntry) -> bool:
+    return file in {graph.graph_path, graph.subconfig} or (
+        file.suffix == ".py" and file.is_relative_to(graph.base_path)
     )

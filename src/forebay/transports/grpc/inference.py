@@ -144,12 +144,7 @@ class InferMethods:
             NotFound: If there is no such model, or no such version of it.
         """
         versions = self._app.versions(model)
-        if not version:
-            return versions.turn()
-        found = versions.ready.get(version)
-        if found is None:
-            raise versions.unknown(version)
-        return found
+        return versions.named(version) if version else versions.turn()
 
     async def begin_for(self, stream: _Stream, call: Call, message: bytes) -> _Asked | None:
         """Begin a request of a stream; None if it went to the session of the stream.

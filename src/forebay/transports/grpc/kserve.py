@@ -14,6 +14,7 @@ from forebay.server.inference_facts import (
     config_of,
     every_version,
     find_served,
+    is_model_ready,
     is_served_ready,
     model_metadata,
     server_metadata,
@@ -58,7 +59,7 @@ class KServe:
         simple: dict[str, Callable[[Any], Mapping[str, Any]]] = {
             "ServerLive": lambda _: {"live": app.is_live},
             "ServerReady": lambda _: {"ready": not app.problems()},
-            "ModelReady": lambda asked: {"ready": is_served_ready(find_served(app, asked.name, asked.version))},
+            "ModelReady": lambda asked: {"ready": is_model_ready(app, asked.name, asked.version)},
             "ServerMetadata": lambda _: server_metadata(app),
             "ModelMetadata": lambda asked: model_metadata(app, asked.name, asked.version),
             "ModelConfig": lambda asked: {"config": config_of(find_served(app, asked.name, asked.version))},

@@ -35,7 +35,7 @@ from forebay.server.inference_facts import (
     config_of,
     every_version,
     find_served,
-    is_served_ready,
+    is_model_ready,
     model_metadata,
     server_metadata,
     statistics_of,
@@ -67,6 +67,7 @@ MAX_REMEMBERED: Final = 1024
 MAX_REMEMBERED_BYTES: Final = 4096
 _MAX_LOAD_BYTES: Final = 64 * 1024
 _LENGTH: Final = rest.LENGTH_HEADER.lower().encode()
+_VERSIONED: Final = ("v2", "models", "NAME", "versions", "VERSION", "infer")
 _JSON: Final = (b"content-type", b"application/json")
 _SAMPLES: Final = {"in": "json", "out": "json", ROWS: "1"}
 
@@ -334,7 +335,7 @@ class InferencePages:
         path = path.removeprefix(quote(root)).rstrip("/")
         segments = [unquote(segment) for segment in path.split("/")[1:]]
         target = "".join(f"/{quote(segment, safe='')}" for segment in segments)
-        if segments[-1:] == ["infer"] and (route := self._routes.get(target.encode())) is not None:
+        if segments[-1:] == ["infer"] and (route := self._route(target, segments)) is not None:
             _require("POST", scope)
             await self._predict(route)(scope, receive, send)
             return None
@@ -366,6 +367,15 @@ class InferencePages:
                 raise NotFound(f"nothing is served at {path[:100]}")
         return self._told(scope, found)
 
+    def _route(self, target: str, segments: Sequence[str]) -> Route | None:
+        """Return who answers calls to a target; of what has no versions the same, whichever is named."""
+        found = self._routes.get(target.encode())
+        if found is None and len(segments) == len(_VERSIONED):
+            name, version = segments[2], segments[4]
+            if name in self._app.served and not find_served(self._app, name, version).has_versions:
+                found = self._routes.get(f"/v2/models/{quote(name, safe='')}/infer".encode())
+        return found
+
     def _told(
         self, scope: Scope, found: Any, status: int = 200, *, verb: str = "GET"
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
@@ -380,10 +390,10 @@ class InferencePages:
             raise NotFound(f"the model '{name}' takes no tensors; see GET /models/{name}")
         if what not in {"", "ready", "config", "stats"}:
             raise NotFound(f"a model has no '{what[:40]}'; there is ready, config, stats and infer")
-        one = find_served(self._app, name, version)
         if what == "ready":
-            is_ready = is_served_ready(one)
+            is_ready = is_model_ready(self._app, name, version)
             return self._told(scope, {"name": name, "ready": is_ready}, 200 if is_ready else 503)
+        one = find_served(self._app, name, version)
         if what == "stats":
             every = every_version(self._app, name, version)
             return self._told(scope, {"model_stats": [statistics_of(each) for each in every]})
