@@ -59,11 +59,10 @@ class FileModel(Model):
 
     def load(self) -> None:
         """Load the file, or take the model that is in memory."""
-        if self.loaded is not None:
-            self._file = self.loaded()
-            return
         threads = self.plan.threads or len(os.sched_getaffinity(0))
-        self._file = load_with(Path(self.plan.path), RunOptions(threads=threads, device=accelerator(self.device)))
+        options = RunOptions(threads=threads, device=accelerator(self.device))
+        loaded = type(self).loaded
+        self._file: ModelFile = load_with(Path(self.plan.path), options) if loaded is None else loaded()
 
     def preprocess(self, sample: Any) -> dict[str, Any]:
         """Make arrays of what the client sent, with the types of the file."""
