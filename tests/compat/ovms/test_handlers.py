@@ -66,7 +66,7 @@ async def test_a_handler_that_cannot_be_loaded_leaves_the_other_graphs_alone(tmp
         assert "not_there" in why["import"]
         assert "ZeroDivisionError" in why["constructor"]
         assert "initialize raised: ZeroDivisionError" in why["initialize"]
-        with pytest.raises(Unavailable, match="'bad0' is not available: .*no class OvmsPythonModel"):  # O121, O122
+        with pytest.raises(Unavailable, match=r"'bad0' is not available: .*no class OvmsPythonModel"):  # O121, O122
             await face.infer("bad0", tensor("input", [1]))
         assert not is_model_ready(face.app, "bad0")  # O118
         assert (await face.infer("good", tensor("input", [1]))).outputs

@@ -198,3 +198,59 @@ def test_a_signal_has_files_read_anew(serve, tmp_path):  # O111
     server.process.send_signal(signal.SIGHUP)
     eventually(lambda: "config.json:1" in httpx.get(f"{server.url}/models").text, "why it could not be read")
     assert post(server, "g", asked).json()["outputs"][0]["data"] == [2]
+
+
+def test_the_configuration_is_told_and_read_anew(serve, tmp_path):  # O112, O111, O115, O145
+    write(tmp_path, {"config.json": config(a={}, b={}), "b/graph.pbtxt": "node {"})
+    for name in "ab":
+        write(tmp_path, {f"{name}/model.py": NUMBERS})
+    write(tmp_path, {"a/graph.pbtxt": one_node()})
+    server = serve(tmp_path, "--manage", "--repository-poll-s", "0")
+
+    def told():
+        found = httpx.get(f"{server.url}/v1/config").json()
+        versions = {name: one["model_version_status"] for name, one in found.items()}
+        assert all([one["version"] for one in each] == ["1"] for each in versions.values())
+        return {name: (one["state"], one["status"]["error_code"]) for name, (one,) in versions.items()}
+
+    def reload():
+        return httpx.post(f"{server.url}/v1/config/reload", timeout=60)
+
+    assert told() == {"a": ("AVAILABLE", "OK"), "b": ("LOADING", "FAILED_PRECONDITION")}
+    assert reload().status_code == 200
+    write(tmp_path, {"b/graph.pbtxt": one_node()})
+    assert reload().status_code == 201
+    assert told() == {"a": ("AVAILABLE", "OK"), "b": ("AVAILABLE", "OK")}
+    write(tmp_path, {"a/model.py": "1 / 0"})
+    answer = reload()
+    assert (answer.status_code, list(answer.json())) == (412, ["error"])
+    assert "graph 'a' is not available" in answer.json()["error"]
+    assert told()["a"] == ("AVAILABLE", "FAILED_PRECONDITION")  # the old one answers, and it says why
+    assert post(server, "a", given("FP32", [1], data=[1])).status_code == 200
+    write(tmp_path, {"a/model.py": NUMBERS, "config.json": config(a={})})
+    assert reload().status_code == 201
+    assert told() == {"a": ("AVAILABLE", "OK"), "b": ("END", "OK")}
+    write(tmp_path, {"config.json": '{"model_config_list": [],\n"mediapipe_config_lst": []}'})
+    assert reload().status_code == 412
+    assert "config.json:2: mediapipe_config_lst" in reload().json()["error"]
+    for what, status in (("unload", 404), ("load", 200)):
+        done = httpx.post(f"{server.url}/v2/repository/models/a/{what}", timeout=60)
+        assert done.status_code == 200, done.text
+        assert post(server, "a", given("FP32", [1], data=[1])).status_code == status
+
+
+def test_who_may_not_manage_may_not_have_files_read_anew(server):
+    answer = httpx.post(f"{server.url}/v1/config/reload")
+    assert answer.status_code == 403
+    assert "--manage" in answer.text
+    assert httpx.get(f"{server.url}/v1/config/reload").status_code == 405
+
+
+def test_graphs_have_no_versions(server):  # O117
+    for version in ("1", "7"):
+        url = f"{server.url}/v2/models/numbers/versions/{version}"
+        answer = httpx.post(f"{url}/infer", json={"inputs": [given("FP32", [1], data=[1])]})
+        assert answer.json()["model_version"] == "1"
+        assert httpx.get(url).json()["versions"] == ["1"]
+        assert httpx.get(f"{url}/ready").status_code == 200
+    assert httpx.post(f"{server.url}/v2/models/nobody/versions/7/infer", json={}).status_code == 404

@@ -55,14 +55,14 @@ class FileModel(Model):
     check_outputs = False
     plan: ClassVar[FilePlan]
     tensor_codec: ClassVar[TensorCodec]
-    loaded: ClassVar[Callable[[], ModelFile] | None] = None
+    loaded: ClassVar[Any] = None
+    """Returns the model, if it is in memory already."""
 
     def load(self) -> None:
         """Load the file, or take the model that is in memory."""
         threads = self.plan.threads or len(os.sched_getaffinity(0))
         options = RunOptions(threads=threads, device=accelerator(self.device))
-        loaded = type(self).loaded
-        self._file: ModelFile = load_with(Path(self.plan.path), options) if loaded is None else loaded()
+        self._file: ModelFile = load_with(Path(self.plan.path), options) if self.loaded is None else self.loaded()
 
     def preprocess(self, sample: Any) -> dict[str, Any]:
         """Make arrays of what the client sent, with the types of the file."""

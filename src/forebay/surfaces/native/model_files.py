@@ -71,4 +71,11 @@ def read_model_file(path: Path, overrides: Overrides, loaded: Callable[[], Model
     plan = msgspec.structs.replace(plan, sharing=sharing)
     spec = RunnerSpec(factory="forebay.serving.models.file_model:runner_of", kwargs={"plan": msgspec.to_builtins(plan)})
     warnings = [f"{path} is run on one request at a time: {sharing.why_not}"] if sharing.why_not else []
-    return ModelTarget(class_of(plan, loaded), spec, warnings)
+    if loaded is None:
+        return ModelTarget(class_of(plan), spec, warnings)
+    looked_at = [file]  # the first worker takes it, so that it does not leave the memory between
+
+    def take() -> ModelFile:
+        return looked_at.pop() if looked_at else loaded()
+
+    return ModelTarget(class_of(plan, take), spec, warnings)

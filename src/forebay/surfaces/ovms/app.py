@@ -7,7 +7,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -17,6 +17,7 @@ from forebay.server.served import Served
 from forebay.surfaces.contract import Project
 from forebay.surfaces.ovms.calls import VERSION
 from forebay.surfaces.ovms.config import read_target
+from forebay.surfaces.ovms.config_pages import ConfigPages, retired
 from forebay.surfaces.ovms.graphs import serve_graph
 from forebay.surfaces.ovms.inference import SharedModels
 from forebay.surfaces.ovms.reloading import LOOK_S, GraphReloading
@@ -51,6 +52,8 @@ class OvmsApp(App):
         self._in_memory = SharedModels()
         self._servables: dict[str, frozenset[str]] = {}
         self._has_started = False
+        self.retired: dict[str, dict[str, dict[str, Any]]] = {}
+        """What is told of versions that the configuration named once, by the names of models."""
 
     async def start(self) -> None:
         """Load everything; the server is there also if something cannot be."""
@@ -60,18 +63,21 @@ class OvmsApp(App):
         )
         self._has_started = True
 
-    async def load_graph(self, entry: GraphEntry) -> None:
+    async def load_graph(self, entry: GraphEntry) -> list[str]:
         """Load a graph, or say why it cannot be."""
-        await self._try(f"graph '{entry.name}'", entry.name, VERSION, lambda: self._graph(entry))
+        return await self._try(f"graph '{entry.name}'", entry.name, VERSION, lambda: self._graph(entry))
 
-    async def load_models(self, entries: tuple[ModelEntry, ...]) -> None:
-        """Load models; the newest version answers what names none."""
+    async def load_models(self, entries: tuple[ModelEntry, ...]) -> list[str]:
+        """Load models, or say why they cannot be; the newest version answers what names none."""
+        errors: list[str] = []
         for entry in sorted(entries, key=lambda one: -int(one.version)):
             what = f"version {entry.version} of model '{entry.name}'"
-            await self._try(what, entry.name, entry.version, lambda: self._model(entry))  # noqa: B023 - awaited at once
+            make = functools.partial(self._model, entry)
+            errors += await self._try(what, entry.name, entry.version, make)
         for name in dict.fromkeys(one.name for one in entries):
             if name in self.ready:
                 self.share(name, {max(self.versions(name).ready, key=int): 1})
+        return errors
 
     async def leave_unnamed(self) -> bool:
         """Let go of what the configuration names no longer; returns whether there was any.
@@ -91,6 +97,7 @@ class OvmsApp(App):
                 self.share(name, {max(left, key=int): 1})
         for name, version in gone:
             await self.unload(name, version)
+            self.retired.setdefault(name, {})[version] = retired(version)
         return bool(gone)
 
     def uses(self, graph: GraphEntry, models: Collection[str]) -> bool:
@@ -103,12 +110,15 @@ class OvmsApp(App):
             return []
         return super().problems()
 
-    async def _try(self, what: str, name: str, version: str, make: Callable[[], Served]) -> None:
+    async def _try(self, what: str, name: str, version: str, make: Callable[[], Served]) -> list[str]:
+        self.retired.get(name, {}).pop(version, None)
         try:
             await self.load(name, version, make, timeout_s=self.load_timeout_s)
         except ForebayError as error:
             told = {"trace": getattr(error, "trace", "")}
             log.error("%s is not available: %s", what, error.message, extra=told)  # noqa: TRY400 - with its own trace
+            return [f"{what} is not available: {error.message}"]
+        return []
 
     def _graph(self, entry: GraphEntry) -> Served:
         made = serve_graph(entry, self.config.models, self._in_memory, self._overrides)
@@ -174,7 +184,7 @@ def project_of(target: Path, options: Options, serve_file: ServeFile) -> Project
     return Project(
         app=app,
         http=options.http,
-        asgi=asgi_app(app, options.http),
+        asgi=asgi_app(app, options.http, ConfigPages(app, reloading, options.http).routes()),
         routes=routes_of(app, options.http),
         summary=summary,
         warnings=warnings,

@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from forebay.errors import ConfigError
+from forebay.runtimes.saved_model import FILE as SAVED_MODEL
 from forebay.server import yaml
 from forebay.server.walker import Walker, line, shown, text, whole
 from forebay.types.datatypes import DATATYPES
@@ -22,8 +23,6 @@ MODELS: Final = "model_config_list"
 GRAPHS: Final = "mediapipe_config_list"
 MODEL_FILES: Final = (".xml", ".onnx", ".pdmodel", ".pb", ".tflite")
 """What OpenVINO reads itself; of several in one folder the first of these kinds."""
-SAVED_MODEL: Final = "saved_model.pb"
-"""The file by which the folder around it is a model of TensorFlow's."""
 
 _IGNORED: Final = (
     "pipeline_config_list",

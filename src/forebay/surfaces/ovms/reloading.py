@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -71,6 +72,10 @@ class GraphReloading:
 
         Raises nothing: what fails is told.
         """
+        return (await self.reload_all())[0]
+
+    async def reload_all(self) -> tuple[bool, list[str]]:
+        """Read what changed anew; returns whether anything had, and what could not be loaded."""
         async with self._lock:
             return await self._reload()
 
@@ -84,7 +89,7 @@ class GraphReloading:
                 found = self._used
             before = found
 
-    async def _reload(self) -> bool:
+    async def _reload(self) -> tuple[bool, list[str]]:
         app, old = self._app, self._app.config
         try:
             config = await asyncio.to_thread(read_target, self._target, self._name)
@@ -93,7 +98,7 @@ class GraphReloading:
             is_news, app.problem = app.problem != error.message, error.message
             if is_news:
                 log.error("the project cannot be read anew, and goes on as it was: %s", error.message)  # noqa: TRY400
-            return is_news
+            return is_news, [error.message]
         app.problem = ""
         before, self._used = self._used, await asyncio.to_thread(self._files, config)
         app.config = config
@@ -106,8 +111,9 @@ class GraphReloading:
             for one in config.graphs
             if one not in graphs or any(_concerns(file, one) for file in changed) or app.uses(one, others)
         ]
-        await asyncio.gather(*(app.load_graph(one) for one in fresh), app.load_models(added))
-        return await app.leave_unnamed() or bool(fresh or added)
+        errors = await asyncio.gather(*(app.load_graph(one) for one in fresh), app.load_models(added))
+        has_left = await app.leave_unnamed()
+        return has_left or bool(fresh or added), [*config.problems, *itertools.chain(*errors)]
 
     def _files(self, config: OvmsConfig) -> _Seen:
         """Return what is seen of all files that matter."""

@@ -46,7 +46,7 @@ from forebay.transports.http.route import key_is_known, request_id_of
 from forebay.types.call import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -65,8 +65,11 @@ _MODEL: Final = re.compile(r"(?:/v[12])?/models/([^/:]+)(?:/versions/([^/:]+))?"
 _MANAGED: Final = re.compile(r"/(?:load|swap|unload|weights)$")
 
 
-def asgi_app(app: App, config: HttpConfig) -> ASGIApp:
-    """Return an ASGI application that answers for `app`; whoever runs it starts and drains the app."""
+def asgi_app(app: App, config: HttpConfig, more: Sequence[BaseRoute] = ()) -> ASGIApp:
+    """Return an ASGI application that answers for `app`, and more that a project has.
+
+    Whoever runs it starts and drains the app.
+    """
     by_target = routes_of(app, config, ("GET", "POST"))
     pages = ServerPages(app, config)
     protocol = inference.InferencePages(app, by_target, pages.management, Predict)
@@ -104,7 +107,7 @@ def asgi_app(app: App, config: HttpConfig) -> ASGIApp:
         middleware.append(Middleware(_KeyCheck, keys=keys, has_dashboard=config.dashboard, routes=by_target))
     middleware.append(Middleware(_Lending, lender=app, by_target=by_target))
     handlers: Any = {ForebayError: failed, HTTPException: unknown}
-    answering = Starlette(routes=[predictions, *routes], middleware=middleware, exception_handlers=handlers)
+    answering = Starlette(routes=[predictions, *more, *routes], middleware=middleware, exception_handlers=handlers)
     return _without_last_slash(answering)
 
 
