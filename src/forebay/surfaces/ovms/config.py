@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -331,7 +332,9 @@ def versions_in(base: Path) -> dict[str, Path]:
         return {}
     found: dict[str, Path] = {}
     for folder in sorted(folders, key=lambda one: int(one.name)):
-        files = [one for one in folder.iterdir() if one.suffix in MODEL_FILES] if folder.is_dir() else []
+        files: list[Path] = []
+        with contextlib.suppress(OSError):  # it may be gone by now
+            files = [one for one in folder.iterdir() if one.suffix in MODEL_FILES] if folder.is_dir() else []
         if files:
             first = min(files, key=lambda one: (MODEL_FILES.index(one.suffix), one.name))
             found[str(int(folder.name))] = _whole(first)

@@ -9,11 +9,11 @@ from weakref import WeakValueDictionary
 
 from forebay.errors import ForebayError, ModelError, RunnerFailed
 from forebay.graph.values import Outputs
+from forebay.repository.local import files_of_model
 from forebay.runtimes.contract import RunOptions, accelerator
 from forebay.runtimes.model_file import ModelFile, reason_of
 from forebay.runtimes.openvino import OpenVino
 from forebay.runtimes.signature import Value, Var
-from forebay.runtimes.watching import Fingerprint
 from forebay.surfaces.ovms.pbtxt import meant
 from forebay.surfaces.ovms.values import ExecutionFailed, as_array
 from forebay.workers.user_code import attempt, caught
@@ -42,7 +42,7 @@ class SharedModels:
             ModelError: If it cannot be loaded.
         """
         with self._lock:
-            key = (entry.path, entry.device, Fingerprint.of(entry.path))
+            key = (entry.path, entry.device, files_of_model(entry.path))
             file = self._loaded.get(key)
             if file is None:
                 file = self._loaded[key] = self._load(entry)

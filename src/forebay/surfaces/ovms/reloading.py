@@ -12,10 +12,13 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from forebay.errors import ConfigError
+from forebay.repository.looking import Looking, pause_after
+from forebay.repository.settling import Settling
 from forebay.surfaces.ovms.config import read_target, versions_in
 
 if TYPE_CHECKING:
@@ -50,18 +53,20 @@ class GraphReloading:
         self._name = name
         self._lock = asyncio.Lock()
         self._used = self._files(app.config)
-        self._task: asyncio.Task[None] | None = None
+        self._settling: Settling[str, tuple[int, int]] = Settling(self._used)
+        self._took_s = 0.0
+        self._looking = Looking("forebay-ovms-watch", self._look, self._pause_s)
         self._asking: asyncio.Task[bool] | None = None
 
     def watch(self) -> None:
         """Begin to look at the files; called on the loop once all is ready."""
+        self._loop = asyncio.get_running_loop()
         if self._look_s:
-            self._task = asyncio.get_running_loop().create_task(self._watch())
+            self._looking.start()
 
     def end(self) -> None:
         """Look no more."""
-        if self._task is not None:
-            self._task.cancel()
+        self._looking.stop()
 
     def ask(self) -> None:
         """Have all that changed read anew, soon."""
@@ -79,15 +84,17 @@ class GraphReloading:
         async with self._lock:
             return await self._reload()
 
-    async def _watch(self) -> None:
-        before = self._used
-        while True:
-            await asyncio.sleep(self._look_s)
-            found = await asyncio.to_thread(self._files, self._app.config)
-            if found == before != self._used:
-                await self.reload()
-                found = self._used
-            before = found
+    def _pause_s(self) -> float | None:
+        return pause_after(self._took_s, self._look_s, is_moving=self._settling.is_moving)
+
+    def _look(self) -> None:
+        """Look at the files, in a thread."""
+        started = time.monotonic()
+        changed = self._settling.look(self._files(self._app.config))
+        self._took_s = time.monotonic() - started
+        if changed:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self.ask)
 
     async def _reload(self) -> tuple[bool, list[str]]:
         app, old = self._app, self._app.config
