@@ -1,10 +1,14 @@
 -- For wrk: POST the file named by the first argument; print the figures as one line of JSON.
+-- What follows it are names and values of headers.
 
 function init(args)
   local file = assert(io.open(args[1], "rb"))
   wrk.method = "POST"
   wrk.body = file:read("*a")
   wrk.headers["Content-Type"] = "application/json"
+  for at = 2, #args, 2 do
+    wrk.headers[args[at]] = args[at + 1]
+  end
   file:close()
 end
 

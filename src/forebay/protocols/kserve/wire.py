@@ -98,6 +98,13 @@ class RequestLayout(msgspec.Struct, frozen=True, eq=False):
     fixed: Sequence[tuple[int, bytes]] | None
     is_elsewhere: bool
 
+    def is_of(self, message: Data) -> bool:
+        """Tell whether another message, as long as the one that was read, is laid out like this for certain."""
+        for at, fixed in self.fixed or ():
+            if message[at : at + len(fixed)] != fixed:
+                return False
+        return self.fixed is not None
+
     def id_in(self, message: Data) -> str:
         """Return what the answer repeats.
 
@@ -151,6 +158,7 @@ class RequestLayouts:
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, bytes], RequestLayout] = {}
+        self._last: dict[int, RequestLayout] = {}
 
     def of(self, message: Data) -> RequestLayout:
         """Return how a message is laid out.
@@ -160,19 +168,20 @@ class RequestLayouts:
         """
         # The name of the model comes first, and keeps those of different models apart.
         size = len(message)
+        layout = self._last.get(size)
+        if layout is not None and layout.is_of(message):
+            return layout
         key = size, bytes(message[: 2 + message[1]] if size > 1 and message[1] < _NAME_BYTES else message[:1])
         layout = self._known.get(key)
-        if layout is not None:
-            for at, fixed in layout.fixed or ():
-                if message[at : at + len(fixed)] != fixed:
-                    break
-            else:
+        if layout is None or not layout.is_of(message):
+            layout = scan(message)
+            if layout.fixed is None:
                 return layout
-        layout = scan(message)
-        if layout.fixed is not None:
             if len(self._known) >= MAX_LAYOUTS:
                 self._known.clear()
+                self._last.clear()
             self._known[key] = layout
+        self._last[size] = layout
         return layout
 
 

@@ -28,7 +28,7 @@ from forebay.serving.models.array_types import array_type_of, is_array
 from forebay.serving.models.unreadable import refusal
 from forebay.serving.tensor_face import TensorFace, outcome_of, tensors_of
 from forebay.types.call import Media
-from forebay.types.datatypes import DATATYPES, datatype_of
+from forebay.types.datatypes import BY_NUMPY, DATATYPES
 from forebay.types.tensor import Tensor, TensorMetadata, join_elements
 from forebay.workers.user_code import caught
 
@@ -168,24 +168,23 @@ class TensorCodec:
         if any((item.params is not first and item.params != first) or item.size != size for item in items):
             return None
         side = self._answer if self._answer.ports else _side_like(results[0])
-        found: dict[str, Tensor] = {}
+        found: dict[str, tuple[str, list[npt.NDArray[Any]]]] = {}
         for port in side.ports:
             values = [_field(result, port) for result in results] if side.is_record else results
-            if port.kind not in {"array", "plain"} or port.datatype == "BYTES" or not _are_alike(values):
+            alike = _alike(port, values)
+            if alike is None:
                 return None
-            found[port.name] = _written(port, values)
+            found[port.name] = alike
         names = [name for name, _ in first["wanted"]] or list(found)
-        if not all(name in found and datatype_of(found[name].datatype).size for name in names):
+        if any(name not in found for name in names):
             return None
-        if not side.is_record or self._answer.ports or all(len(result) == len(found) for result in results):
-            specs = [[name, found[name].datatype, [size, *found[name].shape[1:]], False] for name in names]
-            views = [memoryview(found[name].data) for name in names]
-            steps = [len(view) // len(items) for view in views]
-            return [
-                [specs, *(view[at * step : (at + 1) * step] for view, step in zip(views, steps, strict=True))]
-                for at in range(len(items))
-            ]
-        return None
+        if side.is_record and not self._answer.ports and any(len(result) != len(found) for result in results):
+            return None
+        specs = [[name, found[name][0], [size, *found[name][1][0].shape], False] for name in names]
+        columns = [[value.tobytes() for value in found[name][1]] for name in names]
+        if size > 1:
+            columns = [[b"".join(column[at : at + size]) for at in range(0, len(column), size)] for column in columns]
+        return [[specs, *row] for row in zip(*columns, strict=True)]
 
     def encode(self, results: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
         """Return the outcome of a request: the results of its samples as tensors.
@@ -397,15 +396,26 @@ def _field(result: Any, port: TensorPort) -> Any:
     return getattr(result, name, _ABSENT)
 
 
-def _are_alike(values: Sequence[Any]) -> bool:
-    """Tell whether all values are arrays of one type and shape, so that none changes beside the others."""
+def _alike(port: TensorPort, values: Sequence[Any]) -> tuple[str, list[npt.NDArray[Any]]] | None:
+    """Return the type of an output and its values as arrays of it; None if they are not all of one type and shape.
+
+    None of them changes beside the others then, and each is written by itself.
+    """
     import numpy as np
 
-    if not all(isinstance(value, np.ndarray) for value in values):
-        return False
-    arrays: Sequence[npt.NDArray[Any]] = values
-    first = arrays[0]
-    return all(array.dtype == first.dtype and array.shape == first.shape for array in arrays)
+    first = values[0]
+    if port.kind not in {"array", "plain"} or port.datatype == "BYTES" or type(first) is not np.ndarray:
+        return None
+    kind, shape = first.dtype, first.shape
+    for value in values:
+        if type(value) is not np.ndarray or value.shape != shape or (value.dtype is not kind and value.dtype != kind):
+            return None
+    known = DATATYPES.get(port.datatype) or BY_NUMPY.get(kind.name)
+    if known is None or known.name == "BF16" or kind.kind not in "biuf":
+        return None
+    wanted = np.dtype(known.numpy).newbyteorder("<")
+    arrays: list[npt.NDArray[Any]] = list(values)
+    return known.name, arrays if kind == wanted else [array.astype(wanted) for array in arrays]
 
 
 def _side_like(result: Any) -> TensorSide:

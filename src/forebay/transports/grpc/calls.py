@@ -52,6 +52,7 @@ class OpenCall:
 
     Attributes:
         stream: Its number on the connection.
+        head: What its header block means.
         is_public: Whether it needed no API key.
         window: How much of its answer the client takes now.
         outgoing: What it has to send; None if it never had to wait for anything.
@@ -87,8 +88,8 @@ class OpenCall:
     def __init__(self, connection: GrpcConnection, stream: int, head: CallHead, window: int, epoch: int) -> None:
         self.stream = stream
         self.window = window
+        self.head = head
         self._connection = connection
-        self._head = head
         self._seen = epoch
         if connection.port.tells:
             self.started = time.monotonic()
@@ -96,7 +97,7 @@ class OpenCall:
     @property
     def is_stream(self) -> bool:
         """Whether its method takes any number of messages."""
-        return self._head.is_stream
+        return self.head.is_stream
 
     # What a method sees
 
@@ -108,7 +109,7 @@ class OpenCall:
     @property
     def metadata(self) -> Sequence[tuple[str, str | bytes]]:
         """What the client says beside its message."""
-        return self._head.metadata
+        return self.head.metadata
 
     def answered_by(self, endpoint: Endpoint, request: Request) -> None:
         """Note who answers, while the endpoint replies, if somebody is to be told of it."""
@@ -193,7 +194,7 @@ class OpenCall:
     def told(self) -> EndedCall:
         """Return the record of this call, which is over."""
         status = Status.CANCELLED if self.status is None else self.status
-        call = ended(self._head, self._connection.peer, status)
+        call = ended(self.head, self._connection.peer, status)
         call.started, call.body_bytes = self.started, self.sent_bytes
         answer = self._answered
         if answer is not None:
@@ -212,7 +213,7 @@ class OpenCall:
 
     def take_whole(self, size: int) -> bool:
         """Take note of the only message of a call that came in one piece; returns False if it is not that simple."""
-        head = self._head
+        head = self.head
         if self._inbox is None and not head.is_stream and (head.length < 0 or head.length == size):
             self.is_half_closed = True
             return True
@@ -220,11 +221,11 @@ class OpenCall:
 
     def begin(self, message: bytes) -> None:
         """Begin the method."""
-        self._head.begin(self, message)
+        self.head.begin(self, message)
 
     def begin_stream(self) -> None:
         """Begin a method that takes any number of messages."""
-        self._head.begin(self)
+        self.head.begin(self)
 
     def receive(self, payload: bytes, flow_bytes: int, *, is_last: bool) -> None:
         """Take the payload of a DATA frame.
@@ -244,7 +245,7 @@ class OpenCall:
             raise frames.StreamFault(self.stream, frames.Reason.FLOW_CONTROL_ERROR, msg)
         self._seen = port.epoch
         self._received += len(payload)
-        length = self._head.length
+        length = self.head.length
         if length >= 0 and (self._received > length or (is_last and self._received < length)):
             msg = f"stream {self.stream} has another length than its content-length"
             raise frames.StreamFault(self.stream, frames.Reason.PROTOCOL_ERROR, msg)
@@ -253,12 +254,12 @@ class OpenCall:
             return
         inbox = self._inbox
         if inbox is None:
-            inbox = self._inbox = MessageBuffer(self._head.encoding, port.config.max_message_bytes)
+            inbox = self._inbox = MessageBuffer(self.head.encoding, port.config.max_message_bytes)
         inbox.add(payload)
         port.buffered_bytes += len(payload)
         if port.buffered_bytes > port.config.max_buffered_bytes:
             self._refuse(_full())
-        elif self._head.is_stream:
+        elif self.head.is_stream:
             self._wake(self._arrival)
         else:
             self._receive_only(inbox)
@@ -277,7 +278,7 @@ class OpenCall:
                 elif message is None:
                     self.end(Status.INTERNAL, "the call ended within a message")
                 elif isinstance(message, bytes):
-                    self._head.begin(self, message)
+                    self.head.begin(self, message)
                 else:
                     self.run(self._begin_unpacked(message))
         except BadMessage as error:
@@ -290,7 +291,7 @@ class OpenCall:
         except BadMessage as error:
             self._refuse(error)
         else:
-            self._head.begin(self, message)
+            self.head.begin(self, message)
 
     async def _unpack(self, unpacking: Unpacking) -> bytes:
         """Unpack the rest of a message beside the loop, each step within the bytes that may be held.
@@ -324,7 +325,7 @@ class OpenCall:
     def _refuse(self, error: BadMessage) -> None:
         """End the call by what its client has sent."""
         port, connection = self._connection.port, self._connection
-        if self._task is not None and self._head.is_stream:
+        if self._task is not None and self.head.is_stream:
             self.abandon(error.status, error.message)
         else:
             self.end(error.status, error.message)
@@ -337,13 +338,13 @@ class OpenCall:
         Raises:
             StreamFault: If it announced more than it has sent.
         """
-        if self._head.length > self._received:
+        if self.head.length > self._received:
             msg = f"stream {self.stream} has another length than its content-length"
             raise frames.StreamFault(self.stream, frames.Reason.PROTOCOL_ERROR, msg)
         self.is_half_closed = True
         if self.is_done:
             return
-        if self._head.is_stream:
+        if self.head.is_stream:
             self._wake(self._arrival)
         elif self._inbox is None or not len(self._inbox):
             self.end(Status.UNIMPLEMENTED, "the method takes one message, none was sent")
@@ -369,7 +370,7 @@ class OpenCall:
         """Give the client room for what was taken, and for the rest of a message that is waited for."""
         if self.is_half_closed or self.is_done:
             return
-        held = len(self._inbox) if self._inbox is not None and self._head.is_stream and self._arrival is None else 0
+        held = len(self._inbox) if self._inbox is not None and self.head.is_stream and self._arrival is None else 0
         more = STREAM_WINDOW - held - self._allowed
         if more >= STREAM_WINDOW // 2:
             self._allowed += more
@@ -456,7 +457,7 @@ class OpenCall:
         """Whether the client is in the middle of a message and has been quiet for more sweeps than this."""
         if self.is_half_closed or self.is_done or epoch - self._seen <= max_quiet:
             return False
-        return not self._head.is_stream or (
+        return not self.head.is_stream or (
             self._arrival is not None and self._inbox is not None and len(self._inbox) > 0
         )
 

@@ -120,22 +120,27 @@ class GrpcConnection(asyncio.Protocol):
         if self._is_deaf:
             return
         self._seen = self.port.epoch
-        self._receiver.feed(data)
-        if not self._is_paused:
-            self._read()
+        if self._is_paused:
+            self._receiver.feed(data)
+        else:
+            self._read(data)
 
-    def _read(self) -> None:
+    def _read(self, data: bytes = b"") -> None:
         if self._is_deaf:
             return
         self._is_due = True
         try:
-            self._receiver.read()
+            self._receiver.read(data)
         except ConnectionFault as fault:
             self._refuse(fault.reason, str(fault))
         except Exception:
             log.exception("a gRPC connection failed; this is a defect of forebay")
             self._refuse(Reason.INTERNAL_ERROR, "the server failed")
-        self._flush()
+        sender = self._sender
+        if sender.out or sender.ready or self.is_leaving:
+            self._flush()
+        else:
+            self._is_due = False
 
     # Writing
 
@@ -162,7 +167,7 @@ class GrpcConnection(asyncio.Protocol):
         if transport is None or self._has_hung_up:
             out.clear()
             return
-        if sender.can_send and not self._is_paused:
+        if sender.ready and sender.can_send and not self._is_paused:
             self._is_due = True  # what calls do when they are drained belongs to this turn
             sender.pump(TURN_BYTES, self.port.epoch)
             self._is_due = False
@@ -171,7 +176,7 @@ class GrpcConnection(asyncio.Protocol):
             out.clear()
             self._written += len(data)
             transport.write(data)
-        if sender.can_send and not self._is_paused:
+        if sender.ready and sender.can_send and not self._is_paused:
             self._schedule()
         if self.is_leaving and not self._calls and not self._is_deaf:
             self.hang_up()
@@ -189,16 +194,20 @@ class GrpcConnection(asyncio.Protocol):
             answer = _ANSWER.pack(
                 _ANSWER_HEAD, stream, statuses.HEADERS, size >> 8, size & 0xFF, 0, 0, stream, 0, size - PREFIX_BYTES
             )
-            sender.out.append(answer + message + _END.pack(_END_HEAD, stream, statuses.OK))
+            data = answer + message + _END.pack(_END_HEAD, stream, statuses.OK)
             sender.window -= size
             call.is_done = True
             call.on_cancel = None
             if port.tells:
                 call.status, call.sent_bytes = Status.OK, len(message)
             self._close(call)
-            if not self._is_due:
-                self._is_due = True
-                port.loop.call_soon(self._flush)
+            transport = self._transport
+            if self._is_due or self._calls or sender.out or self.is_leaving or self._is_deaf or transport is None:
+                sender.out.append(data)
+                self._schedule()
+            else:  # nothing else of this client is due soon
+                self._written += len(data)
+                transport.write(data)
             return
         self.answer_at_length(call, (message,))
 

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 MAX_IN_FLIGHT: Final = 256
 """Requests of one stream that may be inside at a time, and answers that may wait; nothing is read of it meanwhile."""
+SHORT_BYTES: Final = 4 * 1024
+"""Data is cut out of messages up to this; of longer ones it is seen where it lies."""
 QUICK_BYTES: Final = 16 * 1024
 """Typed contents and shared memory up to this are read on the loop."""
 READERS: Final = 2
@@ -70,42 +72,40 @@ class _Plan(msgspec.Struct, eq=False):
     """What was found out about requests of one layout.
 
     Attributes:
+        layout: It.
         served: Who answers.
         params: Of the request.
         size: How many samples it has.
         spans: Where in the message its data lies.
         timeout_s: How long its client waits, as its parameters say.
+        answered: What the last answer said of its only tensor, how long that was, and what stood before it.
     """
 
+    layout: RequestLayout
     served: Served
     params: dict[str, Any]
     size: int
     spans: Sequence[Span]
     timeout_s: float
+    answered: tuple[Any, int, bytes] = (None, 0, b"")
 
 
-class _Asked(msgspec.Struct, eq=False):
-    """A request that is inside.
+class _Asked(TensorRequest, gc=False, eq=False):
+    """A request that is inside; `call` is how it came.
 
     Attributes:
-        call: How it came.
+        plan: What was found out about it.
         stream: The stream it came by; None if it is all of its call.
-        layout: Its head.
-        served: Who answers.
-        id: What the client calls it.
-        request: It.
+        name: What the client calls it.
     """
 
-    call: Call
-    stream: _Stream | None
-    layout: RequestLayout
-    served: Served
-    id: str
-    request: TensorRequest
+    plan: Any = None
+    stream: Any = None
+    name: str = ""
 
     def cancel(self) -> None:
         """Call it off."""
-        self.served.endpoint.cancel(self.request)
+        self.plan.served.endpoint.cancel(self)
 
 
 class InferMethods:
@@ -115,6 +115,7 @@ class InferMethods:
         """Answer for an app."""
         self._app = app
         self._layouts = RequestLayouts()
+        self._reply = self._replied
         self._plans: dict[RequestLayout, _Plan] = {}
         self._threads: ThreadPoolExecutor | None = None
         app.watch(lambda _name: self._plans.clear())
@@ -173,14 +174,15 @@ class InferMethods:
         Raises:
             ForebayError: If an output cannot be put where the client wants it.
         """
+        plan: _Plan = asked.plan
         tensors, places = tensors_of(outcome[0], outcome[1:]), _NOTHING
-        if asked.layout.is_elsewhere:
-            tensors, places = self._placed(asked.layout, tensors)
-        config = asked.served.endpoint.config
+        if plan.layout.is_elsewhere:
+            tensors, places = self._placed(plan.layout, tensors)
+        config = plan.served.endpoint.config
         return written.response(
             model=config.name,
             version=config.version,
-            id=asked.id,
+            id=asked.name,
             outputs=tensors,
             parameters={**parameters, **said} if (said := parameters_of(outcome)) else parameters,
             places=places,
@@ -190,9 +192,9 @@ class InferMethods:
         layout = self._layouts.of(message)
         plan = self._plans.get(layout)
         if plan is not None:
-            view = memoryview(message)
+            view = message if len(message) <= SHORT_BYTES else memoryview(message)
             data: list[Any] = [view[start:end] for start, end in plan.spans]
-            call.on_cancel = self._submit(call, None, message, layout, plan, data).cancel
+            call.on_cancel = self._submit(call, None, message, plan, data).cancel
         elif self._is_slow(layout):
             call.on_cancel = asyncio.ensure_future(self._infer_slowly(message, layout, call)).cancel
         else:
@@ -227,50 +229,59 @@ class InferMethods:
             msg = f"the model '{name}' streams what it gives for one sample, and {size} came; send them one by one"
             raise InvalidRequest(msg)
         spans = [span for span in layout.data if span is not None]
-        plan = _Plan(served, params, size, spans, _timeout_s(layout.parameters))
+        plan = _Plan(layout, served, params, size, spans, _timeout_s(layout.parameters))
         is_usual = layout.fixed is not None and not layout.is_elsewhere and len(spans) == len(layout.inputs)
         if is_usual and not served.contract.streams and len(self._app.versions(name).weights) < 2:
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
             self._plans[layout] = plan
-        return self._submit(call, stream, message, layout, plan, [one.data for one in tensors])
+        return self._submit(call, stream, message, plan, [one.data for one in tensors])
 
-    def _submit(
-        self, call: Call, stream: _Stream | None, message: bytes, layout: RequestLayout, plan: _Plan, data: list[Data]
-    ) -> _Asked:
-        served = plan.served
-        request = TensorRequest(data, self._replied, plan.params, None, call.deadline, plan.size)
-        asked = request.call = _Asked(call, stream, layout, served, layout.id_in(message), request)
+    def _submit(self, call: Call, stream: _Stream | None, message: bytes, plan: _Plan, data: list[Data]) -> _Asked:
+        asked = _Asked(data, self._reply, plan.params, None, call.deadline, plan.size, call=call, plan=plan)
+        if plan.layout.id is not None:
+            asked.name = plan.layout.id_in(message)
         if plan.timeout_s != _NEVER:
-            request.deadline = min(request.deadline, monotonic() + plan.timeout_s)
+            asked.deadline = min(asked.deadline, monotonic() + plan.timeout_s)
+        served = plan.served
         if served.contract.has_context:
-            request.id = next_id()
-            request.params = {**plan.params, PARAM: _context(call, request, served)}
-        if stream is not None and served.contract.streams:
-            request.on_part = partial(stream.part, asked)
-        served.endpoint.submit(request)
+            asked.id = next_id()
+            asked.params = {**plan.params, PARAM: _context(call, asked, served)}
+        if stream is not None:
+            asked.stream = stream
+            if served.contract.streams:
+                asked.on_part = partial(stream.part, asked)
+        served.endpoint.submit(asked)
         return asked
 
     def _replied(self, request: Request, outcome: Outcome) -> None:
-        assert isinstance(request, TensorRequest)
-        asked: _Asked = request.call
-        if asked.stream is not None:
-            asked.stream.answered(asked, outcome)
+        assert type(request) is _Asked
+        if request.stream is not None:
+            request.stream.answered(request, outcome)
             return
-        call = asked.call
-        call.answered_by(asked.served.endpoint, request)
+        call, plan = request.call, request.plan
+        call.answered_by(plan.served.endpoint, request)
+        is_plain = outcome.__class__ is list and len(outcome) == 2 and not request.name
+        if is_plain:
+            told, size, head = plan.answered
+            if outcome[0] == told and len(outcome[1]) == size:  # as nearly always
+                call.reply(head + outcome[1])
+                return
         if type(outcome) is Failure:
             call.fail(outcome.error, STATUSES)
             return
         try:
-            message = self.response(asked, outcome)
+            message = self.response(request, outcome)
         except ForebayError as error:
             call.fail(error, STATUSES)
             return
-        if isinstance(message, bytes):
-            call.reply(message)
-        else:
+        if not isinstance(message, bytes):
             call.reply_in_pieces(message)
+            return
+        if is_plain and not plan.layout.is_elsewhere:
+            size = len(outcome[1])
+            plan.answered = outcome[0], size, message[: len(message) - size]
+        call.reply(message)
 
     @staticmethod
     def _is_slow(layout: RequestLayout) -> bool:
@@ -354,7 +365,7 @@ class _Stream:
                 except ForebayError as error:
                     self._put(_error(error, self.id))
                 else:
-                    if asked is not None and not asked.request.done:
+                    if asked is not None and not asked.done:
                         self._open.add(asked)
                 while self._is_full():
                     self._room = asyncio.get_running_loop().create_future()
@@ -411,7 +422,7 @@ class _Stream:
         try:
             message = self._inference.response(asked, outcome, parameters)
         except ForebayError as error:
-            self._put(_error(error, asked.id), release)
+            self._put(_error(error, asked.name), release)
         else:
             self._put(written.stream_response(message), release)
 
@@ -419,13 +430,13 @@ class _Stream:
         """Send an answer, or the end of one that came in parts."""
         self._open.discard(asked)
         if type(outcome) is Failure:
-            self._put(_error(outcome.error, asked.id))
-        elif not asked.served.contract.streams:
+            self._put(_error(outcome.error, asked.name))
+        elif not asked.plan.served.contract.streams:
             self.part(asked, outcome, lambda: None)
         elif _wants_final(asked):
-            config = asked.served.endpoint.config
+            config = asked.plan.served.endpoint.config
             last = written.response(
-                model=config.name, version=config.version, id=asked.id, outputs=(), parameters={_IS_FINAL: True}
+                model=config.name, version=config.version, id=asked.name, outputs=(), parameters={_IS_FINAL: True}
             )
             self._put(written.stream_response(last))
         self._wake()
@@ -486,7 +497,7 @@ def _error(error: ForebayError, id: str) -> bytes:
 
 
 def _wants_final(asked: _Asked) -> bool:
-    return asked.layout.parameters.get(_WANTS_FINAL) is True
+    return asked.plan.layout.parameters.get(_WANTS_FINAL) is True
 
 
 def _timeout_s(parameters: Mapping[str, Parameter]) -> float:

@@ -10,7 +10,7 @@ doing are counted too, whoever ends them: calls it cancels, calls that are refus
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from forebay.transports.grpc import frames, statuses
 from forebay.transports.grpc.calls import STREAM_WINDOW, OpenCall, ended
@@ -33,6 +33,8 @@ MAX_PIECES: Final = 64
 """Short answers that are gathered before they are written, so that a client that reads none is noticed early."""
 MAX_HEADS: Final = 32
 """Header blocks that are remembered; when there are more, all are forgotten and learned anew."""
+MAX_USUAL: Final = 8
+"""Lengths of calls that came as one segment which are remembered."""
 MAX_HEAD_BYTES: Final = 2048
 """Longest list of fields that is remembered."""
 MAX_CONTROL: Final = 10_000
@@ -60,6 +62,27 @@ _NOT_HTTP_1: Final = (
 ) % (len(_SENTENCE), _SENTENCE)
 
 
+_PLAIN_HEADERS: Final = bytes([frames.HEADERS, frames.END_HEADERS])
+
+
+class _UsualCall(NamedTuple):
+    """How a call came that was all of a segment: a HEADERS frame and a DATA frame.
+
+    Attributes:
+        begin: The bytes before its stream.
+        middle: Those between the stream and the second time it is named.
+        prefix: What stands before its message.
+        at: Where that begins.
+        head: What the header block means.
+    """
+
+    begin: bytes
+    middle: bytes
+    prefix: bytes
+    at: int
+    head: CallHead
+
+
 class Receiver:
     """The inward side of a connection.
 
@@ -81,6 +104,7 @@ class Receiver:
         self._calls = calls
         self._sender = sender
         self._reader = frames.Http2FrameReader()
+        self._segment = b""
         self._untold = 0
         # Where the conversation is.
         self.is_greeted = False
@@ -92,6 +116,7 @@ class Receiver:
         self._decoder = Decoder(port.config.max_metadata_bytes)
         self._heads: dict[bytes, CallHead] = {}
         self._heads_stamp = 0
+        self._usual: dict[int, _UsualCall] = {}
         self._block: bytearray | None = None
         self._block_stream = 0
         self._block_flags = 0
@@ -115,12 +140,21 @@ class Receiver:
         """Take what has come."""
         self._reader.feed(data)
 
-    def read(self) -> None:
+    def read(self, data: bytes = b"") -> None:
         """Act on the frames that are complete; stops early at a client that does not take its answers.
+
+        Args:
+            data: What has come just now.
 
         Raises:
             ConnectionFault: If nothing more of this client can be believed.
         """
+        if data:
+            usual = self._usual.get(len(data))
+            if usual is not None and self._begin_usual(usual, data):
+                return
+            self._segment = b"" if self._reader.is_inside else data
+            self._reader.feed(data)
         if not self.is_greeted and not self._greet():
             return
         connection, out = self._connection, self._sender.out
@@ -141,6 +175,7 @@ class Receiver:
                 self.waste()
             if len(out) > MAX_PIECES and not connection.write_some():
                 break
+        self._segment = b""
 
     def next_second(self) -> None:
         """Begin to count anew."""
@@ -180,12 +215,73 @@ class Receiver:
         self._sender.out.append(frames.settings(values))
         self._sender.out.append(frames.window_update(0, CONNECTION_WINDOW - frames.FIRST_WINDOW))
 
-    def _take_data(self, flags: int, stream: int, payload: bytes) -> None:
-        size = flow_bytes = len(payload)
+    def _begin_usual(self, usual: _UsualCall, data: bytes) -> bool:
+        """Begin a call that came as one before did, byte for byte but for its stream and message."""
+        stream = int.from_bytes(data[5:9])
+        if (
+            stream != self.last_stream + 2
+            or not data.startswith(usual.begin)
+            or not data.startswith(usual.middle, frames.HEAD_BYTES)
+            or data[5:9] != data[usual.at - 9 : usual.at - 5]
+            or not data.startswith(usual.prefix, usual.at - 5)
+            or self._reader.is_inside
+            or self._block is not None
+        ):
+            return False
+        port, connection, head = self._port, self._connection, usual.head
+        if (
+            stream > frames.MAX_STREAM
+            or connection.is_leaving
+            or len(self._calls) >= port.config.max_streams
+            or port.calls >= port.config.max_calls
+        ):
+            return False
+        self._count_data(len(data) - usual.at + PREFIX_BYTES)
+        self.last_stream = stream
+        call = self._calls[stream] = OpenCall(connection, stream, head, self._sender.first_window, port.epoch)
+        self._begun += 1
+        port.calls += 1
+        if head.timeout_s is not None:
+            port.expect(call, head.timeout_s)
+        call.is_half_closed = True
+        call.begin(data[usual.at :])
+        return True
+
+    def _learn(self, call: OpenCall, size: int) -> None:
+        """Remember how a call came if it was all of a segment; `size` is that of its only DATA frame."""
+        data = self._segment
+        at = 2 * frames.HEAD_BYTES + (data[1] << 8 | data[2]) + PREFIX_BYTES
+        block = data[frames.HEAD_BYTES : at - PREFIX_BYTES - frames.HEAD_BYTES]
+        head = self._heads.get(block)
+        if (
+            len(data) == at - PREFIX_BYTES + size
+            and data[0] == 0
+            and data[3:5] == _PLAIN_HEADERS
+            and head is not None
+            and head is call.head
+            and int.from_bytes(data[5:9]) == call.stream
+            and not head.is_public
+        ):
+            if len(self._usual) >= MAX_USUAL:
+                self._usual.clear()
+            middle = data[frames.HEAD_BYTES : at - PREFIX_BYTES - 4]
+            self._usual[len(data)] = _UsualCall(data[:5], middle, data[at - PREFIX_BYTES : at], at, head)
+
+    def _forget_heads(self) -> None:
+        self._heads.clear()
+        self._usual.clear()
+        self._heads_stamp = self._decoder.changes
+
+    def _count_data(self, size: int) -> None:
+        """Give the client room for what has come, now and then."""
         self._untold += size
         if self._untold >= CONNECTION_WINDOW // 2:
             self._sender.out.append(frames.window_update(0, self._untold))
             self._untold = 0
+
+    def _take_data(self, flags: int, stream: int, payload: bytes) -> None:
+        size = flow_bytes = len(payload)
+        self._count_data(size)
         call = self._calls.get(stream)
         if call is None or call.is_half_closed:
             self._take_late_data(flags, stream, payload)
@@ -202,6 +298,8 @@ class Receiver:
             and int.from_bytes(payload[1:PREFIX_BYTES]) == size - PREFIX_BYTES
             and call.take_whole(size)
         ):
+            if flags == frames.END_STREAM and self._segment:
+                self._learn(call, size)
             call.begin(payload[PREFIX_BYTES:])
         else:
             call.receive(payload, flow_bytes, is_last=bool(flags & frames.END_STREAM))
@@ -290,8 +388,8 @@ class Receiver:
         decoder = self._decoder
         fields, size = self._decode(block)
         if decoder.changes != self._heads_stamp or len(self._heads) >= MAX_HEADS:
-            self._heads.clear()
-            self._heads_stamp, is_same = decoder.changes, False
+            self._forget_heads()
+            is_same = False
         else:
             is_same = True
         try:
@@ -342,8 +440,7 @@ class Receiver:
             msg = f"HEADERS on stream {stream}, which was passed over"
             raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
         fields, size = self._decode(block)
-        self._heads.clear()
-        self._heads_stamp = self._decoder.changes
+        self._forget_heads()
         call = self._calls.get(stream)
         if call is None and stream in self._ended:
             self._count_control()

@@ -41,10 +41,11 @@ class Sender:
         window: How much the client takes now, of all calls together.
         first_window: How much it takes of a new call.
         max_frame_bytes: Longest frame it is sent.
+        ready: Calls that have something to send, in the order of their turns.
         sent: Frames so far, without those of short answers.
     """
 
-    __slots__ = ("_ready", "first_window", "max_frame_bytes", "out", "sent", "window")
+    __slots__ = ("first_window", "max_frame_bytes", "out", "ready", "sent", "window")
 
     def __init__(self) -> None:
         self.out: list[bytes | memoryview] = []
@@ -52,12 +53,12 @@ class Sender:
         self.first_window = frames.FIRST_WINDOW
         self.max_frame_bytes = frames.MIN_FRAME_BYTES
         self.sent = 0
-        self._ready: OrderedDict[OpenCall, None] = OrderedDict()
+        self.ready: OrderedDict[OpenCall, None] = OrderedDict()
 
     @property
     def can_send(self) -> bool:
         """Whether a call has something that there is room for."""
-        return bool(self._ready) and self.window > 0
+        return bool(self.ready) and self.window > 0
 
     def put(self, call: OpenCall, pieces: Sequence[Piece], size: int, epoch: int) -> Outgoing:
         """Add a message to what a call has to send; `size` is that of all its pieces."""
@@ -79,19 +80,19 @@ class Sender:
         """Give a call its turn if it has something to send and room for it."""
         outgoing = call.outgoing
         if outgoing is not None and outgoing.pieces and call.window > 0:
-            self._ready[call] = None
+            self.ready[call] = None
 
     def drop(self, call: OpenCall) -> None:
         """Forget what a call has to send."""
         outgoing = call.outgoing
         if outgoing is not None:
-            self._ready.pop(call, None)
+            self.ready.pop(call, None)
             outgoing.pieces.clear()
             outgoing.unsent_bytes = 0
 
     def pump(self, max_bytes: int, epoch: int) -> None:
         """Move up to about `max_bytes` to `out`, a frame of each call in turn."""
-        ready, out = self._ready, self.out
+        ready, out = self.ready, self.out
         while ready and self.window > 0 and max_bytes > 0:
             call, _ = ready.popitem(last=False)
             outgoing = call.outgoing

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reference for tensors: what plain Python reaches with no features at all, over HTTP and over gRPC.
+
+Both are an asyncio protocol on uvloop whose model runs in the loop or in a thread. The HTTP one is that of `raw.py`: it
+joins the pieces of a body, and takes what is raw behind a JSON that it does not read. The gRPC one cuts a connection
+into frames, takes each HEADERS for a call of its only method and what lies at the end of a message for its tensor.
+Neither looks at names, types or shapes, has limits or errors, or minds the windows of its client.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from struct import Struct
+
+import httptools
+import numpy as np
+import uvloop
+
+from benchmarks.work import tensors
+
+ANSWER_JSON = (
+    b'{"model_name":"%b","model_version":"1","outputs":[{"name":"output","datatype":"FP32","shape":[1,%d],'
+    b'"parameters":{"binary_data_size":%d}}]}'
+)
+HTTP_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
+    b"content-length: %d\r\n\r\n"
+)
+FRAME = Struct(">HBBBI")
+PREFACE_BYTES = 24
+DATA, HEADERS, SETTINGS, PING = 0, 1, 4, 6
+WINDOW = (1 << 31) - 1 - 65_535
+OPENING = (
+    FRAME.pack(0, 6, SETTINGS, 0, 0)
+    + b"\x00\x04\x7f\xff\xff\xff"
+    + FRAME.pack(0, 4, 8, 0, 0)
+    + WINDOW.to_bytes(4, "big")
+)
+STATUS = b"\x88\x00\x0ccontent-type\x10application/grpc"
+TRAILERS = b"\x00\x0bgrpc-status\x010"
+
+Predict = Callable[[bytes], bytes]
+Done = Callable[[bytes], None]
+Start = Callable[[bytes, Done], None]
+
+
+def predictor(job: str) -> Predict:
+    """Return what makes the data of an answer of what ends with the data of a request."""
+    run, size = (tensors.scores, 4 * tensors.ELEMENTS) if job == "large" else (tensors.doubled, 16)
+    return lambda body: run(np.frombuffer(body, np.float32, offset=len(body) - size)).tobytes()
+
+
+def varint(value: int) -> bytes:
+    found = b""
+    while value >= 0x80:
+        found += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return found + bytes([value])
+
+
+class Http(asyncio.Protocol):
+    def __init__(self, job: str, start: Start) -> None:
+        self.start = start
+        self.name = job.encode()
+        self.parser = httptools.HttpRequestParser(self)
+        self.pieces: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.parser.feed_data(data)
+
+    def on_body(self, body: bytes) -> None:
+        self.pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        body = b"".join(self.pieces)
+        self.pieces = []
+        self.start(body, self.done)
+
+    def done(self, data: bytes) -> None:
+        text = ANSWER_JSON % (self.name, len(data) // 4, len(data))
+        self.transport.write(HTTP_HEAD % (len(text), len(text) + len(data)) + text + data)
+
+
+class Grpc(asyncio.Protocol):
+    def __init__(self, job: str, start: Start) -> None:
+        self.start = start
+        self.name = job.encode()
+        self.rest = b""
+        self.skip = PREFACE_BYTES
+        self.calls: dict[int, list[bytes]] = {}
+        self.taken = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.transport = transport
+        transport.write(OPENING)
+
+    def data_received(self, data: bytes) -> None:
+        data = self.rest + data if self.rest else data
+        at, self.skip = self.skip, 0
+        end = len(data)
+        while at + 9 <= end:
+            high, low, kind, flags, stream = FRAME.unpack_from(data, at)
+            stop = at + 9 + (high << 8 | low)
+            if stop > end:
+                break
+            if kind == DATA:
+                self.calls[stream].append(data[at + 9 : stop])
+                if flags & 1:
+                    message = b"".join(self.calls.pop(stream))
+                    self.taken += len(message)
+                    self.start(message, lambda found, stream=stream: self.done(found, stream))
+            elif kind == HEADERS:
+                self.calls[stream] = []
+            elif kind == SETTINGS and not flags & 1:
+                self.transport.write(FRAME.pack(0, 0, SETTINGS, 1, 0))
+            elif kind == PING and not flags & 1:
+                self.transport.write(FRAME.pack(0, 8, PING, 1, 0) + data[at + 9 : stop])
+            at = stop
+        self.rest = data[at:]
+        if self.taken > 1 << 28:
+            self.transport.write(FRAME.pack(0, 4, 8, 0, 0) + self.taken.to_bytes(4, "big"))
+            self.taken = 0
+
+    def done(self, data: bytes, stream: int) -> None:
+        shape = b"\x01" + varint(len(data) // 4)
+        tensor = b"\x0a\x06output\x12\x04FP32\x1a" + varint(len(shape)) + shape
+        message = b"\x0a" + varint(len(self.name)) + self.name + b"\x12\x011\x2a" + varint(len(tensor)) + tensor
+        message += b"\x32" + varint(len(data)) + data
+        size = len(message) + 5
+        self.transport.write(
+            FRAME.pack(0, len(STATUS), HEADERS, 4, stream)
+            + STATUS
+            + FRAME.pack(0, size, DATA, 0, stream)
+            + b"\x00"
+            + (size - 5).to_bytes(4, "big")
+            + message
+            + FRAME.pack(0, len(TRAILERS), HEADERS, 5, stream)
+            + TRAILERS
+        )
+
+
+def start_inline(predict: Predict) -> Start:
+    return lambda body, done: done(predict(body))
+
+
+def start_thread(predict: Predict) -> Start:
+    loop = asyncio.get_running_loop()
+    asked: SimpleQueue[tuple[bytes, Done]] = SimpleQueue()
+
+    def work() -> None:
+        while True:
+            body, done = asked.get()
+            loop.call_soon_threadsafe(done, predict(body))
+
+    threading.Thread(target=work, daemon=True).start()
+    return lambda body, done: asked.put((body, done))
+
+
+async def serve(options: argparse.Namespace) -> None:
+    predict = predictor(options.job)
+    start = start_inline(predict) if options.kind == "inline" else start_thread(predict)
+    protocol = Http if options.transport == "http" else Grpc
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: protocol(options.job, start), "127.0.0.1", options.port, backlog=1024)
+    await server.serve_forever()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("job", choices=["large", "small"])
+    parser.add_argument("transport", choices=["http", "grpc"])
+    parser.add_argument("kind", choices=["inline", "thread"])
+    parser.add_argument("--port", type=int, required=True)
+    uvloop.run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is read and written of tensors for several requests together is what is read and written for each alone."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.serving.models.tensor_codec import TensorCodec, TensorPort, TensorSide
+
+TYPES = {"FP32": "f4", "FP64": "f8", "INT64": "i8", "UINT8": "u1", "BOOL": "?", "FP16": "f2"}
+RESULTS = [*TYPES.values(), ">f4", ">i8", "c8", "U1", "O"]
+
+
+class Asked(NamedTuple):
+    body: Any
+    params: dict[str, Any]
+    size: int
+
+
+def params(name: str, datatype: str, shape: list[int], wanted: list[list[Any]]) -> dict[str, Any]:
+    given = [[name, datatype, shape, False]]
+    return {"in": "tensors", "out": "tensors", "given": given, "wanted": wanted, "is_json": False}
+
+
+def plain(outcome: list[Any]) -> list[Any]:
+    return [outcome[0], *map(bytes, outcome[1:])]
+
+
+@st.composite
+def results(draw: st.DrawFn) -> tuple[list[Any], int, int]:
+    """Results of several requests of as many samples, mostly arrays of one kind."""
+    kind, shape = draw(st.sampled_from(RESULTS)), draw(st.sampled_from([(), (3,), (2, 2), (0,)]))
+    items, size = draw(st.integers(2, 4)), draw(st.integers(1, 3))
+    made: list[Any] = []
+    for number in range(items * size):
+        one = np.arange(number, number + max(int(np.prod(shape)), 1))[: int(np.prod(shape))].reshape(shape)
+        one = np.asarray(one).astype(kind)
+        odd = draw(st.sampled_from(["plain"] * 12 + ["turned", "other type", "other shape", "list", "number"]))
+        if odd == "turned" and one.ndim == 2:
+            one = one.T
+        elif odd == "other type" and kind in TYPES.values():
+            one = one.astype("f8")
+        elif odd == "other shape":
+            one = np.zeros(5, kind)
+        made.append(one.tolist() if odd == "list" else 1 if odd == "number" else one)
+    return made, items, size
+
+
+@given(
+    results(), st.sampled_from(["", *TYPES]), st.booleans(), st.sampled_from([[], [["output", False]], [["no", False]]])
+)
+@settings(max_examples=300, deadline=None)
+def test_outcomes_written_together_are_those_written_alone(made, declared, is_record, wanted):
+    values, items, size = made
+    name = "output"
+    side = TensorSide(
+        [TensorPort(name, declared, None, "array")] if declared else (), is_record=is_record and bool(declared)
+    )
+    codec = TensorCodec(TensorSide(), side)
+    samples = [{name: one} for one in values] if is_record else values
+    asked = params("input", "FP32", [size], wanted)
+    together = codec.encode_all(samples, [Asked([], asked, size)] * items)
+    if together is None:
+        return
+    alone = [codec.encode(samples[at : at + size], asked) for at in range(0, len(samples), size)]
+    assert [plain(one) for one in together] == [plain(one) for one in alone]
+    for one in samples:  # its memory is the model's own, who may write there
+        array: Any = one[name] if is_record else one
+        array[...] = 0
+    assert [plain(one) for one in together] == [plain(one) for one in alone]
+
+
+@given(st.sampled_from(list(TYPES)), st.lists(st.integers(1, 3), min_size=2, max_size=4), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_samples_read_together_are_those_read_alone(datatype, sizes, sees):
+    port = TensorPort("input", datatype, (2,), "array")
+    codec = TensorCodec(TensorSide([port]), TensorSide())
+    items = []
+    for at, size in enumerate(sizes):
+        data = (np.arange(2 * size) + at).astype(TYPES[datatype]).tobytes()
+        items.append(Asked([memoryview(data) if sees else data], params("input", datatype, [sizes[0], 2], []), size))
+    together = codec.decode_all(items)
+    alone = [sample for item in items for sample in codec.decode(item.body, item.params, item.size)]
+    assert together is not None
+    assert [(one.dtype, one.tolist()) for one in together] == [(one.dtype, one.tolist()) for one in alone]

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call that comes as one segment, as one did before, means what its frames mean when they are read one by one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.server.config import GrpcConfig
+from forebay.transports.grpc import frames
+from forebay.transports.grpc.connection import GrpcConnection
+from forebay.transports.grpc.heads import HeadReader
+from forebay.transports.grpc.hpack import literal
+from forebay.transports.grpc.messages import prefix
+from forebay.transports.grpc.methods import by_path
+from forebay.transports.grpc.port import GrpcPort
+from forebay.transports.grpc.service import GrpcService
+
+PLAIN = (
+    b"\x83\x86" + literal(b":path", b"/a.B/Echo") + literal(b"content-type", b"application/grpc")
+    + literal(b"te", b"trailers")
+)  # fmt: skip
+INDEXING = PLAIN + b"\x40\x01a\x01b"
+"""Adds a field to the table of the connection, so that no block means for certain what it meant before."""
+OTHER = PLAIN + literal(b"x-other", b"1")
+LATE = PLAIN + literal(b"grpc-timeout", b"1H")
+BLOCKS = {"plain": PLAIN, "indexing": INDEXING, "other": OTHER, "late": LATE, "from the table": PLAIN + b"\xbe"}
+
+
+class Transport:
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.is_closed = False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self if name == "socket" else ("127.0.0.1", 1)
+
+    def setsockopt(self, *args: Any) -> None: ...
+
+    def set_write_buffer_limits(self, **limits: Any) -> None: ...
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    abort = close
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[bytes]:
+    """Segments of a client that mostly asks as before, and sometimes in another way or wrongly."""
+    segments, stream = [], 1
+    for _ in range(draw(st.integers(2, 12))):
+        block = BLOCKS[draw(st.sampled_from(["plain"] * 6 + list(BLOCKS)))]
+        message = bytes([draw(st.integers(0, 255))]) * draw(st.sampled_from([4, 4, 4, 5, 0]))
+        what = draw(
+            st.sampled_from(["usual"] * 8 + ["padded", "open", "two", "skip", "again", "flag", "length", "ping"])
+        )
+        stream += {"skip": 4, "again": -2}.get(what, 0)
+        head = frames.frame(frames.HEADERS, frames.END_HEADERS, stream & frames.MAX_STREAM, block)
+        data = prefix(len(message)) + message
+        if what == "flag":
+            data = b"\x01" + data[1:]
+        if what == "length":
+            data = prefix(len(message) + 1) + message
+        flags = 0 if what == "open" else frames.END_STREAM
+        if what == "padded":
+            flags, data = flags | frames.PADDED, b"\x02" + data + b"\0\0"
+        segment = head + frames.frame(frames.DATA, flags, stream & frames.MAX_STREAM, data)
+        if what == "two":
+            stream += 2
+            segment += segment.replace((stream - 2).to_bytes(4), stream.to_bytes(4))
+        if what == "ping":
+            segment += frames.frame(frames.PING, 0, 0, bytes(8))
+        segments.append(segment)
+        stream += 2
+    return segments
+
+
+def talk(pieces: list[bytes], *, later: bool) -> tuple[bytes, list[bytes]]:
+    """Return what a connection answers, and which messages its method got."""
+    seen: list[bytes] = []
+
+    async def run() -> bytes:
+        loop = asyncio.get_running_loop()
+
+        def echo(message: bytes, call: Any) -> None:
+            seen.append(message)
+            if later:
+                loop.call_soon(call.reply, message)
+            else:
+                call.reply(message)
+
+        config = GrpcConfig(max_streams=3)
+        methods = by_path([GrpcService(full_name="a.B", direct={"Echo": echo})], "none")
+        port = GrpcPort(config, HeadReader(methods, (), config.max_metadata_bytes), loop)
+        connection, transport = GrpcConnection(port), Transport()
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        for piece in [frames.PREFACE + frames.settings([]), *pieces]:
+            connection.data_received(piece)
+            for _ in range(3):
+                await asyncio.sleep(0)
+        connection.connection_lost(None)
+        assert port.calls == 0
+        port.stop()
+        return transport.written
+
+    return asyncio.run(run()), seen
+
+
+@given(conversations(), st.booleans(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_call_in_one_segment_is_what_it_is_in_pieces(segments, later, data):
+    pieces = []
+    for segment in segments:
+        cut = data.draw(st.integers(1, len(segment) - 1))
+        pieces += [segment[:cut], segment[cut:]]
+    whole, seen = talk(segments, later=later)
+    slow, told = talk(pieces, later=later)
+    assert seen == told
+    assert whole == slow
