@@ -70,7 +70,7 @@ def test_a_step_that_hangs_costs_its_worker_and_nothing_else(kind, tmp_path):
             return parts, found
 
         began = tmp_path / "began"
-        assert pool.idle == 2
+        assert pool.statistics().idle == 2
         parts, (outcome,) = await run(bytes(began))
         assert parts == [b"1"]
         assert type(outcome) is Failure

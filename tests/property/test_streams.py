@@ -59,6 +59,7 @@ class Model:
     def step(self, states):
         assert len({state.request.key for state in states}) == 1  # keys hold
         assert all(state.finished == 0 for state in states)
+        assert sum(state.finished == 0 for state in self.states) <= self.seats
         self.sizes[len(states)] += 1
         if any(state.request.body[1] == "raises" and state.made == 3 for state in states):
             raise ValueError("no")
@@ -96,6 +97,7 @@ class World:
         self.hows = hows
         self.now = 0.0
         self.seats = self.dice.choice([1, 3, 8])
+        self.ahead = self.dice.choice([0, 1, 2])
         self.queue = BatchQueue(BatchConfig(max_size=1, idle="go"))
         self.parts, self.ends, self.untaken, self.slow = {}, {}, {}, set()
         self.began, self.rounds_waited = {}, {}
@@ -105,10 +107,11 @@ class World:
     def hire(self):
         self.model = Model(self.dice)
         self.models.append(self.model)
-        self.worker = Seats(self.model.run, lambda: self.now)
+        self.model.seats = self.seats
+        self.worker = Seats(self.model.run, lambda: self.now, seats=self.seats, has_ahead=self.ahead > 0)
         self.said = []
         self.seating = Seating(
-            self.seats,
+            self.seats + self.ahead,
             lambda sitting, steps: self.said.append(("allow", sitting.name, steps)),
             lambda sitting: self.said.append(("leave", sitting.name)),
         )
@@ -178,7 +181,7 @@ class World:
         said, self.said = self.said, []
         for kind, *what in said:
             if kind == "join":
-                at_once(self.worker.join(*what))
+                self.worker.join(*what)
             elif kind == "leave":
                 at_once(self.worker.leave(*what))
             else:
@@ -187,7 +190,7 @@ class World:
             told = at_once(self.worker.step())
             self.seating.hear(told.parts, told.ended, lambda rows: None, self.seat)
         self.seat()
-        assert self.seating.free == self.seats - len(self.seating.open) >= 0
+        assert self.seating.free == self.seats + self.ahead - len(self.seating.open) >= 0
 
     def run(self, turns, *, disturbs):
         for _ in range(turns):
@@ -310,11 +313,67 @@ def test_generators_have_their_turns_one_after_the_other_however_slow_some_are()
     turns = Turns(world)
     seats = Seats(turns.run, lambda: world["now"])
     for name, seconds in (("slow", 0.01), ("quick", 0.0), ("other", 0.0)):
-        at_once(seats.join(name, [Request(body=(name, seconds), reply=print)]))
+        seats.join(name, [Request(body=(name, seconds), reply=print)])
     told = [name for _ in range(9) for name, _ in at_once(seats.step()).parts]
     assert turns.order[:12] == ["slow", "quick", "other"] * 4
     assert told == turns.order[: len(told)]
     first = Seats(Turns(world).run, lambda: world["now"])
-    at_once(first.join("slow", [Request(body=("slow", 0.01), reply=print)]))
-    at_once(first.join("quick", [Request(body=("quick", 0.0), reply=print)]))
+    first.join("slow", [Request(body=("slow", 0.01), reply=print)])
+    first.join("quick", [Request(body=("quick", 0.0), reply=print)])
     assert [name for name, _ in at_once(first.step()).parts] == ["slow"]  # it is sent before others have their turn
+
+
+class Prefill(Turns):
+    """Streams whose beginning needs time."""
+
+    def run(self, items):
+        self.world["now"] += 0.05
+        return super().run(items)
+
+
+def test_many_who_come_at_once_do_not_keep_those_who_are_open_waiting():
+    """A step of theirs follows each that begins, or as many as need no more time than a step."""
+    world = {"now": 0.0}
+    seats = Seats(Prefill(world).run, lambda: world["now"])
+    seats.join("first", [Request(body=("first", 0.01), reply=print)])
+    assert [name for name, _ in at_once(seats.step()).parts] == ["first"]
+    for number in range(8):
+        seats.join(number, [Request(body=(number, 0.0), reply=print)])
+    since, longest = world["now"], 0.0
+    for _ in range(30):
+        if any(name == "first" for name, _ in at_once(seats.step()).parts):
+            longest, since = max(longest, world["now"] - since), world["now"]
+    assert longest < 0.08
+    assert len(seats) == 9
+    assert not seats._coming
+    quick = Seats(Turns(world).run, lambda: world["now"])
+    for number in range(8):
+        quick.join(number, [Request(body=(number, 0.0), reply=print)])
+    assert {name for name, _ in at_once(quick.step()).parts} == set(range(8))
+
+
+def test_who_was_sent_ahead_takes_a_seat_without_a_word_of_the_server():
+    world = World(0, ["plain"])
+    world.seats, world.ahead = 2, 1
+    world.hire()
+    requests = [Request(body=(length, "last"), reply=print) for length in (3, 9, 4)]
+    for request in requests:
+        world.parts[request], world.ends[request] = [], []
+        world.queue.offer(request, 0.0)
+    world.seat()
+    for sitting in world.said:
+        world.worker.join(*sitting[1:])
+    world.said = []
+    told = [at_once(world.worker.step()) for _ in range(2)]
+    assert [len(one.parts) for one in told] == [2, 4]  # the second bundle of rounds ends with the first stream
+    assert len(told[-1].ended) == 1
+    assert not world.worker.asks  # somebody is here for the seat
+    assert len(at_once(world.worker.step()).parts) == 2
+    at_once(world.worker.leave(requests[2]))  # no name of a batch
+    names = list(world.seating.open)
+    at_once(world.worker.leave(names[2]))
+    assert world.worker.asks  # somebody who had waited is gone, and the server may know another one
+    world.worker.join("new", [requests[0]])
+    world.worker.join("newer", [requests[0]])
+    at_once(world.worker.leave("newer"))  # it has not begun, and ends without a state
+    assert [name for name, *_ in at_once(world.worker.step()).ended][-1] == "newer"

@@ -106,6 +106,7 @@ class Endpoint:
         self.pool = pool
         self.shares_memory: bool = getattr(pool, "shares_memory", False)
         """Whether all its workers can read what is in files in memory of this process."""
+        self._ahead: int = getattr(pool, "ahead", 0)  # places in which requests wait beside a worker
         self.metrics = EndpointMetrics()
         self.accepting = False
         self.answering: EntryBatch | None = None
@@ -482,7 +483,7 @@ class Endpoint:
         self._windows.hand_out(batch, handed, release)
 
     def _others_wait(self) -> bool:
-        return self._queue.waiting > 0 and self.pool.idle == 0
+        return self.pool.idle < self._ahead or (self._queue.waiting > 0 and self.pool.idle == 0)
 
     def _cut_off(self, request: Request) -> None:
         """End the answer of a client that takes it so slowly that others wait for it."""

@@ -340,7 +340,9 @@ def serve(connection: WorkerConnection, runner: Runner, metrics: MetricReporter 
 
 def _seated(connection: WorkerConnection, runner: Runner, metrics: MetricReporter | None) -> tuple[Seats, _ServerLink]:
     link = _ServerLink(connection, metrics)
-    return Seats(runner.run, time.monotonic, link.enter), link
+    options = connection.options
+    seats, has_ahead = options["seats"], bool(options.get("ahead"))
+    return Seats(runner.run, time.monotonic, link.enter, seats=seats, has_ahead=has_ahead), link
 
 
 class _ServerLink:

@@ -204,6 +204,7 @@ class Conversation:
         check: Callable[[EntryBatch | None, Sequence[Any]], None] | None = None,
         seats: int = 0,
         speak: Callable[[int | None], object] = lambda _left: None,
+        ahead: int = 0,
     ) -> None:
         """Wait for the worker to speak.
 
@@ -214,9 +215,11 @@ class Conversation:
             seats: Rows that may stream in it at a time; 0 gives it one batch after the other.
             speak: Called when there is something to say to a worker with seats, with the name of the batch that is
                 called off, if it is that: send what `go` returns, soon.
+            ahead: Rows that may wait in the worker for a seat.
         """
         self.seating: Seating | None = None
         self._seats = seats
+        self._ahead = ahead
         self._speak = speak
         self._round = 0
         self._joins: list[Any] = []
@@ -272,7 +275,7 @@ class Conversation:
             shared.close()  # it is written from its beginning for each batch, and those that sit overlap
             shared = None
         if self.seating is not None:
-            options = {**options, "seats": self._seats}
+            options = {**options, "seats": self._seats, **({"ahead": self._ahead} if self._ahead else {})}
         self._shared = shared
         self._is_asked_for_lines = "log" in options
         handle = None if shared is None else shared.handle
@@ -434,7 +437,7 @@ class Conversation:
         self._can_share = about.get("shares") is True
         self._tells_phases = about.get("phases") is True
         if self._seats and about.get("seats") is True:
-            self.seating = Seating(self._seats, self._allow, self._leave_seat)
+            self.seating = Seating(self._seats + self._ahead, self._allow, self._leave_seat)
         self.worker = str(about.get("worker"))[:8]
         self.pid = msgspec.convert(about.get("pid", 0), int)
         return Hello(about)

@@ -142,7 +142,7 @@ class InlineStreams:
         while self._said and self._task is me:
             kind, *what = self._said.popleft()
             if kind == "join":
-                await seats.join(*what)
+                seats.join(*what)
             elif kind == "leave":
                 await seats.leave(*what)
             else:

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.workers")
 
+SEATS_A_PLACE_AHEAD: Final = 8
+"""Seats for which one further stream may wait in a worker, so that it takes a seat without the way to the server."""
+
 
 class Worker:
     """One worker process and its successors.
@@ -132,7 +135,8 @@ class ProcessPool(SlotPool[WorkerSlot]):
         Raises:
             ConfigError: If the spec cannot travel, or the environment hides a device.
         """
-        super().__init__(isolates=isolates, handover_s=handover_s, hands_on=hands_on, seats=seats)
+        ahead = max(1, seats // SEATS_A_PLACE_AHEAD) if seats and workers * threads == 1 else 0
+        super().__init__(isolates=isolates, handover_s=handover_s, hands_on=hands_on, seats=seats, ahead=ahead)
         spec.require_portable()
         self.restarts = 0
         self._spec = spec
@@ -235,7 +239,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         """Return a snapshot."""
         alive = sum(worker.is_ready for worker in self._workers)
         slots = len(self._workers) * self._threads * (self.seats or 1)
-        idle = 0 if self._refusal is not None else self.idle
+        idle = 0 if self._refusal is not None else max(self.idle - self.ahead, 0)
         problem = next((worker.problem.message for worker in self._workers if worker.problem is not None), "")
         devices = tuple(map(str, self._devices))
         return PoolStatistics(

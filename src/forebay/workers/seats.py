@@ -6,6 +6,10 @@ ended: outcomes at once, an iterator step by step. `step` is one round: each ite
 which they came, so a long stream never keeps a short one waiting. Those that can be stepped `Together` are, all of an
 equal key in one call. One whose clients have no room for more parts is passed over until they have.
 
+Who joins begins before the next round. While others are open that may take as long as a round did, and goes on after
+the next one: many that come at once do not keep those from their next parts. A server with nobody else to give its
+requests to may send some ahead of their seats; one that has become free is then taken without asking it.
+
 A round may end early, at `ROUND_S`, so that what has been made is sent; the next one goes on with those that are left.
 One that is over quickly is followed by another one before anything is sent, up to `BUNDLE` of them within `BUNDLE_S`:
 the way to the server then costs less than the parts. The first part of a stream waits for no second one.
@@ -53,7 +57,7 @@ class Round(msgspec.Struct, gc=False):
 
 
 class _Seated:
-    __slots__ = ("count", "has_begun", "key", "mates", "name", "room", "since", "steps")
+    __slots__ = ("count", "has_begun", "key", "mates", "name", "room", "rows", "since", "steps")
 
     def __init__(self, name: Any, count: int, key: Hashable, steps: Any, since: float) -> None:
         self.name = name
@@ -61,6 +65,7 @@ class _Seated:
         self.steps = steps
         self.since = since
         self.room = CREDIT
+        self.rows = count
         self.has_begun = False
         self.mates = steps.mates if isinstance(steps, Together) else None
         self.key = None if type(steps) is SideBySide else key
@@ -75,6 +80,9 @@ class Seats:
         clock: Callable[[], float],
         enter: Callable[[Any], object] = lambda _name: None,
         arrival: asyncio.Event | None = None,
+        *,
+        seats: int | None = None,
+        has_ahead: bool = False,
     ) -> None:
         """Begin with all seats free.
 
@@ -83,7 +91,15 @@ class Seats:
             clock: Gives the time.
             enter: Called before user code runs: with the name of the batch it runs for, or None if for several.
             arrival: Set when the server has said something; where a loop runs the worker.
+            seats: Rows that may be open at a time; None leaves it to the server.
+            has_ahead: Whether the server sends more than these, which wait here.
         """
+        self._limit = seats
+        self._has_ahead = has_ahead
+        self._rows = 0
+        self._coming: deque[tuple[Any, Sequence[Any], Hashable, int]] = deque()
+        self._was_short = False
+        self._round_s = 0.0
         self._arrival = arrival
         self._run = run
         self._clock = clock
@@ -94,20 +110,45 @@ class Seats:
         self._is_urgent = False
 
     def __len__(self) -> int:
-        """Return how many batches sit."""
-        return len(self._seated)
+        """Return how many batches sit, or are to."""
+        return len(self._seated) + len(self._coming)
 
     @property
     def can_step(self) -> bool:
         """Whether there is anything to do, or to tell."""
-        return bool(self._told.ended) or self.has_turns
+        return bool(self._told.ended) or self.has_turns or self._can_begin
+
+    @property
+    def asks(self) -> bool:
+        """Whether there are free seats for which the server may know somebody."""
+        is_free = self._limit is None or self._rows + sum(rows for *_, rows in self._coming) < self._limit
+        return is_free and (self._was_short or not self._has_ahead)
 
     @property
     def has_turns(self) -> bool:
         """Whether anybody can be stepped."""
         return any(one.room > 0 for one in self._seated.values())
 
-    async def join(self, name: Any, items: Sequence[Any], key: Hashable = None) -> None:
+    def join(self, name: Any, items: Sequence[Any], key: Hashable = None) -> None:
+        """Take a batch in: it begins before the next round, or once there are seats for it."""
+        self._coming.append((name, items, key, sum(item.size for item in items)))
+
+    @property
+    def _can_begin(self) -> bool:
+        if not self._coming:
+            return False
+        return self._limit is None or not self._rows or self._rows + self._coming[0][-1] <= self._limit
+
+    async def _let_in(self) -> None:
+        """Begin those who have come, as long as that keeps nobody waiting."""
+        self._was_short = bool(self._coming)
+        began = self._clock()
+        while self._can_begin:
+            await self._begin(*self._coming.popleft())
+            if self._seated and self._clock() - began > max(self._round_s, ROUND_S):
+                return
+
+    async def _begin(self, name: Any, items: Sequence[Any], key: Hashable, rows: int) -> None:
         """Begin a batch: its iterator takes part in the next round; what has ended at once is told with it."""
         since = self._clock()
         self._enter(name)
@@ -125,6 +166,8 @@ class Seats:
             self._told.ended.append((name, [found] * count, self._clock() - since))
         elif hasattr(found, "__next__") or isinstance(found, Together):
             one = self._seated[name] = _Seated(name, count, key, found, since)
+            self._rows += rows
+            one.rows = rows
             self._turns.append(one)
         else:
             outcomes: Any = attempt(settled, found, count)
@@ -136,6 +179,12 @@ class Seats:
         one = self._seated.get(name)
         if one is not None:
             await self._end(one, [outcome] * one.count)
+            return
+        for coming in self._coming:
+            if coming[0] == name:
+                self._coming.remove(coming)
+                self._told.ended.append((name, [outcome] * len(coming[1]), 0.0))
+                return
 
     def allow(self, name: Any, steps: int) -> None:
         """Note that the clients of a batch have room for further steps."""
@@ -145,11 +194,13 @@ class Seats:
 
     async def step(self) -> Round:
         """Advance everything that may, once or some times; returns what is to be told."""
+        await self._let_in()
         began = now = self._clock()
         for _ in range(BUNDLE):
             if not await self._round(began):
                 break
             now, before = self._clock(), now
+            self._round_s = now - before
             if self._is_urgent or self._told.ended or now - began + (now - before) > BUNDLE_S:
                 break
         told, self._told = self._told, Round([], [])
@@ -158,6 +209,7 @@ class Seats:
 
     async def close(self) -> None:
         """End everything that sits; nothing is told any more."""
+        self._coming.clear()
         for one in list(self._seated.values()):
             await self._end(one, [])
         self._told = Round([], [])
@@ -230,6 +282,7 @@ class Seats:
         if self._seated.get(one.name) is not one:
             return
         del self._seated[one.name]
+        self._rows -= one.rows
         self._enter(one.name)
         try:
             await aclose(one.steps)
@@ -253,7 +306,7 @@ def follow(seats: Seats, link: Link) -> None:
     """Stepped the streams of one worker until its server says stop and all have ended.
 
     The worker is at most one round ahead of what the server has heard, and not ahead at all where seats have become
-    free: whoever waits is to take part in the next round.
+    free and the server may know who wants them: whoever waits is to take part in the next round.
 
     What the server says: `join`, a name, items and a key; `leave`, a name, and an outcome if it has failed; `allow`, a
     name and how many more steps; `heard` and the number of a round; `stop`, and `end` if it waits for nobody.
@@ -268,7 +321,7 @@ def follow(seats: Seats, link: Link) -> None:
                     case "heard":
                         (heard,) = what
                     case "join":
-                        at_once(seats.join(*what))
+                        seats.join(*what)
                     case "leave":
                         at_once(seats.leave(*what))
                     case "allow":
@@ -282,7 +335,7 @@ def follow(seats: Seats, link: Link) -> None:
             told = at_once(seats.step())
             if told.parts or told.ended:
                 sent += 1
-                needed = sent if told.ended else sent - 1
+                needed = sent if told.ended and seats.asks else sent - 1
                 link.tell(sent, told)
     finally:
         at_once(seats.close())

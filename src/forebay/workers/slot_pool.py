@@ -87,9 +87,17 @@ class SlotPool(Generic[S]):
     """Lowest level of the lines that its workers send; None if they keep them."""
     seats: int
     """Rows of streams that may be open in each slot; 0 gives a slot one batch at a time."""
+    ahead: int
+    """Further rows that a slot is given, which wait there until seats are free; `idle` counts them as well."""
 
     def __init__(
-        self, *, isolates: bool = False, handover_s: float | None = None, hands_on: bool = True, seats: int = 0
+        self,
+        *,
+        isolates: bool = False,
+        handover_s: float | None = None,
+        hands_on: bool = True,
+        seats: int = 0,
+        ahead: int = 0,
     ) -> None:
         """Begin without slots.
 
@@ -98,9 +106,11 @@ class SlotPool(Generic[S]):
             handover_s: How long what lost its worker waits for another; None lets its own deadline decide.
             hands_on: Whether what lost its worker may be run a second time; else it fails at once.
             seats: See the attribute.
+            ahead: See the attribute; only where there is one slot, or a seat of another might be free before.
         """
         self.idle = 0
         self.seats = seats
+        self.ahead = ahead
         self._seated: dict[S, Seating] = {}
         self.model = ""
         self.log_level = None
@@ -116,8 +126,9 @@ class SlotPool(Generic[S]):
     @property
     def room(self) -> int | None:
         """Rows that a batch may have to join the streams that run; None where none do."""
-        free = max((seating.free for seating in self._seated.values()), default=self.seats)
-        return None if free == self.seats or self._idle_slots or self._refusal is not None else free
+        places = self.seats + self.ahead
+        free = max((seating.free for seating in self._seated.values()), default=places)
+        return None if free == places or self._idle_slots or self._refusal is not None else free
 
     def watch(self, on_idle: Callable[[], None]) -> None:
         """Call this whenever a slot became idle by itself."""

@@ -96,7 +96,7 @@ class ThreadSlot:
                 speaker.batch = batch
 
         lap.set(None)
-        follow(Seats(runner.run, time.monotonic, enter), self)
+        follow(Seats(runner.run, time.monotonic, enter, seats=self.seating.seats), self)
 
     def receive(self, *, wait: bool) -> Iterator[Sequence[Any]]:
         """Return what the loop has said; see `Link`."""

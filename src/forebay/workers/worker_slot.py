@@ -57,6 +57,11 @@ class Dialled(Protocol):
         """Rows of streams that may be open in each slot; 0 gives a slot one batch at a time."""
         ...
 
+    @property
+    def ahead(self) -> int:
+        """Rows that may wait in a worker for a seat."""
+        ...
+
     def freed(self, slot: WorkerSlot, rows: int) -> None:
         """So many seats of a slot became free."""
         ...
@@ -116,7 +121,7 @@ class WorkerSlot(asyncio.Protocol):
         self._check = check
         self._transport: asyncio.Transport | None = None
         self._conversation = Conversation(
-            max_frame_bytes, None if check is None else self._check_outcomes, pool.seats, self._speak
+            max_frame_bytes, None if check is None else self._check_outcomes, pool.seats, self._speak, pool.ahead
         )
         self._speaks = False
         self.worker: Any = None

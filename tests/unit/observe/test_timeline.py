@@ -404,6 +404,7 @@ class Pool:
     """What a slot belongs to."""
 
     model, log_level, seats = "m", None, 0
+    ahead = 0
 
     def __init__(self):
         self.answers = []
