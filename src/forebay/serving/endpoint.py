@@ -106,7 +106,6 @@ class Endpoint:
         self.pool = pool
         self.shares_memory: bool = getattr(pool, "shares_memory", False)
         """Whether all its workers can read what is in files in memory of this process."""
-        self._ahead: int = getattr(pool, "ahead", 0)  # places in which requests wait beside a worker
         self.metrics = EndpointMetrics()
         self.accepting = False
         self.answering: EntryBatch | None = None
@@ -139,8 +138,12 @@ class Endpoint:
 
     @property
     def waiting(self) -> int:
-        """Samples in the queue."""
-        return self._queue.waiting
+        """Samples in the queue, or beside a worker that has no seat for them yet."""
+        return self._queue.waiting + self._standing
+
+    @property
+    def _standing(self) -> int:
+        return getattr(self.pool, "standing", 0)
 
     @property
     def slots(self) -> int:
@@ -483,7 +486,7 @@ class Endpoint:
         self._windows.hand_out(batch, handed, release)
 
     def _others_wait(self) -> bool:
-        return self.pool.idle < self._ahead or (self._queue.waiting > 0 and self.pool.idle == 0)
+        return self._standing > 0 or (self._queue.waiting > 0 and self.pool.idle == 0)
 
     def _cut_off(self, request: Request) -> None:
         """End the answer of a client that takes it so slowly that others wait for it."""

@@ -186,32 +186,34 @@ class WorkerConnection:
         Raises:
             EOFError: If the server is gone.
         """
-        message = self.receive_soon(wait=True)
-        assert message is not None
-        return message
+        with self._receiving:
+            while not self._inbox:
+                size = self._socket.recv_into(self._buffer)
+                if not size:
+                    raise EOFError
+                self._inbox.extend(self._reader.feed(self._buffer[:size]))
+            return self._inbox.popleft()
 
-    def receive_soon(self, *, wait: bool) -> Any:
-        """Return the next message, or None if there is none and it is not to be waited for.
+    def receive_all(self, *, wait: bool) -> list[Any]:
+        """Return all messages that are there; at least one, if told to wait.
 
         Raises:
             EOFError: If the server is gone.
         """
         with self._receiving:
             while not self._inbox:
-                if not wait:
-                    try:
-                        size = self._socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
-                    except BlockingIOError:
-                        return None
-                    if not size:
-                        raise EOFError
-                    self._inbox.extend(self._reader.feed(self._buffer[:size]))
-                    continue
-                size = self._socket.recv_into(self._buffer)
+                try:
+                    size = self._socket.recv_into(self._buffer, 0, 0 if wait else socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    return []
                 if not size:
                     raise EOFError
                 self._inbox.extend(self._reader.feed(self._buffer[:size]))
-            return self._inbox.popleft()
+                if not wait and size < len(self._buffer):
+                    break  # that was all
+            found = list(self._inbox)
+            self._inbox.clear()
+            return found
 
     def begin(self, batch_id: int) -> Callable[[], bool]:
         """Note that a batch runs; returns what tells whether the server has called it off."""
@@ -364,8 +366,7 @@ class _ServerLink:
         while self._unsent:
             wait = False
             yield "leave", *self._unsent.pop()
-        while (message := self._connection.receive_soon(wait=wait)) is not None:
-            wait = False
+        for message in self._connection.receive_all(wait=wait):
             if message[0] == "stop":
                 yield ("stop",)
             elif message[0] == "go":

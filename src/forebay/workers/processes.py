@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.workers")
 
-SEATS_A_PLACE_AHEAD: Final = 8
-"""Seats for which one further stream may wait in a worker, so that it takes a seat without the way to the server."""
+AHEAD: Final = 2
+"""Streams that may wait in a worker with many seats, so that they take one without the way to the server."""
+MANY_SEATS: Final = 8
 
 
 class Worker:
@@ -135,7 +136,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         Raises:
             ConfigError: If the spec cannot travel, or the environment hides a device.
         """
-        ahead = max(1, seats // SEATS_A_PLACE_AHEAD) if seats and workers * threads == 1 else 0
+        ahead = AHEAD if seats >= MANY_SEATS and workers * threads == 1 else 0
         super().__init__(isolates=isolates, handover_s=handover_s, hands_on=hands_on, seats=seats, ahead=ahead)
         spec.require_portable()
         self.restarts = 0

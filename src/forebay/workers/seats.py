@@ -22,7 +22,7 @@ it.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 import msgspec
@@ -57,18 +57,17 @@ class Round(msgspec.Struct, gc=False):
 
 
 class _Seated:
-    __slots__ = ("count", "has_begun", "key", "mates", "name", "room", "rows", "since", "steps")
+    __slots__ = ("count", "group", "has_begun", "name", "room", "rows", "since", "steps")
 
-    def __init__(self, name: Any, count: int, key: Hashable, steps: Any, since: float) -> None:
+    def __init__(self, name: Any, count: int, rows: int, steps: Any, group: Hashable, since: float) -> None:
         self.name = name
         self.count = count
+        self.rows = rows
         self.steps = steps
+        self.group = group  # None for who takes its turn alone
         self.since = since
-        self.room = CREDIT
-        self.rows = count
+        self.room = CREDIT  # 0 once it has left
         self.has_begun = False
-        self.mates = steps.mates if isinstance(steps, Together) else None
-        self.key = None if type(steps) is SideBySide else key
 
 
 class Seats:
@@ -106,6 +105,7 @@ class Seats:
         self._enter = enter
         self._seated: dict[Any, _Seated] = {}
         self._turns: deque[_Seated] = deque()
+        self._groups: Counter[Hashable] = Counter()
         self._told = Round([], [])
         self._is_urgent = False
 
@@ -165,9 +165,12 @@ class Seats:
         if type(found) is Failure:
             self._told.ended.append((name, [found] * count, self._clock() - since))
         elif hasattr(found, "__next__") or isinstance(found, Together):
-            one = self._seated[name] = _Seated(name, count, key, found, since)
+            group = None
+            if isinstance(found, Together):
+                group = found.mates, None if type(found) is SideBySide else key
+            one = self._seated[name] = _Seated(name, count, rows, found, group, since)
             self._rows += rows
-            one.rows = rows
+            self._groups[group] += 1
             self._turns.append(one)
         else:
             outcomes: Any = attempt(settled, found, count)
@@ -216,33 +219,32 @@ class Seats:
 
     async def _round(self, began: float) -> bool:
         """Give each its turn; returns whether all have had it and somebody has another one."""
+        if len(self._groups) == 1 and None not in self._groups:  # as nearly always where steps are shared
+            if mates := [one for one in self._turns if one.room > 0]:
+                await self._advance_together(mates)
+            return self.has_turns
         turns, self._turns = self._turns, deque()
         try:
             while turns:
                 one = turns.popleft()
-                if self._seated.get(one.name) is not one:
-                    continue  # it has left
                 self._turns.append(one)
                 if one.room <= 0:
                     continue
-                if one.mates is None:
+                if one.group is None:
                     await self._advance(one)
                 else:
-                    mates = [one, *(mate for mate in turns if mate.mates == one.mates and mate.key == one.key)]
+                    mates = [one, *(mate for mate in turns if mate.group == one.group)]
                     if len(mates) > 1:
                         taken = set(map(id, mates))
                         turns = deque(mate for mate in turns if id(mate) not in taken)
                         self._turns.extend(mates[1:])
-                    await self._advance_together([mate for mate in mates if self._may_step(mate)])
+                    await self._advance_together([mate for mate in mates if mate.room > 0])
                 if turns and self._clock() - began > ROUND_S:
                     return False
         finally:
             turns.extend(self._turns)  # those that had no turn are the next
-            self._turns = turns
+            self._turns = deque(one for one in turns if one.name in self._seated)
         return self.has_turns
-
-    def _may_step(self, one: _Seated) -> bool:
-        return one.room > 0 and self._seated.get(one.name) is one
 
     async def _advance(self, one: _Seated) -> None:
         self._enter(one.name)
@@ -266,7 +268,10 @@ class Seats:
             for mate in mates:
                 await self._end(mate, [found] * mate.count)
             return
-        for mate, step in zip(mates, cast("Sequence[Stepped]", found), strict=True):
+        for mate, step in zip(mates, cast("Sequence[Stepped | list[Any]]", found), strict=True):
+            if isinstance(step, list):
+                self._tell(mate, step)
+                continue
             if step.parts is not None:
                 self._tell(mate, step.parts)
             if step.outcomes is not None:
@@ -283,6 +288,11 @@ class Seats:
             return
         del self._seated[one.name]
         self._rows -= one.rows
+        one.room = 0
+        self._groups[one.group] -= 1
+        if not self._groups[one.group]:
+            del self._groups[one.group]
+        self._turns = deque(other for other in self._turns if other is not one)
         self._enter(one.name)
         try:
             await aclose(one.steps)

@@ -130,6 +130,11 @@ class SlotPool(Generic[S]):
         free = max((seating.free for seating in self._seated.values()), default=places)
         return None if free == places or self._idle_slots or self._refusal is not None else free
 
+    @property
+    def standing(self) -> int:
+        """Rows that wait in workers for a seat."""
+        return sum(max(self.ahead - seating.free, 0) for seating in self._seated.values())
+
     def watch(self, on_idle: Callable[[], None]) -> None:
         """Call this whenever a slot became idle by itself."""
         self._on_idle = on_idle

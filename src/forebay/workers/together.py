@@ -42,7 +42,7 @@ class Together(Protocol):
         """Stepped these streams, of which this is the first.
 
         Returns:
-            For each a `Stepped`, or something to wait for that gives these.
+            For each a `Stepped`, or the list of its parts if it goes on; or something to wait for that gives these.
         """
         ...
 

@@ -67,7 +67,8 @@ def first_parts(runner, requests):
     """Returns what the first step makes of each request: JSON, or the numbers of a tensor."""
     if runner._settings.steps:
         streams = [runner.run([request]) for request in requests]
-        parts = [part for stepped in streams[0].together(streams) for part in stepped.parts or stepped.outcomes]
+        steps = streams[0].together(streams)
+        parts = [part for one in steps for part in (one if isinstance(one, list) else one.parts or one.outcomes)]
     else:
         parts = next(iter(runner.run(requests)))
     return [shown(part) for part in parts]

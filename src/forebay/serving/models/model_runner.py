@@ -219,7 +219,7 @@ class ModelRunner(BatchRunner):
 
     def write_all(self, parts: Sequence[Any], asked: Sequence[Mapping[str, Any]]) -> Sequence[bytes] | None:
         """Encode parts of several streams that are certainly right, and wanted in JSON."""
-        if any(params["out"] == TENSORS for params in asked):
+        if TENSORS in [params["out"] for params in asked]:
             return None
         kinds = set(map(type, parts))
         if self._postprocess is not None or _SPECIAL & kinds or any(issubclass(kind, BaseException) for kind in kinds):

@@ -92,7 +92,7 @@ class Stream:
         parts = self._checked(runner.step([stream.state for stream in streams]), len(streams))
         written = runner.write_all(parts, [stream.params for stream in streams])
         if written is not None:  # as nearly always
-            return [Stepped([one]) for one in written]
+            return [[one] for one in written]
         return [_step_of(runner, stream, part) for stream, part in zip(streams, parts, strict=True)]
 
     def __iter__(self) -> Iterator[Sequence[Any]]:
@@ -106,6 +106,8 @@ class Stream:
             raise BadOutcome(msg)
         while not self._is_over:
             (step,) = self.together([self])
+            if isinstance(step, list):
+                return cast("list[Any]", step)
             self._is_over = step.outcomes is not None
             failed = next((one for one in step.outcomes or () if type(one) is Failure), None)
             if failed is not None:
