@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from tests.buckets import FORBIDDEN, Faults, running_buckets
+from tests.buckets import BUSY, FORBIDDEN, Faults, running_buckets
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -108,6 +108,9 @@ def test_nobody_notices_that_versions_come_and_go(buckets, serve, tmp_path, even
         values = [answer[0] if isinstance(answer, list) else answer.text for answer in found]
         assert values == sorted(values)
     assert server.metric("forebay_requests_total", endpoint="net", version="5", code="ok") > 0
+    assert server.metric("forebay_loads_total") == 5
+    eventually(lambda: server.metric("forebay_repository_versions", repository=f"s3://{bucket}") == 1)
+    assert server.metric("forebay_repository_copied_bytes_total") > 0
 
 
 def test_a_store_that_fails_leaves_what_is_served(buckets, serve, tmp_path, eventually):  # N115
@@ -128,6 +131,30 @@ def test_a_store_that_fails_leaves_what_is_served(buckets, serve, tmp_path, even
     assert server.client.get("/readyz").status_code == 200
     faults.fault = lambda *_: None
     eventually(lambda: ask(server, "b") == [1, 2])
+    faults.close()
+
+
+def test_a_store_that_cannot_be_asked_at_the_start_delays_it(buckets, serve, cli, tmp_path):  # N59
+    bucket = "late-store"
+    buckets.make(bucket)
+    buckets.put(f"{bucket}/a/1/model.onnx", times(1))
+    faults = Faults(buckets.port)
+    env = buckets.environment(faults.port)
+    faults.fault = lambda *_: (503, BUSY)
+    told = cli("check", f"s3://{bucket}", *options(tmp_path), env=env)
+    assert (told.returncode, told.stderr.count("\n")) == (0, 1)
+    assert "SlowDown: Reduce your request rate" in told.stderr
+    left = [9]  # each look is tried four times
+
+    def fault(*_):
+        left[0] -= 1
+        return (503, BUSY) if left[0] > 0 else None
+
+    faults.fault = fault
+    server = serve(None, f"s3://{bucket}", *options(tmp_path), env=env)  # returns once it is ready
+    assert ask(server, "a") == [1, 2]
+    lines = [line for line in server.lines if "tried again in 0.2 s, and nothing is served" in line]
+    assert len(lines) == 2
     faults.close()
 
 

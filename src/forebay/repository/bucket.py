@@ -12,14 +12,12 @@ import os
 import re
 import socket
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from forebay.errors import ConfigError, ForebayError
 from forebay.repository.listing import StoredFile
 from forebay.repository.source import SourceChanged, SourceFailed, SourceRefused
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 REQUEST_S: Final = 30.0
 """Longest time of one request, with its body: a part of a file."""
@@ -27,6 +25,15 @@ CONNECT_S: Final = 5.0
 TRIES: Final = 3
 """How often a part is asked for whose answer does not come whole; requests that fail are repeated below that."""
 
+_SIGNERS: Final = {
+    "s3": "ACCESS_KEY_ID WEB_IDENTITY_TOKEN_FILE CONTAINER_CREDENTIALS_RELATIVE_URI CONTAINER_CREDENTIALS_FULL_URI",
+    "gs": "APPLICATION_CREDENTIALS SERVICE_ACCOUNT SERVICE_ACCOUNT_PATH SERVICE_ACCOUNT_KEY",
+    "az": "STORAGE_ACCOUNT_KEY STORAGE_ACCESS_KEY STORAGE_SAS_TOKEN STORAGE_SAS_KEY STORAGE_TOKEN CLIENT_ID "
+    "STORAGE_CLIENT_ID FEDERATED_TOKEN_FILE USE_AZURE_CLI STORAGE_USE_EMULATOR",
+}
+"""What of the environment says who signs requests, after the prefix of its store."""
+_PREFIXES: Final = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
+_WRITTEN: Final = "written "
 _METADATA: Final = ("169.254.169.254", 80)
 _METADATA_S: Final = 0.3
 _CREDENTIALS: Final = {
@@ -67,11 +74,8 @@ class Bucket:
         self.place = address
         self._scheme, _, rest = address.partition("://")
         bucket, _, self._prefix = rest.partition("/")
-        self._is_signed = True
-        more: dict[str, Any] = {}
-        if self._scheme == "s3":
-            more = _aws()
-            self._is_signed = not more.get("config", {}).get("skip_signature")
+        more = _aws() if self._scheme == "s3" else _other(self._scheme)
+        self._is_signed = not more.get("config", {}).get("skip_signature")
         try:
             self._store: Any = from_url(
                 f"{self._scheme}://{bucket}",
@@ -105,7 +109,7 @@ class Bucket:
         cut = len(self._prefix) + 1 if self._prefix else 0
         try:
             return [
-                StoredFile(found["path"][cut:], found["size"], _tag(found), found["last_modified"].timestamp())
+                StoredFile(found["path"][cut:], found["size"], tag_of(found), found["last_modified"].timestamp())
                 for page in self._obstore.list(self._store, prefix=self._prefix or None, chunk_size=1000)
                 for found in page
             ]
@@ -124,13 +128,13 @@ class Bucket:
 
         key = f"{self._prefix}/{path}" if self._prefix else path
         options: dict[str, Any] = {"range": (start, end)}
-        if file.tag.startswith('"'):
-            options["if_match"] = file.tag
+        if not file.tag.startswith(_WRITTEN):
+            options["if_match"] = f'"{file.tag}"'
         for left in reversed(range(TRIES)):
             try:
                 found = self._obstore.get(self._store, key, options=options)
                 # Some stores do not know the condition.
-                if (found.meta["size"], _tag(found.meta)) != (file.size, file.tag):
+                if (found.meta["size"], tag_of(found.meta)) != (file.size, file.tag):
                     raise SourceChanged(f"{key} has changed since it was listed")
                 data = memoryview(found.bytes())
                 if len(data) == end - start:
@@ -170,9 +174,7 @@ def _aws() -> dict[str, Any]:
     endpoint = told.get("AWS_ENDPOINT_URL_S3") or told.get("AWS_ENDPOINT_URL") or told.get("AWS_ENDPOINT")
     if endpoint:
         config["endpoint"] = endpoint
-    known = ("ACCESS_KEY_ID", "WEB_IDENTITY_TOKEN_FILE", "CONTAINER_CREDENTIALS_RELATIVE_URI")
-    known += ("CONTAINER_CREDENTIALS_FULL_URI", "SKIP_SIGNATURE")
-    if any(told.get(f"AWS_{name}") for name in known):
+    if _says_who_signs("s3"):
         return {"config": config}
     if importlib.util.find_spec("boto3") is not None:
         boto3: Any = importlib.import_module("boto3")
@@ -183,15 +185,24 @@ def _aws() -> dict[str, Any]:
             if session.region_name:
                 config["region"] = session.region_name
             return {"config": config, "credential_provider": Boto3CredentialProvider(session)}
-    elif _has_metadata():
+    elif told.get("AWS_EC2_METADATA_DISABLED", "").lower() != "true" and _has_metadata():
         return {"config": config}
     return {"config": {**config, "skip_signature": True}}
 
 
+def _other(scheme: str) -> dict[str, Any]:
+    """Return that nobody signs, where nobody is named and no machine of the cloud could be asked for a role."""
+    by_gcloud = scheme == "gs" and Path("~/.config/gcloud/application_default_credentials.json").expanduser().exists()
+    return {} if _says_who_signs(scheme) or by_gcloud or _has_metadata() else {"config": {"skip_signature": True}}
+
+
+def _says_who_signs(scheme: str) -> bool:
+    """Tell whether the environment says who signs, or that nobody does."""
+    return any(os.environ.get(_PREFIXES[scheme] + name) for name in (*_SIGNERS[scheme].split(), "SKIP_SIGNATURE"))
+
+
 def _has_metadata() -> bool:
     """Tell whether this is a machine of the cloud that may have a role."""
-    if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
-        return False
     try:
         socket.create_connection(_METADATA, _METADATA_S).close()
     except OSError:
@@ -199,10 +210,13 @@ def _has_metadata() -> bool:
     return True
 
 
-def _tag(found: Any) -> str:
-    """Return what tells the content of an object, as the store says it: its ETag, if it has one."""
-    tag = found["e_tag"] or ""
-    return tag if tag.strip('"') else found["last_modified"].isoformat()
+def tag_of(found: Any) -> str:
+    """Return what tells the content of an object, as the store says it: its ETag, if it has one.
+
+    Azure lists it without the quotes that it has where the object is read.
+    """
+    tag = (found["e_tag"] or "").strip('"')
+    return tag or _WRITTEN + found["last_modified"].isoformat()
 
 
 def _words(error: Exception) -> str:
@@ -210,6 +224,6 @@ def _words(error: Exception) -> str:
     text, _, state = str(error).partition("\n\nDebug source")
     found = _XML.search(text)
     if found is not None:
-        return f"{found[1]}: {found[2].strip()}"
+        return f"{found[1]}: {found[2].strip().partition(chr(10))[0]}"  # some add lines with the id of the request
     reason = _REASON.search(state)  # of the network: the text ends before it
     return " ".join(_TIMES.sub("", text).split())[:500] + (f": {reason[1]}" if reason else "")

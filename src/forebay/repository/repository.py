@@ -75,6 +75,7 @@ class Repository:
     Attributes:
         catalog: What counts now.
         problem: Why the last look failed; empty if it did not.
+        poll_s: Seconds between two looks; 0 looks only when told to.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Repository:
         self.problem = ""
         self._source = source
         self._rules = rules
-        self._poll_s = poll_s
+        self.poll_s = poll_s
         self._disk = disk
         self._settling: Settling[tuple[str, int], Revision] = Settling()
         self._listed: Sequence[StoredFile] | None = None
@@ -111,6 +112,11 @@ class Repository:
     def place(self) -> str:
         """What people call the source."""
         return self._source.place
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was listed once."""
+        return self._listed is not None
 
     def watch(self, on_change: Callable[[], None]) -> None:
         """Call this after each look that has changed `catalog` or `problem`, in the thread that looks."""
@@ -135,10 +141,15 @@ class Repository:
         """Look for the first time, and once more if something was written just now.
 
         Raises:
-            ForebayError: If the source cannot be asked.
+            ForebayError: If the source cannot be asked; that is its `problem` then.
         """
-        self.look()
-        if self._settling.is_moving and not self._end.wait(min(self._poll_s or SECOND_LOOK_S, SECOND_LOOK_S)):
+        try:
+            self.look()
+        except ForebayError as error:
+            self.problem = error.message
+            raise
+        self.problem = ""
+        if self._settling.is_moving and not self._end.wait(min(self.poll_s or SECOND_LOOK_S, SECOND_LOOK_S)):
             self.look()
 
     def look(self) -> bool:
@@ -169,7 +180,7 @@ class Repository:
             }
             if is_first:
                 # What has been there for longer than a poll does not have to be looked at twice.
-                old = time.time() - max(self._poll_s, SECOND_LOOK_S)
+                old = time.time() - max(self.poll_s, SECOND_LOOK_S)
                 self._settling = Settling({key: one for key, one in flat.items() if one.modified_s < old})
             changed = self._settling.look(flat)
             self._look_s = time.monotonic() - started
@@ -255,7 +266,7 @@ class Repository:
                 on_change()
 
     def _pause_s(self) -> float | None:
-        return pause_after(self._look_s, self._poll_s, is_moving=self._settling.is_moving and not self.problem)
+        return pause_after(self._look_s, self.poll_s, is_moving=self._settling.is_moving and not self.problem)
 
     def _tell_problems(self) -> None:
         new = [problem for problem in self.catalog.problems if problem not in self._told]

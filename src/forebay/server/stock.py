@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError, ModelError, NotFound, Unavailable
+from forebay.repository.looking import SECOND_LOOK_S
 from forebay.repository.shelf import Full
 from forebay.repository.source import SourceChanged
 from forebay.repository.tree_rules import number_of
+from forebay.server.app import beside
 from forebay.server.stock_memory import Key, MemoryStatistics, StockMemory
 from forebay.server.stock_offer import StockOffer
 from forebay.types.failures import failure_of
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from forebay.repository.listing import Revision
+    from forebay.repository.repository import Repository
     from forebay.repository.version_policy import VersionPolicy
     from forebay.server.app import App
     from forebay.server.served import Served
@@ -45,6 +48,7 @@ LOADS: Final = 4
 """Versions that are loaded at a time."""
 MAX_WAITING: Final = 4096
 """Requests that may wait for versions that are being loaded."""
+_LOADING: Final = "the models of the repository are loading"
 
 
 class StockStatistics(MemoryStatistics, frozen=True):
@@ -66,6 +70,7 @@ class Stock:
         stocked: The repositories.
         offer: What is to be served of them.
         is_lazy: Whether a version is loaded only when somebody asks for it.
+        is_ready: Whether it has looked, and what is to be there from the start is there.
     """
 
     def __init__(
@@ -103,7 +108,7 @@ class Stock:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turns = asyncio.Semaphore(LOADS)
         self._is_over = False
-        self._is_ready = False
+        self.is_ready = False
         app.stock = self
         app.watch(self._look_at_app)
 
@@ -111,7 +116,9 @@ class Stock:
 
     def problems(self) -> list[str]:
         """Return why the models are not there yet; empty if they are."""
-        return [] if self._is_ready else ["the models of the repository are loading"]
+        if self.is_ready:
+            return []
+        return [one.repository.problem for one in self.stocked if one.repository.problem] or [_LOADING]
 
     def statistics(self) -> StockStatistics:
         """Return a snapshot."""
@@ -143,6 +150,8 @@ class Stock:
         if not self._app.is_stocked(name):
             msg = f"the model '{name}' of a repository has the name of another one that is served"
             raise ConfigError(msg)
+        if not self.is_ready and not self.offer.has(name):
+            raise Unavailable(self.problems()[0])
         if self._waiting >= MAX_WAITING:
             msg = f"{MAX_WAITING} requests wait for models that are being loaded; try again later"
             raise Unavailable(msg)
@@ -180,6 +189,7 @@ class Stock:
         """Begin to look, and load what is to be there from the start."""
         self._loop = asyncio.get_running_loop()
         for one in self.stocked:
+            await self._open(one.repository)
             one.repository.watch(self._changed)
             one.repository.start()
         if not self.is_lazy:
@@ -187,7 +197,16 @@ class Stock:
                 self._tend_soon(name)
             while self._tending:
                 await asyncio.wait(self._tending.values())
-        self._is_ready = True
+        self.is_ready = True
+
+    async def _open(self, repository: Repository) -> None:
+        """Look at a source that could not be asked before, until it can be."""
+        while not repository.is_open:
+            pause_s = repository.poll_s or SECOND_LOOK_S
+            log.warning("%s; it is tried again in %g s, and nothing is served before", repository.problem, pause_s)
+            await asyncio.sleep(pause_s)
+            with contextlib.suppress(ForebayError):  # it is the repository's problem
+                await beside(repository.open, time.monotonic() + self._app.load_timeout_s, repository.place)
 
     def stop(self) -> None:
         """Load nothing more."""

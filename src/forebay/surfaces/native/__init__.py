@@ -141,13 +141,14 @@ def project_of(built: Sequence[Built], http: HttpConfig, repository: RepositoryC
     app = App([served for one in built for served in one.served])
     stocked = stock(app, [target for one in built for target in one.repositories], repository)
     told = [] if stocked is None else stock_report.summary(stocked)
+    problems = [] if stocked is None else [one.repository.problem for one in stocked.stocked if one.repository.problem]
     return Project(
         app=app,
         http=http,
         asgi=asgi_app(app, http),
         routes=routes_of(app, http),
         summary=[_summary(app, served) for served in app.served] + told,
-        warnings=[warning for one in built for warning in one.warnings] + _doubts(app),
+        warnings=[warning for one in built for warning in one.warnings] + _doubts(app) + problems,
         graphs=[graph for one in built for graph in one.graphs],
     )
 

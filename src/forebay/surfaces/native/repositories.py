@@ -7,6 +7,7 @@ the class that answers, and `load(path)` is given the folder of a version.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import zlib
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, Unavailable
 from forebay.repository.address import is_address, source_of
 from forebay.repository.disk import DiskCache
 from forebay.repository.repository import Repository
@@ -64,7 +65,6 @@ class RepositoryTarget(msgspec.Struct, frozen=True, eq=False):
 
         Raises:
             ConfigError: If it is not there, does not let us in, or cannot be kept here.
-            Unavailable: If it cannot be asked now.
         """
         source = source_of(self.address, self.below)
         rules = TreeRules(
@@ -77,7 +77,8 @@ class RepositoryTarget(msgspec.Struct, frozen=True, eq=False):
             folder = (config.folder or _usual_folder()) / _called(source.place)
             disk = DiskCache(source, folder, config.max_disk_models, config.max_disk_bytes)
         repository = Repository(source, rules, poll_s=config.poll_s, disk=disk)
-        repository.open()
+        with contextlib.suppress(Unavailable):  # its problem is told, and it is tried again at the start
+            repository.open()
         if self.overrides.version is not None or (self.overrides.name and len(repository.catalog.models) > 1):
             msg = f"{self.address} says itself how its models and versions are called; leave out `name` and `version`"
             raise ConfigError(msg)

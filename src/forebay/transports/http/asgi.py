@@ -236,7 +236,9 @@ class _Lending:
         found = None
         if stock is not None and scope["type"] == "http" and scope["method"] == "POST":
             found = None if _target_of(scope) in self._by_target else _MODEL.match(path_of(scope))
-        if stock is None or found is None or not stock.offer.has(found[1]) or _MANAGED.search(found.string):
+            if found is not None and stock.is_ready and not stock.offer.has(found[1]):
+                found = None
+        if stock is None or found is None or _MANAGED.search(found.string):
             await self._app(scope, receive, send)
             return
         async with contextlib.AsyncExitStack() as stack:
