@@ -56,7 +56,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Programs that tests start are Debian's; where they cannot be installed, the tests that need them say so.
 $(ENVIRONMENTS_STAMP): $(STAMP) $(ENVIRONMENTS) $(ENVIRONMENTS_NO_DEPS)
-	@for program in redis-server:redis-server nginx:nginx-light chromium:chromium promtool:prometheus; do \
+	@for program in redis-server:redis-server nginx:nginx-light chromium:chromium promtool:prometheus buildah:buildah; do \
 		PATH="$$PATH:/usr/sbin" command -v "$${program%:*}" >/dev/null || { \
 			package="$${program#*:}"; test "$$(id -u)" = 0 && { apt-get install -qq -y "$$package" || { apt-get update -qq \
 				&& apt-get install -qq -y "$$package"; }; } >/dev/null 2>&1; \

@@ -19,7 +19,7 @@ from forebay.server.config import (
 from forebay.types.settings import declared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from forebay.server.setting_sources import Told
     from forebay.types.settings import Setting
@@ -56,6 +56,28 @@ def told_in(parsed: argparse.Namespace) -> Told:
             if value is not None:
                 told.setdefault(struct, {})[setting.name] = _listed(setting, value) if setting.is_list else value
     return told
+
+
+def flags_for(told: Told, leave_out: Collection[str]) -> list[str]:
+    """Return the flags that tell the same.
+
+    Args:
+        told: What.
+        leave_out: Names of settings that are not to be told.
+    """
+    flags: list[str] = []
+    for struct in SECTIONS:
+        for name, value in told.get(struct, {}).items():
+            setting = declared(struct)[name]
+            assert setting.written.flag is not None
+            if name in leave_out:
+                continue
+            if setting.kind is bool:
+                flags.append(setting.written.flag if value else "--no-" + setting.written.flag.removeprefix("--"))
+            else:
+                values = value if isinstance(value, list | tuple) else [value]  # pyright: ignore[reportUnknownVariableType]
+                flags += [word for one in values for word in (setting.written.flag, str(one))]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    return flags
 
 
 def add_flag(

@@ -27,6 +27,7 @@ examples:
   forebay serve --attach unix:workers.socket  let workers of other environments attach, and serve their models
   forebay worker model.py --connect unix:workers.socket
   forebay check model.py                      say what would be served, or what is wrong, and load nothing
+  forebay generate my-project/                write a Dockerfile, a Compose file and Kubernetes manifests for it
   forebay check ocr.py --draw                 show how the models of a graph hang together
   forebay call http://127.0.0.1:8080/models/iris '{"length": 5.1}'
   forebay bench http://127.0.0.1:8080/models/iris '{"length": 5.1}' --clients 32
@@ -53,7 +54,20 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 2 when something the person wrote is wrong, 1 when a model fails."""
     _open_standard_files()
-    from forebay.cli import analyse, batching, bench, call, check, init, nucleus, pipeline, serve, trace, worker
+    from forebay.cli import (
+        analyse,
+        batching,
+        bench,
+        call,
+        check,
+        generate,
+        init,
+        nucleus,
+        pipeline,
+        serve,
+        trace,
+        worker,
+    )
 
     parser = Parser(
         prog="forebay",
@@ -63,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"forebay {forebay.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    for command in (init, serve, check, call, bench, worker, nucleus, batching, pipeline, trace, analyse):
+    for command in (init, serve, check, generate, call, bench, worker, nucleus, batching, pipeline, trace, analyse):
         command.add_parser(commands)
     given, rest = _split(list(sys.argv[1:] if arguments is None else arguments))
     options, unknown = parser.parse_known_args(given)
@@ -97,8 +111,8 @@ def _open_standard_files() -> None:
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Separate what follows `--`: it is for the target of `serve` and `check`, not for them."""
-    if arguments[:1] not in (["serve"], ["check"]) or "--" not in arguments:
+    """Separate what follows `--`: it is for the target of `serve`, `check` and `generate`, not for them."""
+    if arguments[:1] not in (["serve"], ["check"], ["generate"]) or "--" not in arguments:
         return arguments, []
     at = arguments.index("--")
     return arguments[:at], arguments[at + 1 :]

@@ -21,15 +21,14 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "nucleus",
         help="container files for a nucleus.yaml project",
-        description="Make container files for a nucleus.yaml project, or install what it depends on. "
-        "To serve one, no container is needed: forebay serve FOLDER",
+        description="Write the Dockerfiles of a nucleus.yaml project as its original names them, or install what it "
+        "depends on. With all else that a container needs: forebay generate FOLDER. To serve one, no container is "
+        "needed: forebay serve FOLDER",
     )
     below = parser.add_subparsers(dest="nucleus_command", metavar="COMMAND", required=True)
 
     generate = below.add_parser("generate", help="write the Dockerfiles of a project into the current folder")
     _add_config(generate)
-    generate.add_argument("--compose", action="store_true", help="write nucleus.compose.yaml as well")
-    generate.add_argument("--pod", action="store_true", help="write nucleus.pod.yaml, for Kubernetes, as well")
     generate.set_defaults(run=_generate, parser=generate)
 
     prepare = below.add_parser("prepare", help="install what a project depends on, for this Python")
@@ -59,12 +58,12 @@ def _generate(parsed: argparse.Namespace) -> int:
     from forebay.surfaces.nucleus.generate import defaulted, generate
 
     config = _read(parsed.config)
-    files, warnings = generate(config, Path.cwd(), compose=parsed.compose, pod=parsed.pod)
+    files, warnings = generate(config, Path.cwd())
     _warn(warnings)
     sys.stdout.write(f"{DASHES}\n{defaulted(config)}{DASHES}\n")
-    for file in files:
-        Path(file.name).write_text(file.text, encoding="utf-8")
-        sys.stdout.write(f"✓ generated {file.name}\n")
+    for name, text in files.items():
+        Path(name).write_text(text, encoding="utf-8")
+        sys.stdout.write(f"✓ generated {name}\n")
     return 0
 
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from forebay.cli.flags import add_flags, told_in
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from forebay.surfaces.contract import Options
 
 DESCRIPTION = """\
@@ -54,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_flags(parser)
 
 
-def options_of(parsed: argparse.Namespace) -> Options:
+def options_of(parsed: argparse.Namespace, variables: Mapping[str, str] = os.environ) -> Options:
     """Put together what flags, environment and file tell.
 
     Raises:
@@ -63,7 +65,7 @@ def options_of(parsed: argparse.Namespace) -> Options:
     from forebay.server.setting_sources import told_by
     from forebay.surfaces import options
 
-    environment, warnings = told_by(os.environ)
+    environment, warnings = told_by(variables)
     return options.options_of(
         parsed.target,
         options.Side(told_in(parsed), attrgetter("written.flag")),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from forebay.runtimes.model_file import ModelFile
     from forebay.server.config import Overrides
     from forebay.server.served import Served
+    from forebay.surfaces.container.recipe import Recipe
     from forebay.surfaces.contract import Options, Project, Surface
 
 
@@ -50,7 +51,8 @@ def build(target: str | None, options: Options) -> Project:
     Raises:
         ConfigError: If no surface knows it, or it is wrong.
     """
-    project = _built(target, options)
+    surface = _surface_for(target, options)
+    project = surface.build(target or "", options)
     if project.http.shared_memory:
         from forebay.server.shared_regions import SharedRegions
 
@@ -62,14 +64,28 @@ def build(target: str | None, options: Options) -> Project:
     return project
 
 
-def _built(target: str | None, options: Options) -> Project:
+def recipe(target: str | None, options: Options) -> Recipe:
+    """Return what a container of the project needs that a target names.
+
+    Raises:
+        ConfigError: If no surface knows it, it is wrong, or it cannot be moved into a container as it is.
+    """
+    return _surface_for(target, options).recipe(target or "", options)
+
+
+def _surface_for(target: str | None, options: Options) -> Surface:
+    """Return the surface that knows a target.
+
+    Raises:
+        ConfigError: If none does, or something was said that it does not take.
+    """
     if options.entries or target is None:
         from forebay.surfaces.native import NativeSurface
 
         if not options.entries and options.attach.address is None:
             msg = "nothing to serve: give a TARGET, such as model.py, or let workers attach with --attach ADDRESS"
             raise ConfigError(msg)
-        return NativeSurface().build(None, options)
+        return NativeSurface()
     surface = surface_of(target)
     if surface is not None:
         if surface.name != "native" and (options.attach.address or options.overrides.python):
@@ -85,7 +101,7 @@ def _built(target: str | None, options: Options) -> Project:
         if surface.name != "pipeline" and options.arguments:
             msg = f"{options.arguments[0]!r} follows the target; only scripts of pipelines take arguments"
             raise ConfigError(msg)
-        return surface.build(target, options)
+        return surface
     path = Path(target)
     found = "is a folder without a project file" if path.is_dir() else "is no project file"
     if not path.exists():

@@ -12,6 +12,7 @@ import msgspec
 from forebay.graph.drawing.draw import Drawable
 from forebay.server.app import App
 from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig, RepositoryConfig
+from forebay.surfaces.container.recipe import Recipe
 from forebay.transports.http.route import Route
 from forebay.transports.server import Listener
 
@@ -114,5 +115,13 @@ class Surface(Protocol):
 
         Raises:
             ConfigError: With place and cure.
+        """
+        ...
+
+    def recipe(self, target: str, options: Options) -> Recipe:
+        """Return what a container of the project needs.
+
+        Raises:
+            ConfigError: If the project is wrong, or cannot be moved into a container as it is.
         """
         ...

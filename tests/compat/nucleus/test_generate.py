@@ -15,6 +15,7 @@ import forebay
 PYTHON = "type: python\npath: handler.py\n"
 TENSORFLOW = "type: tensorflow\npath: handler.py\nmodels:\n  path: s3://bucket/model/\n"
 BATCHING = "server_side_batching: {max_batch_size: 2, batch_interval_seconds: 20.0}\n"
+INDEX = "--mount=type=secret,id=pip.conf,target=/etc/pip.conf"
 READY = ["ls", "/run/workspace/api_readiness.txt"]
 
 
@@ -93,20 +94,20 @@ def test_the_default_is_nucleus_yaml_in_the_current_folder(project, generate):  
     root = project(PYTHON)
     done, new = generate(cwd=root)
     assert (done.returncode, new) == (0, ["nucleus.Dockerfile"])
-    assert "COPY ./ /src/project/" in (root / "nucleus.Dockerfile").read_text()
+    assert "COPY --chown=10001 ./ /src/project/" in (root / "nucleus.Dockerfile").read_text()
 
 
 def test_an_absolute_config_works_in_and_outside_of_the_project(project, generate, tmp_path):  # N1
     root = project(PYTHON)
     done, _ = generate(root / "nucleus.yaml")
     assert done.returncode == 0
-    assert "COPY iris/ /src/project/" in (tmp_path / "nucleus.Dockerfile").read_text()
+    assert "COPY --chown=10001 iris/ /src/project/" in (tmp_path / "nucleus.Dockerfile").read_text()
     (tmp_path / "elsewhere").mkdir()
     done, _ = generate(root / "nucleus.yaml", cwd=tmp_path / "elsewhere")
     assert done.returncode == 0
     assert "build the image from" in done.stderr
     text = (tmp_path / "elsewhere" / "nucleus.Dockerfile").read_text()
-    assert "COPY ./ /src/project/" in text
+    assert "COPY --chown=10001 ./ /src/project/" in text
     assert text.startswith("# docker build -f nucleus.Dockerfile -t iris ../iris\n")
 
 
@@ -124,7 +125,7 @@ def test_local_libs_change_only_where_forebay_comes_from(dockerfile):  # N1
     installed = dockerfile(PYTHON).splitlines()
     local = dockerfile(PYTHON + "use_local_cortex_libs: true\n").splitlines()
     gone = [line for line in installed if line not in local]
-    assert gone == [f'RUN python -m pip --no-cache-dir install "forebay[nucleus]=={forebay.__version__}"']
+    assert gone == [f'RUN {INDEX} pip --no-cache-dir install "forebay[nucleus]=={forebay.__version__}"']
     new = [line for line in local if line not in installed]
     assert [line.split()[0] for line in new] == ["COPY", "COPY", "RUN"]
 
@@ -156,7 +157,8 @@ def test_gpu_images(dockerfile):  # N6, N141
 def test_the_port_is_opened(dockerfile):  # N8
     text = dockerfile(PYTHON + "serve_port: 9123\n")
     assert "\nEXPOSE 9123\n" in text
-    assert 'CMD ["forebay", "serve", "/src/project", "--host", "0.0.0.0"]' in text
+    assert 'CMD ["forebay", "serve", "."]' in text
+    assert "FOREBAY_HOST=0.0.0.0" in text
 
 
 @pytest.mark.parametrize(
@@ -173,7 +175,7 @@ def test_variables_of_the_image(dockerfile, config, kind, more):  # N141
         f"CORTEX_IMAGE_TYPE={kind}",
         "CORTEX_LOG_CONFIG_FILE=/src/cortex/log_config.yaml",
         "CORTEX_MODEL_SERVER_CONFIG=/src/project/nucleus.yaml",
-        "COPY iris/ /src/project/",
+        "COPY --chown=10001 iris/ /src/project/",
         *more,
     ]:
         assert line in text
@@ -184,15 +186,15 @@ def test_a_config_of_another_name_is_the_one_that_is_served(project, generate, t
     done, _ = generate("my project/my.yaml")
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "nucleus.Dockerfile").read_text()
-    assert "CORTEX_MODEL_SERVER_CONFIG=/src/project/my.yaml\n" in text
-    assert 'COPY ["my project/", "/src/project/"]' in text
-    assert '"serve", "/src/project/my.yaml"' in text
+    assert "CORTEX_MODEL_SERVER_CONFIG=/src/project/my.yaml " in text
+    assert 'COPY --chown=10001 ["my project/", "/src/project/"]' in text
+    assert '"serve", "my.yaml"' in text
 
 
 def steps_of(text):
     """The commands of the lines that install what the project wants."""
-    lines = [line for line in text.splitlines() if line.startswith("RUN forebay nucleus exec")]
-    return [" ".join(shlex.split(line)[7:]) for line in lines]
+    lines = [line for line in text.splitlines() if line.startswith(f"RUN {INDEX} forebay nucleus exec")]
+    return [" ".join(shlex.split(line)[8:]) for line in lines]
 
 
 def test_steps_in_their_order(dockerfile):  # N139
@@ -209,13 +211,18 @@ def test_steps_in_their_order(dockerfile):  # N139
 def test_no_files_no_steps(dockerfile):  # N139
     text = dockerfile(PYTHON)
     assert steps_of(text) == []
-    assert text.count("RUN ") == 1
+    assert "requirements.txt" not in text
+    assert text.count("pip --no-cache-dir install") == 1
 
 
 def test_the_project_is_there_before_its_steps_and_paths_may_be_nested(dockerfile):  # N140
     config = PYTHON + "dependencies: {pip: deps/my reqs.txt}\n"
     text = dockerfile(config, "deps/my reqs.txt", "setup.py", "pip.conf", "mypkg/__init__.py")
-    assert text.index("WORKDIR /src/project") < text.index("COPY iris/ /src/project/") < text.index("RUN forebay")
+    assert (
+        text.index("WORKDIR /src/project")
+        < text.index("COPY --chown=10001 iris/ /src/project/")
+        < text.index("forebay nucleus exec")
+    )
     assert steps_of(text) == ["pip --no-cache-dir install -r deps/my reqs.txt"]
 
 
@@ -273,42 +280,57 @@ def test_batching_of_tensorflow_serving(dockerfile, tmp_path):  # N142
     ]
 
 
-def test_compose_and_pod_of_a_python_project(project, generate, tmp_path):  # N143
-    project(PYTHON + "serve_port: 9123\n")
-    done, new = generate("iris/nucleus.yaml", "--compose", "--pod")
-    assert new == ["nucleus.Dockerfile", "nucleus.compose.yaml", "nucleus.pod.yaml"]
-    assert done.stdout.endswith("✓ generated nucleus.compose.yaml\n✓ generated nucleus.pod.yaml\n")
-    services = yaml.safe_load((tmp_path / "nucleus.compose.yaml").read_text())["services"]
-    assert list(services) == ["handler"]
-    assert services["handler"]["ports"] == ["9123:9123"]
-    pod = yaml.safe_load((tmp_path / "nucleus.pod.yaml").read_text())
-    (handler,) = pod["spec"]["containers"]
-    assert handler["readinessProbe"] == {"exec": {"command": READY}}
+@pytest.fixture
+def deployed(project, cli):
+    """The services of the Compose file of a configuration, and the pod of its Deployment."""
+
+    def make(config):
+        root = project(config)
+        done = cli("generate", root)
+        assert done.returncode == 0, done.stderr
+        compose = yaml.safe_load((root / "deploy/compose.yaml").read_text())
+        deployment = yaml.safe_load((root / "deploy/kubernetes/deployment.yaml").read_text())
+        return compose, deployment["spec"]["template"]["spec"]
+
+    return make
 
 
-def test_compose_and_pod_of_a_tensorflow_project(project, generate, tmp_path):  # N143, N156
-    project(TENSORFLOW)
-    generate("iris/nucleus.yaml", "--compose", "--pod")
-    pod = yaml.safe_load((tmp_path / "nucleus.pod.yaml").read_text())
-    handler, tfs = pod["spec"]["containers"]
-    (volume,) = pod["spec"]["volumes"]
-    for container in (handler, tfs):
-        assert container["volumeMounts"] == [{"name": volume["name"], "mountPath": "/mnt"}]
+def test_compose_and_pod_of_a_python_project(deployed, tmp_path):  # N143
+    compose, pod = deployed(PYTHON + "serve_port: 9123\n")
+    assert list(compose["services"]) == ["model"]
+    assert compose["services"]["model"]["ports"] == ["9123:9123"]
+    (handler,) = pod["containers"]
+    assert handler["readinessProbe"]["exec"] == {"command": READY}
+    assert handler["ports"] == [{"name": "http", "containerPort": 9123}]
+    health = (tmp_path / "iris/deploy/Dockerfile").read_text().partition("HEALTHCHECK")[2].partition(" CMD ")[2]
+    assert json.loads(health.splitlines()[0]) == READY
+
+
+def test_compose_and_pod_of_a_tensorflow_project(deployed, tmp_path):  # N143, N156
+    compose, pod = deployed(TENSORFLOW + "tfs_container_dns: localhost\n")
+    handler, tfs = pod["containers"]
+    names = {one["mountPath"]: one["name"] for one in handler["volumeMounts"]}
+    assert tfs["volumeMounts"] == [{"name": names["/mnt"], "mountPath": "/mnt"}]
+    assert [one["emptyDir"] for one in pod["volumes"] if one["name"] == names["/mnt"]] == [{}]
     assert tfs["ports"] == [{"containerPort": 9000}]
-    assert handler["readinessProbe"]["exec"]["command"] == READY
-    compose = yaml.safe_load((tmp_path / "nucleus.compose.yaml").read_text())
-    handler, tfs = compose["services"]["handler"], compose["services"]["tfs"]
-    assert handler["volumes"] == tfs["volumes"] == ["models:/mnt"]
-    assert list(compose["volumes"]) == ["models"]
-    assert tfs["network_mode"] == "service:handler"
-    assert handler["healthcheck"]["test"] == ["CMD", *READY]
+    handler, tfs = compose["services"]["model"], compose["services"]["tfs"]
+    assert tfs["volumes"] == ["mnt:/mnt"]
+    assert "mnt:/mnt" in handler["volumes"]
+    assert "mnt" in compose["volumes"]
+    assert tfs["network_mode"] == "service:model"
+    assert (tmp_path / "iris/deploy" / tfs["build"]["dockerfile"]).read_text().startswith("FROM tensorflow/serving:")
 
 
-def test_compose_calls_tensorflow_serving_what_the_project_calls_it(project, generate, tmp_path):  # N143
-    project(TENSORFLOW + "tfs_container_dns: my-tfs\n")
-    generate("iris/nucleus.yaml", "--compose")
-    services = yaml.safe_load((tmp_path / "nucleus.compose.yaml").read_text())["services"]
-    assert "network_mode" not in services["my-tfs"]
+def test_tensorflow_serving_is_called_what_the_project_calls_it(deployed):  # N143
+    compose, pod = deployed(TENSORFLOW + "tfs_container_dns: my-tfs\n")
+    assert "network_mode" not in compose["services"]["my-tfs"]
+    assert pod["hostAliases"] == [{"ip": "127.0.0.1", "hostnames": ["my-tfs"]}]
+
+
+def test_tensorflow_serving_is_beside_those_that_name_it_alone(deployed):  # N134, N143
+    compose, pod = deployed(TENSORFLOW)
+    assert list(compose["services"]) == ["model"]
+    assert len(pod["containers"]) == 1
 
 
 @pytest.fixture

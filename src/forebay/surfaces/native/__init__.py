@@ -39,6 +39,7 @@ from forebay.surfaces.native.model_options import (
     seats_of,
     workers_of,
 )
+from forebay.surfaces.native.packing import recipe
 from forebay.surfaces.native.reloading import Reloading
 from forebay.surfaces.native.repositories import RepositoryTarget, is_repository, model_files, name_of, stock
 from forebay.surfaces.native.servings import serve_serving, serving_in
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from forebay.server.config import HttpConfig, Overrides
     from forebay.serving.models.model import Model, ModelSettings
     from forebay.serving.models.schema import WireType
+    from forebay.surfaces.container.recipe import Recipe
     from forebay.surfaces.contract import Options
     from forebay.types.devices import Device
     from forebay.workers.pool import Pool
@@ -71,11 +73,11 @@ class NativeSurface:
         """Tell whether the target is a Python file, with or without a class name, a model file, or a place of those."""
         return split_target(target)[0].suffix == ".py" or is_model_file(target) or is_repository(target)
 
-    def build(self, target: str | None, options: Options) -> Project:
+    def build(self, target: str, options: Options) -> Project:
         """Build an endpoint for each model of the target, and a door where others may attach.
 
         Args:
-            target: A Python file; None serves what a file names, and what attaches.
+            target: A Python file; an empty one serves what a file names, and what attaches.
             options: What the person says.
 
         Raises:
@@ -104,6 +106,10 @@ class NativeSurface:
             )
         return project
 
+    def recipe(self, target: str, options: Options) -> Recipe:
+        """Return what a container of the project needs; a bucket is only looked at where it is served."""
+        return recipe(target, options, lambda: self.build(target, options))
+
 
 def _finder(app: App, reloading: Reloading) -> Callable[[str, str], Served]:
     """Return what builds a version by its name: of a repository, or of what the project names."""
@@ -116,8 +122,8 @@ def _finder(app: App, reloading: Reloading) -> Callable[[str, str], Served]:
     return find
 
 
-def _entries(target: str | None, options: Options) -> list[TargetEntry]:
-    return [*options.entries] if target is None else [TargetEntry(target, options.overrides, options.given)]
+def _entries(target: str, options: Options) -> list[TargetEntry]:
+    return [TargetEntry(target, options.overrides, options.given)] if target else [*options.entries]
 
 
 class Built(NamedTuple):

@@ -19,7 +19,7 @@ from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.contract import Project
 from forebay.surfaces.nucleus.desk import Desk
-from forebay.surfaces.nucleus.readiness import Readiness
+from forebay.surfaces.nucleus.readiness import DEFAULT_FOLDER, Readiness
 from forebay.transports.server import Listener
 from forebay.types.call import ALONE
 from forebay.workers.frames import MAX_FRAME_BYTES
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from forebay.server.config import HttpConfig
+    from forebay.surfaces.container.recipe import Recipe
     from forebay.surfaces.contract import Options
     from forebay.surfaces.nucleus.config import Models, NucleusConfig
     from forebay.surfaces.nucleus.model_store import ModelStore
@@ -130,6 +131,24 @@ class NucleusSurface:
             on_ready=lambda: readiness.announce(pool.pids()),
             on_stop=readiness.clear,
             connect=connect,
+        )
+
+    def recipe(self, target: str, options: Options) -> Recipe:
+        """Return what a container of the project needs; its handler may still be missing."""
+        from forebay.surfaces.nucleus.config import read_config
+        from forebay.surfaces.nucleus.generate import recipe
+
+        path = Path(target)
+        config, warnings = read_config(path / CONFIG_FILE if path.is_dir() else path, serving=False)
+        if "port" in options.given:
+            config = msgspec.structs.replace(config, serve_port=options.http.port)
+        found = recipe(config, options.state_dir or DEFAULT_FOLDER)
+        return msgspec.structs.replace(
+            found,
+            has_keys=bool(options.http.api_keys),
+            workers=_processes(config, options),
+            drain_s=options.drain_s,
+            warnings=(*warnings, *found.warnings),
         )
 
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Container files for a project: Dockerfiles, and on request a compose file and a pod manifest.
+"""What a container of a Nucleus project needs, and the same steps for the interpreter at hand.
 
-The steps that install what a project depends on are written down once, in `steps`: an image runs them line by line, and
-`forebay nucleus prepare` runs them for the interpreter at hand. In an image each goes through `forebay nucleus exec`,
-which gives it the project's folder and variables; a shell could not hand on a value with quotes or newlines unharmed.
+In an image each step goes through `forebay nucleus exec`, which gives it the project's folder and variables; a shell
+could not hand on a value with quotes or newlines unharmed.
 """
 
 from __future__ import annotations
@@ -16,111 +15,119 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import yaml
 
-import forebay
 from forebay.errors import ConfigError
+from forebay.surfaces.container.dockerfile import CONDA_IMAGE, conda_base, dockerfile
+from forebay.surfaces.container.recipe import OLDEST_PYTHON, Recipe, Sidecar, called, inside
+from forebay.surfaces.container.steps import InstallStep, steps
 from forebay.surfaces.nucleus.config import DEFAULT_TFS_HOST, NucleusConfig, ServerSideBatching, not_yet
 from forebay.surfaces.nucleus.environment import LOG_CONFIG_FILE, TFS_PORT, handler_environment
+from forebay.surfaces.nucleus.readiness import DEFAULT_FOLDER, READY_FILE
 
 PROJECT = "/src/project"
 SHARED = "/mnt"
-READY_FILE = "/run/workspace/api_readiness.txt"
 TFS_MODELS_FILE = "/etc/tfs/model_config_server.conf"
 TFS_BATCHING_FILE = "/etc/tfs/batch_config.conf"
-
-OLDEST_PYTHON = (3, 11)
-"""What forebay itself runs on."""
-
-CONDA_IMAGE = "condaforge/miniforge3"
-CONDA_ENV = "/opt/conda/envs/env"
 
 _LOCAL_HOSTS = {"localhost", "127.0.0.1", "::1"}
 
 
-class InstallStep(msgspec.Struct, frozen=True):
-    """Something to install.
-
-    Attributes:
-        name: shell, conda or pip.
-        file: The file that says what, relative to the project.
-        commands: What does it, in the project's folder.
-    """
-
-    name: str
-    file: str
-    commands: tuple[tuple[str, ...], ...]
-
-
-class Generated(msgspec.Struct, frozen=True):
-    """A file to write, and what to tell about it."""
-
-    name: str
-    text: str
-
-
-def steps(config: NucleusConfig, pip: tuple[str, ...] = ("pip",)) -> list[InstallStep]:
-    """Return the installation steps of a project in their order; a file that is not there makes no step.
+def recipe(config: NucleusConfig, state: Path = DEFAULT_FOLDER) -> Recipe:
+    """Return what a container of a project needs.
 
     Args:
         config: The project.
-        pip: How pip is called.
+        state: The folder that tells when it is ready.
 
     Raises:
-        ConfigError: If a file lies outside the project, where no image could have it.
+        ConfigError: If a file that says what to install lies outside the project.
     """
-    files = config.dependencies
-    found = [
-        InstallStep("shell", files.shell, (("bash", "-e", files.shell),)),
-        InstallStep(
-            "conda",
-            files.conda,
-            (
-                ("conda", "config", "--append", "channels", "conda-forge"),
-                ("conda", "install", "-y", "--file", files.conda),
-            ),
+    version, warnings = _python_version(config)
+    warnings += [f"{key}: {text}, the image will not start" for key, text in not_yet(config).items()]
+    _steps(config)  # what is wrong with them is said now
+    base: tuple[str, ...] = ()
+    if config.gpu_version is not None:
+        kind = "devel" if config.gpu_version.development_image else "runtime"
+        cuda, cudnn = config.gpu_version.cuda, config.gpu_version.cudnn
+        image = f"FROM nvidia/cuda:{cuda}-cudnn{cudnn}-{kind}-ubuntu18.04"
+        base = tuple(conda_base(version, image, f"COPY --from={CONDA_IMAGE} /opt/conda /opt/conda"))
+    local = ("COPY pyproject.toml LICENSE /src/forebay/", "COPY src/ /src/forebay/src/", "/src/forebay")
+    models = config.served_models
+    sources = [] if models is None else [models.path, models.dir, *(one.path for one in models.paths or ())]
+    host = config.tfs_container_dns or DEFAULT_TFS_HOST
+    tfs = Sidecar(
+        name="tfs",
+        # On localhost, the handler finds TensorFlow Serving in its own network, as in a pod.
+        host="" if host in _LOCAL_HOSTS else host,
+        dockerfile=_tfs_dockerfile(config),
+        port=int(TFS_PORT),
+    )
+    variables = {
+        "PYTHONUNBUFFERED": "1",
+        "CORTEX_IMAGE_TYPE": _image_type(config),
+        "CORTEX_TF_SERVING_HOST": config.tfs_container_dns or "",
+        "CORTEX_LOG_CONFIG_FILE": LOG_CONFIG_FILE,
+        **({"CORTEX_TFS_VERSION": config.tfs_version or ""} if config.type == "tensorflow" else {}),
+        "CORTEX_MODEL_SERVER_CONFIG": _config_path(config),
+    }
+    batch = 1 if config.server_side_batching is None else config.server_side_batching.max_batch_size
+    is_grpc = config.protobuf_path is not None
+    return Recipe(
+        name=called(config.project_dir.name),
+        folder=config.project_dir,
+        home=PROJECT,
+        serve=("." if config.file.name == "nucleus.yaml" else config.file.name,),
+        base=base,
+        python=version,
+        variables=variables,
+        extras=(
+            "nucleus",
+            *(["grpc", "protos"] if is_grpc else []),
+            *(["buckets"] if any("://" in (source or "") for source in sources) else []),
         ),
-        InstallStep("pip", files.pip, ((*pip, "--no-cache-dir", "install", "-r", files.pip),)),
-    ]
-    for step in found:
-        if not _is_inside(config.project_dir / step.file, config.project_dir):
-            key = f"dependencies.{step.name}"
-            raise ConfigError(f"{config.file}: {key}: {step.file} is outside of the project, {config.project_dir}")
-    return [step for step in found if (config.project_dir / step.file).is_file()]
+        forebay=local if config.use_local_cortex_libs else (),
+        files=(config.dependencies.shell, config.dependencies.conda, config.dependencies.pip),
+        step=("forebay", "nucleus", "exec", "--config", _config_path(config), "--"),
+        http_port=None if is_grpc else config.serve_port,
+        grpc_port=config.serve_port if is_grpc else None,
+        ready=("ls", str(state / READY_FILE)),
+        writes=(SHARED, str(state)),
+        gpus=int(config.gpu),
+        workers=config.processes,
+        capacity=config.processes * max(config.threads_per_process, batch),
+        sidecars=(tfs,) if config.type == "tensorflow" and "tfs_container_dns" in config.given else (),
+        warnings=tuple(warnings),
+    )
 
 
-def generate(config: NucleusConfig, context: Path, *, compose: bool, pod: bool) -> tuple[list[Generated], list[str]]:
-    """Return the container files of a project, and warnings.
+def generate(config: NucleusConfig, context: Path) -> tuple[dict[str, str], list[str]]:
+    """Return the Dockerfiles of a project as the original names them, and warnings.
 
     Args:
         config: The project.
         context: The folder the image is built from; if the project is not in it, the project's folder.
-        compose: Whether to make a compose file as well.
-        pod: Whether to make a pod manifest as well.
     """
-    warnings: list[str] = []
-    root = context if _is_inside(config.project_dir, context) else config.project_dir
-    if root != context:
-        warnings.append(f"{config.project_dir} is not in {context}: build the image from {root}")
-    version, warning = _python_version(config)
-    warnings += warning
-    warnings += [f"{key}: {text}, the image will not start" for key, text in not_yet(config).items()]
-    files = [Generated("nucleus.Dockerfile", _handler_dockerfile(config, root, _relative(root, context), version))]
+    needed = recipe(config)
+    warnings = [*needed.warnings]
+    try:
+        root, source = context, inside(config.project_dir, context)
+    except ConfigError:
+        root, source = config.project_dir, "."
+        warnings.append(f"{root} is not in {context}: build the image from {root}")
+    where = Path(os.path.relpath(root, context)).as_posix()
+    build = f"docker build -f nucleus.Dockerfile -t {needed.name} {where}"
+    files = {"nucleus.Dockerfile": dockerfile(needed, build, source)}
     if config.type == "tensorflow":
-        files.append(Generated("nucleus-tfs.Dockerfile", _tfs_dockerfile(config)))
-    if compose:
-        files.append(Generated("nucleus.compose.yaml", _dump(_compose(config, root, context))))
-    if pod:
-        files.append(Generated("nucleus.pod.yaml", _dump(_pod(config))))
+        build = f"# docker build -f nucleus-tfs.Dockerfile -t {needed.name}-tfs ."
+        files["nucleus-tfs.Dockerfile"] = f"{build}\n{_tfs_dockerfile(config)}"
     return files, warnings
 
 
 def defaulted(config: NucleusConfig) -> str:
     """Return the configuration with every default filled in, as YAML."""
-    return _dump(config.defaulted())
+    return yaml.safe_dump(config.defaulted(), sort_keys=False, allow_unicode=True)
 
 
 def prepare(config: NucleusConfig, tell: Callable[[str], None]) -> None:
@@ -130,7 +137,7 @@ def prepare(config: NucleusConfig, tell: Callable[[str], None]) -> None:
         ConfigError: If a step fails; those after it are not run.
     """
     # -P: the working folder is the project's, and a `types.py` in it must not end pip.
-    for step in steps(config, (sys.executable, "-P", "-m", "pip")):
+    for step in _steps(config, (sys.executable, "-P", "-m", "pip")):
         if shutil.which(step.commands[0][0]) is None:
             raise ConfigError(
                 f"{step.file}: {step.commands[0][0]} is needed to install it and is not to be found in PATH"
@@ -155,80 +162,12 @@ def execute(config: NucleusConfig, command: Sequence[str]) -> int:
     return subprocess.run(list(command), executable=program, cwd=config.project_dir, env=env, check=False).returncode
 
 
-# The handler's image
-
-
-def _handler_dockerfile(config: NucleusConfig, root: Path, context: str, version: str) -> str:
-    found = steps(config)
-    has_conda = any(step.name == "conda" for step in found)
-    lines = [
-        f"# docker build -f nucleus.Dockerfile -t {_image(config)} {context}",
-        *_base(config, version, with_conda=has_conda),
-        "",
-        "ENV PYTHONUNBUFFERED=1 \\",
-        f"    CORTEX_IMAGE_TYPE={_image_type(config)} \\",
-        f"    CORTEX_TF_SERVING_HOST={_quoted(config.tfs_container_dns or '')} \\",
-        f"    CORTEX_LOG_CONFIG_FILE={LOG_CONFIG_FILE} \\",
-        *([f"    CORTEX_TFS_VERSION={config.tfs_version} \\"] if config.type == "tensorflow" else []),
-        f"    CORTEX_MODEL_SERVER_CONFIG={_quoted(_config_path(config))}",
-        "",
-        *_forebay(config),
-        "",
-        "WORKDIR " + PROJECT,
-        f"COPY {_copied(_relative(config.project_dir, root) + '/', PROJECT + '/')}",
-    ]
-    if any(step.name == "pip" and "git+" in _text(config, step) for step in found):
-        lines.append("RUN apt-get update && apt-get install -y --no-install-recommends git ca-certificates")
-    for step in found:
-        lines += [f"RUN {_in_project(config, command)}" for command in step.commands]
-    if found:
-        lines += ["# Whatever the steps above replaced or removed, forebay has what it needs.", *_forebay_again(config)]
-    target = PROJECT if config.file.name == "nucleus.yaml" else _config_path(config)
-    command = ["forebay", "serve", target, "--host", "0.0.0.0"]  # noqa: S104 - in a container only it is alone
-    lines += ["", f"EXPOSE {config.serve_port}", f"CMD {json.dumps(command)}", ""]
-    return "\n".join(lines)
-
-
-def _base(config: NucleusConfig, version: str, *, with_conda: bool) -> list[str]:
-    """Choose the image to begin with: Python's own, unless CUDA or conda packages are asked for."""
-    if config.gpu_version is None and not with_conda:
-        return [f"FROM python:{version}-slim"]
-    lines = [f"FROM {CONDA_IMAGE}"]
-    if config.gpu_version is not None:
-        kind = "devel" if config.gpu_version.development_image else "runtime"
-        cuda, cudnn = config.gpu_version.cuda, config.gpu_version.cudnn
-        lines = [
-            f"FROM nvidia/cuda:{cuda}-cudnn{cudnn}-{kind}-ubuntu18.04",
-            f"COPY --from={CONDA_IMAGE} /opt/conda /opt/conda",
-        ]
-    return [
-        *lines,
-        f"RUN /opt/conda/bin/conda create -y -p {CONDA_ENV} python={version} pip",
-        f"ENV CONDA_PREFIX={CONDA_ENV} \\",
-        f"    PATH={CONDA_ENV}/bin:/opt/conda/bin:$PATH",
-    ]
-
-
-def _forebay(config: NucleusConfig) -> list[str]:
-    if config.use_local_cortex_libs:
-        copies = ["COPY pyproject.toml LICENSE /src/forebay/", "COPY src/ /src/forebay/src/"]
-        return [*copies, *_forebay_again(config)]
-    return _forebay_again(config)
-
-
-def _forebay_again(config: NucleusConfig) -> list[str]:
-    local = config.use_local_cortex_libs
-    what = "/src/forebay[nucleus]" if local else f"forebay[nucleus]=={forebay.__version__}"
-    return [f'RUN python -m pip --no-cache-dir install "{what}"']
-
-
-def _in_project(config: NucleusConfig, command: Sequence[str]) -> str:
-    words = ["forebay", "nucleus", "exec", "--config", _config_path(config), "--", *command]
-    return " ".join(word if re.fullmatch(r"[\w@%+=:,./-]+", word) else _single_quoted(word) for word in words)
-
-
-def _text(config: NucleusConfig, step: InstallStep) -> str:
-    return (config.project_dir / step.file).read_text(encoding="utf-8", errors="replace")
+def _steps(config: NucleusConfig, pip: tuple[str, ...] = ("pip",)) -> list[InstallStep]:
+    files = config.dependencies
+    try:
+        return steps(config.project_dir, (files.shell, files.conda, files.pip), pip)
+    except ConfigError as error:
+        raise ConfigError(f"{config.file}: {error.message}") from error
 
 
 def _image_type(config: NucleusConfig) -> str:
@@ -248,9 +187,6 @@ def _python_version(config: NucleusConfig) -> tuple[str, list[str]]:
     return oldest, [f"py_version: forebay needs Python {oldest}, the image has that instead of {config.py_version}"]
 
 
-# The image of TensorFlow Serving
-
-
 def _tfs_dockerfile(config: NucleusConfig) -> str:
     streams = config.processes * config.threads_per_process + 10
     flags = [
@@ -261,7 +197,6 @@ def _tfs_dockerfile(config: NucleusConfig) -> str:
         f"--grpc_channel_arguments=grpc.max_concurrent_streams={streams}",
     ]
     lines = [
-        f"# docker build -f nucleus-tfs.Dockerfile -t {_image(config)}-tfs .",
         f"FROM tensorflow/serving:{config.tfs_version}{'-gpu' if config.gpu else ''}",
         "",
         f"RUN mkdir -p /etc/tfs && printf 'model_config_list {{\\n}}\\n' > {TFS_MODELS_FILE}",
@@ -288,93 +223,5 @@ def _tfs_batching(batching: ServerSideBatching, processes: int) -> list[str]:
     ]
 
 
-# Several containers
-
-
-def _compose(config: NucleusConfig, root: Path, context: Path) -> dict[str, Any]:
-    where = _relative(root, context)
-    dockerfile = "nucleus.Dockerfile" if root == context else str(context / "nucleus.Dockerfile")
-    handler: dict[str, Any] = {
-        "build": {"context": where, "dockerfile": dockerfile},
-        "image": _image(config),
-        "ports": [f"{config.serve_port}:{config.serve_port}"],
-        "healthcheck": {"test": ["CMD", "ls", READY_FILE], "interval": "5s"},
-    }
-    services: dict[str, Any] = {"handler": handler}
-    compose: dict[str, Any] = {"services": services}
-    if config.type == "tensorflow":
-        handler["volumes"] = [f"models:{SHARED}"]
-        host = config.tfs_container_dns or DEFAULT_TFS_HOST
-        # On localhost, the handler finds TensorFlow Serving in its own network, as in a pod.
-        near = host in _LOCAL_HOSTS
-        services["tfs" if near else host] = {
-            "build": {"context": ".", "dockerfile": "nucleus-tfs.Dockerfile"},
-            "image": _image(config) + "-tfs",
-            "volumes": [f"models:{SHARED}"],
-            **({"network_mode": "service:handler"} if near else {}),
-        }
-        compose["volumes"] = {"models": {}}
-    return compose
-
-
-def _pod(config: NucleusConfig) -> dict[str, Any]:
-    handler: dict[str, Any] = {
-        "name": "handler",
-        "image": _image(config),
-        "ports": [{"containerPort": config.serve_port}],
-        "readinessProbe": {"exec": {"command": ["ls", READY_FILE]}},
-    }
-    containers = [handler]
-    spec: dict[str, Any] = {"containers": containers}
-    if config.type == "tensorflow":
-        mounts = [{"name": "models", "mountPath": SHARED}]
-        handler["volumeMounts"] = mounts
-        tfs = {
-            "name": "tfs",
-            "image": _image(config) + "-tfs",
-            "ports": [{"containerPort": int(TFS_PORT)}],
-            "volumeMounts": [dict(mount) for mount in mounts],
-        }
-        containers.append(tfs)
-        spec["volumes"] = [{"name": "models", "emptyDir": {}}]
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": _image(config)}, "spec": spec}
-
-
-# Words of the files
-
-
-def _image(config: NucleusConfig) -> str:
-    """Name the image after the project's folder, in letters that are allowed there."""
-    name = re.sub(r"[^a-z0-9]+", "-", config.project_dir.name.lower()).strip("-")
-    return name[:50].strip("-") or "nucleus"
-
-
 def _config_path(config: NucleusConfig) -> str:
     return f"{PROJECT}/{config.file.name}"
-
-
-def _copied(source: str, target: str) -> str:
-    words = [source, target]
-    return " ".join(words) if re.fullmatch(r"[\w./-]+", source) else json.dumps(words)
-
-
-def _quoted(text: str) -> str:
-    if re.fullmatch(r"[\w./:-]*", text):
-        return text or '""'
-    return '"' + re.sub(r'([\\"$])', r"\\\1", text) + '"'
-
-
-def _single_quoted(word: str) -> str:
-    return "'" + word.replace("'", "'\"'\"'") + "'"
-
-
-def _relative(path: Path, start: Path) -> str:
-    return Path(os.path.relpath(path, start)).as_posix()
-
-
-def _is_inside(path: Path, folder: Path) -> bool:
-    return Path(os.path.normpath(path)).is_relative_to(os.path.normpath(folder))
-
-
-def _dump(data: Any) -> str:
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)

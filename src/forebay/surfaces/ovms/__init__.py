@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from forebay.surfaces.container.recipe import Recipe
     from forebay.surfaces.contract import Options, Project
     from forebay.surfaces.ovms.app import ServeFile
 
@@ -38,3 +39,12 @@ class OvmsSurface:
         from forebay.surfaces.ovms.app import project_of
 
         return project_of(Path(target), options, self._serve_file)
+
+    def recipe(self, target: str, options: Options) -> Recipe:
+        """Return what a container of the project needs."""
+        from forebay.surfaces.container.recipe import recipe_of
+
+        path = Path(target).absolute()
+        folder, inner = (path, ".") if path.is_dir() else (path.parent, path.name)
+        project = self.build(target, options)
+        return recipe_of(project, options, folder=folder, target=(inner,), extras=("ovms", "openvino"))

@@ -13,6 +13,7 @@ from forebay.server.yaml import load
 from forebay.surfaces.pipeline import script
 
 if TYPE_CHECKING:
+    from forebay.surfaces.container.recipe import Recipe
     from forebay.surfaces.contract import Options, Project
 
 _KEYS: Final = frozenset({"rpc_port", "dag", "op", "build_dag_each_worker"})
@@ -50,6 +51,16 @@ class PipelineSurface:
         with _told_what_to_install():
             from forebay.surfaces.pipeline.project import project_of
         return project_of(server, lambda: found, options)
+
+    def recipe(self, target: str, options: Options) -> Recipe:
+        """Return what a container of the project needs, which the script says."""
+        from forebay.surfaces.container.recipe import recipe_of
+        from forebay.surfaces.pipeline.logs import FOLDER
+
+        path = Path(target).absolute()
+        project = self.build(target, options)
+        writes = (f"/app/{FOLDER}", "/dev/shm")  # noqa: S108 - where large values are kept
+        return recipe_of(project, options, folder=path.parent, target=(path.name,), writes=writes)
 
 
 def serve(server: Any) -> int:

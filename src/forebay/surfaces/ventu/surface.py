@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from forebay.server.config import HttpConfig
+    from forebay.surfaces.container.recipe import Recipe
     from forebay.surfaces.contract import Options
 
 log = logging.getLogger("forebay")
@@ -102,6 +103,14 @@ class VentuSurface:
             summary=_summary(path, name, endpoint),
             warnings=_warnings(options),
         )
+
+    def recipe(self, target: str, options: Options) -> Recipe:
+        """Return what a container of the project needs."""
+        from forebay.surfaces.container.recipe import recipe_of
+
+        path, _ = _split(target)
+        inner = (target[len(str(path.parent)) + 1 :] if str(path.parent) != "." else target,)
+        return recipe_of(self.build(target, options), options, folder=path.absolute().parent, target=inner, protocol="")
 
 
 class _App(App):

@@ -36,6 +36,7 @@ class GrpcListener:
 
     Attributes:
         address: Host and port, once it is started.
+        port: The port that was asked for; 0 for any.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class GrpcListener:
             is_model_ready: What it tells of a model; None if there is none of that name.
         """
         self.address: tuple[str, int] | None = None
+        self.port = config.port
         self._config = config
         self._services = services
         self._is_ready = is_ready

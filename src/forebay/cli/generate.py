@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`forebay generate TARGET`: what a project needs to run in containers, as files."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.cli.flags import flags_for, told_in
+from forebay.cli.serve import add_options, options_of
+from forebay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from forebay.surfaces.container.recipe import Recipe
+
+DESCRIPTION = """\
+Write what a project needs to run in containers: a Dockerfile, a Compose file, Kubernetes manifests with a
+HorizontalPodAutoscaler on forebay's own metrics, and an InferenceService of KServe. TARGET is what `forebay serve`
+takes. The project is checked first, as by `forebay check`.
+
+What the project needs besides is installed from its requirements.txt, conda-packages.txt and dependencies.sh, if they
+are there; without requirements.txt, from its setup.py. Wheels in its folder wheels/ are used. A private index is named
+by a secret: docker build --secret id=pip.conf,src=pip.conf
+
+Settings of `forebay serve` that are given here are those of the server in the container, and so are their paths.
+"""
+
+_NEVER: Final = frozenset({"host", "config", "api_keys", "secret"})
+"""What containers are told in another way, or have no use for."""
+_IMPORTED: Final = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "generate",
+        help="write a Dockerfile, a Compose file and Kubernetes manifests for a target",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    files = parser.add_argument_group("files")
+    files.add_argument("-o", "--output", type=Path, metavar="FOLDER", help="where they go (deploy/ in the project)")
+    files.add_argument("--force", action="store_true", help="overwrite files that are there")
+    files.add_argument("--image", metavar="NAME:TAG", help="what the image is called (the folder's name, :1)")
+    files.add_argument("--python-version", metavar="VERSION", help="its Python (this one's, or what the project says)")
+    files.add_argument(
+        "--replicas", type=_some, default=2, metavar="N", help="pods, and under load four times as many (2)"
+    )
+    add_options(parser)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def _some(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        msg = f"{text!r} is not possible, a whole number of at least 1 is needed"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Write the files and say so."""
+    import msgspec
+
+    from forebay.surfaces import recipe as recipe_for
+    from forebay.surfaces.container.files import Wanted, files_of, next_commands, write
+
+    options = options_of(parsed, {})
+    recipe = recipe_for(options.target, options)
+    recipe = msgspec.structs.replace(
+        recipe,
+        serve=(*recipe.serve, *flags_for(told_in(parsed), _NEVER)),
+        python=parsed.python_version or recipe.python,
+    )
+    output = parsed.output or (recipe.folder or Path.cwd()) / "deploy"
+    wanted = Wanted(output, _image(parsed.image or recipe.name), parsed.replicas)
+    files = files_of(recipe, wanted)
+    write(files, output, force=parsed.force)
+    for warning in [*options.warnings, *recipe.warnings, *_doubts(recipe)]:
+        sys.stderr.write(f"forebay: warning: {warning}\n")
+    sys.stdout.write(f"{output}: {', '.join(files)}\n\n")
+    sys.stdout.writelines(f"  {command}\n" for command in next_commands(recipe, wanted))
+    return 0
+
+
+def _image(name: str) -> str:
+    """Return the name of an image with its tag.
+
+    Raises:
+        ConfigError: If it is none.
+    """
+    tagged = name if ":" in name.rpartition("/")[2] else f"{name}:1"
+    if re.fullmatch(r"[a-z0-9][\w.:-]*(/[a-z0-9][\w.-]*)*:\w[\w.-]*", tagged) is None:
+        msg = f"--image: a name such as registry.example/team/my-model:1 is needed, found {name!r}"
+        raise ConfigError(msg)
+    return tagged
+
+
+def _doubts(recipe: Recipe) -> list[str]:
+    """Say what the project imports, if nothing says what to install."""
+    if recipe.folder is None or any((recipe.folder / one).is_file() for one in (*recipe.files, "setup.py")):
+        return []
+    files = [file for file in recipe.folder.glob("*.py") if not file.name.startswith("test_")]
+    found = {name for file in files for name in _IMPORTED.findall(file.read_text(errors="replace"))}
+    here = {path.stem for path in recipe.folder.iterdir()}
+    names = sorted(found - sys.stdlib_module_names - here - {"forebay", "msgspec"})
+    if not names:
+        return []
+    return [f"{', '.join(names)}: imported by the project, which has no requirements.txt: the image will not have it"]

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Dockerfile of a project: what changes seldom stands above what changes often, and the server is not root."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import forebay
+from forebay.surfaces.container.recipe import Recipe
+from forebay.surfaces.container.steps import InstallStep, steps
+
+CONDA_IMAGE: Final = "condaforge/miniforge3:24.9.2-0"
+ENVIRONMENT: Final = "/opt/venv"
+USER: Final = 10001
+
+_PLAIN: Final = re.compile(r"[\w@%+=:,./-]+")
+_INDEX: Final = "--mount=type=secret,id=pip.conf,target=/etc/pip.conf"
+"""A private index is told to one command, and to no layer."""
+
+
+def dockerfile(recipe: Recipe, build: str, source: str = ".") -> str:
+    """Return the Dockerfile.
+
+    Args:
+        recipe: What the image needs.
+        build: The command that builds it.
+        source: The project's folder, seen from where the image is built.
+    """
+    found = [] if recipe.folder is None else steps(recipe.folder, recipe.files)
+    variables = {**recipe.variables, "FOREBAY_HOST": "0.0.0.0"}  # noqa: S104 - in a container only it is alone
+    wheels: list[str] = []
+    if recipe.folder is not None and (recipe.folder / "wheels").is_dir():
+        variables["PIP_FIND_LINKS"] = f"{recipe.home}/wheels"
+        wheels = [_copy(f"{source}/wheels/", f"{recipe.home}/wheels/")]
+    is_named = any(re.search(r"^forebay\b", step.text, re.MULTILINE) for step in found)
+    project = [_copy(f"{source}/", f"{recipe.home}/", f"--chown={USER} ")]
+    is_early = bool(found) and (bool(recipe.step) or any(step.needs for step in found))
+    # Only what the steps read, so that a change of the code installs nothing anew.
+    files = [_copy(f"{source}/{step.file}", f"{recipe.home}/{step.file}") for step in found]
+    lines = [
+        f"# {build}",
+        *(recipe.base or _base(recipe.python, with_conda=any(step.name == "conda" for step in found))),
+        *_system(found),
+        f"RUN useradd --uid {USER} --no-log-init --no-create-home --home-dir /tmp forebay",
+        "ENV " + " \\\n    ".join(f"{name}={_quoted(value)}" for name, value in variables.items()),
+        *wheels,
+        *([] if is_named and not recipe.step else _forebay(recipe, is_named=False)),
+        "",
+        f"WORKDIR {recipe.home}",
+        *(project if is_early else files),
+        *(f"RUN {_INDEX} {_words([*recipe.step, *one])}" for step in found for one in step.commands),
+    ]
+    if found and not (is_named and not recipe.extras):
+        lines += ["# Whatever the steps above replaced or removed, forebay has what it needs."]
+        lines += _forebay(recipe, is_named=is_named)[-1:]
+    lines += project if recipe.folder is not None and not is_early else []
+    if recipe.writes:
+        lines += ["", f"RUN mkdir -p {_words(recipe.writes)} && chown {USER} {_words(recipe.writes)}"]
+    ports = " ".join(str(port) for port in (recipe.http_port, recipe.grpc_port) if port is not None)
+    lines += ["", f"USER {USER}", f"EXPOSE {ports}"]
+    lines += ["HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \\"]
+    lines += [f"    CMD {json.dumps(health(recipe))}"]
+    arguments = ["--", *recipe.arguments] if recipe.arguments else []
+    return "\n".join([*lines, f"CMD {json.dumps(['forebay', 'serve', *recipe.serve, *arguments])}", ""])
+
+
+def health(recipe: Recipe) -> list[str]:
+    """Return the command that tells whether the server in this container is ready."""
+    if recipe.ready:
+        return list(recipe.ready)
+    if recipe.http_port is not None:
+        asks = f"r.urlopen('http://127.0.0.1:{recipe.http_port}/readyz', timeout=4"
+        if recipe.is_tls:
+            asks = f"{asks.replace('http:', 'https:')}, context=__import__('ssl')._create_unverified_context()"
+        return ["python", "-c", f"import urllib.request as r; {asks})"]
+    call = f"h.HealthStub(g.insecure_channel('127.0.0.1:{recipe.grpc_port}')).Check(m.HealthCheckRequest(), timeout=4)"
+    imports = "import grpc as g, grpc_health.v1.health_pb2 as m, grpc_health.v1.health_pb2_grpc as h"
+    return ["python", "-c", f"{imports}; assert {call}.status == 1"]
+
+
+def _base(python: str, *, with_conda: bool) -> list[str]:
+    if with_conda:
+        return conda_base(python, f"FROM {CONDA_IMAGE}")
+    return [f"FROM python:{python}-slim", f"RUN python3 -m venv {ENVIRONMENT}", f"ENV PATH={ENVIRONMENT}/bin:$PATH"]
+
+
+def conda_base(python: str, *before: str) -> list[str]:
+    """Return the first lines of an image whose Python is one of conda's, after those that bring conda."""
+    return [
+        *before,
+        f"RUN /opt/conda/bin/conda create -y -p {ENVIRONMENT} python={python} pip",
+        f"ENV CONDA_PREFIX={ENVIRONMENT} \\",
+        f"    PATH={ENVIRONMENT}/bin:/opt/conda/bin:$PATH",
+    ]
+
+
+def _system(found: Sequence[InstallStep]) -> list[str]:
+    if not any(step.name == "pip" and "git+" in step.text for step in found):
+        return []
+    return [
+        "# hadolint ignore=DL3008",
+        "RUN apt-get update && apt-get install -y --no-install-recommends git ca-certificates \\",
+        "    && rm -rf /var/lib/apt/lists/*",
+    ]
+
+
+def _forebay(recipe: Recipe, *, is_named: bool) -> list[str]:
+    """Return the lines that install forebay, of which the last one can be run again."""
+    extras = f"[{','.join(recipe.extras)}]" if recipe.extras else ""
+    if recipe.forebay:
+        *before, folder = recipe.forebay
+        return [*before, f'RUN {_INDEX} pip --no-cache-dir install "{folder}{extras}"']
+    # The requirements say which release where they name it.
+    release = "" if is_named else f"=={forebay.__version__}"
+    return [f'RUN {_INDEX} pip --no-cache-dir install "forebay{extras}{release}"']
+
+
+def _copy(source: str, target: str, more: str = "") -> str:
+    words = [source if source == "./" else source.removeprefix("./"), target]
+    return f"COPY {more}" + (" ".join(words) if all(map(_PLAIN.fullmatch, words)) else json.dumps(words))
+
+
+def _words(words: Sequence[str]) -> str:
+    return " ".join(word if _PLAIN.fullmatch(word) else _single_quoted(word) for word in words)
+
+
+def _quoted(text: str) -> str:
+    if re.fullmatch(r"[\w./:-]*", text):
+        return text or '""'
+    return '"' + re.sub(r'([\\"$])', r"\\\1", text) + '"'
+
+
+def _single_quoted(word: str) -> str:
+    return "'" + word.replace("'", "'\"'\"'") + "'"

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a container of a project needs, whatever kind of project it is."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from forebay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from forebay.surfaces.contract import Options, Project
+
+OLDEST_PYTHON: Final = (3, 11)
+"""What forebay itself runs on."""
+
+PRE_STOP_S: Final = 5
+"""How long a pod that goes takes new requests, until every node has heard of it."""
+AFTER_DRAIN_S: Final = 10
+"""How long after the drain whoever stops a container waits until it kills."""
+
+
+class Sidecar(msgspec.Struct, frozen=True, kw_only=True):
+    """A container beside that of the project, which shares the first folder that the project writes to.
+
+    Attributes:
+        name: What it is called.
+        host: What the project calls it; empty where it is in the project's own network.
+        dockerfile: The text of its Dockerfile.
+        port: Where it listens.
+    """
+
+    name: str
+    host: str
+    dockerfile: str
+    port: int
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+    """What a container of a project needs.
+
+    Attributes:
+        name: What it is called, in letters that are allowed everywhere.
+        folder: The project's folder; None where there is nothing to copy.
+        home: Where the project lies in the image.
+        serve: What follows `forebay serve` there.
+        arguments: What a script that is served finds in `sys.argv`.
+        base: The first lines of the Dockerfile; none take the usual ones.
+        python: Its Python.
+        variables: Variables of the environment of the image.
+        extras: Which of forebay's extras are installed.
+        forebay: What pip installs instead of a release, with the lines that bring it; empty for a release.
+        files: The files that say what to install besides: for a shell, for conda, for pip.
+        step: What runs a step of the installation, and has nothing but the project before it; empty for the shell.
+        http_port: The port of HTTP, with `/readyz` and `/metrics`; None if there is none.
+        grpc_port: The port of gRPC; None if there is none.
+        is_tls: Whether both speak TLS.
+        protocol: What of KServe's protocols it speaks.
+        ready: A command that tells whether the server is ready; none asks its port.
+        has_keys: Whether a request needs a key.
+        writes: Folders that it writes to, beside /tmp.
+        gpus: How many it needs.
+        workers: How many workers it has.
+        capacity: How many requests the endpoint that has room for the fewest answers at a time.
+        drain_s: Time that open requests have to end.
+        sidecars: Containers beside it.
+        warnings: What is odd about it.
+    """
+
+    name: str
+    folder: Path | None
+    home: str = "/app"
+    serve: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+    base: tuple[str, ...] = ()
+    python: str = ".".join(map(str, OLDEST_PYTHON))
+    variables: Mapping[str, str] = {}
+    extras: tuple[str, ...] = ()
+    forebay: tuple[str, ...] = ()
+    files: tuple[str, str, str] = ("dependencies.sh", "conda-packages.txt", "requirements.txt")
+    step: tuple[str, ...] = ()
+    http_port: int | None = None
+    grpc_port: int | None = None
+    is_tls: bool = False
+    protocol: str = "v2"
+    ready: tuple[str, ...] = ()
+    has_keys: bool = False
+    writes: tuple[str, ...] = ()
+    gpus: int = 0
+    workers: int = 1
+    capacity: int = 1
+    drain_s: float = 30.0
+    sidecars: tuple[Sidecar, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def recipe_of(
+    project: Project | None,
+    options: Options,
+    *,
+    folder: Path | None,
+    target: Sequence[str],
+    extras: Sequence[str] = (),
+    protocol: str = "v2",
+    writes: Sequence[str] = (),
+) -> Recipe:
+    """Return what a container of a project needs.
+
+    Args:
+        project: It; None for one that is only looked at where it is served.
+        options: What was said.
+        folder: Where it lies.
+        target: What is served, for `forebay serve` in that folder.
+        extras: Which of forebay's extras it needs.
+        protocol: What of KServe's protocols it speaks.
+        writes: Folders that it writes to.
+
+    Raises:
+        ConfigError: If it cannot be served so.
+    """
+    from forebay.transports.grpc.listener import GrpcListener
+
+    http = options.http if project is None else project.http
+    has_http = project is None or project.asgi is not None
+    if has_http and not options.extra_routes:
+        msg = "--no-extra-routes: who runs containers asks /readyz whether they are ready; leave it away"
+        raise ConfigError(msg)
+    listeners = [] if project is None else project.listeners
+    grpc = next((one.port for one in listeners if isinstance(one, GrpcListener)), options.grpc.port)
+    if 0 in {http.port if has_http else None, options.grpc.port}:
+        msg = "port 0 is any that is free, and a container opens one that is known; say which"
+        raise ConfigError(msg)
+    endpoints = [] if project is None else [served.endpoint for served in project.app.served.values()]
+    pools = [(endpoint.pool.statistics(), endpoint.batching.max_size) for endpoint in endpoints]
+    devices = {device for statistics, _ in pools for device in statistics.devices if not device.startswith("cpu")}
+    return Recipe(
+        name=called(folder.name if folder is not None else target[0].rstrip("/").rpartition("/")[2]),
+        folder=folder,
+        serve=tuple(target),
+        arguments=options.arguments,
+        python=f"{sys.version_info.major}.{sys.version_info.minor}",
+        extras=tuple(sorted({*extras, *([] if grpc is None else ["grpc"]), *(["otel"] if options.otel else [])})),
+        http_port=http.port if has_http else None,
+        grpc_port=http.port + 1 if grpc == 0 else grpc,
+        is_tls=bool(http.certfile),
+        protocol=protocol,
+        has_keys=bool(http.api_keys),
+        writes=tuple(writes),
+        gpus=len(devices),
+        workers=max((statistics.slots for statistics, _ in pools), default=options.overrides.workers or 1),
+        capacity=min((statistics.slots * size for statistics, size in pools), default=32),
+        drain_s=options.drain_s,
+        warnings=() if project is None else tuple(project.warnings),
+    )
+
+
+def called(name: str) -> str:
+    """Return a name in the letters that images and clusters allow, which is never empty."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:50].strip("-") or "model"
+
+
+def inside(path: str | Path, folder: Path) -> str:
+    """Return a path as it is called from the folder that an image gets.
+
+    Raises:
+        ConfigError: If it lies outside, where no image could have it.
+    """
+    found = os.path.relpath(path, folder)
+    if found == os.pardir or found.startswith(os.pardir + os.sep):
+        msg = f"{path} lies outside of {folder}, which is all that the image has; move it there"
+        raise ConfigError(msg)
+    return Path(found).as_posix()

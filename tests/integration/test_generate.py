@@ -1,0 +1,491 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`forebay generate`, for every kind of project: what it writes fits the schemas of others, and what it runs runs."""
+
+import concurrent.futures
+import contextlib
+import io
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.conftest import FOREBAY, Server
+
+from forebay.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENTS = ROOT / ".venv/environments"
+MODEL = """
+import forebay
+
+class Shout(forebay.Model):
+    max_batch_size = 8
+    def predict(self, batch: list[str]) -> list[str]:
+        return [text.upper() for text in batch]
+
+class Count(forebay.Model):
+    def predict(self, batch: list[str]) -> list[int]:
+        return [len(text) for text in batch]
+"""
+GRAPH = (
+    MODEL
+    + """
+shout, count = forebay.node(Shout), forebay.node(Count)
+
+@forebay.compose
+def both(text: str) -> int:
+    return count(shout(text))
+"""
+)
+SERVING = """
+from forebay import Serving
+double = Serving.jit(lambda x: x * 2)
+"""
+HANDLER = "class Handler:\n    def handle_get(self):\n        return 'here'\n"
+PROTO = """
+syntax = "proto3";
+message Word { string text = 1; }
+service Words { rpc Say (Word) returns (Word); }
+"""
+PIPELINE = """
+from paddle_serving_server.pipeline import Op, PipelineServer, RequestOp, ResponseOp
+server = PipelineServer("words")
+server.set_response_op(ResponseOp(input_ops=[Op(name="say", input_ops=[RequestOp()])]))
+server.prepare_server("config.yml")
+server.run_server()
+"""
+VENTU = """
+from pydantic.v1 import BaseModel
+from ventu import Ventu
+
+class Text(BaseModel):
+    text: str
+
+class Length(BaseModel):
+    n: int
+
+class Lengths(Ventu):
+    def inference(self, data):
+        return data.text
+    def batch_inference(self, batch):
+        return batch
+    def postprocess(self, data):
+        return {"n": len(data)}
+
+model = Lengths(Text, Length)
+"""
+
+
+def onnx_model():
+    onnx = pytest.importorskip("onnx")
+    helper, float_ = onnx.helper, onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        [helper.make_node("Neg", ["x"], ["y"])],
+        "negated",
+        [helper.make_tensor_value_info("x", float_, ["n", 2])],
+        [helper.make_tensor_value_info("y", float_, ["n", 2])],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString()
+
+
+NUCLEUS = {"nucleus.yaml": "type: python\npath: handler.py\npy_version: '3.11'\n", "handler.py": HANDLER}
+KINDS = {
+    "file": (["model.py:Shout", "--grpc-port", "9000", "--workers", "2"], {"model.py": MODEL}),
+    "configured": (
+        ["."],
+        {"forebay.yaml": "models:\n  - target: model.py\n    workers: 3\nhttp:\n  port: 8181\n", "model.py": MODEL},
+    ),
+    "model-file": (["net.onnx"], {"net.onnx": onnx_model}),
+    "graph": (["graph.py"], {"graph.py": GRAPH}),
+    "serving": (["serving.py:double"], {"serving.py": SERVING}),
+    "repository": (["."], {"net/1/model.onnx": onnx_model}),
+    "bucket": (["s3://bucket/some/models", "-o", "deploy"], {}),
+    "nucleus": (["."], NUCLEUS),
+    "nucleus-rpc": (
+        ["nucleus.yaml"],
+        {**NUCLEUS, "nucleus.yaml": NUCLEUS["nucleus.yaml"] + "protobuf_path: words.proto\n", "words.proto": PROTO},
+    ),
+    "pipeline": (["server.py"], {"server.py": PIPELINE, "config.yml": "rpc_port: 18090\nhttp_port: 18080\n"}),
+    "ventu": (["lengths.py:model"], {"lengths.py": VENTU}),
+    "ovms": (["."], {one.name: one.read_bytes for one in sorted((ROOT / "examples/ovms-incrementer").iterdir())}),
+}
+SERVED = sorted(set(KINDS) - {"bucket", "nucleus-rpc"})
+
+
+def run(*command, **more):
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=120, check=False, **more)
+
+
+def generate(folder, *arguments):
+    """Generates in this process, which has imported all of it already."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            status = main(["generate", *map(str, arguments)])
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+    return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
+
+
+def lay(folder, files):
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        made: Any = content() if callable(content) else content
+        (folder / name).write_bytes(made if isinstance(made, bytes) else made.encode())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def projects(tmp_path_factory):
+    """The folders of all kinds of projects, with what was generated in `deploy`."""
+    above = tmp_path_factory.mktemp("projects")
+
+    def make(kind):
+        arguments, files = KINDS[kind]
+        (above / kind).mkdir()
+        done = run(*FOREBAY, "generate", *arguments, cwd=lay(above / kind, files))
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+        assert f"docker build -f deploy/Dockerfile -t {'models' if kind == 'bucket' else kind}:1 " in done.stdout
+        return above / kind
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        return dict(zip(KINDS, pool.map(make, KINDS), strict=True))
+
+
+def documents(folder, name):
+    return [*yaml.safe_load_all((folder / "deploy" / name).read_text())]
+
+
+def lines_of(folder):
+    """The instructions of the Dockerfile, by their first word."""
+    text = (folder / "deploy/Dockerfile").read_text()
+    return [line.split(None, 1) for line in text.replace("\\\n", " ").splitlines() if line and line[0] != "#"]
+
+
+def command_of(folder):
+    return json.loads(lines_of(folder)[-1][1])
+
+
+@pytest.fixture
+def checker():
+    def find(program, environment="deploy"):
+        path = ENVIRONMENTS / environment / "bin" / program
+        if not path.exists():
+            pytest.skip(f"no environment with schemas: make environment NAME={environment}")
+        return path
+
+    return find
+
+
+def test_dockerfiles_have_no_fault_that_hadolint_knows(projects, checker):
+    result = run(checker("hadolint"), *(folder / "deploy/Dockerfile" for folder in projects.values()))
+    assert (result.returncode, result.stdout) == (0, "")
+
+
+def test_compose_files_fit_their_schema(projects, checker):
+    files = [folder / "deploy/compose.yaml" for folder in projects.values()]
+    result = run(checker("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", *files)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_manifests_fit_their_schemas(projects, checker):
+    names = ("deployment.yaml", "service.yaml", "autoscaling.yaml")
+    files = [folder / "deploy/kubernetes" / name for folder in projects.values() for name in names]
+    result = run(checker("kubernetes-validate"), "--strict", *files)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert (result.stderr + result.stdout).count("passed for resource") == 4 * len(projects)
+
+
+FITS = """
+import sys, yaml, kserve
+from kubernetes.client import models
+
+def check(data, kind, path):
+    if kind.startswith("list["):
+        return [check(one, kind[5:-1], f"{path}[]") for one in data]
+    if kind.startswith("dict("):
+        return [check(one, kind[5:-1].split(", ")[1], f"{path}.*") for one in data.values()]
+    found = getattr(kserve, kind, None) or getattr(models, kind, None)
+    if found is None:
+        kinds = {"str": str, "int": int, "bool": bool, "float": (int, float)}
+        assert kind not in kinds or isinstance(data, kinds[kind]), f"{path}: {data!r} is no {kind}"
+        return
+    names = {given: own for own, given in found.attribute_map.items()}
+    for key, value in data.items():
+        assert key in names, f"{path}: {kind} has no {key}"
+        check(value, found.openapi_types[names[key]], f"{path}.{key}")
+    found(**{names[key]: value for key, value in data.items()})  # says what is missing
+
+for file in sys.argv[1:]:
+    check(yaml.safe_load(open(file)), "V1beta1InferenceService", file)
+"""
+
+
+def test_inference_services_fit_kserves_own_models(projects, checker):
+    result = run(checker("python", "kserve"), "-c", FITS, *(one / "deploy/kserve.yaml" for one in projects.values()))
+    assert result.returncode == 0, result.stderr[-500:]
+
+
+def test_kustomize_builds_the_base(projects):
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("no kubectl here")
+    result = run(kubectl, "kustomize", projects["file"] / "deploy/kubernetes")
+    assert result.returncode == 0, result.stderr
+    kinds = {one["kind"] for one in yaml.safe_load_all(result.stdout)}
+    assert kinds == {"Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget"}
+
+
+def test_the_rule_of_the_adapter_is_a_query(projects, tmp_path):
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool (Debian: apt-get install prometheus)")
+    (rule,) = documents(projects["file"], "prometheus-adapter.yaml")[0]["rules"]["custom"]
+    metric = rule["name"]["as"]
+    query = rule["metricsQuery"]
+    for said, meant in {"<<.Series>>": metric, "<<.LabelMatchers>>": 'pod="a"', "<<.GroupBy>>": "pod"}.items():
+        query = query.replace(said, meant)
+    rules = {"groups": [{"name": "a", "rules": [{"record": "a", "expr": query}]}]}
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
+    result = run(promtool, "check", "rules", tmp_path / "rules.yaml")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_what_the_image_runs_answers_the_probes_and_has_the_metric_it_is_scaled_by(projects, kind, tmp_path):
+    folder = projects[kind]
+    _, *arguments = command_of(folder)
+    more = ["--state-dir", str(tmp_path)] if kind == "nucleus" else []
+    environment = {"FOREBAY_REPOSITORY_POLL_S": "0"} if kind == "repository" else {}
+    ports = ["--grpc-port", "0"] if kind in {"file", "pipeline"} else []
+    server = Server(None, *more, *ports, command=["env", "-C", str(folder), *FOREBAY, *arguments], env=environment)
+    try:
+        server.wait_ready()
+        (container,) = documents(folder, "kubernetes/deployment.yaml")[0]["spec"]["template"]["spec"]["containers"]
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            asks = container[probe]
+            if "exec" in asks:
+                asked = [one.replace("/run/workspace", str(tmp_path)) for one in asks["exec"]["command"]]
+                assert run(*asked).returncode == 0
+            else:
+                assert asks["httpGet"]["port"] == "http"
+                assert server.client.get(asks["httpGet"]["path"]).status_code == 200
+        scaler, _ = documents(folder, "kubernetes/autoscaling.yaml")
+        (scales,) = scaler["spec"]["metrics"]
+        assert f"\n{scales['pods']['metric']['name']}{{" in server.client.get("/metrics").text
+    finally:
+        server.stop()
+
+
+def test_what_only_its_kind_knows(projects):
+    def pod(kind):
+        spec = documents(projects[kind], "kubernetes/deployment.yaml")[0]["spec"]["template"]["spec"]
+        return spec, spec["containers"][0]
+
+    def installed(kind):
+        (words,) = {rest for word, rest in lines_of(projects[kind]) if word == "RUN" and '"forebay' in rest}
+        return words.rpartition('"forebay')[2].partition("=")[0]
+
+    assert command_of(projects["file"]) == [
+        "forebay",
+        "serve",
+        "model.py:Shout",
+        "--workers",
+        "2",
+        "--grpc-port",
+        "9000",
+    ]
+    assert [one["name"] for one in pod("file")[1]["ports"]] == ["http", "grpc"]
+    scaler = documents(projects["file"], "kubernetes/autoscaling.yaml")[0]["spec"]
+    assert scaler["metrics"][0]["pods"]["target"] == {"type": "AverageValue", "averageValue": "16"}
+    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (2, 8)
+    assert installed("file") == "[grpc]"
+    assert command_of(projects["configured"]) == ["forebay", "serve", "."]
+    assert pod("configured")[1]["ports"] == [{"name": "http", "containerPort": 8181}]
+    assert pod("configured")[1]["resources"]["requests"]["cpu"] == "3"
+    assert installed("model-file") == "[onnx]"
+    assert command_of(projects["bucket"])[2:] == ["s3://bucket/some/models", "--repository-folder", "/models"]
+    assert installed("bucket") == "[buckets,onnx,openvino]"
+    assert {"name": "models", "mountPath": "/models"} in pod("bucket")[1]["volumeMounts"]
+    assert not any(word == "COPY" for word, _ in lines_of(projects["bucket"]))
+    assert command_of(projects["pipeline"]) == ["forebay", "serve", "server.py"]
+    assert [one["containerPort"] for one in pod("pipeline")[1]["ports"]] == [18080, 18090]
+    assert {"name": "dev-shm", "emptyDir": {"medium": "Memory"}} in pod("pipeline")[0]["volumes"]
+    assert command_of(projects["ventu"]) == ["forebay", "serve", "lengths.py:model"]
+    assert installed("ovms") == "[openvino,ovms]"
+    assert installed("nucleus-rpc") == "[nucleus,grpc,protos]"
+    (scaled,) = documents(projects["nucleus-rpc"], "kubernetes/autoscaling.yaml")[0]["spec"]["metrics"]
+    assert scaled["resource"]["name"] == "cpu"  # its one port speaks gRPC, and has no metrics
+    spoken = {
+        kind: [one["value"] for one in container["env"] if one["name"] == "PROTOCOL"]
+        for kind in ("file", "ventu", "nucleus-rpc")
+        for container in documents(projects[kind], "kserve.yaml")[0]["spec"]["predictor"]["containers"]
+    }
+    assert spoken == {"file": ["v2"], "ventu": [], "nucleus-rpc": []}
+
+
+def test_whoever_stops_a_server_waits_longer_than_its_drain(projects, tmp_path):
+    done = generate(projects["file"], "model.py", "--drain-s", "50", "-o", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    deployment = yaml.safe_load((tmp_path / "out/kubernetes/deployment.yaml").read_text())
+    pod = deployment["spec"]["template"]["spec"]
+    sleeps = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pod["terminationGracePeriodSeconds"] > sleeps + 50 + 2  # two seconds after the drain the server just ends
+    service = yaml.safe_load((tmp_path / "out/compose.yaml").read_text())["services"]["model"]
+    assert int(service["stop_grace_period"].rstrip("s")) > 52
+    assert (tmp_path / "out" / service["build"]["context"]).resolve() == projects["file"]
+    assert (projects["file"] / service["build"]["dockerfile"]).resolve() == tmp_path / "out/Dockerfile"
+
+
+def test_keys_are_secrets_and_in_no_file(tmp_path):
+    lay(tmp_path, {"model.py": MODEL, "keys.txt": "very-secret\n"})
+    done = generate(tmp_path, "model.py", "--api-key", "@keys.txt", "--api-key", "hidden")
+    assert done.returncode == 0, done.stderr
+    assert "kubectl create secret generic" in done.stdout
+    texts = "".join(file.read_text() for file in (tmp_path / "deploy").rglob("*") if file.is_file())
+    assert "very-secret" not in texts
+    assert "hidden" not in texts
+    assert "keys.txt" in (tmp_path / "deploy/Dockerfile.dockerignore").read_text().splitlines()
+    (container,) = documents(tmp_path, "kserve.yaml")[0]["spec"]["predictor"]["containers"]
+    assert {"name": "FOREBAY_API_KEY", "value": "@/run/secrets/api_keys"} in container["env"]
+    assert "secrets" in documents(tmp_path, "compose.yaml")[0]
+
+
+def test_gpus_are_counted_by_the_devices(tmp_path, checker):
+    lay(tmp_path, {"model.py": MODEL})
+    assert generate(tmp_path, "model.py", "--devices", "cuda:0,cuda:1").returncode == 0
+    (container,) = documents(tmp_path, "kserve.yaml")[0]["spec"]["predictor"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 2
+    asked = documents(tmp_path, "compose.yaml")[0]["services"]["model"]["deploy"]["resources"]["reservations"]
+    assert asked["devices"] == [{"driver": "nvidia", "count": 2, "capabilities": ["gpu"]}]
+    file = tmp_path / "deploy/compose.yaml"
+    result = run(checker("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", file)
+    assert result.returncode == 0, result.stdout
+
+
+def test_nothing_is_overwritten_unless_forced(tmp_path):
+    lay(tmp_path, {"model.py": MODEL})
+    assert generate(tmp_path, "model.py").returncode == 0
+    assert generate(tmp_path, "model.py").returncode == 0  # the same again
+    dockerfile = tmp_path / "deploy/Dockerfile"
+    ours = dockerfile.read_text()
+    dockerfile.write_text("mine\n")
+    compose = (tmp_path / "deploy/compose.yaml").read_text()
+    done = generate(tmp_path, "model.py", "--drain-s", "3")
+    assert done.returncode == 2
+    assert "deploy/Dockerfile, " in done.stderr
+    assert "--force" in done.stderr
+    assert dockerfile.read_text() == "mine\n"
+    assert (tmp_path / "deploy/compose.yaml").read_text() == compose
+    assert generate(tmp_path, "model.py", "--force").returncode == 0
+    assert dockerfile.read_text() == ours
+
+
+def installs(folder, *arguments):
+    """The lines of the Dockerfile that copy and install, with what they have in common left away."""
+    done = generate(folder, "model.py", "--force", *arguments)
+    assert done.returncode == 0, done.stderr
+    shown = [(word, re.sub(r"--mount=\S+ |--chown=\S+ |--no-cache-dir ", "", rest)) for word, rest in lines_of(folder)]
+    kept = [f"{word} {rest}" for word, rest in shown if word in {"FROM", "COPY", "RUN"} and "useradd" not in rest]
+    return [line for line in kept if "venv" not in line]
+
+
+def test_the_code_is_copied_after_what_it_needs_was_installed(tmp_path):
+    lay(tmp_path, {"model.py": MODEL, "requirements.txt": "numpy\n"})
+    first, *rest = installs(tmp_path, "--python-version", "3.12", "--image", "registry.example/a/b:7")
+    assert first == "FROM python:3.12-slim"
+    forebay = rest[0]
+    assert forebay.startswith('RUN pip install "forebay==')
+    assert rest[1:] == [
+        "COPY requirements.txt /app/requirements.txt",
+        "RUN pip install -r requirements.txt",
+        forebay,  # whatever the requirements did
+        "COPY ./ /app/",
+    ]
+    text = (tmp_path / "deploy/Dockerfile").read_text()
+    assert text.count("RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf pip ") == 3
+    assert "image: registry.example/a/b:7\n" in (tmp_path / "deploy/kserve.yaml").read_text()
+
+
+def test_a_release_that_the_requirements_name_is_the_one(tmp_path):
+    lay(tmp_path, {"model.py": MODEL, "requirements.txt": "forebay==0.0.9\n", "wheels/a.whl": ""})
+    rest = installs(tmp_path)[1:]
+    assert rest == [
+        "COPY wheels/ /app/wheels/",
+        "COPY requirements.txt /app/requirements.txt",
+        "RUN pip install -r requirements.txt",
+        "COPY ./ /app/",
+    ]
+    assert "PIP_FIND_LINKS=/app/wheels" in (tmp_path / "deploy/Dockerfile").read_text()
+
+
+@pytest.mark.parametrize(
+    "line", [".", "-e .", "./libs/a.whl", "-r more.txt", "--constraint c.txt", "a @ file:///app/a"]
+)
+def test_requirements_that_name_files_have_the_project(tmp_path, line):
+    lay(tmp_path, {"model.py": MODEL, "requirements.txt": f"numpy\n{line}\n"})
+    lines = installs(tmp_path)
+    assert lines.index("COPY ./ /app/") < lines.index("RUN pip install -r requirements.txt")
+
+
+def test_a_shell_comes_before_conda_and_conda_before_pip(tmp_path):
+    files = {"dependencies.sh": "true\n", "conda-packages.txt": "xz\n", "requirements.txt": "git+https://localhost/a\n"}
+    lay(tmp_path, {"model.py": MODEL, **files})
+    lines = installs(tmp_path)
+    assert lines[0].startswith("FROM condaforge/miniforge3:")
+    assert any("install -y --no-install-recommends git" in line for line in lines)
+    at = lines.index("COPY ./ /app/")
+    assert lines[at + 1 : at + 5] == [
+        "RUN bash -e dependencies.sh",
+        "RUN conda config --append channels conda-forge",
+        "RUN conda install -y --file conda-packages.txt",
+        "RUN pip install -r requirements.txt",
+    ]
+
+
+def test_a_package_of_the_projects_own_is_installed(tmp_path):
+    lay(tmp_path, {"model.py": MODEL, "setup.py": "from setuptools import setup\nsetup(name='a')\n"})
+    lines = installs(tmp_path)
+    assert lines.index("COPY ./ /app/") < lines.index("RUN pip install .")
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["model.py", "--http-port", "0"], "port 0 is any"),
+        (["model.py", "--image", "Not An Image"], "--image: a name such as"),
+        (["model.py", "--replicas", "0"], "at least 1"),
+        (["nothing.py"], "nothing.py"),
+        ([], "something to serve"),
+        (["broken.py"], "broken.py:1"),
+        (["."], "lies outside of"),
+        (["server.py", "--no-extra-routes"], "/readyz"),
+    ],
+)
+def test_what_cannot_be_is_said_and_nothing_is_written(tmp_path, arguments, told):
+    folder = lay(
+        tmp_path / "here",
+        {
+            "model.py": MODEL,
+            "broken.py": "import nothing_of_this_name\n",
+            "forebay.yaml": "models: [../elsewhere.py]\n",
+            "server.py": VENTU,
+        },
+    )
+    (tmp_path / "elsewhere.py").write_text(MODEL)
+    done = generate(folder, *arguments, *([] if arguments else ["--attach", "unix:sock"]))
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (folder / "deploy").exists()
+
+
+def test_what_is_imported_and_not_installed_is_told(tmp_path):
+    lay(tmp_path, {"model.py": "import json\nimport numpy as np\nimport other\n" + MODEL, "other.py": ""})
+    done = generate(tmp_path, "model.py")
+    assert done.returncode == 0
+    assert "warning: numpy: imported by the project" in done.stderr
