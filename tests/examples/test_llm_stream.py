@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The llm-stream example with its real model, for a few tokens, asked by OpenAI's client."""
+"""The llm-stream example with its real model, for a few tokens, asked by OpenAI's client and by its page."""
 
+import itertools
 from pathlib import Path
 
 import pytest
+from tests.browser import PROGRAM, Browser
 from tests.compat.openai_protocol.clients import PYTHON, Asker, Client, chat
 from tests.waiting import eventually
 
@@ -16,6 +18,13 @@ pytestmark = pytest.mark.skipif(
     not (LLM.exists() and PYTHON.exists()), reason="no environments with xllamacpp and OpenAI's client: make setup"
 )
 
+TEXTS = "[...document.querySelectorAll('article')].map(one => one.lastChild.data.length)"
+
+
+@pytest.fixture(scope="module")
+def server(launch):
+    return launch(EXAMPLE / "model.py", "--worker-kind", "process", "--python", str(LLM), env=WITH_FOREBAY)
+
 
 @pytest.fixture
 def askers():
@@ -25,9 +34,7 @@ def askers():
         one.close()
 
 
-def test_a_short_answer_does_not_wait_for_a_long_one(serve, askers):
-    options = ["--worker-kind", "process", "--python", str(LLM)]
-    server = serve(EXAMPLE / "model.py", *options, env=WITH_FOREBAY)
+def test_a_short_answer_does_not_wait_for_a_long_one(server, askers):
     client, other = (Client(asker, server, {}) for asker in askers)
     story = chat("Tell me a very long story about a river.", model="smol", temperature=0, stream=True)
     # The client of the long one takes its first parts and then waits, until it goes away at the end of the test.
@@ -43,7 +50,6 @@ def test_a_short_answer_does_not_wait_for_a_long_one(serve, askers):
     assert server.client.get("/models/smol").json()["in_flight"] == 1  # the long one goes on
     error = client.chat("word " * 2500, model="smol", stream=True)["error"]
     assert (error["status_code"], "context size" in error["message"]) == (400, True)
-    assert "Streams side by side" in server.client.get("/models/page/streams").text
     other.asker.process.kill()
     eventually(lambda: server.client.get("/models/smol").json()["in_flight"] == 0)
 
@@ -53,3 +59,41 @@ def test_the_model_is_a_node_of_a_graph(serve, askers):
     found = Client(askers[0], server, {}).chat("When does the ferry to Holm leave?", model="guide", max_tokens=16)
     assert "9:40" in found["result"]["choices"][0]["message"]["content"]
     assert found["result"]["usage"]["completion_tokens"] <= 16
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="no chromium on the PATH (Debian: apt-get install chromium)")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_tokens_of_several_clients_come_side_by_side(browser, server, width, tmp_path):
+    with browser.page(width) as page:
+        page.open(f"{server.url}/models/page/streams")
+        page.until("document.querySelector('[name=count]')")
+        page.write("[name=count]", "3")
+        page.click("form button")
+        # Each has some, then each has more: nobody waits for another one's end.
+        page.until(f"({TEXTS}).length === 3 && ({TEXTS}).every(one => one > 0)")
+        before = page.eval(TEXTS)
+        page.until(f"({TEXTS}).every((one, at) => one > {before}[at])")
+        assert page.eval("document.documentElement.scrollWidth") <= width
+        assert all(
+            "tokens/s" in one for one in page.eval("[...document.querySelectorAll('small')].map(o => o.textContent)")
+        )
+        bars = "[...document.querySelectorAll('#order i')].map(one => one.style.getPropertyValue('--colour'))"
+        colours = page.eval(bars)
+        turns = sum(one != after for one, after in itertools.pairwise(colours))
+        assert len(set(colours)) == 3
+        assert turns > 3  # one after the other would be two
+        page.shot(tmp_path / "page.png")
+        page.click("#stop")
+        page.until("[...document.querySelectorAll('small')].every(one => one.textContent.includes('stopped'))")
+        page.write("[name=question]", "word " * 2500)
+        page.click("form button")
+        page.until("document.querySelectorAll('small.failed').length === 3")
+        assert "context size" in page.text("small.failed")
+        assert [one for one in page.said if "status of 400" not in one] == []
+    eventually(lambda: server.client.get("/models/smol").json()["in_flight"] == 0)
