@@ -158,3 +158,11 @@ class Findings:
 def pick(dice: random.Random, usual: Any, *others: Any) -> Any:
     """What is usual most of the time."""
     return usual if dice.random() < 0.85 else dice.choice(others)
+
+
+def is_text(sent: bytes) -> bool:
+    """Whether bytes are UTF-8."""
+    try:
+        return sent.decode() is not None
+    except UnicodeDecodeError:
+        return False

@@ -6,7 +6,7 @@ from tests.fuzz import run
 
 from forebay.transports.http.connection_state import ConnectionState
 
-SECONDS = 8.0
+SECONDS = 5.0
 
 
 @pytest.mark.slow

@@ -97,16 +97,20 @@ class Windows:
                 release()
 
         for request, parts in handed:
+            if request.done:  # the part of another one ended this one, too: they are choices of the same answer
+                continue
             window = self._windows.get(request)
             if window is None:
                 window = self._windows[request] = _Window(batch)
             if len(parts) > 1 and request.on_bundle is not None:
                 self._hand(window, request.on_bundle, parts, len(parts))
             else:
-                assert request.on_part is not None
                 for part in parts:
+                    if request.done:  # a part may be the last that its client wanted
+                        break
+                    assert request.on_part is not None
                     self._hand(window, request.on_part, part, 1)
-            if window.is_full:
+            if window.is_full and not request.done:
                 holding += 1
                 self._hold(window, request, one_less)
         one_less()

@@ -7,7 +7,7 @@ import struct
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forebay.errors import BadOutcome, InvalidRequest, QueueFull, TooLarge, Unavailable
@@ -39,6 +39,16 @@ def test_a_body_becomes_as_many_samples_as_choices_prompts_and_texts():
     ]
     assert [one["input"] for one in samples(EMBEDDINGS, input=[[1], [2, 3]])] == [[1], [2, 3]]
     assert [one["input"] for one in samples(EMBEDDINGS, input=[*range(5000)])] == [[*range(5000)]]
+
+
+def test_a_field_without_a_name_is_not_lost_on_the_way_to_the_worker():
+    assert samples(COMPLETIONS, prompt=["a", "b"], **{"": 1}) == [{"model": "m", "": 1, "prompt": one} for one in "ab"]
+
+
+def test_names_that_are_no_text_are_refused_before_samples_are_made_of_them():
+    body = b'{"model":"m","input":["a"],"\xff":1}'
+    with pytest.raises(InvalidRequest, match="not UTF-8"):
+        requests.samples_of(EMBEDDINGS, requests.read(body), body)
 
 
 @pytest.mark.parametrize(
@@ -108,10 +118,13 @@ def test_a_choice_counts_tokens_and_says_why_it_ended():
 
 
 @given(
-    st.lists(st.lists(st.text("ab€", max_size=3), max_size=4), max_size=6), st.sampled_from([[], ["ab"], ["b€", "aa"]])
+    st.lists(st.lists(st.text("ab€", max_size=3), max_size=4), max_size=6),
+    st.sampled_from([[], ["ab"], ["b€", "aa"]]),
+    st.none() | st.integers(1, 3),
 )
-def test_tokens_are_told_with_the_text_that_they_begin_in(pieces, stops):
-    choice, text, told = Choice(stops, None), "", []
+@example([["b"], ["c"]], ["bc"], 1)  # what was held back is told although something came behind it
+def test_tokens_are_told_with_the_text_that_they_begin_in(pieces, stops, limit):
+    choice, text, told = Choice(stops, limit), "", []
     for tokens in pieces:
         part = TextPart("".join(tokens), logprobs=[Logprob(one, -1.0) for one in tokens])
         text += choice.take(encode(part), is_whole=False)
@@ -123,10 +136,10 @@ def test_tokens_are_told_with_the_text_that_they_begin_in(pieces, stops):
     text += choice.end()
     told += choice.logprobs
     expected, at = [], 0
-    for token in (token for tokens in pieces for token in tokens):
+    for token in (token for tokens in pieces[:limit] for token in tokens):
         expected.append((at, token))
         at += len(token)
-    if choice.is_over:  # what begins where the text was cut has gone with the rest
+    if choice.is_over and choice.finish_reason == "stop":  # what begins where the text was cut has gone with the rest
         expected = [(at, token) for at, token in expected if at < len(text)]
     assert [(at, one.token) for at, one in told] == expected
 

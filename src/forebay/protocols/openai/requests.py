@@ -140,8 +140,12 @@ def _each(name: str, given: msgspec.Raw, limit: int) -> list[bytes] | None:
 
 def _with_each(body: bytes, name: str, values: list[bytes], without: str = "") -> list[bytes]:
     """Return the body with each of these values in place of a field."""
-    fields: dict[str, Any] = _fields.decode(body)
-    fields.pop(without, None)
+    try:
+        fields: dict[str, Any] = _fields.decode(body)
+    except UnicodeDecodeError as error:  # of a name that nobody had looked at so far
+        raise refusal(error, body) from None
+    if without:
+        fields.pop(without, None)
     del fields[name]
     if sum(map(len, fields.values())) * len(values) > MAX_COPIED_BYTES:
         msg = f"what is said beside the {len(values)} elements of '{name}' is too long to be said for each of them"

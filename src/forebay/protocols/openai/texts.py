@@ -152,7 +152,7 @@ class Choice:
             is_short = self._limit is None or self.tokens < self._limit
             self.finish_reason = ("tool_calls" if self._calls else "stop") if is_short else "length"
         text = "" if self._cut is None else self._cut.rest()
-        if self._logprobs is not None and not self.is_over:
+        if self._logprobs is not None and not (self._cut is not None and self._cut.is_over):
             self.logprobs += self._logprobs.told(text, is_last=True)
         return text
 

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts on their way to clients, where what one part leads to ends requests whose parts are still to be handed over."""
+
+import asyncio
+
+import pytest
+
+from forebay.serving.stream_windows import Windows
+from forebay.types.batch import EntryBatch
+from forebay.types.call import Request
+
+
+@pytest.fixture
+def windows():
+    loop = asyncio.new_event_loop()
+    yield Windows(loop, bool, lambda request: None)
+    loop.close()
+
+
+def request(taken, ends, windows, name):
+    """A request whose part ends some; whoever answers several as one then lets go of them."""
+    made = Request(b"", lambda *_: None)
+
+    def on_part(part, release):
+        taken.append((name, part))
+        for one in ends:
+            one.done, one.on_part = True, None
+            windows.forget(one)
+        release()
+
+    made.on_part = on_part
+    return made
+
+
+def test_a_part_that_ends_other_requests_has_none_of_theirs_handed_over(windows, caplog):
+    taken, ends, released = [], [], []
+    one, two = (request(taken, ends, windows, name) for name in ("one", "two"))
+    ends += [one, two]
+    windows.hand_out(EntryBatch([one, two], None, 2), [(one, ["a"]), (two, ["b"])], lambda: released.append(1))
+    assert (taken, released) == ([("one", "a")], [1])
+    assert not windows._windows  # who is gone is not remembered
+    assert not caplog.records
+
+
+def test_a_part_that_is_the_last_one_wanted_has_no_further_ones_handed_over(windows, caplog):
+    taken, ends, released = [], [], []
+    one = request(taken, ends, windows, "one")
+    ends.append(one)
+    windows.hand_out(EntryBatch([one], None, 1), [(one, ["a", "b" * 10**6, "c"])], lambda: released.append(1))
+    assert (taken, released) == ([("one", "a")], [1])
+    assert not windows._windows
+    assert not caplog.records
