@@ -141,6 +141,10 @@ class Client:
         (one,) = json.loads(content[:at])["outputs"]
         return one["data"] if "data" in one else np.frombuffer(content[at:], "<f4").tolist()
 
+    def close(self) -> None:
+        """Close the connection."""
+        self._sender.leave()
+
     def round(self) -> None:
         """One call on both lanes, and a plain one after it."""
         differ = self._findings.differ
@@ -163,7 +167,7 @@ def main(seconds: float, seed: int) -> int:
     """Fuzz for a time; returns how many differences there were."""
     findings = Findings("inference")
     with running(TARGET) as server:
-        findings.run(seconds, seed, lambda dice: Client(findings, server.ports["http"], dice).round)
+        findings.run(seconds, seed, lambda dice: Client(findings, server.ports["http"], dice))
     return findings.end(server)
 
 

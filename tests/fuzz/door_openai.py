@@ -216,6 +216,10 @@ class Client:
         self._findings, self._dice = findings, dice
         self._sender = Sender(port, dice)
 
+    def close(self) -> None:
+        """Close the connection."""
+        self._sender.leave()
+
     def round(self) -> None:
         """One request."""
         dice, differ = self._dice, self._findings.differ
@@ -321,7 +325,7 @@ def main(seconds: float, seed: int) -> int:
     """Fuzz for a time; returns how many differences there were."""
     findings = Findings("openai")
     with running(str(TARGET)) as server:
-        findings.run(seconds, seed, lambda dice: Client(findings, server.ports["http"], dice).round)
+        findings.run(seconds, seed, lambda dice: Client(findings, server.ports["http"], dice))
         end = time.monotonic() + 30
         while not is_empty(server):
             if time.monotonic() > end:

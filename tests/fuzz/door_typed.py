@@ -74,8 +74,15 @@ def may_become(narrow: str, wide: str) -> bool:
     return np.can_cast(f"<{FORMATS[narrow]}", f"<{FORMATS[wide]}", "safe")
 
 
+def truths(data: bytes) -> bytes:
+    """BOOL as it is usually written: any other byte than 0 is true as well."""
+    return bytes(bool(one) for one in data)
+
+
 def widened(one: Sent) -> bytes:
     """The data of a tensor as the model's type has it."""
+    if one.name == "BOOL":
+        return truths(one.data)
     if one.kind == one.name:
         return one.data
     with np.errstate(invalid="ignore"):
@@ -213,7 +220,7 @@ def answered(head: bytes, behind: bytes) -> dict[str, tuple[str, list[int], byte
             data = framed([text.encode() for text in one["data"]])
         else:
             data = struct.pack(f"<{len(one['data'])}{FORMATS[kind]}", *one["data"])
-        found[one["name"]] = (kind, one["shape"], data)
+        found[one["name"]] = (kind, one["shape"], truths(data) if kind == "BOOL" else data)
     assert not behind
     return found
 
@@ -236,6 +243,11 @@ class Client:
         self._sender = Sender(ports["http"], dice)
         self._channel = grpc.insecure_channel(f"127.0.0.1:{ports['grpc']}")
         self._infer = self._channel.unary_unary(f"/{SERVICE}/ModelInfer")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._sender.leave()
+        self._channel.close()
 
     def round(self) -> None:
         """One call over each door."""
@@ -283,7 +295,10 @@ class Client:
         self._findings.counts["OK"] += 1
         raw = list(answer.raw_output_contents)
         pairs = zip(answer.outputs, raw, strict=True)
-        found = {one.name: (one.datatype, list(one.shape), bytes(data)) for one, data in pairs}
+        found = {
+            one.name: (one.datatype, list(one.shape), truths(data) if one.datatype == "BOOL" else bytes(data))
+            for one, data in pairs
+        }
         if found != wanted:
             self._findings.differ("gRPC: another answer", found, wanted, made)
 
@@ -292,7 +307,7 @@ def main(seconds: float, seed: int) -> int:
     """Fuzz for a time; returns how many differences there were."""
     findings = Findings("typed")
     with running(TARGET, options=("--grpc-port", "0")) as server:
-        findings.run(seconds, seed, lambda dice: Client(findings, server.ports, dice).round)
+        findings.run(seconds, seed, lambda dice: Client(findings, server.ports, dice))
     return findings.end(server)
 
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,6 +52,8 @@ class Running:
         self.process.terminate()
         self.process.wait(60)
         self._reader.join(60)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
     def defects(self) -> str:
         """What the log tells of faults of ours."""
@@ -103,6 +105,16 @@ class Sender:
         self._connection.close()
 
 
+class Asking(Protocol):
+    """A client of a fuzzer."""
+
+    def round(self) -> None:
+        """Ask, and compare."""
+
+    def close(self) -> None:
+        """Let go of its connections."""
+
+
 class Findings:
     """What several clients counted and found; a difference is printed at once."""
 
@@ -118,22 +130,22 @@ class Findings:
             self.differences += 1
             print(f"DIFFERENCE in {self.door}: {what}", *(str(one)[:1500] for one in details), sep="\n  ", flush=True)
 
-    def run(self, seconds: float, seed: int, client: Callable[[random.Random], Callable[[], None]]) -> None:
+    def run(self, seconds: float, seed: int, client: Callable[[random.Random], Asking]) -> None:
         """Have several clients go round until the time is over; each has dice of its own.
 
         Args:
             seconds: How long.
             seed: Of the dice.
-            client: Makes a client: what it returns is called again and again.
+            client: Makes a client.
         """
         end = time.monotonic() + seconds
 
         def go(number: int) -> None:
             dice = random.Random(f"{seed} {number}")
             try:
-                one_round = client(dice)
-                while time.monotonic() < end and self.differences < ENOUGH:
-                    one_round()
+                with contextlib.closing(client(dice)) as one:
+                    while time.monotonic() < end and self.differences < ENOUGH:
+                        one.round()
             except Exception as error:
                 import traceback
 
