@@ -53,7 +53,7 @@ MIN_ROW_S: Final = 1e-6
 LOOKED_AT: Final = 64
 """Lines of which it is noted at a time that they wait beside a free slot: the oldest, which are due next."""
 
-BUNDLE: Final = 16
+BUNDLE: Final = 64
 BUNDLE_S: Final = 0.001
 """Usual size of a bundle: so many rows, or so many as are expected to need this long."""
 
@@ -326,8 +326,9 @@ class BatchQueue:
         return self._full > 0
 
     def may_grow(self) -> bool:
-        """Tell whether the next batch has room and nobody has asked that it leave at once."""
-        return self.config.idle == "gather" and not self._alone and not self.is_full()
+        """Tell whether the next batch, or bundle, has room and nobody has asked that it leave at once."""
+        shares = self.config.idle == "gather" or self._bundle_s > self._row_s
+        return shares and not self._alone and not self.is_full()
 
     def next_due(self) -> float | None:
         """Return when `take` should be asked again if nothing arrives before; None if only an arrival can help."""

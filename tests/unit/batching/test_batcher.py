@@ -179,6 +179,21 @@ def test_on_one_core_a_lone_request_waits_for_one_turn_only():
     bench(story, idle="gather", cores=1)
 
 
+@pytest.mark.parametrize("row_s, batches", [(0.00001, ["z", "abc"]), (0.002, ["z", "a"])])
+def test_on_one_core_quick_rows_that_run_one_by_one_leave_together(row_s, batches):
+    async def story(bench):
+        bench.submit("z")
+        await asyncio.sleep(0)
+        bench.pool.complete(model_s=row_s)
+        for name in "abc":
+            bench.submit(name)
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert bench.batches == batches
+
+    bench(story, max_size=1, bundle_s=0.001, cores=1)
+
+
 def test_on_one_core_a_full_batch_leaves_at_once():
     async def story(bench):
         bench.submit(*"abcdef")

@@ -68,9 +68,10 @@ class NucleusRpc:
     def _direct(self, name: str) -> Direct:
         endpoint = self._endpoint
         plain = {"rpc": name}
+        is_limited = self._max_concurrency > 0
 
         def run(message: bytes, call: Call) -> None:
-            if self._is_full():
+            if is_limited and self._is_full():
                 call.end(Status.UNAVAILABLE, TOO_MANY)
                 return
 
