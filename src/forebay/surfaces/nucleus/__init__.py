@@ -263,7 +263,8 @@ def _store(models: Models, config: NucleusConfig, options: Options, desk: Desk) 
         if name.startswith(_OF_STORES):
             os.environ[name] = value
     source = source_for(models, config.project_dir)
-    return ModelStore(source, _model_dir(options), desk, disk_cache_size=models.disk_cache_size)
+    size, poll_s = models.disk_cache_size, options.repository.poll_s
+    return ModelStore(source, _model_dir(options), desk, disk_cache_size=size, poll_s=poll_s)
 
 
 def _model_dir(options: Options) -> Path:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.repository")
 
-POLL_S: Final = 10.0
-"""Time between two looks, as in the original."""
+AGAIN_S: Final = 10.0
+"""Time after which what has failed is tried again, where the store is not looked at more often."""
 FETCHERS: Final = 8
 """Models that are copied at a time."""
 
@@ -86,7 +86,7 @@ class ModelStore:
     """Looks, copies, and answers workers; `start` begins with the first look."""
 
     def __init__(
-        self, source: ModelSource, folder: Path, desk: Desk, *, disk_cache_size: int | None, poll_s: float = POLL_S
+        self, source: ModelSource, folder: Path, desk: Desk, *, disk_cache_size: int | None, poll_s: float
     ) -> None:
         """Describe the store.
 
@@ -95,13 +95,14 @@ class ModelStore:
             folder: Where they are copied to.
             desk: Where workers ask.
             disk_cache_size: Versions that are kept here, of those that were asked for; None keeps all that there are.
-            poll_s: Seconds between two looks.
+            poll_s: Seconds between two looks; 0 looks at the start only.
         """
         self._source = source
         self._folder = folder
         self._desk = desk
         self._disk_cache_size = disk_cache_size
         self._poll_s = poll_s
+        self._again_s = min(poll_s, AGAIN_S) or AGAIN_S
         self._repository: Repository | None = None
         self._published: dict[str, dict[str, Revision]] = {}
         self._held: dict[str, Lease[Path]] = {}
@@ -138,8 +139,8 @@ class ModelStore:
                 await asyncio.to_thread(repository.open)
                 break
             except ForebayError as error:
-                log.warning("%s; it is tried again in %g s, and nothing is served before", error.message, self._poll_s)
-                await asyncio.sleep(self._poll_s)
+                log.warning("%s; it is tried again in %g s, and nothing is served before", error.message, self._again_s)
+                await asyncio.sleep(self._again_s)
         await asyncio.to_thread(self._sync)
         repository.watch(self._sync)
         repository.start()
@@ -205,7 +206,7 @@ class ModelStore:
             lease.release()
         if problems and not self._is_over:
             log.warning("%s; what is served goes on, and it is tried again", problems[0])
-            self._retry = threading.Timer(self._poll_s, self._sync)
+            self._retry = threading.Timer(self._again_s, self._sync)
             self._retry.daemon = True
             self._retry.start()
         return published
