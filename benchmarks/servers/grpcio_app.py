@@ -2,38 +2,40 @@
 """The service of jobs/user_grpc on plain grpcio: `python -m benchmarks.servers.grpcio_app PORT asyncio|threads`."""
 
 import asyncio
-import os
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from benchmarks.work import iris
+from benchmarks.work import batchmodel
 
-os.chdir(Path(__file__).resolve().parent.parent / "jobs" / "user_grpc")
+sys.path.append(str(Path(__file__).resolve().parent.parent / "jobs" / "user_grpc"))
 pb, stubs = grpc.protos_and_services("greeter.proto")  # pyright: ignore[reportAttributeAccessIssue]
 THREADS = 32
 
 
 class Plain(stubs.GreeterServicer):
     def __init__(self) -> None:
-        self.predict = iris.load()
+        self.predict = batchmodel.load()
+        self.turn = threading.Lock()  # the model has one set of buffers, and the server one core
 
     def SayHello(self, request: Any, context: Any) -> Any:
         return pb.HelloReply(text="hello " + request.name)
 
-    def Classify(self, request: Any, context: Any) -> Any:
-        return pb.Species(name=self.predict([{"x": request.measures}])[0]["class"])
+    def Score(self, request: Any, context: Any) -> Any:
+        with self.turn:
+            return pb.Result(y=self.predict([{"x": request.x}])[0]["y"])
 
 
 class Awaited(Plain):
     async def SayHello(self, request: Any, context: Any) -> Any:
         return pb.HelloReply(text="hello " + request.name)
 
-    async def Classify(self, request: Any, context: Any) -> Any:
-        return super().Classify(request, context)
+    async def Score(self, request: Any, context: Any) -> Any:
+        return super().Score(request, context)
 
 
 async def serve_asyncio(address: str) -> None:

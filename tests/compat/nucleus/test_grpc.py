@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handlers over gRPC: section 3 of the specification."""
 
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -436,6 +437,75 @@ def test_too_many_calls_are_unavailable(two):
         assert list(one) == []
     eventually(lambda: next(stub.Again(stub.ask(), wait_for_ready=True)).text == "a")
     stub.channel.close()
+
+
+def test_calls_that_are_late_or_called_off_leave_their_thread_to_others(stub):
+    # N74: of each kind, while the one thread is taken or the client says nothing
+    silence = threading.Event()
+
+    def quiet():
+        yield stub.ask(1)
+        silence.wait(PATIENCE_S)
+
+    late = grpc.StatusCode.DEADLINE_EXCEEDED
+    for call in (stub.Join, stub.Echo):
+        assert status_of(call, quiet(), timeout=0.2)[0] is late
+    held = stub.Echo(quiet())
+    assert next(held).number == 1
+    assert status_of(stub.Beta, stub.ask(), timeout=0.1)[0] is late
+    waiting = [stub.Beta.future(stub.ask()), stub.Count(stub.ask(2)), stub.Join.future(iter([stub.ask()]))]
+    for one in waiting:
+        one.cancel()
+    held.cancel()
+    assert stub.Bare(stub.ask(), timeout=PATIENCE_S).text == "bare"
+    silence.set()
+
+
+DYING = """
+    import os, pathlib, signal, time
+
+    class Handler:
+        def __init__(self, proto_module_pb2):
+            self.pb = proto_module_pb2
+            while not pathlib.Path("go").exists():
+                time.sleep(0.01)
+
+        def Meet(self, payload):
+            return self.pb.Answer(text="met")
+
+        def Hold(self, payload):
+            yield self.pb.Answer(text="held")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def Again(self, payload):
+            return []
+"""
+
+
+def test_health_follows_the_handler_and_a_stream_ends_with_its_worker(serve):
+    # N60, N61, N76: not serving while it is constructed; whoever has a stream is told when it dies
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    options = ["--http-port", str(port)]
+    server = serve(DYING, {"protobuf_path": "dying.proto"}, *options, wait=False, **{"dying.proto": SMALL})
+    channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+    health: Any = health_pb2_grpc.HealthStub(channel)
+    asked = health_pb2.HealthCheckRequest(service="Small")
+    assert health.Check(asked, wait_for_ready=True, timeout=PATIENCE_S).status == 2
+    watched = health.Watch(asked, timeout=PATIENCE_S)
+    assert next(watched).status == 2
+    (server.folder / "go").touch()
+    assert next(watched).status == 1
+    server.wait_ready()
+    stub = Stub(server)
+    assert stub.Meet(stub.ask()).text == "met"
+    held = stub.Hold(stub.ask(), timeout=PATIENCE_S)
+    assert next(held).text == "held"
+    assert status_of(next, held)[0] is grpc.StatusCode.UNAVAILABLE
+    assert server.process.wait(PATIENCE_S) == 128 + 9
+    for one in (channel, stub.channel):
+        one.close()
 
 
 # What is refused at the start
