@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models in a bucket: 10,000 of them, 100 in memory; what a poll costs; versions that come and go under load.
 
-    .venv/bin/python -m benchmarks.repository [--only many|polls|swaps] [--write]
+    .venv/bin/python -m benchmarks.repository [--only many polls swaps] [--write]
 
 The bucket is a real S3 server (nanio) on this machine, in a process of its own.
 
@@ -305,7 +305,7 @@ def page(found: dict[str, Rows]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS])
     parser.add_argument("--models", type=int, default=10_000)
     parser.add_argument("--requests", type=int, default=6000)
     parser.add_argument("--room", type=int, default=100)
@@ -322,7 +322,7 @@ def main() -> None:
         return
     found: dict[str, Rows] = {}
     with tempfile.TemporaryDirectory() as name, running_buckets(Path(name)) as buckets:
-        for part in [options.only] if options.only else PARTS:
+        for part in options.only:
             found[part] = []
             with ExitStack() as stack:
                 for row in PARTS[part](stack, buckets, Path(name), options):

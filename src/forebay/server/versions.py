@@ -147,10 +147,17 @@ class Versions:
             ready[0].weight = 1
 
     def turn(self, among: Collection[Served] | None = None) -> Served:
-        """Return the version that is asked next, among these or all; at least one is ready."""
+        """Return the version that is asked next, among these or all.
+
+        Raises:
+            NotFound: If none of them answers what names none.
+        """
         sharing = [one for one in self.all if one.state == "ready" and one.weight]
         if among is not None:
             sharing = [one for one in sharing if one.served in among]
+        if not sharing:
+            msg = f"no version of the model '{self.model}' that is loaded answers what names none"
+            raise NotFound(msg)
         for one in sharing:
             one.credit += one.weight
         chosen = max(sharing, key=lambda one: one.credit)
