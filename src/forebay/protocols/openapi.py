@@ -35,6 +35,9 @@ _BINARY: Final = "application/octet-stream"
 _FORM: Final = "multipart/form-data"
 _EVENTS: Final = "text/event-stream"
 
+PREDICT: Final = "predict"
+"""The method of a model that is asked at its own path."""
+
 
 class Documented(Protocol):
     """A type as the document needs it: a `WireType`, or what another process has told of one."""
@@ -78,7 +81,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
     """Where it answers below the model."""
     verbs: tuple[str, ...] = ("POST",)
     """The methods of HTTP that ask it."""
-    call: str = "predict"
+    call: str = PREDICT
     """The method of the model."""
     methods: Sequence[Described] = ()
     """Further methods of the same model."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from forebay.protocols.native import Contract
+from forebay.protocols.openapi import PREDICT
 
 if TYPE_CHECKING:
     from forebay.graph.drawing.draw import Drawable
@@ -24,6 +25,25 @@ class ServedMethod(msgspec.Struct, frozen=True):
 
     contract: Contract
     described: Described
+
+
+def contract_of(described: Described, *, has_context: bool = False, shares_disk: bool = True) -> Contract:
+    """Return how the bytes of an endpoint are moved that is documented so."""
+    given, answer = described.input, described.output
+    return Contract(
+        raw_input=given.raw,
+        raw_output=answer.raw,
+        batchable=described.batchable,
+        streams=described.streams,
+        query=tuple(described.query),
+        has_media=answer.has_media,
+        is_named=described.is_named,
+        shares_disk=shares_disk,
+        has_context=has_context,
+        openai=given.openai,
+        call="" if described.call == PREDICT else described.call,
+        verbs=described.verbs,
+    )
 
 
 class Session(Protocol):

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from forebay.errors import ConfigError
-from forebay.protocols.native import Contract
-from forebay.protocols.openapi import Described
 from forebay.server import stock_report
 from forebay.server.app import App
 from forebay.server.config import RepositoryConfig
@@ -27,7 +25,7 @@ from forebay.serving.models.schema import io_types
 from forebay.serving.models.tensor_codec import codec_for
 from forebay.surfaces.contract import Project, TargetEntry
 from forebay.surfaces.native.attached import Lobby
-from forebay.surfaces.native.describe import describe_in, method_of, served_by
+from forebay.surfaces.native.describe import describe_in, faces_of, served_by
 from forebay.surfaces.native.graphs import GraphTarget, compositions_of, drawable, serve_composition, unserved
 from forebay.surfaces.native.model_files import is_model_file, read_model_file
 from forebay.surfaces.native.model_options import (
@@ -39,7 +37,6 @@ from forebay.surfaces.native.model_options import (
     seats_of,
     workers_of,
 )
-from forebay.surfaces.native.packing import recipe
 from forebay.surfaces.native.reloading import Reloading
 from forebay.surfaces.native.repositories import RepositoryTarget, is_repository, model_files, name_of, stock
 from forebay.surfaces.native.servings import serve_serving, serving_in
@@ -108,6 +105,8 @@ class NativeSurface:
 
     def recipe(self, target: str, options: Options) -> Recipe:
         """Return what a container of the project needs; a bucket is only looked at where it is served."""
+        from forebay.surfaces.native.packing import recipe  # reads YAML, which workers elsewhere need not have
+
         return recipe(target, options, lambda: self.build(target, options))
 
 
@@ -278,32 +277,10 @@ def serve_model(
         settings.pad.require_fields(f"{where}.pad", given.annotation)
     keys = _keys_of(where, settings, given)
     endpoint = endpoint_of(where, settings, _pool(model, settings, overrides, spec, files), overrides, keys)
-    contract = Contract(
-        raw_input=given.raw,
-        raw_output=answer.raw,
-        batchable=settings.batchable,
-        streams=settings.streams,
-        has_media=answer.has_media,
-        is_named=True,
-        has_context=settings.has_context,
-        openai=given.openai,
-    )
-    described = Described(
-        name=settings.name,
-        version=settings.version,
-        description=settings.description,
-        input=given,
-        output=answer,
-        streams=settings.streams,
-        batchable=settings.batchable,
-        is_named=True,
-    )
-    methods = [
-        method_of(one, settings.name, settings.version, *io_types(model, one), shares_disk=True)
-        for one in settings.methods
-    ]
-    described = msgspec.structs.replace(described, methods=[one.described for one in methods])
-    return Served(endpoint, contract, described, methods=methods, tensors=codec_for(model, given, answer).face)
+    methods = [(one, io_types(model, one)) for one in settings.methods]
+    face, further = faces_of(settings, (given, answer), methods, shares_disk=True)
+    tensors = codec_for(model, given, answer).face
+    return Served(endpoint, face.contract, face.described, methods=further, tensors=tensors)
 
 
 def endpoint_of(

@@ -188,10 +188,11 @@ class Lobby:
 
 def fitting(description: Description) -> Callable[[EntryBatch, Sequence[Any]], None]:
     """Return what checks that a worker's outcomes can be answers of an endpoint; it raises `InvalidRequest`."""
-    predict = _fitting(description.contract)
-    if not description.methods:
+    face, methods = description.faces()
+    predict = _fitting(face.contract)
+    if not methods:
         return predict
-    others = {one.contract.call: _fitting(one.contract) for one in description.served_methods}
+    others = {one.contract.call: _fitting(one.contract) for one in methods}
 
     def check_outcomes(batch: EntryBatch, outcomes: Sequence[Any]) -> None:
         others.get(batch.entries[0].params.get(CALL), predict)(batch, outcomes)

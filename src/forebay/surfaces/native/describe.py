@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError, revive
-from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described
 from forebay.protocols.openapi import document as openapi_document
-from forebay.server.served import Served, ServedMethod
+from forebay.server.served import Served, ServedMethod, contract_of
 from forebay.serving.models.methods import ModelMethod, check_paths
 from forebay.serving.models.model import ModelSettings, models_in, settings_of
 from forebay.serving.models.schema import io_types
@@ -26,7 +25,7 @@ from forebay.serving.tensor_face import TensorFace
 from forebay.workers.parent_death import end_with
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from forebay.protocols.openapi import Documented
     from forebay.serving.endpoint import Endpoint
@@ -103,43 +102,14 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         plain = {name: getattr(self, name) for name in _PLAIN}
         return ModelSettings(batch_key=None, pad=None, methods=[one.method for one in self.methods], **plain)
 
-    @property
-    def contract(self) -> Contract:
-        """How its bytes are moved."""
-        return Contract(
-            raw_input=self.input.raw,
-            raw_output=self.output.raw,
-            batchable=self.batchable,
-            streams=self.streams,
-            has_media=self.output.has_media,
-            is_named=self.is_named,
+    def faces(self) -> tuple[ServedMethod, list[ServedMethod]]:
+        """Return how it, and what it answers at further paths, is documented and how its bytes are moved."""
+        return faces_of(
+            self,
+            (self.input, self.output),
+            [(one.method, (one.input, one.output)) for one in self.methods],
             shares_disk=False,
-            has_context=self.has_context,
-            openai=self.input.openai,
         )
-
-    @property
-    def described(self) -> Described:
-        """How it is documented."""
-        return Described(
-            name=self.name,
-            version=self.version,
-            description=self.description,
-            input=self.input,
-            output=self.output,
-            streams=self.streams,
-            batchable=self.batchable,
-            is_named=self.is_named,
-            methods=[one.described for one in self.served_methods],
-        )
-
-    @property
-    def served_methods(self) -> list[ServedMethod]:
-        """What it answers at further paths."""
-        return [
-            method_of(one.method, self.name, self.version, one.input, one.output, shares_disk=False)
-            for one in self.methods
-        ]
 
     def differences(self, other: Description) -> str:
         """Say in what another description of the same name differs."""
@@ -159,57 +129,46 @@ _PLAIN = tuple(
 )
 
 
-def method_of(
-    method: ModelMethod, name: str, version: str, given: Documented, answer: Documented, *, shares_disk: bool
-) -> ServedMethod:
-    """Return what the front must know of a further method of a model.
+def faces_of(
+    model: ModelSettings | Description,
+    types: tuple[Documented, Documented],
+    methods: Iterable[tuple[ModelMethod, tuple[Documented, Documented]]],
+    *,
+    shares_disk: bool,
+) -> tuple[ServedMethod, list[ServedMethod]]:
+    """Return how a model, and each of its further methods, is documented and how its bytes are moved.
 
     Args:
-        method: The method.
-        name: Of the model.
-        version: Of the model.
-        given: The type of a sample.
-        answer: The type of a result.
+        model: What it says of itself.
+        types: Those of a sample and of a result.
+        methods: Its further methods, with theirs.
         shares_disk: Whether its workers see the files of the server.
     """
-    contract = Contract(
-        raw_input=given.raw,
-        raw_output=answer.raw,
-        batchable=method.batchable,
-        streams=method.streams,
-        has_media=answer.has_media,
-        is_named=True,
-        shares_disk=shares_disk,
-        has_context=method.has_context,
-        openai=given.openai,
-        call=method.name,
-        verbs=method.verbs,
-    )
-    described = Described(
-        name=name,
-        version=version,
-        description=method.description,
-        input=given,
-        output=answer,
-        streams=method.streams,
-        batchable=method.batchable,
-        is_named=True,
-        path=method.path,
-        verbs=method.verbs,
-        call=method.name,
-    )
-    return ServedMethod(contract, described)
+
+    def face(
+        told: ModelSettings | Description | ModelMethod, types: tuple[Documented, Documented], **more: Any
+    ) -> ServedMethod:
+        described = Described(
+            name=model.name,
+            version=model.version,
+            description=told.description,
+            input=types[0],
+            output=types[1],
+            streams=told.streams,
+            batchable=told.batchable,
+            **more,
+        )
+        return ServedMethod(contract_of(described, has_context=told.has_context, shares_disk=shares_disk), described)
+
+    further = [face(one, types, is_named=True, path=one.path, verbs=one.verbs, call=one.name) for one, types in methods]
+    is_named = model.is_named if isinstance(model, Description) else True
+    return face(model, types, is_named=is_named, methods=[one.described for one in further]), further
 
 
 def served_by(description: Description, endpoint: Endpoint) -> Served:
     """Return a described model with what answers for it."""
-    return Served(
-        endpoint,
-        description.contract,
-        description.described,
-        methods=description.served_methods,
-        tensors=description.tensors,
-    )
+    face, methods = description.faces()
+    return Served(endpoint, face.contract, face.described, methods=methods, tensors=description.tensors)
 
 
 def describe(model: type[Model]) -> Description:
@@ -243,7 +202,7 @@ def check(given: Any) -> Description:
     try:
         description = msgspec.convert(given, Description)
         check_paths([one.method for one in description.methods])
-        msgspec.json.encode(openapi_document("check", "1", [description.described]))
+        msgspec.json.encode(openapi_document("check", "1", [description.faces()[0].described]))
     except (msgspec.ValidationError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         msg = f"the description of the model cannot be used: {error}"
         raise ConfigError(msg) from error

@@ -14,9 +14,8 @@ from forebay.graph.composition.keys import NodeKeys
 from forebay.graph.composition.wire import Wire, WirePool
 from forebay.graph.drawing.draw import Drawable
 from forebay.graph.pool import GraphPool, Node
-from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described
-from forebay.server.served import Served
+from forebay.server.served import Served, contract_of
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.model import defined_models
 from forebay.surfaces.native.model_options import (
@@ -129,14 +128,7 @@ def serve_composition(target: GraphTarget) -> Served:
     )
     return Served(
         Endpoint(config, batching, pool),
-        Contract(
-            raw_input=wire.given.raw,
-            raw_output=wire.answer.raw,
-            query=tuple(wire.query),
-            has_media=wire.answer.has_media,
-            streams=graph.streams,
-            openai=wire.given.openai,
-        ),
+        contract_of(described),
         described,
         nodes=endpoints,
         drawing=drawable(target),

@@ -14,15 +14,12 @@ before it imports them.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 from forebay.surfaces.nucleus import environment, logs
+from forebay.surfaces.offered_modules import Modules, offer
 
 
 class CortexException(Exception):
@@ -66,11 +63,11 @@ _EXCEPTIONS = (CortexException, UserException, UserRuntimeException)
 for _class in _EXCEPTIONS:
     _class.__module__ = "cortex_internal.lib.exceptions"
 
-_NAMES: Mapping[str, Mapping[str, Any]] = {
+_MODULES: Final[Modules] = {
     "cortex_internal": {},
     "cortex_internal.lib": {},
-    "cortex_internal.lib.log": {"logger": logs.logger, "configure_logger": logs.configure_logger},
-    "cortex_internal.lib.exceptions": {each.__name__: each for each in _EXCEPTIONS},
+    "cortex_internal.lib.log": dict.fromkeys(("logger", "configure_logger"), logs.__name__),
+    "cortex_internal.lib.exceptions": {each.__name__: __name__ for each in _EXCEPTIONS},
 }
 
 
@@ -82,25 +79,7 @@ def install(log_level: str | None = None) -> None:
     """
     level = environment.settle()
     logs.configure_logger(level=log_level or level)
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
-
-
-class _Finder(MetaPathFinder, Loader):
-    """Finds and fills the modules."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        names = _NAMES.get(fullname)
-        return None if names is None else ModuleSpec(fullname, self, origin="forebay", is_package=not names)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__doc__ = "Names of the original, offered by forebay."
-        vars(module).update(_NAMES[module.__name__])
+    offer(_MODULES)
 
 
 def _revive(cls: type[CortexException], messages: Sequence[str]) -> CortexException:

@@ -20,6 +20,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError, ModelError
+from forebay.surfaces import offered_modules
 from forebay.surfaces.pipeline import shim
 from forebay.types.failures import failure_of, text_of, trace_of, words_of
 from forebay.workers.user_code import caught
@@ -160,7 +161,7 @@ def not_imported(error: ImportError) -> str:
     frames = [
         one
         for one in traceback.extract_tb(error.__traceback__)
-        if not one.filename.startswith(("<frozen", shim.__file__))
+        if not one.filename.startswith(("<frozen", offered_modules.__file__))
     ]
     where = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
     told = f"{where}{words_of(error)}"

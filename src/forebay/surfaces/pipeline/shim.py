@@ -21,13 +21,10 @@ before it imports them.
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Mapping, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
+
+from forebay.surfaces.offered_modules import offer
 
 _HOME: Final = "forebay.surfaces.pipeline"
 
@@ -103,40 +100,5 @@ _NOT_INSTALLED: Final = (
 
 def install() -> None:
     """Offer the names in this process."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder(_OURS))
-        sys.meta_path.append(_Finder(_IF_ABSENT))  # asked last: what is installed comes first
-
-
-class _Finder(MetaPathFinder, Loader):
-    """Finds the modules. Each looks a name up only when asked, so nothing is imported that a script does not use."""
-
-    def __init__(self, modules: Mapping[str, Mapping[str, str]]) -> None:
-        self._modules = modules
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in self._modules:
-            return None
-        is_package = any(name.startswith(fullname + ".") for name in self._modules)
-        return ModuleSpec(fullname, self, origin="forebay", is_package=is_package)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        names = self._modules[module.__name__]
-
-        def look_up(name: str) -> Any:
-            if name not in names:
-                if module.__name__ in _IF_ABSENT and names and not name.startswith("__"):
-                    raise ImportError(_NOT_INSTALLED.format(", ".join(names), name), name=module.__name__)
-                msg = f"module {module.__name__!r} has no attribute {name!r}"
-                raise AttributeError(msg)
-            found = getattr(importlib.import_module(names[name]), name)
-            setattr(module, name, found)
-            return found
-
-        module.__doc__ = "Names of the original, offered by forebay."
-        vars(module).update(__getattr__=look_up, __all__=list(names))
+    offer(_OURS)
+    offer(_IF_ABSENT, if_absent=True, not_there=_NOT_INSTALLED)

@@ -16,41 +16,18 @@ before it imports them. The original is then not used, whether it is installed o
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Mapping, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from typing import Final
 
-_NAMES: Mapping[str, tuple[str, str]] = {
-    "ventu": ("forebay.surfaces.ventu", "Ventu"),
-    "ventu.ventu": ("forebay.surfaces.ventu", "Ventu"),
-    "ventu.config": ("forebay.surfaces.ventu.config", "Config"),
-    "ventu.protocol": ("forebay.surfaces.ventu.batch_protocol", "BatchProtocol"),
+from forebay.surfaces.offered_modules import Modules, offer
+
+_MODULES: Final[Modules] = {
+    "ventu": {"Ventu": "forebay.surfaces.ventu"},
+    "ventu.ventu": {"Ventu": "forebay.surfaces.ventu"},
+    "ventu.config": {"Config": "forebay.surfaces.ventu.config"},
+    "ventu.protocol": {"BatchProtocol": "forebay.surfaces.ventu.batch_protocol"},
 }
 
 
 def install() -> None:
     """Offer the names in this process."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
-
-
-class _Finder(MetaPathFinder, Loader):
-    """Finds and fills the modules."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in _NAMES:
-            return None
-        return ModuleSpec(fullname, self, origin="forebay", is_package=fullname == "ventu")
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        home, name = _NAMES[module.__name__]
-        module.__doc__ = "Names of the original, offered by forebay."
-        vars(module)[name] = getattr(importlib.import_module(home), name)
+    offer(_MODULES)
