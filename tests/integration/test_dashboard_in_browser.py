@@ -234,6 +234,28 @@ server.run_server()
 """
 
 
+def test_repositories_are_told(browser, serve, tmp_path):
+    for name, text in (("here", "Hi"), ("elsewhere", "Hello"), ("<b>", "no name of a model")):
+        (tmp_path / "texts" / name / "1").mkdir(parents=True)
+        (tmp_path / "texts" / name / "1" / "text.txt").write_text(text)
+    more = ["--worker-kind", "thread", "--max-models", "1"]
+    server = serve("stocked.py", *more, env={"FOREBAY_TEST_BUCKET": str(tmp_path / "texts")})
+    for _ in range(3):
+        assert server.call("here", "you").json() == "Hi you"
+    with browser.page() as page:
+        page.open(f"{server.url}/ui")
+        page.until("document.querySelector('#repositories').hidden === false")
+        page.until("document.querySelector('#repositories').textContent.includes('1 in memory')")
+        told = page.text("#repositories")
+        assert str(tmp_path / "texts") in told
+        assert "2 models with 2 versions" in told
+        assert "67" in told  # percent of the requests found their model there
+        assert "<b>/ is no name of a model" in told
+        assert "not in memory" in page.eval(f"{ROW.format('elsewhere')}.textContent")
+        assert page.eval(f"{ROW.format('elsewhere')}.querySelector('td.workers').dataset.alarm ?? null") is None
+        assert page.said == []
+
+
 def test_a_pipeline_has_it_beside_its_services(browser, serve, tmp_path):
     (tmp_path / "server.py").write_text(PIPELINE)
     server = serve(tmp_path / "server.py", env={"XDG_STATE_HOME": str(tmp_path)})

@@ -6,6 +6,7 @@ import { $, choice, kept, mark, say } from "./dom.js";
 import { Faults } from "./faults.js";
 import { ALL, History } from "./history.js";
 import { Models } from "./models.js";
+import { Repositories } from "./repositories.js";
 import { countersOf, hasKey, listen, read, setKey, whenKeyIsNeeded } from "./server.js";
 import { Tiles } from "./tiles.js";
 import { Trace } from "./trace.js";
@@ -22,6 +23,7 @@ let asked = 0;
 
 const tiles = new Tiles($("tiles"));
 const table = new Models($("models"), (name) => choose(name === chosen && models.length > 1 ? ALL : name));
+const repositories = new Repositories($("repositories"));
 const detail = new Detail($("detail"), history, () => choose(ALL));
 const faults = new Faults($("errors"), (endpoint) => choose(models.find((one) => endpoint === one.name || endpoint.startsWith(`${one.name}/`))?.name ?? ALL));
 const tryIt = new TryIt($("try"));
@@ -49,6 +51,7 @@ async function learn() {
   try {
     const told = await (await read("models")).json();
     models = told.models;
+    repositories.learn(told);
     say($("notices"), told.problem ? `The project could not be read anew; what was there before serves on.\n${told.problem}` : "");
   } catch (problem) {
     say($("notices"), `the models cannot be listed: ${problem.message}`);

@@ -8,6 +8,7 @@ import { count, percent, span } from "./numbers.js";
 
 const NOW_S = 10;
 const SHOWN = 40;
+const AWAY = new Set(["available", "not served", "unloaded"]);
 const COLUMNS = [
   ["Model", "name"],
   ["Requests/s", "rate"],
@@ -101,9 +102,10 @@ export class Models {
     if (model.streams) tags.push(h("span", { class: "tag" }, "streams"));
     row.tags.replaceChildren(...tags);
     const failed = problemOf(model);
-    const state = failed ? "wrong" : model.ready === false ? "waiting" : "ready";
+    row.isAway = !model.ready && !failed && model.versions?.length > 0 && model.versions.every((one) => AWAY.has(one.state));
+    const state = failed ? "wrong" : row.isAway ? "away" : model.ready === false ? "waiting" : "ready";
     mark(row.dot, "data-state", state);
-    say(row.status, failed ? "a version failed to load" : state === "ready" ? "" : "not ready");
+    say(row.status, { wrong: "a version failed to load", away: "not in memory", waiting: "not ready", ready: "" }[state]);
     mark(row.element, "data-chosen", row.name === this.chosen);
   }
 
@@ -125,7 +127,7 @@ export class Models {
       say(cells.batch, sum.batches ? count(sum.rows / sum.batches) : "–");
       say(cells.waiting, count(line.state.waiting));
       say(cells.workers, workers.restarts ? `${workers.alive} (${workers.restarts} restarted)` : `${workers.alive} up`);
-      mark(cells.workers.parentElement, "data-alarm", workers.alive === 0);
+      mark(cells.workers.parentElement, "data-alarm", workers.alive === 0 && !this.rows.get(name).isAway);
       say(cells.failed, count(window.failed));
       mark(cells.failed.parentElement, "data-alarm", window.failed > 0);
       const totals = Object.entries(line.totals);
