@@ -20,7 +20,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Refusal(msgspec.Struct, Generic[V]):
+class Refused(msgspec.Struct, Generic[V]):
     """Something that was tried and not taken.
 
     Attributes:
@@ -44,9 +44,9 @@ class Refusals(Generic[K, V]):
     def __init__(self, first_pause_s: float) -> None:
         """Say how long something rests that was refused for the first time."""
         self._first_pause_s = first_pause_s
-        self._all: dict[K, Refusal[V]] = {}
+        self._all: dict[K, Refused[V]] = {}
 
-    def refuse(self, key: K, what: V, error: ForebayError, now: float, *, is_final: bool = False) -> Refusal[V]:
+    def refuse(self, key: K, what: V, error: ForebayError, now: float, *, is_final: bool = False) -> Refused[V]:
         """Note that something was not taken.
 
         Args:
@@ -59,10 +59,10 @@ class Refusals(Generic[K, V]):
         before = self.of(key, what)
         pause_s = self._first_pause_s if before is None else min(before.pause_s * 2, MAX_PAUSE_S)
         again_s = float("inf") if is_final else now + pause_s
-        found = self._all[key] = Refusal(what, error, pause_s, again_s, before is None)
+        found = self._all[key] = Refused(what, error, pause_s, again_s, before is None)
         return found
 
-    def of(self, key: K, what: V) -> Refusal[V] | None:
+    def of(self, key: K, what: V) -> Refused[V] | None:
         """Return the refusal of this very thing."""
         found = self._all.get(key)
         return found if found is not None and found.what == what else None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.errors import NotFound
-from forebay.repository.refusals import Refusal, Refusals
+from forebay.repository.refusals import Refused, Refusals
 from forebay.server.stock_memory import Key
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class StockOffer:
         chosen = [versions[number] for number in self._policy.chosen(there)]
         return [one for one in chosen if self.dismissed.get((name, one.number)) != one]
 
-    def refusal(self, revision: Revision) -> Refusal[Revision] | None:
+    def refusal(self, revision: Revision) -> Refused[Revision] | None:
         """Return why a revision could not be loaded, if it could not."""
         return self.refusals.of((revision.model, revision.number), revision)
 
