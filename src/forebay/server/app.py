@@ -65,6 +65,8 @@ class App:
         """What there is, and what may be loaded and unloaded."""
         self.shared_regions: SharedRegions | None = None
         """Shared memory that clients have named; None if they may not."""
+        self.labels: dict[str, dict[str, str]] = {}
+        """Names that whoever manages the server gave to versions, by model; for clients of TensorFlow Serving."""
         self.problem = ""
         """Why the project could not be read anew, though it should have been."""
         for one in served:

@@ -285,7 +285,7 @@ class InferMethods:
         served = plan.served
         if served.contract.has_context:
             asked.id = next_id()
-            asked.params = {**plan.params, PARAM: _context(call, asked, served)}
+            asked.params = {**plan.params, PARAM: context_of(call, asked, served)}
         if stream is not None:
             asked.stream = stream
             if served.contract.streams:
@@ -548,7 +548,7 @@ def _timeout_s(parameters: Mapping[str, Parameter]) -> float:
     return given / 1e6 if given else _NEVER
 
 
-def _context(call: Call, request: Request, served: Served) -> tuple[Any, ...]:
+def context_of(call: Call, request: Request, served: Served) -> tuple[Any, ...]:
     """Return what a model may know of a call: its metadata are the headers."""
     host, _, port = call.peer.rpartition(":")
     headers = {name: value for name, value in call.metadata if isinstance(value, str)}

@@ -17,7 +17,7 @@ log = logging.getLogger("forebay")
 
 
 class KServePort:
-    """Answers the KServe v2 protocol."""
+    """Answers the KServe v2 protocol, and TensorFlow Serving's."""
 
     def __init__(self, app: App, http: HttpConfig, grpc: GrpcConfig) -> None:
         """Describe the port; `start` binds it.
@@ -40,11 +40,13 @@ class KServePort:
         """
         try:
             from forebay.transports.grpc.kserve import KServe
+            from forebay.transports.grpc.tfserving import TfServing
         except ImportError as error:
             raise not_installed(error) from error
         kserve = KServe(self._app, is_managed=self._is_managed)
+        services = [kserve.service(), *TfServing(self._app, is_managed=self._is_managed).services()]
         is_ready = lambda: not self._app.problems()  # noqa: E731
-        self._listener = GrpcListener(self._config, [kserve.service()], is_ready, is_model_ready=kserve.is_model_ready)
+        self._listener = GrpcListener(self._config, services, is_ready, is_model_ready=kserve.is_model_ready)
         host, port = await self._listener.start()
         log.info("gRPC at %s:%d", host, port)
         return host, port

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which models of repositories are loaded, said as a whole: what is not named leaves, as in TensorFlow Serving.
+
+A client names models, never places: where it says a path, that has to end in the name of the model, and nobody looks
+there. What it has just written into the repository is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from forebay.errors import InvalidRequest, NotFound
+from forebay.repository.tree_rules import number_of
+from forebay.repository.version_policy import VersionPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.server.app import App
+
+LOOK_S: Final = 15.0
+"""Time in which a model or version that is named must have been found in its repository."""
+_PAUSE_S: Final = 0.05
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that is to be loaded.
+
+    Attributes:
+        name: What it is called.
+        place: Where the client thinks it lies.
+        latest: So many of the highest versions; None for all.
+        versions: These and no others.
+        labels: Names for versions.
+    """
+
+    name: str
+    place: str = ""
+    latest: int | None = 1
+    versions: Sequence[str] | None = None
+    labels: dict[str, str] = {}
+
+
+async def reload(app: App, wanted: Sequence[Wanted]) -> None:
+    """Have these models loaded and no others; returns once they are.
+
+    Raises:
+        NotFound: If the repository has no such model or version.
+        InvalidRequest: If that is not possible here, or what is wanted contradicts itself.
+        ForebayError: Why one cannot be loaded; the others are.
+    """
+    stock = app.stock
+    if stock is None:
+        msg = "no repository is served, so clients cannot say which of its models are loaded"
+        raise InvalidRequest(msg)
+    names = [one.name for one in wanted]
+    for one in wanted:
+        if names.count(one.name) > 1:
+            raise InvalidRequest(f"the model '{one.name[:100]}' is named twice")
+        if one.place and posixpath.basename(one.place.rstrip("/")) != one.name:
+            msg = f"the model '{one.name[:100]}' is said to lie in another folder; here models are called like theirs"
+            raise InvalidRequest(msg)
+    for one in wanted:
+        chosen = await _found(app, one)
+        for label, version in one.labels.items():
+            if version not in chosen:
+                msg = f"the label '{label[:100]}' of '{one.name[:100]}' is for version {version}, which is not loaded"
+                raise InvalidRequest(msg)
+        there = app.versions_of(one.name)
+        for version in chosen:
+            if there is None or version not in there.ready:
+                make = app.model_index.maker(one.name, version)
+                await app.load(one.name, version, make, timeout_s=app.load_timeout_s)
+        app.share(one.name, {chosen[0]: 1})
+        await _leave(app, one.name, chosen)
+        app.labels[one.name] = dict(one.labels)
+    for name in [*app.ready]:
+        if name not in names and stock.has(name):
+            await _leave(app, name, ())
+            app.labels.pop(name, None)
+
+
+async def _found(app: App, one: Wanted) -> list[str]:
+    """Return which versions of a model are to be loaded, the highest first, once the repository has them.
+
+    Raises:
+        NotFound: If it has none of them.
+    """
+    numbers = [number for version in one.versions or () if (number := number_of(version)) is not None]
+    policy = VersionPolicy(latest=0 if one.latest is None else one.latest, only=frozenset(numbers))
+    assert app.stock is not None
+    until = asyncio.get_running_loop().time() + LOOK_S
+    while True:
+        there = [
+            number for told in app.describe_versions(one.name) if (number := number_of(told["version"])) is not None
+        ]
+        chosen = policy.chosen(there)
+        if chosen and set(numbers) <= set(chosen):
+            return list(map(str, chosen))
+        if asyncio.get_running_loop().time() > until:
+            shown = ", ".join(map(str, there)) or "none"
+            asked = f"the versions {', '.join(one.versions)}" if one.versions else "a version"
+            raise NotFound(f"no repository has {asked[:200]} of a model '{one.name[:100]}'; there is {shown}")
+        app.stock.look_soon()
+        await asyncio.sleep(_PAUSE_S)
+
+
+async def _leave(app: App, name: str, staying: Sequence[str]) -> None:
+    """Unload the other versions of a model."""
+    versions = app.versions_of(name)
+    if versions is None:
+        return
+    leaving = [version for version in versions.ready if version not in staying]
+    for version in sorted(leaving, key=lambda version: version in versions.weights):
+        await app.unload(name, version)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What TensorFlow Serving's protocol tells of models, the same over HTTP and gRPC: the names are those of its messages.
+
+A version is a number there; one that is called otherwise is told as 0. A label is a name for a version that whoever
+manages the server gives.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.errors import InvalidRequest, NotFound, nearest
+from forebay.repository.tree_rules import number_of
+from forebay.runtimes.saved_model import DEFAULT
+from forebay.types.datatypes import DATATYPES
+from forebay.types.tensorflow import PREDICT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from forebay.server.app import App
+    from forebay.server.served import Served
+    from forebay.serving.tensor_face import TensorFace
+    from forebay.types.tensor import TensorMetadata
+
+_STATES: Final = {
+    "ready": "AVAILABLE",
+    "available": "AVAILABLE",  # it is loaded for who asks
+    "loading": "LOADING",
+    "leaving": "UNLOADING",
+    "failed": "END",
+    "unloaded": "END",
+}
+
+
+def find_version(app: App, name: str, version: str = "", label: str = "") -> str | None:
+    """Return which version of a model is meant; None leaves it to the weights.
+
+    Raises:
+        NotFound: If there is no such model, or nobody gave it the label.
+    """
+    if not label:
+        return version or None
+    labels = app.labels.get(name, {})
+    if label not in labels:
+        app.versions(name)
+        hint = nearest(label, labels)
+        told = f"did you mean '{hint}'?" if hint else f"there is {', '.join(map(repr, labels)) or 'none'}"
+        raise NotFound(f"the model '{name[:100]}' has no version with the label '{label[:100]}'; {told}")
+    return labels[label]
+
+
+def face_of(one: Served) -> TensorFace:
+    """Return what tensors a version takes and gives.
+
+    Raises:
+        InvalidRequest: If it takes none, or answers in parts.
+    """
+    name = one.endpoint.name
+    if one.tensors is None:
+        msg = f"the model '{name}' takes no tensors; ask it over HTTP at /models/{name}"
+        raise InvalidRequest(msg)
+    if one.contract.streams:
+        msg = f"the model '{name}' answers in any number of parts; ask it over HTTP at /models/{name}"
+        raise InvalidRequest(msg)
+    return one.tensors
+
+
+def check_signature(name: str) -> None:
+    """Hold the name of a signature to what a served model has: one, which is the default.
+
+    Raises:
+        InvalidRequest: If it is another one.
+    """
+    if name not in {"", DEFAULT}:
+        msg = f"the model has no signature '{name[:100]}'; what is served of it is '{DEFAULT}'"
+        raise InvalidRequest(msg)
+
+
+def number(version: str) -> int:
+    """Return a version as a number."""
+    return number_of(version) or 0
+
+
+def signature_map(one: Served) -> dict[str, Any]:
+    """Return what a version takes and gives, as the only signature it has.
+
+    Raises:
+        InvalidRequest: If it takes no tensors.
+    """
+    face = face_of(one)
+    sides = {"inputs": face.inputs, "outputs": face.outputs}
+    told = {side: {each.name: _tensor_info(each) for each in ports} for side, ports in sides.items()}
+    return {DEFAULT: {**told, "method_name": PREDICT}}
+
+
+def statuses(app: App, name: str, version: str | None = None) -> list[dict[str, Any]]:
+    """Return where the versions of a model are.
+
+    Raises:
+        NotFound: If there is no such model or version.
+    """
+    found = [
+        {
+            "version": str(number(one["version"])),
+            "state": _STATES[one["state"]],
+            "status": {
+                "error_code": "UNKNOWN" if one.get("error") else "OK",
+                "error_message": one.get("error", ""),
+            },
+        }
+        for one in _described(app, name)
+        if one["state"] in _STATES and version in {None, one["version"]}
+    ]
+    if not found:
+        app.versions(name)
+        raise NotFound(f"the model '{name[:100]}' has no version '{str(version)[:100]}'")
+    return sorted(found, key=lambda one: -int(one["version"]))
+
+
+def _described(app: App, name: str) -> Iterable[dict[str, Any]]:
+    return app.describe(name)["versions"] if name in app.served else app.describe_versions(name)
+
+
+def _tensor_info(port: TensorMetadata) -> dict[str, Any]:
+    dims = [{"size": str(axis), "name": ""} for axis in port.shape]
+    kind = DATATYPES[port.datatype].tensorflow_name
+    return {
+        "dtype": f"DT_{kind}",
+        "tensor_shape": {"dim": dims, "unknown_rank": False},
+        "name": f"{port.name}:0",
+    }

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorFlow Serving's `PredictionService` and `ModelService`, for all models of an app that take tensors.
+
+A call is read on the loop if it is short; one that is long, or whose model has to be loaded first, has a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from google.protobuf import json_format
+
+from forebay.errors import ForebayError, InvalidRequest, NotFound, Unavailable
+from forebay.observe.ids import next_id
+from forebay.protocols.tfserving import examples
+from forebay.protocols.tfserving.messages import MODELS, PREDICTION, SERVING
+from forebay.server import tfserving_facts as facts
+from forebay.server.model_reload import Wanted, reload
+from forebay.serving.tensor_face import TensorRequest, tensors_of
+from forebay.transports.grpc.inference import QUICK_BYTES, READERS, STATUSES, context_of
+from forebay.transports.grpc.service import GrpcService
+from forebay.types.call import Failure
+from forebay.types.context import PARAM
+from forebay.types.tensor_proto import put, tensor_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from forebay.server.app import App
+    from forebay.server.served import Served
+    from forebay.serving.tensor_face import TensorFace
+    from forebay.transports.grpc.service import Call, Direct
+    from forebay.types.call import Outcome, Request
+    from forebay.types.tensor import Tensor
+
+_SIGNATURES: Final = "signature_def"
+"""The only kind of metadata that there is."""
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    """One of the methods that ask a model.
+
+    Attributes:
+        takes: The message it takes.
+        read: Reads that into tensors, with names of what is wanted.
+        write: Writes the answer for so many samples into the message it gives.
+        gives: That message.
+    """
+
+    takes: str
+    read: Callable[[Any, TensorFace], tuple[list[Tensor], Sequence[str]]]
+    write: Callable[[Any, Sequence[Tensor], int], None]
+    gives: str
+
+
+class _Asked(msgspec.Struct, eq=False):
+    """A request that is inside."""
+
+    call: Call
+    kind: _Kind
+    served: Served
+    signature: str
+    request: TensorRequest
+    answered: asyncio.Future[None] | None = None
+
+    def cancel(self) -> None:
+        """Call it off."""
+        self.served.endpoint.cancel(self.request)
+
+
+class TfServing:
+    """The services of one port."""
+
+    def __init__(self, app: App, *, is_managed: bool = False) -> None:
+        """Describe them.
+
+        Args:
+            app: The models.
+            is_managed: Whether clients may say which versions are loaded.
+        """
+        self._app = app
+        self._is_managed = is_managed
+        self._threads: ThreadPoolExecutor | None = None
+
+    def services(self) -> list[GrpcService]:
+        """Return what a port is given."""
+        *files, described = SERVING.described()
+        asking = {name: self._method(kind) for name, kind in _KINDS.items()}
+        return [
+            GrpcService(
+                full_name=PREDICTION,
+                direct={**asking, "GetModelMetadata": self._metadata},
+                files=[*files, described],
+            ),
+            GrpcService(
+                full_name=MODELS,
+                direct={"GetModelStatus": self._status},
+                unary={"HandleReloadConfigRequest": self._reload},
+                files=[*files, described],
+            ),
+        ]
+
+    # Asking models
+
+    def _method(self, kind: _Kind) -> Direct:
+        def method(message: bytes, call: Call) -> None:
+            try:
+                asked = SERVING.parsed(kind.takes, message)
+                version, served = self._find(asked.model_spec)
+                if served is not None and len(message) <= QUICK_BYTES:
+                    call.on_cancel = self._begin(kind, asked, served, call, *_read(kind, asked, served)).cancel
+                else:
+                    work = self._slowly(kind, asked, served, version, call)
+                    call.on_cancel = asyncio.ensure_future(work).cancel
+            except ForebayError as error:
+                call.fail(error, STATUSES)
+
+        return method
+
+    def _find(self, spec: Any) -> tuple[str | None, Served | None]:
+        """Return the version that is meant, and who answers for it; None if it has to be loaded.
+
+        Raises:
+            NotFound: If there is no such model or version.
+        """
+        name, choice = spec.name, spec.WhichOneof("version_choice")
+        if choice == "version" and spec.version.value < 0:
+            raise NotFound(f"the model '{name[:100]}' has no version {spec.version.value}")
+        said = str(spec.version.value) if choice == "version" else ""
+        version = facts.find_version(self._app, name, said, spec.version_label)
+        facts.check_signature(spec.signature_name)
+        versions, stock = self._app.versions_of(name), self._app.stock
+        if versions is not None and (version is None or version in versions.ready):
+            return version, versions.turn() if version is None else versions.ready[version]
+        if stock is not None and self._app.is_stocked(name):
+            return version, None
+        raise self._app.versions(name).unknown(version or "")
+
+    async def _slowly(self, kind: _Kind, asked: Any, served: Served | None, version: str | None, call: Call) -> None:
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                if served is None:
+                    assert self._app.stock is not None
+                    wait_s = min(max(call.deadline - monotonic(), 0.0), self._app.load_timeout_s)
+                    try:
+                        async with asyncio.timeout(wait_s):
+                            served = await stack.enter_async_context(
+                                self._app.stock.lend(asked.model_spec.name, version)
+                            )
+                    except TimeoutError:
+                        raise Unavailable(f"the model '{asked.model_spec.name}' is still being loaded") from None
+                if self._threads is None:
+                    self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="forebay-tensors")
+                loop = asyncio.get_running_loop()
+                inputs, outputs = await loop.run_in_executor(self._threads, _read, kind, asked, served)
+                answered = loop.create_future()
+                begun = self._begin(kind, asked, served, call, inputs, outputs, answered)
+                try:
+                    await answered
+                except asyncio.CancelledError:
+                    begun.cancel()
+                    raise
+        except ForebayError as error:
+            call.fail(error, STATUSES)
+
+    def _begin(
+        self,
+        kind: _Kind,
+        asked: Any,
+        served: Served,
+        call: Call,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[str],
+        answered: asyncio.Future[None] | None = None,
+    ) -> _Asked:
+        """Submit a request whose tensors have been read.
+
+        Raises:
+            ForebayError: Why it cannot be answered.
+        """
+        face = facts.face_of(served)
+        params, size = face.ask(inputs, outputs)
+        request = TensorRequest([one.data for one in inputs], _replied, params, None, call.deadline, size)
+        begun = request.call = _Asked(call, kind, served, asked.model_spec.signature_name, request, answered)
+        if served.contract.has_context:
+            request.id = next_id()
+            request.params = {**params, PARAM: context_of(call, request, served)}
+        served.endpoint.submit(request)
+        return begun
+
+    # Telling of models
+
+    def _metadata(self, message: bytes, call: Call) -> None:
+        asked = SERVING.parsed("GetModelMetadataRequest", message)
+        for field in asked.metadata_field:
+            if field != _SIGNATURES:
+                msg = f"there is no metadata '{field[:100]}'; there is '{_SIGNATURES}'"
+                raise InvalidRequest(msg)
+        if not asked.metadata_field:
+            raise InvalidRequest(f"a metadata_field is needed; there is '{_SIGNATURES}'")
+        _, served = self._find(asked.model_spec)
+        if served is None:
+            raise Unavailable(
+                f"the model '{asked.model_spec.name}' is loaded when it is asked, and nobody has asked it"
+            )
+        told = SERVING.classes().SignatureDefMap()
+        json_format.ParseDict({"signature_def": facts.signature_map(served)}, told)
+        found = SERVING.classes().GetModelMetadataResponse()
+        _put_spec(found.model_spec, served, "")
+        found.metadata[_SIGNATURES].type_url = f"type.googleapis.com/{told.DESCRIPTOR.full_name}"
+        found.metadata[_SIGNATURES].value = told.SerializeToString()
+        call.reply(found.SerializeToString())
+
+    def _status(self, message: bytes, call: Call) -> None:
+        spec = SERVING.parsed("GetModelStatusRequest", message).model_spec
+        said = str(spec.version.value) if spec.WhichOneof("version_choice") == "version" else ""
+        version = facts.find_version(self._app, spec.name, said, spec.version_label)
+        told = {"model_version_status": facts.statuses(self._app, spec.name, version)}
+        call.reply(json_format.ParseDict(told, SERVING.classes().GetModelStatusResponse()).SerializeToString())
+
+    async def _reload(self, message: bytes, _call: Call) -> bytes:
+        config = SERVING.parsed("ReloadConfigRequest", message).config
+        if not self._is_managed:
+            msg = "clients say what is loaded where calls need a key (--api-key), or with --manage"
+            raise Unavailable(msg)
+        if config.WhichOneof("config") != "model_config_list":
+            msg = "a model_config_list is needed; there is no other configuration here"
+            raise InvalidRequest(msg)
+        await reload(self._app, [_wanted(one) for one in config.model_config_list.config])
+        return SERVING.classes().ReloadConfigResponse(status={"error_code": 0}).SerializeToString()
+
+
+def _wanted(config: Any) -> Wanted:
+    policy = config.model_version_policy
+    choice = policy.WhichOneof("policy_choice")
+    count = (policy.latest.num_versions or 1) if choice == "latest" else None if choice == "all" else 1
+    versions = [str(one) for one in policy.specific.versions] if choice == "specific" else None
+    labels = {label: str(version) for label, version in config.version_labels.items()}
+    return Wanted(name=config.name, place=config.base_path, latest=count, versions=versions, labels=labels)
+
+
+def _replied(request: Request, outcome: Outcome) -> None:
+    assert isinstance(request, TensorRequest)
+    asked: _Asked = request.call
+    call = asked.call
+    call.answered_by(asked.served.endpoint, request)
+    if type(outcome) is Failure:
+        call.fail(outcome.error, STATUSES)
+    else:
+        answer = getattr(SERVING.classes(), asked.kind.gives)()
+        try:
+            asked.kind.write(answer, tensors_of(outcome[0], outcome[1:]), request.size)
+        except ForebayError as error:
+            call.fail(error, STATUSES)
+        else:
+            _put_spec(answer.model_spec, asked.served, asked.signature)
+            call.reply(answer.SerializeToString())
+    if asked.answered is not None and not asked.answered.done():
+        asked.answered.set_result(None)
+
+
+def _read(kind: _Kind, asked: Any, served: Served) -> tuple[list[Tensor], Sequence[str]]:
+    """Read the tensors of a call.
+
+    Raises:
+        ForebayError: If they are not what they should be, or the model takes none.
+    """
+    return kind.read(asked, facts.face_of(served))
+
+
+def _put_spec(into: Any, served: Served, signature: str) -> None:
+    """Say who answered."""
+    config = served.endpoint.config
+    into.name, into.signature_name = config.name, signature or facts.DEFAULT
+    into.version.value = facts.number(config.version)
+
+
+def _read_predict(asked: Any, _face: TensorFace) -> tuple[list[Tensor], Sequence[str]]:
+    return [tensor_of(name, proto) for name, proto in asked.inputs.items()], list(asked.output_filter)
+
+
+def _read_examples(asked: Any, face: TensorFace) -> tuple[list[Tensor], Sequence[str]]:
+    return examples.tensors_of(examples.read_examples(asked.input), face), ()
+
+
+def _write_predict(into: Any, tensors: Sequence[Tensor], _count: int) -> None:
+    for one in tensors:
+        put(into.outputs[one.name], one)
+
+
+def _write_classes(into: Any, tensors: Sequence[Tensor], count: int) -> None:
+    for row in examples.classes_of(tensors, count):
+        classes = into.result.classifications.add().classes
+        for label, score in row:
+            classes.add(label=label, score=score)
+
+
+def _write_values(into: Any, tensors: Sequence[Tensor], count: int) -> None:
+    for value in examples.values_of(tensors, count):
+        into.result.regressions.add(value=value)
+
+
+_KINDS: Final = {
+    "Predict": _Kind("PredictRequest", _read_predict, _write_predict, "PredictResponse"),
+    "Classify": _Kind("ClassificationRequest", _read_examples, _write_classes, "ClassificationResponse"),
+    "Regress": _Kind("RegressionRequest", _read_examples, _write_values, "RegressionResponse"),
+}

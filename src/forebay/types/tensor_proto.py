@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors from and to TensorFlow's `TensorProto`.
+
+What comes may lie in memory as it is (`tensor_content`), or element by element in the field of its type. There the
+last element stands for all that are missing, and none for zeros, which is how TensorFlow fills tensors; what is filled
+so is bounded, for a message of a few bytes may say any shape. What goes is written element by element, since that is
+what clients read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.errors import ValidationError
+from forebay.types.datatypes import BY_TENSORFLOW, DataType, datatype_of
+from forebay.types.tensor import Tensor, check_size, elements, join_elements, split_elements
+from forebay.types.tensorflow import TYPE_NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_FILLED_BYTES: Final = 16 * 1024 * 1024
+"""How large a tensor may be of which not all elements came."""
+
+_FIELDS: Final = {
+    "FP32": "float_val",
+    "FP64": "double_val",
+    **dict.fromkeys(("UINT8", "UINT16", "INT8", "INT16", "INT32"), "int_val"),
+    **dict.fromkeys(("FP16", "BF16"), "half_val"),
+    "INT64": "int64_val",
+    "UINT32": "uint32_val",
+    "UINT64": "uint64_val",
+    "BOOL": "bool_val",
+    "BYTES": "string_val",
+}
+_AS_IN_MEMORY: Final = {"FP32": b"\x2a", "FP64": b"\x32", "BOOL": b"\x5a"}
+"""How the fields begin on the wire whose elements lie there as in memory."""
+
+
+def tensor_of(name: str, proto: Any) -> Tensor:
+    """Return the tensor that a message holds.
+
+    Raises:
+        ValidationError: If it contradicts itself, or is of a type that we have not.
+    """
+    datatype = datatype_by_number(name, proto.dtype)
+    if proto.tensor_shape.unknown_rank:
+        raise ValidationError(f"tensor '{name}' says no shape; a tensor on its way has one")
+    shape = tuple(axis.size for axis in proto.tensor_shape.dim)
+    field = _FIELDS[datatype.name]
+    for other, _ in proto.ListFields():
+        if other.name.endswith("_val") and (other.name != field or proto.tensor_content):
+            instead = "tensor_content" if proto.tensor_content else field
+            msg = (
+                f"tensor '{name}' of {TYPE_NAMES[proto.dtype]} has its elements in {instead}; it came with {other.name}"
+            )
+            raise ValidationError(msg)
+    if proto.tensor_content:
+        if not datatype.size:
+            raise ValidationError(f"tensor '{name}' of DT_STRING has its elements in string_val, not in tensor_content")
+        check_size(name, datatype.name, shape, len(proto.tensor_content))
+        return Tensor(name, datatype.name, shape, proto.tensor_content)
+    return Tensor(name, datatype.name, shape, _elements(name, datatype, shape, getattr(proto, field)))
+
+
+def put(into: Any, tensor: Tensor) -> None:
+    """Write a tensor that lies in memory into a message, element by element."""
+    import numpy as np
+
+    datatype = datatype_of(tensor.datatype)
+    into.dtype = datatype.tensorflow
+    into.tensor_shape.SetInParent()
+    for axis in tensor.shape:
+        into.tensor_shape.dim.add(size=axis)
+    field = _FIELDS[datatype.name]
+    if begin := _AS_IN_MEMORY.get(datatype.name):
+        into.MergeFromString(b"".join((begin, _varint(len(tensor.data)), tensor.data)))
+    elif datatype.size:
+        bits = "uint16" if field == "half_val" else datatype.numpy
+        getattr(into, field).extend(np.frombuffer(tensor.data, bits).tolist())
+    else:
+        count = elements(tensor.name, tensor.shape)
+        into.string_val.extend(split_elements(tensor.name, tensor.data, count))
+
+
+def datatype_by_number(name: str, number: int) -> DataType:
+    """Return the type of a tensor.
+
+    Raises:
+        ValidationError: If it is none of ours.
+    """
+    found = BY_TENSORFLOW.get(number)
+    if found is None:
+        known = ", ".join(TYPE_NAMES[one] for one in BY_TENSORFLOW)
+        msg = f"tensor '{name}' is of {TYPE_NAMES.get(number, number)}, which is not taken here; {known} are"
+        raise ValidationError(msg)
+    return found
+
+
+def _elements(name: str, datatype: DataType, shape: Sequence[int], values: Any) -> bytes | memoryview:
+    """Return elements that came one by one, as they lie in memory.
+
+    Raises:
+        ValidationError: If there are more than the shape says, too few, or some that do not fit the type.
+    """
+    import numpy as np
+
+    count, came = elements(name, shape, datatype.size or 4), len(values)
+    said = f"tensor '{name}' of {TYPE_NAMES[datatype.tensorflow]}{list(shape)}"
+    if came > count:
+        raise ValidationError(f"{said} has {count} elements by its shape, and {came} came; shape and data must agree")
+    if came < count:
+        longest = max(map(len, values), default=0) + 4 if not datatype.size else datatype.size
+        if count * longest > MAX_FILLED_BYTES:
+            msg = (
+                f"{said} has {count} elements by its shape, and {came} came; up to {MAX_FILLED_BYTES} bytes are filled"
+            )
+            raise ValidationError(msg)
+    if not datatype.size:
+        last = values[came - 1] if came else b""
+        return join_elements(name, [*values, *[last] * (count - came)])
+    is_half = _FIELDS[datatype.name] == "half_val"
+    kind = "uint16" if is_half else datatype.numpy
+    wide = np.fromiter(values, kind if datatype.size >= 4 else "int64", came)
+    if datatype.size < 4:
+        limits = np.iinfo(kind) if kind != "bool" else None
+        if limits is not None and came and (wide.min() < limits.min or wide.max() > limits.max):
+            raise ValidationError(f"{said} has elements that do not fit its type")
+    array = wide.astype(kind, copy=False)
+    if came < count:
+        array = np.concatenate([array, np.full(count - came, array[-1] if came else 0, kind)])
+    return array.view(np.uint8).data
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)

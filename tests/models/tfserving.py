@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that clients of TensorFlow Serving ask."""
+
+from typing import Literal, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from forebay import Model
+
+Four = np.ndarray[tuple[Literal[4]], np.dtype[np.float32]]
+
+
+class Types(TypedDict, total=False):
+    BOOL: npt.NDArray[np.bool_]
+    UINT8: npt.NDArray[np.uint8]
+    UINT16: npt.NDArray[np.uint16]
+    UINT32: npt.NDArray[np.uint32]
+    UINT64: npt.NDArray[np.uint64]
+    INT8: npt.NDArray[np.int8]
+    INT16: npt.NDArray[np.int16]
+    INT32: npt.NDArray[np.int32]
+    INT64: npt.NDArray[np.int64]
+    FP16: npt.NDArray[np.float16]
+    FP32: npt.NDArray[np.float32]
+    FP64: npt.NDArray[np.float64]
+
+
+class Every(Model):
+    """Gives what it gets, of every type."""
+
+    def predict(self, batch: list[Types]) -> list[Types]:
+        return batch
+
+
+class Flower(TypedDict):
+    x: Four
+
+
+class Classes(TypedDict):
+    classes: list[str]
+    scores: list[float]
+
+
+class Species(Model):
+    """Classifies."""
+
+    def predict(self, batch: list[Flower]) -> list[Classes]:
+        return [{"classes": ["small", "large"], "scores": [1.0, float(one["x"].sum())]} for one in batch]
+
+
+class House(TypedDict):
+    rooms: int
+    size: float
+
+
+class Price(Model):
+    """Does a regression."""
+
+    def predict(self, batch: list[House]) -> list[float]:
+        return [one["rooms"] * 100 + one["size"] for one in batch]
+
+
+class Words(Model):
+    """Takes and gives texts."""
+
+    def predict(self, batch: list[str]) -> list[str]:
+        return [one.upper() for one in batch]
+
+
+class Broken(Model):
+    def predict(self, batch: list[float]) -> list[float]:
+        raise ValueError("out of paper")
+
+
+class Parts(Model):
+    """Streams."""
+
+    def predict(self, batch: list[int]):
+        for number in range(3):
+            yield [number for _ in batch]

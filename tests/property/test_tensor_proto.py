@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of TensorFlow: what is written is read, and whatever lies is refused without much memory."""
+
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from forebay.arrays.tensors import from_array, to_array
+from forebay.errors import ForebayError, ValidationError
+from forebay.types.datatypes import BY_NUMPY
+from forebay.types.tensor import Tensor, join_elements
+from forebay.types.tensor_proto import MAX_FILLED_BYTES, put, tensor_of
+from forebay.types.tensorflow import TENSORFLOW, TYPE_NAMES
+
+pytest.importorskip("google.protobuf")
+Proto = TENSORFLOW.classes().TensorProto
+FIELDS = [one.name for one in Proto.DESCRIPTOR.fields if one.name.endswith("_val")]
+NUMBERS = [name for name in BY_NUMPY if name != "str"]
+
+
+def written(tensor):
+    proto = Proto()
+    put(proto, tensor)
+    return Proto.FromString(proto.SerializeToString())
+
+
+@given(data=st.data(), kind=st.sampled_from(NUMBERS))
+def test_arrays_come_back(data, kind):
+    shape = data.draw(arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
+    array = data.draw(arrays.arrays(kind, shape))
+    proto = written(from_array("x", array))
+    assert not proto.tensor_content
+    found = to_array(tensor_of("x", proto))
+    assert (found.dtype, found.shape) == (array.dtype, array.shape)
+    assert found.tobytes() == array.tobytes()
+    raw = Proto(dtype=proto.dtype, tensor_shape=proto.tensor_shape, tensor_content=array.tobytes())
+    if array.size:
+        assert bytes(tensor_of("x", raw).data) == array.tobytes()
+
+
+@given(st.lists(st.binary(max_size=20), max_size=8))
+def test_texts_come_back(values):
+    tensor = Tensor("x", "BYTES", (len(values),), join_elements("x", values))
+    assert tensor_of("x", written(tensor)) is not tensor
+    assert bytes(tensor_of("x", written(tensor)).data) == tensor.data
+
+
+PROTOS = st.builds(
+    lambda dtype, shape, unknown, content, values: (dtype, shape, unknown, content, values),
+    st.one_of(st.sampled_from([*TYPE_NAMES]), st.integers(-1, 200)),
+    st.lists(st.one_of(st.integers(-2, 5), st.sampled_from([2**31, 2**40, 2**62, 2**63 - 1])), max_size=6),
+    st.booleans(),
+    st.binary(max_size=40),
+    st.dictionaries(st.sampled_from(FIELDS), st.lists(st.integers(-300, 70_000), max_size=6), max_size=2),
+)
+
+
+@settings(max_examples=400)
+@given(PROTOS)
+def test_what_lies_is_refused_and_takes_no_memory(told):
+    dtype, shape, unknown, content, values = told
+    proto = Proto(dtype=dtype, tensor_content=content)
+    proto.tensor_shape.unknown_rank = unknown
+    for axis in shape:
+        proto.tensor_shape.dim.add(size=axis)
+    for field, found in values.items():
+        is_unsigned = field.startswith("uint")
+        cast = {"string_val": lambda one: str(one).encode(), "bool_val": bool}.get(field)
+        getattr(proto, field).extend([cast(one) if cast else abs(one) if is_unsigned else one for one in found])
+    tracemalloc.start()
+    try:
+        tensor = tensor_of("x", proto)
+    except ForebayError:
+        return
+    finally:
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 4 * MAX_FILLED_BYTES
+    assert tensor.shape == tuple(shape)
+    assert to_array(tensor).shape == tensor.shape  # whatever is taken is whole
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_refused(data):
+    try:
+        proto = TENSORFLOW.parsed("TensorProto", data)
+        tensor_of("x", proto)
+    except ForebayError:
+        pass
+
+
+@pytest.mark.parametrize(
+    "told, said",
+    [
+        ({"dtype": 1, "shape": [2], "float_val": [1, 2, 3]}, "has 2 elements by its shape, and 3 came"),
+        (
+            {"dtype": 1, "shape": [2**40], "float_val": [1]},
+            "has 1099511627776 elements by its shape, and 1 came; up to",
+        ),
+        ({"dtype": 1, "shape": [2**40]}, "up to 16777216 bytes are filled"),
+        ({"dtype": 7, "shape": [2**23], "string_val": [b"long text"]}, "up to 16777216 bytes are filled"),
+        ({"dtype": 1, "shape": [2**40, 2**40]}, "every axis must be 0 or more"),
+        ({"dtype": 1, "shape": [-1], "float_val": [1]}, "every axis must be 0 or more"),
+        ({"dtype": 1, "shape": [1] * 40}, "has 40 axes"),
+        ({"dtype": 1, "shape": [1], "int_val": [1]}, "of DT_FLOAT has its elements in float_val; it came with int_val"),
+        ({"dtype": 1, "shape": [2], "tensor_content": b"12345"}, "needs 8 bytes of data, and 5 came"),
+        ({"dtype": 1, "shape": [1], "tensor_content": b"1234", "float_val": [1]}, "in tensor_content; it came with"),
+        ({"dtype": 7, "shape": [1], "tensor_content": b"1234"}, "in string_val, not in tensor_content"),
+        ({"dtype": 4, "shape": [1], "int_val": [256]}, "elements that do not fit its type"),
+        ({"dtype": 6, "shape": [1], "int_val": [-129]}, "elements that do not fit its type"),
+        ({"dtype": 19, "shape": [1], "half_val": [65536]}, "elements that do not fit its type"),
+        ({"dtype": 8, "shape": [1]}, "is of DT_COMPLEX64, which is not taken here; DT_"),
+        ({"dtype": 0, "shape": [1]}, "is of DT_INVALID"),
+        ({"dtype": 99, "shape": [1]}, "is of 99"),
+    ],
+)
+def test_each_lie_is_named(told, said):
+    shape = told.pop("shape")
+    proto = Proto(**told)
+    for axis in shape:
+        proto.tensor_shape.dim.add(size=axis)
+    with pytest.raises(ValidationError) as caught:
+        tensor_of("x", proto)
+    assert said in caught.value.message
+
+
+def test_missing_elements_are_the_last_one_and_none_are_zeros():
+    proto = Proto(dtype=3, int_val=[1, 2])
+    proto.tensor_shape.dim.add(size=4)
+    assert to_array(tensor_of("x", proto)).tolist() == [1, 2, 2, 2]
+    assert to_array(tensor_of("x", Proto(dtype=3, tensor_shape=proto.tensor_shape))).tolist() == [0] * 4
+    texts = Proto(dtype=7, string_val=[b"a"], tensor_shape=proto.tensor_shape)
+    assert to_array(tensor_of("x", texts)).tolist() == [b"a"] * 4
