@@ -79,3 +79,27 @@ class Parts(Model):
     def predict(self, batch: list[int]):
         for number in range(3):
             yield [number for _ in batch]
+
+
+class Sounds(Model):
+    """Takes and gives bytes."""
+
+    def predict(self, batch: list[bytes]) -> list[bytes]:
+        return batch
+
+
+class Picture(TypedDict):
+    thumb_bytes: str
+    name: str
+
+
+class Pictures(Model):
+    """Gives what is called bytes."""
+
+    def predict(self, batch: list[str]) -> list[Picture]:
+        return [{"thumb_bytes": one.upper(), "name": one} for one in batch]
+
+
+class Nans(Model):
+    def predict(self, batch: list[float]) -> list[float]:
+        return [float("nan") for _ in batch]

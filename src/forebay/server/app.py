@@ -228,6 +228,12 @@ class App:
             versions.share(weights)
             self._changed(name)
 
+    def label(self, name: str, labels: Mapping[str, str]) -> None:
+        """Give versions of a model these names beside their own, and take the others away."""
+        self.labels[name] = dict(labels)
+        if name in self._models:
+            self._changed(name)
+
     def failed(self, name: str, version: str, reason: str) -> None:
         """Note why a version could not even be built, for `/models`."""
         if name in self._models:

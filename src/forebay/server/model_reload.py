@@ -77,11 +77,11 @@ async def reload(app: App, wanted: Sequence[Wanted]) -> None:
                 await app.load(one.name, version, make, timeout_s=app.load_timeout_s)
         app.share(one.name, {chosen[0]: 1})
         await _leave(app, one.name, chosen)
-        app.labels[one.name] = dict(one.labels)
+        app.label(one.name, one.labels)
     for name in [*app.ready]:
-        if name not in names and stock.has(name):
+        if name not in names and stock.offer.has(name):
             await _leave(app, name, ())
-            app.labels.pop(name, None)
+            app.label(name, {})
 
 
 async def _found(app: App, one: Wanted) -> list[str]:

@@ -537,9 +537,13 @@ class Endpoint:
     @staticmethod
     def _tell_instead(request: Request, error: Exception) -> None:
         """Give the answer of last resort in place of one that could not be handed over."""
-        log.error("an answer could not be handed over", exc_info=error)
+        if isinstance(error, ForebayError):  # a protocol has no words for what the model gave, and says so
+            instead = error
+        else:
+            log.error("an answer could not be handed over", exc_info=error)
+            instead = InternalError("the answer could not be written")
         try:
-            request.reply(request, Failure(InternalError("the answer could not be written")))
+            request.reply(request, Failure(instead))
         except Exception:
             log.exception("nor could the error in its place")
 

@@ -44,6 +44,8 @@ class TensorFace(msgspec.Struct, frozen=True, kw_only=True):
         unranked: Inputs of any number of axes; of their shape only the first one is said.
         has_rows: Whether the first axis of all tensors counts samples.
         is_open: Whether it takes tensors of any name.
+        is_bare: Whether an only input or output may go without its name where that is a choice of the protocol, as with
+            models that are files: nobody gave them types in which the name counts.
     """
 
     inputs: Sequence[TensorMetadata] = ()
@@ -52,6 +54,7 @@ class TensorFace(msgspec.Struct, frozen=True, kw_only=True):
     unranked: frozenset[str] = frozenset()
     has_rows: bool = True
     is_open: bool = False
+    is_bare: bool = False
 
     def ask(
         self,

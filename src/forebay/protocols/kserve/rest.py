@@ -15,8 +15,6 @@ from forebay.types.datatypes import DataType, datatype_of
 from forebay.types.tensor import Data, Tensor, elements, join_elements, split_elements
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy.typing as npt
 
 LENGTH_HEADER: Final = "Inference-Header-Content-Length"
@@ -76,10 +74,6 @@ class _Request(msgspec.Struct):
     outputs: list[_Wanted] | None = None
     id: str | None = None
     parameters: dict[str, bool | int | float | str | None] | None = None
-
-
-class _Samples(msgspec.Struct):
-    instances: list[msgspec.Raw]
 
 
 def model_path(model: str, version: str = "") -> str:
@@ -264,30 +258,7 @@ def encode_response(response: InferResponse) -> tuple[list[Data], int | None]:
     return [head, *behind], len(head) if is_binary else None
 
 
-def decode_samples(body: bytes | memoryview) -> list[msgspec.Raw]:
-    """Read a request of the first version of the protocol: `{"instances": [...]}`.
-
-    Raises:
-        InvalidRequest: If it is none.
-    """
-    try:
-        found = _samples.decode(body).instances
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        msg = f'the body is no {{"instances": [...]}}: {error}'
-        raise InvalidRequest(msg) from None
-    if not found:
-        msg = "there are no instances; a sample at least is needed"
-        raise InvalidRequest(msg)
-    return found
-
-
-def encode_predictions(results: Sequence[bytes]) -> bytes:
-    """Return the answer to it, of results in JSON."""
-    return b'{"predictions":[' + b",".join(results) + b"]}"
-
-
 _request: Final = msgspec.json.Decoder(_Request)
-_samples: Final = msgspec.json.Decoder(_Samples)
 _MAX_DIGITS: Final = 16
 
 

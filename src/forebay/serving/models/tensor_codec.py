@@ -104,7 +104,8 @@ class TensorCodec:
     @property
     def face(self) -> TensorFace:
         """What protocols must know of it."""
-        return face_of(self._given, self._answer, has_rows=self._has_rows)
+        found = face_of(self._given, self._answer, has_rows=self._has_rows)
+        return msgspec.structs.replace(found, is_bare=self._wire is None)
 
     def decode(self, data: Sequence[Any], params: Mapping[str, Any], size: int) -> list[Any]:
         """Return the samples of a request.

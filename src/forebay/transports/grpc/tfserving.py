@@ -135,9 +135,9 @@ class TfServing:
         version = facts.find_version(self._app, name, said, spec.version_label)
         facts.check_signature(spec.signature_name)
         versions, stock = self._app.versions_of(name), self._app.stock
-        if versions is not None and (version is None or version in versions.ready):
+        if versions is not None and (version in versions.ready if version else versions.weights):
             return version, versions.turn() if version is None else versions.ready[version]
-        if stock is not None and self._app.is_stocked(name):
+        if stock is not None and stock.offer.has(name):
             return version, None
         raise self._app.versions(name).unknown(version or "")
 

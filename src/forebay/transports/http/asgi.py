@@ -27,7 +27,7 @@ from forebay.protocols import native, openapi
 from forebay.protocols.openai.requests import PATHS
 from forebay.serving.endpoint import next_id
 from forebay.serving.models.model import Model
-from forebay.transports.http import inference
+from forebay.transports.http import inference, tfserving
 from forebay.transports.http.asgi_calls import TOLD
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.dashboard.page import PREFIX, Dashboard, is_public, to_page, wants_page
@@ -178,7 +178,8 @@ def _paths(pages: ServerPages, protocol: inference.InferencePages) -> list[PathR
         PathRoute("/models/{name}/versions/{version}/unload", _Methods(post=pages.management.unload)),
         PathRoute("/models/{name:path}", _Methods(get=pages.model, post=pages.model)),
         PathRoute("/v1/models", _Methods(get=pages.v1_models, fault=fault)),
-        PathRoute("/v1/models/{name}", _Methods(get=pages.v1_model), methods=["GET", "HEAD"]),
+        PathRoute("/v1/models/{name}", _Methods(get=pages.v1_model, post=pages.v1_missing)),
+        PathRoute("/v1/models/{name}/{below:path}", _Methods(get=pages.v1_version, post=pages.v1_missing)),
         PathRoute("/healthz", _Methods(get=pages.healthz)),
         PathRoute("/readyz", _Methods(get=pages.readyz)),
         PathRoute("/metrics", _Methods(get=pages.metrics)),
@@ -222,6 +223,13 @@ def _is_path(target: bytes) -> bool:
     return target == b"/" or not (target.endswith(b"/") or inference.is_inference_path(target.decode()))
 
 
+def _fault_at(path: str) -> Fault:
+    """Return what writes errors at a path that no model has."""
+    if inference.is_inference_path(path) or tfserving.is_tfserving_path(path):
+        return inference.fault_of
+    return fault if path == "/v1/models" or path.startswith("/v1/models/") else error_answer
+
+
 class _Lending:
     """Has models of repositories loaded for requests that name them, before anything else looks at the path."""
 
@@ -233,7 +241,7 @@ class _Lending:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Lend the model while the request is answered."""
         stock = self._lender.stock
-        found = None
+        found, path = None, path_of(scope) if scope["type"] == "http" else ""
         if stock is not None and scope["type"] == "http" and scope["method"] == "POST":
             found = None if _target_of(scope) in self._by_target else _MODEL.match(path_of(scope))
             if found is not None and stock.is_ready and not stock.offer.has(found[1]):
@@ -247,10 +255,10 @@ class _Lending:
                     await stack.enter_async_context(stock.lend(found[1], found[2]))
             except TimeoutError:
                 problem = Unavailable(f"the model '{found[1]}' is still being loaded; try again later")
-                await _error(HttpRequest(scope), problem)(scope, receive, send)
+                await _error(HttpRequest(scope), problem, _fault_at(path))(scope, receive, send)
                 return
             except ForebayError as problem:
-                await _error(HttpRequest(scope), problem)(scope, receive, send)
+                await _error(HttpRequest(scope), problem, _fault_at(path))(scope, receive, send)
                 return
             await self._app(scope, receive, send)
 
@@ -541,9 +549,7 @@ class _KeyCheck:
         route = self._routes.get(path.encode())
         if route is not None:
             return route.fault
-        if inference.is_inference_path(path):
-            return inference.fault_of
-        return fault if path == "/v1/models" or path.startswith("/v1/models/") else error_answer
+        return _fault_at(path)
 
     def _is_public(self, scope: Scope) -> bool:
         path = path_of(scope)

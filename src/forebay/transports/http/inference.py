@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Open Inference Protocol (KServe v2) over HTTP, and `:predict` of its first version, for all that is served.
+"""The Open Inference Protocol (KServe v2) over HTTP, for all that is served; its first version is in `tfserving.py`.
 
     InferRoute      POST /v2/models/NAME[/versions/V]/infer, on both lanes of HTTP
-    PredictRoute    POST /v1/models/NAME[/versions/V]:predict, likewise
     InferencePages  everything else below /v2: health, metadata, statistics, the repository
 
 The loop reads the JSON of a call as far as names, types and shapes; the data goes to the worker as it came. A client
@@ -20,7 +19,6 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from forebay.errors import (
-    BadOutcome,
     ForebayError,
     InvalidRequest,
     NotFound,
@@ -45,7 +43,7 @@ from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
 from forebay.transports.http.bodies import BodyTooLong, read_body
 from forebay.transports.http.errors import MethodNotAllowed, error_headers
 from forebay.transports.http.route import Head, Route
-from forebay.types.call import ROWS, Media, Request
+from forebay.types.call import Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -68,8 +66,7 @@ MAX_REMEMBERED_BYTES: Final = 4096
 _MAX_LOAD_BYTES: Final = 64 * 1024
 _LENGTH: Final = rest.LENGTH_HEADER.lower().encode()
 _VERSIONED: Final = ("v2", "models", "NAME", "versions", "VERSION", "infer")
-_JSON: Final = (b"content-type", b"application/json")
-_SAMPLES: Final = {"in": "json", "out": "json", ROWS: "1"}
+JSON: Final = (b"content-type", b"application/json")
 
 
 class InferHead(Head):
@@ -92,8 +89,8 @@ class _Call(msgspec.Struct, frozen=True, eq=False):
     length: int
 
 
-class _InferenceRoute(Route):
-    """What both versions of the protocol have in common."""
+class InferenceRoute(Route):
+    """What the protocols that speak tensors have in common."""
 
     def __init__(
         self, served: Served, config: HttpConfig, staging: Staging | None = None, *, is_one_of_several: bool = False
@@ -120,13 +117,18 @@ class _InferenceRoute(Route):
         """Return status, headers and body of an answer that is an error."""
         return fault_of(error, request_id)
 
-    def _require_whole(self) -> None:
+    def require_whole(self) -> None:
+        """Refuse calls of a model that streams.
+
+        Raises:
+            InvalidRequest: If it does.
+        """
         if self._streams:
             msg = f"the model '{self.endpoint.name}' streams its answers; ask it over gRPC, or at /models/NAME"
             raise InvalidRequest(msg)
 
 
-class InferRoute(_InferenceRoute):
+class InferRoute(InferenceRoute):
     """`infer` of one version of a model."""
 
     head_class: ClassVar[type[Head]] = InferHead
@@ -192,7 +194,7 @@ class InferRoute(_InferenceRoute):
         )
         pieces, json_bytes = rest.encode_response(response)
         if json_bytes is None:
-            return [_JSON], pieces
+            return [JSON], pieces
         length = (rest.LENGTH_HEADER.encode(), str(json_bytes).encode())
         return [(b"content-type", b"application/octet-stream"), length], pieces
 
@@ -220,7 +222,7 @@ class InferRoute(_InferenceRoute):
         return known
 
     def _asked(self, asked: InferRequest) -> tuple[Mapping[str, Any], int]:
-        self._require_whole()
+        self.require_whole()
         return self._face.ask(
             asked.inputs,
             asked.outputs,
@@ -230,56 +232,14 @@ class InferRoute(_InferenceRoute):
         )
 
 
-class PredictRoute(_InferenceRoute):
-    """`predict` of the first version: samples as the model takes them in JSON, in an array."""
-
-    def __init__(
-        self, served: Served, config: HttpConfig, staging: Staging | None = None, *, is_one_of_several: bool = False
-    ) -> None:
-        """Answer for a version."""
-        super().__init__(served, config, staging, is_one_of_several=is_one_of_several)
-        self._is_raw = served.contract.raw_input or served.contract.raw_output
-
-    def request(self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None) -> Request:
-        """Make a request of a head and its body.
-
-        Raises:
-            ForebayError: If the model does not take it.
-        """
-        self._require_whole()
-        if self._is_raw:
-            msg = f"the model '{self.endpoint.name}' takes or gives bytes, which are no instances; use /v2 or /models"
-            raise InvalidRequest(msg)
-        samples = rest.decode_samples(body)
-        if len(samples) > self.endpoint.batching.capacity:
-            msg = f"there are {len(samples)} instances, more than may wait here ({self.endpoint.batching.capacity})"
-            raise TooLarge(msg)
-        data = [memoryview(one) for one in samples]
-        request = Request(data, reply, _SAMPLES, origin, size=len(samples), id=head.id)
-        self.complete(request, head, origin)
-        return request
-
-    def answer(self, request: Request, outcome: Outcome) -> tuple[list[tuple[bytes, bytes]], list[Data]]:
-        """Return headers and body of a successful answer."""
-        del request  # all that is said of it is the order of its instances
-        if any(type(one) is Media for one in outcome):
-            msg = "a prediction is a forebay.Media, which an array in JSON cannot hold"
-            raise BadOutcome(msg)
-        return [_JSON], [rest.encode_predictions(outcome)]
-
-
 def routes_for(
     served: Served, config: HttpConfig, staging: Staging, version: str = ""
 ) -> dict[str, Callable[..., Route]]:
     """Return what makes the routes of a version, by target; it is told whether the route `is_one_of_several`."""
-    name = quote(served.endpoint.name, safe="")
-    below = f"{name}/versions/{quote(version, safe='')}" if version else name
-    found: dict[str, Callable[..., Route]] = {
-        f"/v1/models/{below}:predict": partial(PredictRoute, served, config, staging)
-    }
-    if served.tensors is not None:
-        found[f"/v2/models/{below}/infer"] = partial(InferRoute, served, served.tensors, config, staging)
-    return found
+    if served.tensors is None:
+        return {}
+    below = quote(served.endpoint.name, safe="") + (f"/versions/{quote(version, safe='')}" if version else "")
+    return {f"/v2/models/{below}/infer": partial(InferRoute, served, served.tensors, config, staging)}
 
 
 def fault_of(error: ForebayError, request_id: str = "") -> tuple[int, list[tuple[bytes, bytes]], bytes]:
@@ -290,7 +250,7 @@ def fault_of(error: ForebayError, request_id: str = "") -> tuple[int, list[tuple
     status = 400 if isinstance(error, ValidationError) else native.status_of(error)
     own = [(b"x-request-id", request_id.encode())] if request_id else []
     body = msgspec.json.encode({"error": message.encode(errors="replace").decode()})
-    return status, [_JSON, *own, *error_headers(error)], body
+    return status, [JSON, *own, *error_headers(error)], body
 
 
 def is_inference_path(path: str) -> bool:
@@ -380,7 +340,7 @@ class InferencePages:
         self, scope: Scope, found: Any, status: int = 200, *, verb: str = "GET"
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         _require(verb, scope)
-        return status, [_JSON], msgspec.json.encode(found)
+        return status, [JSON], msgspec.json.encode(found)
 
     def _model(
         self, scope: Scope, name: str, version: str, what: str = ""

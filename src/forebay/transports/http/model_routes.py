@@ -14,13 +14,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from forebay.transports.http import inference
+from forebay.transports.http import inference, tfserving
 from forebay.transports.http.forms_and_gzip import Staging
 from forebay.transports.http.openai import targets_of
 from forebay.transports.http.route import Route, SharedRoute
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from forebay.server.app import App
     from forebay.server.config import HttpConfig
@@ -99,11 +99,11 @@ class ModelRoutes:
         sharing = [ready[version] for version in weights]
         model = f"/models/{quote(versions.model, safe='')}"
         for version, served in ready.items():
-            for target, make in inference.routes_for(served, self._config, self._staging, version).items():
+            for target, make in self._inferring(served, version).items():
                 yield target, make(is_one_of_several=False)
             for path in self._paths(served):
                 yield f"{model}/versions/{quote(version, safe='')}{path}", self._route(served, path)
-        inferring = {served: inference.routes_for(served, self._config, self._staging) for served in sharing}
+        inferring = {served: self._inferring(served) for served in sharing}
         for target in dict.fromkeys(target for made in inferring.values() for target in made):
             among = {served: made[target] for served, made in inferring.items() if target in made}
             is_several = len(among) > 1
@@ -111,6 +111,12 @@ class ModelRoutes:
             yield target, _shared(versions, each)
         for path in dict.fromkeys(path for one in sharing for path in self._paths(one)):
             yield model + path, self._shared_route(versions, sharing, path)
+
+    def _inferring(self, served: Served, version: str = "") -> dict[str, Callable[..., Route]]:
+        """Return what makes the routes of a version in the protocols that speak tensors."""
+        labels = self._app.labels.get(served.endpoint.name)
+        told = self._config, self._staging, version
+        return {**inference.routes_for(served, *told), **tfserving.routes_for(served, *told, labels)}
 
     def _unnamed(self, only: Served) -> Iterator[tuple[str, Route]]:
         versions = self._app.versions(only.endpoint.name)

@@ -18,6 +18,7 @@ from forebay.protocols.native import PARAMS, Contract, UnsupportedMedia
 from forebay.protocols.openai import errors, requests, vectors
 from forebay.protocols.openai.requests import EMBEDDINGS, PATHS
 from forebay.protocols.openai.texts import Texts
+from forebay.server import tfserving_facts
 from forebay.server.served import Served
 from forebay.serving.endpoint import EndpointConfig
 from forebay.serving.models.methods import CALL
@@ -55,13 +56,15 @@ def fault(error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, 
 
 
 def model_page(app: App, name: str, created: int) -> dict[str, Any]:
-    """Describe a model as clients of OpenAI's protocol and of the first one of KServe expect it.
+    """Describe a model as clients of OpenAI's protocol, of the first one of KServe and of TensorFlow Serving expect it.
 
     Raises:
         NotFound: If there is none of that name.
     """
-    served = app.find(name)
-    return {**_card(name, created), "name": name, "ready": served.endpoint.accepting}
+    statuses = {"model_version_status": tfserving_facts.statuses(app, name)}
+    served = app.served.get(name)  # one of a repository may be loaded only when it is asked
+    is_ready = served is not None and served.endpoint.accepting
+    return {**_card(name, created), "name": name, "ready": is_ready, **statuses}
 
 
 def models_page(app: App, created: int) -> dict[str, Any]:

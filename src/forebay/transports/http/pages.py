@@ -14,13 +14,14 @@ import msgspec
 from starlette.responses import Response
 
 import forebay
-from forebay.errors import NotFound
+from forebay.errors import ForebayError, NotFound
 from forebay.observe.exposition import Exposition, Reading, pieces
 from forebay.observe.repository_metrics import RepositoryCollector
 from forebay.observe.serving_metrics import ServingCollector
 from forebay.protocols import openapi
 from forebay.server import stock_report
 from forebay.serving.servings import registry
+from forebay.transports.http import inference, tfserving
 from forebay.transports.http.dashboard.page import Dashboard, to_page, wants_page
 from forebay.transports.http.management import Management
 from forebay.transports.http.openai import fault, model_page, models_page
@@ -100,6 +101,17 @@ class ServerPages:
             return _json(model_page(self._app, request.path_params["name"], self._created))
         except NotFound as error:
             return response_of(fault(error, ""))
+
+    async def v1_version(self, request: HttpRequest) -> Response:
+        """Tell of a version of a model, as TensorFlow Serving does."""
+        try:
+            return _json(tfserving.about(self._app, request.path_params["name"], request.path_params["below"]))
+        except ForebayError as error:
+            return response_of(inference.fault_of(error))
+
+    async def v1_missing(self, request: HttpRequest) -> Response:
+        """Say why nothing answers a POST to a model."""
+        return response_of(inference.fault_of(tfserving.not_there(self._app, "/".join(request.path_params.values()))))
 
     async def healthz(self, _request: HttpRequest) -> Response:
         """Tell that the process answers."""

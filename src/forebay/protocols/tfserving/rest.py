@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorFlow Serving's JSON: rows (`instances`) or columns (`inputs`), examples, and what is answered.
+
+Bytes that are no text stand as `{"b64": "..."}`, in what comes; in what goes also where the name of an output ends in
+`_bytes`. A tensor says no shape here: it is what the lists are.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgspec
+
+from forebay.arrays.tensors import to_array
+from forebay.errors import InvalidRequest
+from forebay.serving.models.tensor_codec import plain_array
+from forebay.types.tensor import Tensor, join_elements
+
+if TYPE_CHECKING:
+    from forebay.protocols.tfserving.examples import Example
+    from forebay.serving.tensor_face import TensorFace
+
+_DEPTH: Final = 32
+BYTES_SUFFIX: Final = "_bytes"
+"""How outputs are called whose texts are told as bytes."""
+
+
+class PredictBody(msgspec.Struct, frozen=True):
+    """What `predict` is asked: one of rows and columns."""
+
+    instances: list[msgspec.Raw] | None = None
+    inputs: msgspec.Raw = msgspec.Raw()
+    signature_name: str = ""
+
+
+class _Examples(msgspec.Struct, frozen=True):
+    examples: list[dict[str, Any]]
+    context: dict[str, Any] = {}
+    signature_name: str = ""
+
+
+_predict: Final = msgspec.json.Decoder(PredictBody)
+_examples: Final = msgspec.json.Decoder(_Examples)
+_listed: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def decode_predict(body: bytes | memoryview) -> PredictBody:
+    """Read what `predict` is asked.
+
+    Raises:
+        InvalidRequest: If it is neither rows nor columns, or both.
+    """
+    try:
+        found = _predict.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        msg = f'the body is no {{"instances": [...]}} and no {{"inputs": ...}}: {error}'
+        raise InvalidRequest(msg) from None
+    if (found.instances is None) == (len(found.inputs) == 0):
+        told = "neither" if found.instances is None else "both"
+        msg = f'the body has {told} of "instances", which are rows, and "inputs", which are columns; one is needed'
+        raise InvalidRequest(msg)
+    if found.instances == []:
+        msg = "there are no instances; a sample at least is needed"
+        raise InvalidRequest(msg)
+    return found
+
+
+def decode_examples(body: bytes | memoryview) -> tuple[list[Example], str]:
+    """Read what `classify` and `regress` are asked; returns the examples, and the signature that is named.
+
+    Raises:
+        InvalidRequest: If that is not what the body holds.
+    """
+    try:
+        found = _examples.decode(body)
+        shared = {name: _feature(value) for name, value in found.context.items()}
+        rows = [{**shared, **{name: _feature(value) for name, value in one.items()}} for one in found.examples]
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        msg = f'the body is no {{"examples": [{{"feature": value, ...}}, ...]}}: {error}'
+        raise InvalidRequest(msg) from None
+    return cast("list[Example]", rows), found.signature_name
+
+
+def row_of(instance: bytes | memoryview, name: str) -> bytes | memoryview:
+    """Return a row as an object, whose only field has this name if the row is bare."""
+    data = bytes(instance)
+    return data if data[:1] == b"{" and not _is_b64(data) else b'{"%s":%s}' % (name.encode(), data)
+
+
+def rows_as_tensors(instances: Sequence[msgspec.Raw], face: TensorFace) -> list[Tensor]:
+    """Return rows as tensors.
+
+    Raises:
+        InvalidRequest: If they have not the same fields, or are no lists of one shape.
+    """
+    only = face.inputs[0].name if len(face.inputs) == 1 else "input" if face.is_open else ""
+    columns: dict[str, list[bytes]] = {}
+    for place, instance in enumerate(instances):
+        row = _row(bytes(instance), only)
+        if place and row.keys() != columns.keys():
+            msg = f"instance {place} has the inputs {', '.join(row) or 'none'}, and others {', '.join(columns)}"
+            raise InvalidRequest(msg)
+        for name, value in row.items():
+            columns.setdefault(name, []).append(value)
+    return [_tensor(name, b"[" + b",".join(values) + b"]", face) for name, values in columns.items()]
+
+
+def columns_as_tensors(inputs: msgspec.Raw, face: TensorFace) -> list[Tensor]:
+    """Return columns as tensors.
+
+    Raises:
+        InvalidRequest: If they are no lists.
+    """
+    data = bytes(inputs)
+    only = face.inputs[0].name if len(face.inputs) == 1 else "input" if face.is_open else ""
+    return [_tensor(name, value, face) for name, value in _row(data, only).items()]
+
+
+def encode_rows(tensors: Sequence[Tensor], count: int) -> bytes:
+    """Write outputs as a row for each sample; a single one goes without its name.
+
+    Raises:
+        InvalidRequest: If JSON cannot say a value, or the rows are not those of the samples.
+    """
+    for one in tensors:
+        if one.shape[:1] != (count,):
+            msg = (
+                f"output '{one.name}' has the shape {list(one.shape)} for {count} instances; ask with `inputs` instead"
+            )
+            raise InvalidRequest(msg)
+    columns = {one.name: _nested(one) for one in tensors}
+    if len(columns) == 1:
+        return msgspec.json.encode({"predictions": next(iter(columns.values()))})
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return msgspec.json.encode({"predictions": rows})
+
+
+def encode_columns(tensors: Sequence[Tensor]) -> bytes:
+    """Write outputs as columns; a single one goes without its name.
+
+    Raises:
+        InvalidRequest: If JSON cannot say a value.
+    """
+    columns = {one.name: _nested(one) for one in tensors}
+    return msgspec.json.encode({"outputs": next(iter(columns.values())) if len(columns) == 1 else columns})
+
+
+def bare(result: bytes, name: str) -> bytes:
+    """Return the value of the only field of an object in JSON, or what is none as it is."""
+    start = b'{"%s":' % name.encode()
+    return result[len(start) : -1] if result.startswith(start) else result
+
+
+def _row(data: bytes, only: str) -> dict[str, bytes]:
+    """Return the fields of a row or of columns; a bare value is that of the only input."""
+    if data[:1] == b"{" and not _is_b64(data):
+        return {name: bytes(value) for name, value in _fields.decode(data).items()}
+    if not only:
+        msg = "a value without a name came; the model has several inputs, so it takes objects with their names"
+        raise InvalidRequest(msg)
+    return {only: data}
+
+
+def _is_b64(data: bytes) -> bool:
+    """Tell whether an object stands for bytes."""
+    return data[1:].lstrip().startswith(b'"b64"')
+
+
+def _tensor(name: str, data: bytes, face: TensorFace) -> Tensor:
+    """Return a tensor in JSON, with the shape that its lists have.
+
+    Raises:
+        InvalidRequest: If it holds bytes that are none.
+    """
+    shape, first = _shape(name, data)
+    declared = next((one.datatype for one in face.inputs if one.name == name), _kind(first))
+    if declared == "BYTES" and b'"b64"' in data:
+        values: list[Any] = _flat(name, msgspec.json.decode(data), len(shape))
+        return Tensor(name, declared, shape, join_elements(name, [_bytes(name, value) for value in values]))
+    return Tensor(name, declared, shape, data if shape else b"[%s]" % data, is_json=True)
+
+
+def _shape(name: str, data: bytes) -> tuple[tuple[int, ...], bytes]:
+    """Return how long lists in lists are, and the first value in them; who reads all of it holds the others to that."""
+    shape: list[int] = []
+    while data[:1] == b"[":
+        if len(shape) == _DEPTH:
+            raise InvalidRequest(f"input '{name}' is deeper than {_DEPTH} lists")
+        try:
+            items = _listed.decode(data)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"input '{name}' is no list: {error}") from None
+        shape.append(len(items))
+        data = bytes(items[0]) if items else b""
+    return tuple(shape), data
+
+
+def _kind(value: bytes) -> str:
+    """Return the type of a value, for models that do not say one."""
+    if value[:1] in {b'"', b"{"}:
+        return "BYTES"
+    if value in {b"true", b"false"}:
+        return "BOOL"
+    return "FP64" if set(value) & set(b".eE") else "INT64"
+
+
+def _flat(name: str, value: Any, depth: int) -> list[Any]:
+    if not depth:
+        return [value]
+    if not isinstance(value, list):
+        raise InvalidRequest(f"the lists of input '{name}' are not all as deep as the first")
+    return [found for one in cast("list[Any]", value) for found in _flat(name, one, depth - 1)]
+
+
+def _bytes(name: str, value: Any) -> bytes | str:
+    fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    if fields.keys() == {"b64"}:
+        try:
+            return base64.b64decode(fields["b64"], validate=True)
+        except (binascii.Error, TypeError, ValueError) as error:
+            raise InvalidRequest(f"input '{name}' has a b64 that is no base64: {error}") from None
+    if not isinstance(value, str):
+        raise InvalidRequest(f'input \'{name}\' takes texts, or bytes as {{"b64": "..."}}; {type(value).__name__} came')
+    return value
+
+
+def _feature(value: Any) -> list[Any]:
+    """Return the values of a feature."""
+    values = cast("list[Any]", value) if isinstance(value, list) else [value]
+    told = [_bytes("of an example", one) if isinstance(one, dict) else one for one in values]
+    return [one.encode() if isinstance(one, str) else one for one in told]
+
+
+def _nested(tensor: Tensor) -> Any:
+    """Return a tensor as lists in lists."""
+    import numpy as np
+
+    if tensor.datatype != "BYTES":
+        array = plain_array(tensor)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            msg = f"output '{tensor.name}' holds NaN or an infinity, which JSON cannot say; ask over gRPC"
+            raise InvalidRequest(msg)
+        return array.tolist()
+    found = to_array(tensor)
+    if tensor.name.endswith(BYTES_SUFFIX) or not all(map(_is_text, found.ravel())):
+        told: list[Any] = [{"b64": base64.b64encode(value).decode()} for value in found.ravel()]
+    else:
+        told = [value.decode() for value in found.ravel()]
+    flat = np.empty(len(told), object)
+    flat[:] = told
+    return flat.reshape(found.shape).tolist()
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def encode_result(rows: Sequence[Any]) -> bytes:
+    """Write what `classify` or `regress` answers."""
+    return msgspec.json.encode({"result": rows})

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorFlow Serving's protocol over HTTP, of which KServe's first version is a part, for all that is served.
+
+    PredictRoute     POST /v1/models/NAME[/versions/V | /labels/L]:predict, on both lanes of HTTP
+    ExamplesRoute    the same with :classify and :regress
+    about            GET /v1/models/NAME[/versions/V | /labels/L][/metadata]
+
+Rows go to the model as its samples in JSON, so that whatever it takes there can be asked here; its worker reads them.
+Columns, and rows with bytes that JSON cannot say, go as tensors.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from forebay.errors import BadOutcome, InvalidRequest, NotFound, TooLarge, Unavailable
+from forebay.protocols.tfserving import examples, rest
+from forebay.server import tfserving_facts as facts
+from forebay.server.inference_facts import find_served
+from forebay.serving.tensor_face import TensorRequest, tensors_of
+from forebay.transports.http.inference import JSON, InferenceRoute
+from forebay.types.call import ROWS, Media, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from forebay.server.app import App
+    from forebay.server.config import HttpConfig
+    from forebay.server.served import Served
+    from forebay.serving.tensor_face import TensorFace
+    from forebay.transports.http.forms_and_gzip import Staging
+    from forebay.transports.http.route import Head, Route
+    from forebay.types.call import Origin, Outcome, Reply
+    from forebay.types.tensor import Data, Tensor
+
+_SAMPLES: Final = {"in": "json", "out": "json", ROWS: "1"}
+_COLUMNS: Final = "columns"
+
+
+class PredictRoute(InferenceRoute):
+    """`predict`: rows, or columns."""
+
+    def __init__(
+        self, served: Served, config: HttpConfig, staging: Staging | None = None, *, is_one_of_several: bool = False
+    ) -> None:
+        """Answer for a version."""
+        super().__init__(served, config, staging, is_one_of_several=is_one_of_several)
+        self._served = served
+        self._is_raw = served.contract.raw_input or served.contract.raw_output
+        face = served.tensors
+        is_bare = face is not None and face.is_bare
+        self._only_input = face.inputs[0].name if face is not None and is_bare and len(face.inputs) == 1 else ""
+        self._only_output = face.outputs[0].name if face is not None and is_bare and len(face.outputs) == 1 else ""
+        self._takes_bytes = face is not None and any(one.datatype == "BYTES" for one in face.inputs)
+        self._gives_bytes = face is not None and any(
+            one.datatype == "BYTES" and one.name.endswith(rest.BYTES_SUFFIX) for one in face.outputs
+        )
+
+    def request(self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None) -> Request:
+        """Make a request of a head and its body.
+
+        Raises:
+            ForebayError: If the model does not take it.
+        """
+        self.require_whole()
+        asked = rest.decode_predict(body)
+        facts.check_signature(asked.signature_name)
+        if asked.instances is None:
+            face = facts.face_of(self._served)
+            return self._of_tensors(rest.columns_as_tensors(asked.inputs, face), face, _COLUMNS, head, reply, origin)
+        rows = asked.instances
+        if len(rows) > self.endpoint.batching.capacity:
+            msg = f"there are {len(rows)} instances, more than may wait here ({self.endpoint.batching.capacity})"
+            raise TooLarge(msg)
+        if self._gives_bytes or (self._takes_bytes and b'"b64"' in bytes(body)):
+            face = facts.face_of(self._served)
+            return self._of_tensors(rest.rows_as_tensors(rows, face), face, ROWS, head, reply, origin)
+        if self._is_raw:
+            msg = f"the model '{self.endpoint.name}' takes or gives bytes, which are no instances; use /v2 or /models"
+            raise InvalidRequest(msg)
+        name = self._only_input
+        data = [memoryview(rest.row_of(one, name) if name else one) for one in rows]
+        request = Request(data, reply, _SAMPLES, origin, size=len(rows), id=head.id)
+        self.complete(request, head, origin)
+        return request
+
+    def answer(self, request: Request, outcome: Outcome) -> tuple[list[tuple[bytes, bytes]], list[Data]]:
+        """Return headers and body of a successful answer."""
+        if isinstance(request, TensorRequest):
+            tensors = tensors_of(outcome[0], outcome[1:])
+            is_columns = request.call is _COLUMNS
+            return [JSON], [rest.encode_columns(tensors) if is_columns else rest.encode_rows(tensors, request.size)]
+        if any(type(one) is Media for one in outcome):
+            msg = "a prediction is a forebay.Media, which an array in JSON cannot hold"
+            raise BadOutcome(msg)
+        name = self._only_output
+        told = [rest.bare(one, name) for one in outcome] if name else outcome
+        return [JSON], [b'{"predictions":[' + b",".join(told) + b"]}"]
+
+    def _of_tensors(
+        self,
+        tensors: Sequence[Tensor],
+        face: TensorFace,
+        form: str,
+        head: Head,
+        reply: Reply,
+        origin: Origin | None,
+    ) -> TensorRequest:
+        params, size = face.ask(tensors)
+        request = TensorRequest([one.data for one in tensors], reply, params, origin, size=size, id=head.id, call=form)
+        self.complete(request, head, origin)
+        return request
+
+
+class ExamplesRoute(InferenceRoute):
+    """`classify` or `regress`."""
+
+    def __init__(
+        self,
+        written: Callable[[Sequence[Tensor], int], Sequence[Any]],
+        served: Served,
+        config: HttpConfig,
+        staging: Staging | None = None,
+        *,
+        is_one_of_several: bool = False,
+    ) -> None:
+        """Answer for a version; `written` makes the results of so many examples."""
+        super().__init__(served, config, staging, is_one_of_several=is_one_of_several)
+        self._served = served
+        self._written = written
+
+    def request(self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None) -> Request:
+        """Make a request of a head and its body.
+
+        Raises:
+            ForebayError: If the model does not take it.
+        """
+        self.require_whole()
+        face = facts.face_of(self._served)
+        given, signature = rest.decode_examples(body)
+        facts.check_signature(signature)
+        tensors = examples.tensors_of(examples.checked(given), face)
+        params, size = face.ask(tensors)
+        request = TensorRequest([one.data for one in tensors], reply, params, origin, size=size, id=head.id)
+        self.complete(request, head, origin)
+        return request
+
+    def answer(self, request: Request, outcome: Outcome) -> tuple[list[tuple[bytes, bytes]], list[Data]]:
+        """Return headers and body of a successful answer."""
+        return [JSON], [rest.encode_result(self._written(tensors_of(outcome[0], outcome[1:]), request.size))]
+
+
+def routes_for(
+    served: Served,
+    config: HttpConfig,
+    staging: Staging,
+    version: str = "",
+    labels: Mapping[str, str] | None = None,
+) -> dict[str, Callable[..., Route]]:
+    """Return what makes the routes of a version, by target; it is told whether the route `is_one_of_several`."""
+    name = quote(served.endpoint.name, safe="")
+    below = [f"{name}/versions/{quote(version, safe='')}"] if version else [name]
+    below += [f"{name}/labels/{quote(label, safe='')}" for label, of in (labels or {}).items() if of == version]
+    found: dict[str, Callable[..., Route]] = {}
+    for one in below:
+        found[f"/v1/models/{one}:predict"] = partial(PredictRoute, served, config, staging)
+        if served.tensors is not None:
+            for verb, written in (("classify", examples.classes_of), ("regress", examples.values_of)):
+                found[f"/v1/models/{one}:{verb}"] = partial(ExamplesRoute, written, served, config, staging)
+    return found
+
+
+def is_tfserving_path(path: str) -> bool:
+    """Tell whether a path belongs to the protocol, and to no other one that begins as it does."""
+    above, _, last = path.removeprefix("/v1/models/").partition("/")
+    return path.startswith("/v1/models/") and (bool(last) or ":" in above)
+
+
+def not_there(app: App, path: str) -> NotFound:
+    """Return the error of a path below `/v1/models/` at which nothing answers a POST."""
+    name, _, verb = path.partition(":")
+    name, _, below = name.partition("/")
+    if verb not in {"predict", "classify", "regress"}:
+        return NotFound(f"nothing answers at /v1/models/{path[:100]}; there is NAME:predict, :classify and :regress")
+    try:
+        kind, _, version = below.partition("/")
+        found = facts.find_version(app, name, version, version if kind == "labels" else "")
+        find_served(app, name, found or "")
+    except NotFound as error:
+        return error
+    return NotFound(f"the model '{name[:100]}' takes no tensors, so it does not answer ':{verb[:40]}'")
+
+
+def about(app: App, name: str, below: str) -> dict[str, Any]:
+    """Return what the protocol tells of a model, or of a version of it.
+
+    Args:
+        app: What is served.
+        name: The model.
+        below: What stands behind it in the path.
+
+    Raises:
+        NotFound: If there is no such model or version, or nothing is told there.
+    """
+    match below.split("/") if below else []:
+        case ["versions", version, *rest_of]:
+            found: str | None = version
+        case ["labels", label, *rest_of]:
+            found = facts.find_version(app, name, label=label)
+        case rest_of:
+            found = None
+    if rest_of == []:
+        return {"model_version_status": facts.statuses(app, name, found)}
+    if rest_of != ["metadata"]:
+        msg = f"nothing is told at /v1/models/{name[:100]}/{below[:100]}; there is metadata, versions/V and labels/L"
+        raise NotFound(msg)
+    versions = app.versions_of(name)
+    if versions is None and app.stock is not None and facts.statuses(app, name, found):
+        raise Unavailable(f"the model '{name[:100]}' is loaded when it is asked, and nobody has asked it")
+    served = find_served(app, name, found or "")
+    version = str(facts.number(served.endpoint.config.version))
+    return {
+        "model_spec": {"name": name, "signature_name": "", "version": version},
+        "metadata": {"signature_def": {"signature_def": facts.signature_map(served)}},
+    }

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorFlow Serving's REST API; what KServe's first version is of it is tested with that protocol."""
+
+import base64
+
+import pytest
+from tests.models import model_files
+from tests.models.saved_models import saved_models
+
+ROW = [1, 2, 3, 4]
+
+
+@pytest.fixture(scope="package")
+def files(launch, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    model_files.texts(folder / "texts.onnx")
+    listed = [saved_models() / "iris/1", saved_models() / "scalar/1", saved_models() / "images/1", "texts.onnx"]
+    text = "models:\n" + "".join(f"  - target: {path}\n    worker_kind: thread\n" for path in listed)
+    (folder / "forebay.yaml").write_text(text)
+    return launch(folder / "forebay.yaml")
+
+
+def post(server, path, body):
+    content = {"content": body} if isinstance(body, bytes) else {"json": body}
+    return server.client.post(f"/v1/models/{path}", **content)
+
+
+def answered(server, path, body):
+    answer = post(server, path, body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def refused(answer):
+    assert answer.headers["content-type"] == "application/json"
+    (text,) = answer.json().values()  # {"error": "..."}
+    assert "error" in answer.json()
+    return answer.status_code, text
+
+
+def test_rows_with_names_and_without(files):
+    named = answered(files, "iris:predict", {"instances": [{"x": ROW}, {"x": [0, 0, 0, 0]}]})["predictions"]
+    assert [sorted(one) for one in named] == [["class_ids", "scores"]] * 2
+    bare = answered(files, "iris:predict", {"signature_name": "serving_default", "instances": [ROW, [0, 0, 0, 0]]})
+    assert bare["predictions"] == named
+    assert answered(files, "iris/versions/1:predict", {"instances": [ROW]})["predictions"] == named[:1]
+
+
+def test_columns_with_names_and_without(files):
+    named = answered(files, "iris:predict", {"inputs": {"x": [ROW, [0, 0, 0, 0]]}})["outputs"]
+    assert named["class_ids"] == [2, 0]
+    assert [len(row) for row in named["scores"]] == [3, 3]
+    assert answered(files, "iris:predict", {"inputs": [ROW, [0, 0, 0, 0]]})["outputs"] == named
+
+
+def test_a_single_output_goes_without_its_name(files):
+    assert answered(files, "scalar:predict", {"inputs": {"x": 1, "y": 2}}) == {"outputs": 3}
+    assert answered(files, "scalar:predict", {"instances": [{"x": 1, "y": 2}]}) == {"predictions": [3]}
+
+
+def test_axes_of_any_length_are_what_the_lists_are(files):
+    images = [[[[1.0], [3.0]], [[5.0], [7.0]]]]
+    assert answered(files, "images:predict", {"inputs": images}) == {"outputs": [4]}
+    assert answered(files, "images:predict", {"instances": [*images, [[[2.0]]]]}) == {"predictions": [4, 2]}
+
+
+def test_models_of_python_are_asked_in_columns_too(server):
+    found = answered(server, "species:predict", {"inputs": {"x": [ROW]}})
+    assert found == {"outputs": {"classes": [["small", "large"]], "scores": [[1, 10]]}}
+    rows = answered(server, "species:predict", {"instances": [{"x": ROW}]})
+    assert rows == {"predictions": [{"classes": ["small", "large"], "scores": [1, 10]}]}
+    assert answered(server, "price:predict", {"inputs": {"rooms": [1, 2], "size": [0, 1]}}) == {"outputs": [100, 201]}
+    assert answered(server, "words:predict", {"inputs": ["a", "b"]}) == {"outputs": ["A", "B"]}
+
+
+def test_bytes_stand_in_base64(server):
+    told = {"b64": base64.b64encode("\u00fc".encode()).decode()}
+    assert answered(server, "words:predict", {"instances": [told, "a"]}) == {"predictions": ["\u00dc", "A"]}
+    assert answered(server, "words:predict", {"inputs": [told]}) == {"outputs": ["\u00dc"]}
+    # Bytes that are no text come back as such; so does what is called `..._bytes`.
+    raw = {"b64": base64.b64encode(b"\xff\x00").decode()}
+    assert answered(server, "sounds:predict", {"instances": [raw]}) == {"predictions": [raw]}
+    assert answered(server, "pictures:predict", {"instances": ["a"]}) == {
+        "predictions": [{"thumb_bytes": {"b64": "QQ=="}, "name": "a"}]
+    }
+
+
+def test_classify_and_regress(server):
+    found = answered(server, "species:classify", {"examples": [{"x": ROW}, {"x": [0.0] * 4}]})
+    assert found == {"result": [[["small", 1], ["large", 10]], [["small", 1], ["large", 0]]]}
+    rows = {"context": {"rooms": 3}, "examples": [{"size": 1.5}, {"size": [2.5], "rooms": 4}]}
+    assert answered(server, "price:regress", rows) == {"result": [301.5, 402.5]}
+
+
+def test_status(server):
+    status = {"error_code": "OK", "error_message": ""}
+    one = {"model_version_status": [{"version": "1", "state": "AVAILABLE", "status": status}]}
+    assert server.client.get("/v1/models/species").json().items() >= one.items()
+    assert server.client.get("/v1/models/species/versions/1").json() == one
+    assert refused(server.client.get("/v1/models/species/versions/2"))[0] == 404
+    assert refused(server.client.get("/v1/models/specie/versions/2"))[0] == 404
+    assert "no version with the label 'stable'" in refused(server.client.get("/v1/models/species/labels/stable"))[1]
+
+
+def test_metadata(server):
+    found = server.client.get("/v1/models/species/metadata").json()
+    assert found["model_spec"] == {"name": "species", "signature_name": "", "version": "1"}
+    signature = found["metadata"]["signature_def"]["signature_def"]["serving_default"]
+    assert signature["method_name"] == "tensorflow/serving/predict"
+    dim = [{"size": "-1", "name": ""}, {"size": "4", "name": ""}]
+    shape = {"dim": dim, "unknown_rank": False}
+    assert signature["inputs"] == {"x": {"dtype": "DT_FLOAT", "tensor_shape": shape, "name": "x:0"}}
+    assert server.client.get("/v1/models/species/versions/1/metadata").json() == found
+    assert refused(server.client.get("/v1/models/species/nothing"))[0] == 404
+    assert refused(server.client.get("/v1/models/broken/versions/9/metadata"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    "path, body, status, said",
+    [
+        ("iris:predict", {}, 400, 'neither of "instances", which are rows, and "inputs"'),
+        ("iris:predict", {"instances": [ROW], "inputs": [ROW]}, 400, "both of"),
+        ("iris:predict", {"instances": []}, 400, "there are no instances"),
+        ("iris:predict", {"instances": 3}, 400, "Expected `array | null`, got `int` - at `$.instances`"),
+        ("iris:predict", b"[1", 400, "the body is no {"),
+        ("iris:predict", b"\xff", 400, "the body is no {"),
+        ("iris:predict", {"instances": [ROW], "signature_name": "other"}, 400, "no signature 'other'"),
+        ("iris:predict", {"instances": [[1, 2]]}, 400, "sample 0"),
+        ("iris:predict", {"instances": [{"y": ROW}]}, 400, "missing required field `x`"),
+        ("iris:predict", {"inputs": {"y": [ROW]}}, 400, "the model has no input 'y'"),
+        ("iris:predict", {"inputs": [[1, 2]]}, 400, "the shape [1, 2], and [-1, 4] is expected"),
+        ("iris:predict", {"inputs": [ROW, [1]]}, 400, "no list of FP32, flat or of the shape [2, 4]"),
+        ("iris:predict", {"inputs": [["a"] * 4]}, 400, "no list of FP32"),
+        ("iris:predict", {"inputs": 3}, 400, "has the shape [], and [-1, 4] is expected"),
+        ("iris:predict", b'{"inputs": ' + b"[" * 40 + b"]" * 40 + b"}", 400, "is deeper than 32 lists"),
+        ("iris:predict", b'{"inputs": ' + b"[" * 100_000, 400, "the body is no"),
+        ("scalar:predict", {"inputs": [1]}, 400, "the model has several inputs"),
+        ("words:predict", {"inputs": [{"b64": "?"}]}, 400, "a b64 that is no base64"),
+        ("words:predict", {"instances": [{"b64": 3}, {"b64": "QQ=="}]}, 400, "a b64 that is no base64"),
+        ("words:predict", {"inputs": [{"b64": "QQ=="}, [{"b64": "QQ=="}]]}, 400, "takes texts, or bytes"),
+        ("words:predict", {"inputs": [{"b64": "/w=="}]}, 400, "holds bytes that are no text in UTF-8"),
+        ("parts:predict", {"instances": [1]}, 400, "streams its answers"),
+        ("broken:predict", {"inputs": [1.0]}, 500, "the model failed"),
+        ("nans:predict", {"inputs": [1.0]}, 400, "holds NaN or an infinity, which JSON cannot say"),
+        ("species:classify", {}, 400, "the body is no {"),
+        ("species:classify", {"examples": []}, 400, "there are no examples"),
+        ("species:classify", {"examples": [{"x": 1}]}, 400, "feature 'x' of example 0 has 1 values, and [4]"),
+        ("species:classify", {"examples": [{"x": [{}] * 4}]}, 400, "takes texts, or bytes"),
+        ("species:classify", {"examples": [{"x": ROW}], "signature_name": "s"}, 400, "no signature 's'"),
+        ("species:regress", {"examples": [{"x": ROW}]}, 400, "does no regression"),
+        ("words:regress", {"examples": [{"input": "a"}]}, 400, "does no regression"),
+        ("specie:predict", {"instances": [1]}, 404, "did you mean 'species'?"),
+        ("species:guess", {"instances": [1]}, 404, "there is NAME:predict, :classify and :regress"),
+        ("species", {"instances": [1]}, 404, "there is NAME:predict, :classify and :regress"),
+        ("species/versions/9:predict", {"instances": [1]}, 404, "has no version '9'"),
+        ("species/labels/stable:predict", {"instances": [1]}, 404, "no version with the label 'stable'"),
+    ],
+)
+def test_what_is_refused_in_the_protocols_form(server, files, path, body, status, said):
+    name = path.partition(":")[0].partition("/")[0]
+    found, text = refused(post(files if name in {"iris", "scalar"} else server, path, body))
+    assert (found, said in text) == (status, True), text
