@@ -4,7 +4,7 @@
 import shutil
 
 import pytest
-from tests.integration.tfserving.conftest import M, Client
+from tests.integration.tfserving.conftest import Client, M
 from tests.integration.tfserving.test_grpc import ROWS, arrays_of, predict, refused
 from tests.models.saved_models import saved_models
 

@@ -224,7 +224,8 @@ def _bytes(name: str, value: Any) -> bytes | str:
         except (binascii.Error, TypeError, ValueError) as error:
             raise InvalidRequest(f"input '{name}' has a b64 that is no base64: {error}") from None
     if not isinstance(value, str):
-        raise InvalidRequest(f'input \'{name}\' takes texts, or bytes as {{"b64": "..."}}; {type(value).__name__} came')
+        kind = type(cast("object", value)).__name__
+        raise InvalidRequest(f'input \'{name}\' takes texts, or bytes as {{"b64": "..."}}; {kind} came')
     return value
 
 
