@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -18,12 +18,26 @@ from forebay.types.call import Request
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forebay.serving.endpoint import Endpoint
+    from forebay.types.batch import EntryBatch
 
 log = logging.getLogger("forebay.access")
 
 CALLED_OFF: Final = 499
 """Stands for the status of a call whose client has left before it had one, as other servers log it."""
+
+
+class Answering(Protocol):
+    """Who answers a call, while it does."""
+
+    @property
+    def name(self) -> str:
+        """What the log calls it."""
+        ...
+
+    @property
+    def answering(self) -> EntryBatch | None:
+        """The batch whose requests are being replied to right now."""
+        ...
 
 
 class EndedCall(msgspec.Struct):
@@ -61,7 +75,7 @@ class EndedCall(msgspec.Struct):
     queue_s: float = -1.0
     parent: str = ""
 
-    def answered_by(self, endpoint: Endpoint, request: Request) -> None:
+    def answered_by(self, endpoint: Answering, request: Request) -> None:
         """Note who answered, while the endpoint replies; a request that became another one has that as its body."""
         self.model = endpoint.name
         self.request_id = self.request_id or request.id

@@ -6,21 +6,20 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from forebay.observe.access_log import CALLED_OFF, EndedCall
+from forebay.observe.access_log import CALLED_OFF, Answering, EndedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from forebay.serving.endpoint import Endpoint
     from forebay.types.call import Request
 
 TOLD: Final = "forebay.call"
 """Where a scope holds its `EndedCall`, for those who know more of it; without it nothing is told."""
 
 
-def answered_by(scope: Scope, endpoint: Endpoint, request: Request) -> None:
+def answered_by(scope: Scope, endpoint: Answering, request: Request) -> None:
     """Note who answers a call, while the endpoint replies."""
     call = scope.get(TOLD)
     if call is not None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import time
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
+from forebay.batching.queue import BatchConfig
 from forebay.errors import ForebayError, NotFound, QueueFull, nearest
 from forebay.observe.ids import next_id
 from forebay.protocols.native import PARAMS, Contract, UnsupportedMedia
@@ -23,7 +24,7 @@ from forebay.server.served import Served
 from forebay.serving.endpoint import EndpointConfig
 from forebay.serving.models.methods import CALL
 from forebay.transports.http.errors import error_headers
-from forebay.transports.http.route import NEVER, Route
+from forebay.transports.http.route import NEVER, Route, StandIn
 from forebay.types.call import Failure, Request
 from forebay.types.context import PARAM, told
 
@@ -106,6 +107,7 @@ class OpenAiModels:
         self._only = each[0] if len(each) == 1 else None
         longest_s = max((endpoint.config.max_timeout_s for endpoint in each), default=0.0)
         self.config = EndpointConfig(name=path, max_timeout_s=longest_s)
+        self.batching = BatchConfig(max_size=1)
 
     @property
     def names(self) -> list[str]:
@@ -312,8 +314,9 @@ class _OpenAiRoute(Route):
 
     def __init__(self, models: OpenAiModels, config: HttpConfig, staging: Staging) -> None:
         contract = Contract(streams=models.path != EMBEDDINGS, has_context=models.has_context, call=models.path)
-        served = Served(cast("Endpoint", models), contract)
-        super().__init__(served, config.max_body_bytes, config.api_keys, config.cors_origins, staging)
+        super().__init__(
+            StandIn(models, contract), config.max_body_bytes, config.api_keys, config.cors_origins, staging
+        )
         self._names = models.names
 
     def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"", *, in_query: bool = False) -> Head:

@@ -11,11 +11,12 @@ import functools
 import hmac
 import re
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 import msgspec
 
 from forebay.errors import ForebayError, InternalError, InvalidRequest, NotFound, QueueFull, TooLarge, Unavailable
+from forebay.observe.access_log import Answering
 from forebay.protocols import native
 from forebay.serving.endpoint import next_id
 from forebay.transports.http.errors import ForeignPage, Unauthorized, UnsupportedEncoding, error_answer
@@ -27,7 +28,10 @@ from forebay.workers.landing import Joining, Landing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from forebay.batching.queue import BatchConfig
+    from forebay.protocols.native import Contract
     from forebay.server.served import Served
+    from forebay.serving.endpoint import EndpointConfig
     from forebay.transports.http.forms_and_gzip import Staged, Staging
     from forebay.types.call import Origin, Reply
     from forebay.types.tensor import Data
@@ -124,6 +128,48 @@ UNREAD: Final = Head()
 """What a client sent last that has sent nothing yet; no message is so short."""
 
 
+class AskedEndpoint(Answering, Protocol):
+    """What a route asks of an endpoint; several models, or a pipeline, may stand for one."""
+
+    @property
+    def config(self) -> EndpointConfig:
+        """Its name and its times."""
+        ...
+
+    @property
+    def batching(self) -> BatchConfig:
+        """How many samples may wait."""
+        ...
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether all its workers can read what is in files in memory of this process."""
+        ...
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; `request.reply` is called on the loop once its outcome is known."""
+        ...
+
+    def cancel(self, request: Request) -> None:
+        """Forget a request whose client went away."""
+        ...
+
+    def reject(self, error: ForebayError) -> None:
+        """Count a request that was refused before it could be submitted."""
+        ...
+
+    def is_full(self) -> bool:
+        """Tell whether anything submitted now is refused."""
+        ...
+
+
+class StandIn(NamedTuple):
+    """What stands for something served: who answers, and how its bytes are moved."""
+
+    endpoint: AskedEndpoint
+    contract: Contract
+
+
 class Route:
     """An endpoint as HTTP sees it.
 
@@ -140,7 +186,7 @@ class Route:
 
     def __init__(
         self,
-        served: Served,
+        served: Served | StandIn,
         max_body_bytes: int,
         api_keys: Iterable[str],
         origins: Iterable[str] = (),
@@ -148,7 +194,7 @@ class Route:
         *,
         is_one_of_several: bool = False,
     ) -> None:
-        self.endpoint = served.endpoint
+        self.endpoint: AskedEndpoint = served.endpoint
         self.is_retired = False
         self._may_return = False
         self.is_one_of_several = is_one_of_several

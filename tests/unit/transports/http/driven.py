@@ -4,34 +4,29 @@
 import asyncio
 import re
 import warnings
-from typing import Any, cast
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from forebay.batching.queue import BatchConfig
 from forebay.protocols.native import Contract
 from forebay.server.config import HttpConfig
-from forebay.server.served import Served
+from forebay.serving.endpoint import EndpointConfig
 from forebay.transports.http.connection import HttpConnection
 from forebay.transports.http.port import HttpPort
-from forebay.transports.http.route import Route
-
-
-class Batching:
-    """What a route asks of its endpoint's batching."""
-
-    capacity = 100
+from forebay.transports.http.route import Route, StandIn
 
 
 class Endpoint:
     """Answers with its name and the body, at once or when it is told to."""
 
-    config = None
     shares_memory = False
-    batching = Batching()
+    batching = BatchConfig(max_size=1, capacity=100)
+    answering = None
 
     def __init__(self, name, *, waits=False):
         self.name = name
+        self.config = EndpointConfig(name=name)
         self.room = 1_000_000
         self.waits = waits
         self.asked = []
@@ -150,7 +145,7 @@ class Door:
         self.alpha, self.beta = Endpoint("alpha", waits=waits), Endpoint("beta", waits=waits)
         self.routes = {
             b"/models/" + each.name.encode(): Route(
-                Served(cast("Any", each), contract or Contract()), http.max_body_bytes, http.api_keys
+                StandIn(each, contract or Contract()), http.max_body_bytes, http.api_keys
             )
             for each in (self.alpha, self.beta)
         }

@@ -12,19 +12,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, QueueFull, TooLarge
 from forebay.protocols.native import Contract, status_of
 from forebay.protocols.pipeline import rest
 from forebay.remotes.servers import PARENT
-from forebay.server.served import Served
 from forebay.serving.endpoint import EndpointConfig
 from forebay.surfaces.pipeline.fronts.admission import begin
 from forebay.transports.http.asgi import Peer, Predict
 from forebay.transports.http.errors import Unauthorized, error_headers
 from forebay.transports.http.inference import PUBLIC_PATHS, is_inference_path
-from forebay.transports.http.route import Route, key_is_known
+from forebay.transports.http.route import Route, StandIn, key_is_known
 from forebay.types.call import Failure
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from forebay.server.config import HttpConfig
-    from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions
     from forebay.transports.http.inference import InferencePages
     from forebay.transports.http.pages import ServerPages
@@ -93,6 +91,7 @@ class AskedPipeline:
     def __init__(self, inference: Predictions, name: str, method: str) -> None:
         self.name = name
         self.config = EndpointConfig(name=name, max_timeout_s=inference.endpoint.config.max_timeout_s)
+        self.batching = inference.endpoint.batching
         self.is_full = inference.endpoint.is_full
         self._inference = inference
         self._method = method
@@ -166,7 +165,7 @@ class _GatewayRoute(Route):
     """Speaks JSON whatever the headers say, and tells errors as the gateway does."""
 
     def __init__(self, asked: AskedPipeline, config: HttpConfig) -> None:
-        super().__init__(Served(cast("Endpoint", asked), _CONTRACT), config.max_body_bytes, config.api_keys)
+        super().__init__(StandIn(asked, _CONTRACT), config.max_body_bytes, config.api_keys)
 
     def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"", *, in_query: bool = False) -> Head:
         """Read the headers of a request."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from forebay.server.app import Served
     from forebay.server.config import HttpConfig
     from forebay.surfaces.pipeline.dag.predictions import Predictions
-    from forebay.transports.http.route import Route
+    from forebay.transports.http.route import AskedEndpoint, Route
     from forebay.types.call import Outcome
 
 _QUICK_BYTES: Final = 4 * 1024
@@ -45,7 +45,7 @@ def face_of(inference: Predictions) -> TensorFace | None:
 def routes_in_tensors(inference: Predictions, served: Served, config: HttpConfig) -> dict[bytes, Route]:
     """Return the routes of the protocol, by target."""
     assert served.tensors is not None
-    asked: Any = _AskedInTensors(inference, served.endpoint.name, "")
+    asked: AskedEndpoint = _AskedInTensors(inference, served.endpoint.name, "")
     route = InferRoute(msgspec.structs.replace(served, endpoint=asked), served.tensors, config)
     name, version = quote(served.endpoint.name, safe=""), quote(served.endpoint.config.version, safe="")
     return {f"/v2/models/{name}{of}/infer".encode(): route for of in ("", f"/versions/{version}")}
