@@ -162,6 +162,21 @@ def test_what_nobody_says_is_the_default(said, folder):
     assert "batches of up to 64 (gather), 1 worker slots, timeout 30000 ms" in said("plain.py")
 
 
+def test_what_streams_says_how_many_streams(said, folder):
+    (folder / "tales.py").write_text(
+        "import forebay\n"
+        "class Tale(forebay.Model):\n"
+        "    max_batch_size = 16\n"
+        "    def start(self, sample: int) -> int: return sample\n"
+        "    def step(self, states: list[int]) -> list[forebay.Last[int]]: return [forebay.Last(1) for _ in states]\n"
+        "class Told(forebay.Model):\n"
+        "    max_batch_size = 4\n"
+        "    def predict(self, b: list[int]): yield b\n"
+    )
+    assert "/models/tale  version 1, up to 32 streams at a time, timeout" in said("tales.py:Tale --workers 2")
+    assert "/models/told  version 1, batches of up to 4 (go), up to 4 streams at a time" in said("tales.py:Told")
+
+
 def test_a_switch_is_turned_off_again_from_nearer(folder, serve):
     server = serve(folder / "iris.py", "--worker-kind", "thread", "--no-access-log", env={"FOREBAY_ACCESS_LOG": "yes"})
     server.call("iris", 1)

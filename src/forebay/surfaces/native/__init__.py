@@ -388,6 +388,7 @@ def _summary(app: App, name: str) -> str:
         return (
             f"POST /models/{name}  version {about['version']}, a graph of {', '.join(about['nodes'])}, "
             f"{about['workers']['slots']} requests at a time, timeout {about['timeout_ms']} ms"
+            + (", streams" if about["streams"] else "")
         )
     batching = about["batching"]
     waits = f"waits {batching['max_wait_ms']:g} ms" if batching["idle"] == "wait" else batching["idle"]
@@ -397,11 +398,12 @@ def _summary(app: App, name: str) -> str:
     several = ""
     if len(about["versions"]) > 1:
         several = ", versions " + ", ".join(f"{one['version']} ({one['weight']})" for one in about["versions"])
+    size, slots = batching["max_batch_size"], about["workers"]["slots"]
+    batches = f"batches of up to {size} ({waits}), " if size > 1 or not about["streams"] else ""
+    many = f"up to {slots} streams at a time" if about["streams"] else f"{slots} worker slots"
     return (
-        f"POST /models/{name}  version {about['version']}, batches of up to {batching['max_batch_size']} ({waits}), "
-        f"{about['workers']['slots']} worker slots{' on ' if devices else ''}{' and '.join(devices)}, "
-        f"timeout {about['timeout_ms']} ms"
-        + (", streams" if about["streams"] else "")
+        f"POST /models/{name}  version {about['version']}, {batches}"
+        f"{many}{' on ' if devices else ''}{' and '.join(devices)}, timeout {about['timeout_ms']} ms"
         + (", arrays of samples" if about["batchable"] else "")
         + "".join(f", {' or '.join(one['methods'])} {one['path']}" for one in about.get("endpoints", ()))
         + several
