@@ -314,6 +314,16 @@ def return_key_without_eq(at: At) -> Any:
     return [Unlike()]
 
 
+@way("raises in `start`", hook="start")
+def raise_in_start(at: At) -> Any:
+    raise Own("by hand")
+
+
+@way("raises in `finish`", hook="finish")
+def raise_in_finish(at: At) -> Any:
+    raise Own("by hand")
+
+
 @way("raises in `load`", hook="load")
 def raise_in_load(at: At) -> Any:
     raise Own("by hand")

@@ -8,12 +8,13 @@ Two samples that are asked at once share a batch, whatever the machine is busy w
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import numpy as np
 from tests.misbehave import catalogue
 
-from forebay import Model, Serving, compose, node
+from forebay import Last, Model, Serving, compose, node
 
 
 def numbers(batch: Any) -> list[Any]:
@@ -93,6 +94,34 @@ class Awaited(Model):
 
     async def predict(self, batch):
         return await catalogue.perform_async(batch, ways(batch), numbers(batch))
+
+
+class Steps(Model):
+    """Two parts of each stream; the first step waits for two of them."""
+
+    max_batch_size = 2
+    refused = 0
+
+    def start(self, sample):
+        self.refused += 1
+        catalogue.perform([sample], [sample[1]], [None], "start")
+        self.refused -= 1
+        return [*sample, 0]
+
+    def step(self, states):
+        is_first = not states[0][2]
+        if is_first and len(states) + self.refused < 2:
+            time.sleep(0.0005)
+            return [None]
+        self.refused = 0
+        for state in states:
+            state[2] += 1
+        if is_first:
+            return catalogue.perform(states, ways(states), numbers(states))
+        return [Last(number) for number in numbers(states)]
+
+    def finish(self, state):
+        catalogue.perform([state], [state[1]], [None], "finish")
 
 
 class AwaitedStream(Model):

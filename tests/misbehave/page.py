@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.misbehave.catalogue import WAYS, Way
-from tests.misbehave.who import KINDS, LETTERS, PLACES, who, why_not
+from tests.misbehave.who import KINDS, LETTERS, PLACE_OF_HOOK, PLACES, who, why_not
 
 PAGE = Path(__file__).parents[2] / "docs/reference/misbehaving-models.md"
 INTRO = """\
@@ -45,7 +45,7 @@ def page() -> str:
     lines += ["## Hooks of models", "", f"| the code | {' | '.join(KINDS)} |", "|---|" + "---|" * len(KINDS)]
     for way in WAYS:
         if way.hook:
-            place = {"preprocess": "hooks", "postprocess": "hooks", "batch_key": "key"}.get(way.hook, "load")
+            place = PLACE_OF_HOOK[way.hook]
             lines.append(f"| {way.text} | {' | '.join(f'`{who(way, kind, place)}`' for kind in KINDS)} |")
     reasons = sorted(
         {why_not(way, kind, place) for way in WAYS for kind in KINDS for place in (*PLACES, "key", "load")}

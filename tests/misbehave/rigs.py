@@ -46,6 +46,7 @@ MODELS = {
     "async": models.Awaited,
     "streamed": models.Streamed,
     "async streamed": models.AwaitedStream,
+    "steps": models.Steps,
 }
 PARAMS: Mapping[str, Any] = {"in": "json", "out": "json"}
 
@@ -219,7 +220,7 @@ class PipelineRig(Rig):
 @contextlib.asynccontextmanager
 async def rig_of(kind: str, place: str, folder: Path) -> AsyncIterator[Rig]:
     """A place with workers of a kind."""
-    slots = 2 if kind in {"thread", "inline"} else 1
+    slots = 2 if kind in {"thread", "inline"} and place != "steps" else 1  # one, for two are to share its steps
     overrides = Overrides(worker_kind=kind if kind != "attached" else "process", workers=slots)
     if kind == "attached":
         async with _attached(place, folder) as rig:

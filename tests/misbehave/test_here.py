@@ -10,12 +10,12 @@ from tests.misbehave.who import PLACES, cells, who
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
 
-@pytest.mark.parametrize("place", [*PLACES[:7], "hooks", "key"])
+@pytest.mark.parametrize("place", [*PLACES[:8], "hooks", "key"])
 def test_inline(place, differences):
     assert differences("inline", place) == {}
 
 
-@pytest.mark.parametrize("place", [*PLACES[:7], "pipeline", "hooks", "key"])
+@pytest.mark.parametrize("place", [*PLACES[:8], "pipeline", "hooks", "key"])
 def test_thread(place, differences):
     assert differences("thread", place) == {}
 

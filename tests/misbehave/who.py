@@ -16,16 +16,18 @@ if TYPE_CHECKING:
     from tests.misbehave.catalogue import Way
 
 KINDS: Final = ("inline", "thread", "process", "attached")
-MODELS: Final = ("plain", "batched", "async", "streamed", "async streamed")
+MODELS: Final = ("plain", "batched", "async", "streamed", "async streamed", "steps")
 PLACES: Final = (*MODELS, "graph", "Serving", "Nucleus", "pipeline")
 """Where requests are answered; hooks have a table of their own."""
 HOOKS: Final = ("hooks", "key", "load")
-_PLACE_OF_HOOK: Final = {
+PLACE_OF_HOOK: Final = {
     "preprocess": "hooks",
     "postprocess": "hooks",
     "batch_key": "key",
     "load": "load",
     "unload": "load",
+    "start": "steps",
+    "finish": "steps",
 }
 _STREAMED: Final = {"streamed", "async streamed"}
 
@@ -62,7 +64,10 @@ _ELSEWHERE: Final = {
     **{("Nucleus", name): "B" for name in ("return_user_list", "return_deque")},
     **{("pipeline", name): "B" for name in ("return_user_list", "return_deque")},
     **{(place, name): "B" for place in _STREAMED for name in ("return_user_list", "return_deque")},
-    **{(place, "return_media"): "R" for place in (*_STREAMED, "Nucleus", "pipeline")},
+    **{("steps", name): "B" for name in ("return_user_list", "return_deque")},
+    **{("steps", name): "-" for name in ("mutate_clear", "mutate_append", "raise_in_finish")},
+    ("steps", "raise_in_start"): "R",
+    **{(place, "return_media"): "R" for place in (*_STREAMED, "steps", "Nucleus", "pipeline")},
     **{("pipeline", name): "R" for name in ("return_nan", "return_huge", "return_int_huge")},
     ("graph", "return_after"): "-",
     **{(place, name): "-" for place in ("Nucleus", "pipeline") for name in ("mutate_clear", "mutate_append")},
@@ -82,7 +87,7 @@ def who(way: Way, kind: str, place: str) -> str:
 
 def why_not(way: Way, kind: str, place: str) -> str:
     """Why a cell is not possible; empty if it is."""
-    if (place in HOOKS or way.hook) and _PLACE_OF_HOOK.get(way.hook) != place:
+    if (place in HOOKS or way.hook) and PLACE_OF_HOOK.get(way.hook) != place:
         return "another hook"
     if kind == "attached":
         if place in {"graph", "Serving", "Nucleus", "pipeline"}:

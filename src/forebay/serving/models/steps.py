@@ -164,7 +164,7 @@ def _step_of(runner: Stepping, stream: Stream, part: Any) -> Any:
     if isinstance(part, BaseException):
         return Stepped(None, [failure_of(part)])
     made = runner.postprocess(part, stream)
-    if inspect.isawaitable(made):
+    if runner.awaits and made is not part and inspect.isawaitable(made):  # else it is no more than a part that is none
         return _written_async(runner, made, stream, is_last=is_last)
     return _written(runner, made, stream, is_last=is_last)
 
