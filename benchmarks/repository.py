@@ -6,7 +6,8 @@
 The bucket is a real S3 server (nanio) on this machine, in a process of its own.
 
 many    requests name models by Zipf's law, one after the other, and an LRU of the same size is simulated beside them
-polls   buckets of several sizes are listed while nothing changes in them
+polls   buckets of several sizes are listed while nothing changes in them; nanio walks all of a bucket for each page of
+        1,000 objects, so that its own part of the time grows faster than their number
 swaps   an open loop sends requests to one model, while ten versions of it are uploaded, each in three files one after
         the other, and three removed; an answer holds what is in all three. A scraper reads the metrics each second
 """
@@ -266,7 +267,8 @@ class Load(Generator):
         super().__init__(request, due)
         self.answers: dict[str, int] = {}
 
-    def answered(self, connection: Reader, status: int, due: float) -> None:
+    def answered(self, connection: Connection, status: int, due: float) -> None:
+        assert isinstance(connection, Reader)
         if status == 200:
             text = connection.body.decode()
             self.answers[text] = self.answers.get(text, 0) + 1
