@@ -68,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         trace,
         worker,
     )
+    from forebay.cli.ovms import translated
 
     parser = Parser(
         prog="forebay",
@@ -80,6 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in (init, serve, check, generate, call, bench, worker, nucleus, batching, pipeline, trace, analyse):
         command.add_parser(commands)
     given, rest = _split(list(sys.argv[1:] if arguments is None else arguments))
+    try:
+        given, warnings = translated(given)
+    except ConfigError as error:
+        tell(error.message)
+        return USAGE_ERROR
+    tell(*(f"warning: {warning}" for warning in warnings))
     options, unknown = parser.parse_known_args(given)
     if options.command is None:
         parser.print_help()

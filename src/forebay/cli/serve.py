@@ -28,6 +28,8 @@ Serve a model or a project. TARGET is one of
                        a config.json of OpenVINO Model Server; a file with a Ventu, a script that runs a
                        PipelineServer or a WebService (what follows -- are its arguments)
 
+Options of OpenVINO Model Server (--config_path, --model_path, --port, --rest_port and so on) are taken as they are.
+
 Each setting below may also stand in the file (http: {port: 9000}) or in the environment (FOREBAY_HTTP_PORT=9000). The
 command line wins over the environment, that over the file, and that over what a model's class says.
 

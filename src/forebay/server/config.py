@@ -165,7 +165,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
         isolate_errors: Halve a batch that fails as a whole until the sample at fault stands alone.
     """
 
-    name: str | None = None
+    name: Annotated[str | None, Written("--name", "NAME", "its own")] = None
     version: str | None = None
     weight: Annotated[int, Meta(ge=0)] | None = None
     env: dict[str, str] = {}
