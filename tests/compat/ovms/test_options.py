@@ -55,7 +55,7 @@ def test_other_commands_are_left_alone(said):
 
 
 def test_what_is_not_used_is_said():  # O107
-    _, warnings = translated("serve --config_path c --log_path l --grpc_workers 4 --nireq 3".split())
+    _, warnings = translated(["serve", "--config_path", "c", "--log_path", "l", "--grpc_workers", "4", "--nireq", "3"])
     assert [one.partition(" is not used: ")[0] for one in warnings] == ["--log_path", "--grpc_workers", "--nireq"]
 
 
@@ -85,7 +85,7 @@ def test_what_is_wrong_ends_with_a_sentence(said, capsys):  # O107
 
 def test_options_of_models_are_none_of_graphs(tmp_path):  # O108
     write(tmp_path, {"graph.pbtxt": one_node(), "model.py": HANDLER})
-    with pytest.raises(ConfigError, match="--shape is for models, and .* has a graph.pbtxt"):
+    with pytest.raises(ConfigError, match=r"--shape is for models, and .* has a graph.pbtxt"):
         translated(["serve", "--model_path", str(tmp_path), "--model_name", "g", "--shape", "auto"])
     assert main(["check", "--model_path", str(tmp_path), "--model_name", "g"]) == 0
 
