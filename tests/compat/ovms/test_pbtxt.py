@@ -70,8 +70,9 @@ def test_both_places_of_options_and_all_spellings_are_read(read):  # O44, O45, O
             # a comment with {{ in it
             input_stream: ["OVMS_PY_TENSOR:0:input"], output_stream: "output"
             num_threads: 3 max_queue_size: 5 type: "T" package: "p" executor {{ name: "" type: "ThreadPoolExecutor" }}
+            executor {{ name: "e" options {{ [mediapipe.ThreadPoolExecutorOptions.ext] {{ num_threads: 4 }} }} }}
             node < name: "n" calculator: "PythonExecutorCalculator" buffer_size_hint: 3 max_in_flight: 2
-              input_side_packet: "PYTHON_NODE_RESOURCES:py" input_stream: "input" output_stream: "OUT:7:output" executor: ""
+              input_side_packet: "PYTHON_NODE_RESOURCES:py" input_stream: "input" output_stream: "OUT:7:output" executor: "e"
               {options}
             >"""
         )
@@ -106,6 +107,30 @@ BROKEN = {
     "unknown calculator": (
         GOOD.replace('PythonExecutorCalculator"', 'PythonExecuterCalculator"'),
         r":6: there is no calculator .* did you mean 'PythonExecutorCalculator'",
+    ),
+    "an unlike calculator": (
+        GOOD.replace('"PythonExecutorCalculator"', '"NegativeCalculator"'),
+        ":6: there is no calculator 'NegativeCalculator'; there is OpenVINOInferenceCalculator, ",
+    ),
+    "unknown side packet": (
+        GOOD.replace("PYTHON_NODE_RESOURCES:py", "PYTHON_NODE_RESOURCE:py"),
+        r":7: node 'python_node' has the input_side_packet 'PYTHON_NODE_RESOURCE:py', .* did you mean 'PYTHON_NODE_RES",
+    ),
+    "side packet of another": (
+        GOOD.replace('"PYTHON_NODE_RESOURCES:py"', '["PYTHON_NODE_RESOURCES:py", "SESSION:s"]'),
+        r":7: .* 'SESSION:s', which a PythonExecutorCalculator does not take",
+    ),
+    "unknown executor": (
+        'executor { name: "slow" }\n' + one_node(more='executor: "slwo"'),
+        r":\d+: node 'python_node' has the executor 'slwo', .* did you mean 'slow'",
+    ),
+    "unknown type of executor": (
+        'executor { name: "slow"\n type: "ThreadPoolExecuter" }\n' + GOOD,
+        ":1: the executor 'slow' has the type 'ThreadPoolExecuter', .* did you mean 'ThreadPoolExecutor'",
+    ),
+    "unknown option of an executor": (
+        "executor { options { [mediapipe.ThreadPoolExecutorOptions.ext] { num_thread: 4 } } }\n" + GOOD,
+        ":1: there is no field 'num_thread' in ThreadPoolExecutorOptions; did you mean 'num_threads'",
     ),
     "unknown options": (
         GOOD.replace("CalculatorOptions]", "CalculatorOption]"),

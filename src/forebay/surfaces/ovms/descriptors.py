@@ -36,6 +36,12 @@ _MESSAGES: Final[Mapping[str, Mapping[str, tuple[int, str]]]] = {
     },
     "InputStreamInfo": {"tag_index": (1, "string"), "back_edge": (2, "bool")},
     "ExecutorConfig": {"name": (1, "string"), "type": (2, "string"), "options": (3, "MediaPipeOptions")},
+    "ThreadPoolExecutorOptions": {
+        "num_threads": (1, "int32"),
+        "stack_size": (2, "int32"),
+        "nice_priority_level": (3, "int32"),
+        "thread_name_prefix": (5, "string"),
+    },
     "SyncSet": {"tag_index": (1, "string*")},
     "SyncSetInputStreamHandlerOptions": {"sync_set": (1, "SyncSet*")},
     "Node": {
@@ -90,6 +96,7 @@ _MESSAGES: Final[Mapping[str, Mapping[str, tuple[int, str]]]] = {
 
 _EXTENSIONS: Final[Mapping[str, tuple[str, int]]] = {
     "SyncSetInputStreamHandlerOptions": ("MediaPipeOptions", 155_816_273),
+    "ThreadPoolExecutorOptions": ("MediaPipeOptions", 157_116_819),
     "PythonExecutorCalculatorOptions": ("CalculatorOptions", 1_125_000),
     "PyTensorOvTensorConverterCalculatorOptions": ("CalculatorOptions", 1_125_001),
     "OpenVINOModelServerSessionCalculatorOptions": ("CalculatorOptions", 1_125_002),

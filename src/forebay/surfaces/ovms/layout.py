@@ -53,6 +53,11 @@ _REFUSED: Final = {
 }
 
 
+_SIDE_TAGS: Final[Mapping[str, tuple[str, ...]]] = {PYTHON: (RESOURCES,), INFERENCE: ("SESSION",)}
+"""The side packets that nodes take; pass-throughs take any."""
+_EXECUTORS: Final = ("ThreadPoolExecutor", "ApplicationThreadExecutor")
+
+
 class Read(msgspec.Struct, frozen=True):
     """What a node reads on a port.
 
@@ -254,10 +259,23 @@ class _Linker:
                     file.fail(port.line, f"{field} has the tag '{port.tag}': {_REFUSED[kind]}")
         for port in file.inputs:
             self._written[port.name] = port
+        for name, kind, line in file.executors:
+            if kind and kind not in _EXECUTORS:
+                what = f"the executor '{name}'" if name else "the executor"
+                file.fail(line, f"{what} has the type '{kind}', which there is not{meant(kind, _EXECUTORS)}")
 
     def _enter(self, node: CalculatorNode) -> None:
         """Note what a node writes, and check what it says of itself."""
         file = self._file
+        executors = [name for name, _, _ in file.executors if name]
+        if node.executor and node.executor not in executors:
+            msg = f"{node.shown} has the executor '{node.executor}', which the graph has not"
+            file.fail(node.lines["executor"], msg + meant(node.executor, executors))
+        takes = _SIDE_TAGS.get(node.calculator, ())
+        for port in node.side_inputs if node.calculator != PASSING else ():
+            if port.tag not in takes:
+                msg = f"{node.shown} has the input_side_packet '{port}', which a {node.calculator} does not take"
+                file.fail(port.line, msg + meant(port.tag, takes))
         for port in node.outputs:
             if port.name in self._written:
                 msg = f"{node.shown} writes '{port.name}', which line {self._written[port.name].line} writes as well"

@@ -78,6 +78,7 @@ class CalculatorNode(msgspec.Struct, frozen=True, kw_only=True):
     """A `node` of the file.
 
     Attributes:
+        executor: Which of the graph's executors it runs on; empty for the usual one.
         options: Of its calculator, as `options` or `node_options` has them; None if it has none.
         line: Where it begins.
         lines: Where its fields stand, by their names.
@@ -91,6 +92,7 @@ class CalculatorNode(msgspec.Struct, frozen=True, kw_only=True):
     side_outputs: tuple[StreamPort, ...]
     handler: Handler
     infos: tuple[BackEdge, ...]
+    executor: str
     options: Mapping[str, Any] | None
     max_in_flight: int
     line: int
@@ -103,7 +105,11 @@ class CalculatorNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GraphFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file, read; nothing is linked yet."""
+    """A file, read; nothing is linked yet.
+
+    Attributes:
+        executors: Name, type and line of each.
+    """
 
     path: Path
     inputs: tuple[StreamPort, ...]
@@ -111,6 +117,7 @@ class GraphFile(msgspec.Struct, frozen=True, kw_only=True):
     side_inputs: tuple[StreamPort, ...]
     nodes: tuple[CalculatorNode, ...]
     handler: Handler | None
+    executors: tuple[tuple[str, str, int], ...]
     queue_size: int
     lines: Mapping[str, int]
 
@@ -187,7 +194,7 @@ def read_graph(path: Path, calculators: Mapping[str, str | None]) -> GraphFile:
         raise ConfigError(f"{path}: it is more than {MAX_DEPTH} levels deep")
     for name, line in places.calculators:
         if name not in calculators:
-            raise ConfigError(f"{path}:{line}: there is no calculator '{name}'{meant(name, calculators)}")
+            raise ConfigError(f"{path}:{line}: there is no calculator '{name}'{_calculator_meant(name, calculators)}")
     return _Reader(path, text, places, calculators).read()
 
 
@@ -212,6 +219,9 @@ class _Reader:
             side_inputs=self._ports(graph.input_side_packet, "input_side_packet"),
             nodes=nodes,
             handler=handler if graph.HasField("input_stream_handler") else None,
+            executors=tuple(
+                (one.name, one.type, top.line("executor", number)) for number, one in enumerate(graph.executor)
+            ),
             queue_size=self._queue_size(),
             lines={field: top.line(field) for field in ("input_stream", "output_stream")},
         )
@@ -241,7 +251,7 @@ class _Reader:
         elif (found := _NO_EXTENSION.search(said)) or (found := _NO_TYPE.search(said)):
             name = found["name"].removeprefix("mediapipe.").removesuffix(".ext")
             line = line or self._line_of(name)
-            known = (*OPTIONS, "SyncSetInputStreamHandlerOptions")
+            known = (*OPTIONS, "SyncSetInputStreamHandlerOptions", "ThreadPoolExecutorOptions")
             said = f"there are no options '{name}' here{meant(name, known)}"
         raise ConfigError(f"{self._path}:{line or 1}: {said}") from None
 
@@ -254,7 +264,7 @@ class _Reader:
         line = self._places.line(*place)
         if not node.calculator:
             raise ConfigError(f"{self._path}:{line}: the node has no calculator")
-        fields = ("calculator", "name", "input_stream", "output_stream", "options", "node_options", "input_side_packet")
+        fields = ("calculator", "name", "input_stream", "output_stream", "options", "node_options", "executor")
         return CalculatorNode(
             name=node.name,
             calculator=node.calculator,
@@ -267,6 +277,7 @@ class _Reader:
                 BackEdge(info.tag_index, info.back_edge, self._places.line(*place, "input_stream_info", number))
                 for number, info in enumerate(node.input_stream_info)
             ),
+            executor=node.executor,
             options=self._options(node, place),
             max_in_flight=node.max_in_flight,
             line=line,
@@ -333,6 +344,13 @@ class _Reader:
         line = self._text.count("\n", 0, found.start()) + 1
         msg = f"OVMS_GRAPH_QUEUE_MAX_SIZE is '{size[:40]}'; AUTO or a whole number from 0 is needed"
         raise ConfigError(f"{self._path}:{line}: {msg}")
+
+
+def _calculator_meant(name: str, known: Iterable[str]) -> str:
+    """Return the nearest calculator; that all names have the same end makes none of them alike."""
+    end = "Calculator"
+    hint = nearest(name.removesuffix(end).lower(), (by_lower := {one.removesuffix(end).lower(): one for one in known}))
+    return f"; did you mean '{by_lower[hint]}'?" if hint else f"; there is {', '.join(sorted(by_lower.values()))}"
 
 
 def _text(path: Path) -> str:
