@@ -268,9 +268,22 @@ def test_what_comes_while_a_closed_loop_turns_is_an_error():  # O73
     run.feed("x", 0, 3)
     [firing] = run.ready()
     run.complete(firing, {"again": 2, "out": 3})
-    [_] = run.ready()  # it computes, which must not hide that it turns
+    [firing] = run.ready()
+    run.feed("x", 5, 1)  # this turn may be the last
     with pytest.raises(InvalidRequest, match="'count' is already processing data"):
-        run.feed("x", 5, 1)
+        run.complete(firing, {"again": 1, "out": 2})
+
+
+def test_what_comes_in_the_last_turn_of_a_closed_loop_begins_again():  # O72
+    run = GraphRun(Plan(looping(max_in_flight=1, closed_loop=True)), streams=True)
+    run.feed("x", 0, 2)
+    [firing] = run.ready()
+    run.complete(firing, {"again": 1, "out": 1})
+    [firing] = run.ready()
+    run.feed("x", 5, 1)
+    assert run.complete(firing, {}) == []
+    [firing] = run.ready()
+    assert (firing.timestamp, firing.inputs) == (5, {"start": 1})
 
 
 def test_what_waits_for_a_closed_loop_that_begins_is_an_error():  # O73

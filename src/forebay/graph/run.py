@@ -288,7 +288,17 @@ class GraphRun:
         else:
             state.running += 1
             self._ready.append(firing)
-        if node.spec.closed_loop and len({_is_turn(one) for one in state.flights if one is not state.released}) > 1:
+        if node.spec.closed_loop and _is_turn(firing):
+            self._require_alone(node, state)
+
+    @staticmethod
+    def _require_alone(node: PlannedNode, state: _NodeState) -> None:
+        """Refuse a further turn of a loop for which something else waits.
+
+        Until there is one, the turn that runs may have been the last: whoever has seen the last result of a loop may go
+        on at once.
+        """
+        if any(not _is_turn(one) for one in state.flights if one is not state.released):
             msg = f"node '{node.spec.name}' is already processing data: its loop still turns; open a new stream"
             raise InvalidRequest(msg)
 

@@ -42,7 +42,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
         back_edges: Input ports that are fed by a loop: they close no cycle and hold nothing up.
         max_in_flight: How often it may run at a time for one run of the graph; what is due beyond that waits its turn.
             None sets no bound.
-        closed_loop: Whether it is an error that something comes on its other ports while its loop turns.
+        closed_loop: Whether it is an error that something comes on its other ports while its loop goes on turning.
     """
 
     name: str

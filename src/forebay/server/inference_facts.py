@@ -112,7 +112,7 @@ def config_of(one: Served) -> dict[str, Any]:
         "max_batch_size": one.endpoint.batching.max_size if has_rows else 0,
         "input": told[0] if told else [],
         "output": told[1] if told else [],
-        "model_transaction_policy": {"decoupled": one.contract.streams},
+        "model_transaction_policy": {"decoupled": one.contract.streams or (face is not None and face.is_decoupled)},
     }
 
 

@@ -46,6 +46,7 @@ class TensorFace(msgspec.Struct, frozen=True, kw_only=True):
         is_open: Whether it takes tensors of any name.
         is_bare: Whether an only input or output may go without its name where that is a choice of the protocol, as with
             models that are files: nobody gave them types in which the name counts.
+        is_decoupled: Whether one request on a stream may have any number of answers.
     """
 
     inputs: Sequence[TensorMetadata] = ()
@@ -55,6 +56,7 @@ class TensorFace(msgspec.Struct, frozen=True, kw_only=True):
     has_rows: bool = True
     is_open: bool = False
     is_bare: bool = False
+    is_decoupled: bool = False
 
     def ask(
         self,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.compat.ovms.conftest import LOOPBACK, graph_text, one_node, python_node
+from tests.fuzz import door_ovms
 
 from forebay.errors import ConfigError
 from forebay.surfaces.ovms.layout import read_layout
@@ -346,3 +347,9 @@ def test_a_good_file_with_a_word_more_or_less_is_read_or_refused(read, data):
 def test_an_unknown_calculator_with_options_is_named_as_one_without(read):
     with pytest.raises(ConfigError, match=r"graph\.pbtxt:\d+: .*PythonExecutorCalculatorr.*PythonExecutorCalculator\b"):
         read(GOOD.replace('"PythonExecutorCalculator"', '"PythonExecutorCalculatorr"'))
+
+
+def test_files_by_their_grammar_are_read_or_refused_however_they_are_written():  # long: make fuzz
+    tried, wrong = door_ovms.fuzz(seed=7, count=60)
+    assert tried == 60
+    assert wrong == []

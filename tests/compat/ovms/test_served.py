@@ -229,7 +229,7 @@ def test_the_configuration_is_told_and_read_anew(serve, tmp_path):  # O112, O111
     assert post(server, "a", given("FP32", [1], data=[1])).status_code == 200
     write(tmp_path, {"a/model.py": NUMBERS, "config.json": config(a={})})
     assert reload().status_code == 201
-    assert told() == {"a": ("AVAILABLE", "OK"), "b": ("END", "OK")}
+    eventually(lambda: told() == {"a": ("AVAILABLE", "OK"), "b": ("END", "OK")}, "the end of b")
     write(tmp_path, {"config.json": '{"model_config_list": [],\n"mediapipe_config_lst": []}'})
     assert reload().status_code == 412
     assert "config.json:2: mediapipe_config_lst" in reload().json()["error"]

@@ -238,7 +238,7 @@ def face_of(calls: GraphCalls, inputs: Sequence[TensorMetadata], outputs: Sequen
     for names, declared in ((layout.inputs, inputs), ([one.called for one in layout.outputs], outputs)):
         known = {one.name: one for one in declared}
         sides.append([known.get(name) or TensorMetadata(name, UNTYPED, ()) for name in names])
-    return GraphFace(inputs=sides[0], outputs=sides[1], has_rows=False, calls=calls)
+    return GraphFace(inputs=sides[0], outputs=sides[1], has_rows=False, is_decoupled=layout.loops, calls=calls)
 
 
 class _Asked(msgspec.Struct, eq=False):
