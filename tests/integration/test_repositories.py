@@ -50,6 +50,8 @@ def test_a_bucket_of_model_files_in_the_tree_of_other_servers(buckets, serve, tm
     server = serve(None, f"s3://{bucket}/all", *options(tmp_path), "--max-models", "1", env=buckets.environment())
     assert ask(server, "double") == [2, 4]
     assert ask(server, "triple") == [3, 6]
+    assert server.client.get("/v2/models/double/ready").json() == {"name": "double", "ready": True}
+    assert server.client.get("/v2/models/double").json()["inputs"][0]["name"] == "x"  # loaded for that
     answer = ask(server, "broken")
     assert answer.status_code == 503
     assert "version '1' of 'broken' cannot be loaded: " in answer.json()["error"]["message"]

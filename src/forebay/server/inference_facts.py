@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import forebay
-from forebay.errors import Unavailable
+from forebay.errors import NotFound, Unavailable
 from forebay.serving.tensor_face import TensorFace
 
 if TYPE_CHECKING:
@@ -65,6 +65,10 @@ def is_model_ready(app: App, name: str, version: str = "") -> bool:
         return is_served_ready(find_served(app, name, version))
     except Unavailable:
         return False
+    except NotFound:
+        if app.stock is None or not app.stock.offer.has(name):
+            raise
+        return app.stock.may_be_asked(name, version)
 
 
 def is_served_ready(one: Served) -> bool:

@@ -125,6 +125,11 @@ class Stock:
         kept = msgspec.structs.asdict(self._memory.statistics())
         return StockStatistics(**kept, failures=self._failures, waiting=self._waiting)
 
+    def may_be_asked(self, name: str, version: str) -> bool:
+        """Tell whether a version that is not in memory is loaded for who asks; without one, the one that answers."""
+        served = [str(one.number) for one in self.offer.served(name)]
+        return self.is_ready and self.is_lazy and (version in served if version else bool(served))
+
     def describe_versions(self, name: str) -> list[dict[str, Any]]:
         """Return the versions of a model that could be loaded, or are being copied, or failed."""
         return self.offer.describe(name, self._loading)

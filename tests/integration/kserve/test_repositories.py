@@ -79,6 +79,21 @@ def test_a_model_is_loaded_for_who_asks(port):  # N106, N120
     assert times(channel, "a") == [3, 6]
 
 
+def test_what_clients_ask_before_their_first_call(port):
+    channel = port.connect()
+    assert ask(channel, "ModelReady", name="a").ready  # whoever asks it has it loaded
+    assert ask(channel, "ModelReady", name="a", version="1").ready
+    assert not ask(channel, "ModelReady", name="a", version="7").ready
+    assert refusal(lambda: ask(channel, "ModelReady", name="no-such"))[0] == "NOT_FOUND"
+    assert not port.app.served
+    assert ask(channel, "ModelMetadata", name="a").inputs[0].datatype == "FP64"
+    assert ask(channel, "ModelConfig", name="b").config.name == "b"
+    assert set(port.app.served) == {"a", "b"}
+    assert refusal(lambda: ask(channel, "ModelMetadata", name="no-such"))[0] == "NOT_FOUND"
+    assert "could not convert" in refusal(lambda: ask(channel, "ModelMetadata", name="broken"))[1]
+    assert not ask(channel, "ModelReady", name="broken").ready
+
+
 def test_each_request_of_a_stream_has_its_model(port):
     channel = port.connect()
     asked = [request(name, np.array([[1.0]])) for name in ("a", "b", "a", "no-such")]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import monotonic
@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, TooLarge, Unavailable
+from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, TooLarge
 from forebay.observe.ids import next_id
 from forebay.protocols.kserve import written
 from forebay.protocols.kserve.calls import InferRequest
 from forebay.protocols.kserve.wire import RequestLayouts
 from forebay.protocols.kserve.written import Written
-from forebay.serving.models.model import Model
 from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
+from forebay.transports.grpc.lending import Lending
 from forebay.transports.grpc.statuses import Status, of_error
 from forebay.types.call import Failure
 from forebay.types.context import PARAM, told
@@ -120,6 +120,7 @@ class InferMethods:
         self._reply = self._replied
         self._plans: dict[RequestLayout, _Plan] = {}
         self._threads: ThreadPoolExecutor | None = None
+        self._lending = Lending(app, STATUSES)
         app.watch(lambda _name: self._plans.clear())
 
     def infer(self, message: bytes, call: Call) -> None:
@@ -128,10 +129,8 @@ class InferMethods:
             self._infer(message, call)
         except NotFound as error:
             layout = self._layouts.of(message)
-            if not self._may_be_lent(layout):
+            if not self._lending.again(self._infer, message, call, layout.model, layout.version):
                 call.fail(error, STATUSES)
-                return
-            call.on_cancel = asyncio.ensure_future(self._infer_lent(message, layout, call)).cancel
         except ForebayError as error:
             call.fail(error, STATUSES)
 
@@ -166,8 +165,8 @@ class InferMethods:
         tensors = await self._read_beside(message, layout) if self._is_slow(layout) else None
         if tensors is None:
             tensors = layout.tensors(message, self._read)
-        if self._may_be_lent(layout):
-            async with self._lent(layout, call):
+        if self._lending.may_lend(layout.model, layout.version):
+            async with self._lending.lend(layout.model, layout.version, call, _timeout_s(layout.parameters)):
                 return self._begin(call, stream, message, layout, tensors)
         if stream.joined is None and not stream.has_begun:
             served = self.served(layout.model, layout.version)
@@ -215,35 +214,10 @@ class InferMethods:
     async def _infer_slowly(self, message: bytes, layout: RequestLayout, call: Call) -> None:
         try:
             tensors = await self._read_beside(message, layout)
-            async with self._lent(layout, call) if self._may_be_lent(layout) else contextlib.nullcontext():
+            is_away = self._lending.may_lend(layout.model, layout.version)
+            lent = self._lending.lend(layout.model, layout.version, call) if is_away else contextlib.nullcontext()
+            async with lent:
                 call.on_cancel = self._begin(call, None, message, layout, tensors).cancel
-        except ForebayError as error:
-            call.fail(error, STATUSES)
-
-    def _may_be_lent(self, layout: RequestLayout) -> bool:
-        """Tell whether a repository has a model that is not in memory."""
-        stock, versions = self._app.stock, self._app.versions_of(layout.model)
-        is_there = versions is not None and (layout.version in versions.ready if layout.version else versions.weights)
-        return stock is not None and not is_there and stock.offer.has(layout.model)
-
-    @contextlib.asynccontextmanager
-    async def _lent(self, layout: RequestLayout, call: Call) -> AsyncGenerator[None]:
-        """Have a model loaded, which stays until what is begun in the block has an answer."""
-        assert self._app.stock is not None
-        patience_s = min(call.deadline - monotonic(), _timeout_s(layout.parameters), Model.timeout_ms / 1000)
-        async with contextlib.AsyncExitStack() as stack:
-            try:
-                async with asyncio.timeout(patience_s):
-                    await stack.enter_async_context(self._app.stock.lend(layout.model, layout.version or None))
-            except TimeoutError:
-                msg = f"the model '{layout.model}' is still being loaded; try again later"
-                raise Unavailable(msg) from None
-            yield
-
-    async def _infer_lent(self, message: bytes, layout: RequestLayout, call: Call) -> None:
-        try:
-            async with self._lent(layout, call):
-                self._infer(message, call)
         except ForebayError as error:
             call.fail(error, STATUSES)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from google.protobuf import json_format
 
-from forebay.errors import InvalidRequest, Unavailable
+from forebay.errors import InvalidRequest, NotFound, Unavailable
 from forebay.protocols.kserve.messages import SERVICE, described, messages, parsed
 from forebay.server.inference_facts import (
     config_of,
@@ -21,7 +21,8 @@ from forebay.server.inference_facts import (
     statistics_of,
 )
 from forebay.server.shared_regions import Region
-from forebay.transports.grpc.inference import InferMethods
+from forebay.transports.grpc.inference import STATUSES, InferMethods
+from forebay.transports.grpc.lending import Lending
 from forebay.transports.grpc.service import GrpcService
 from forebay.transports.grpc.statuses import NotOffered
 
@@ -52,6 +53,7 @@ class KServe:
         self._app = app
         self._is_managed = is_managed
         self._inference = InferMethods(app)
+        self._lending = Lending(app, STATUSES)
 
     def service(self) -> GrpcService:
         """Return what a port is given."""
@@ -72,6 +74,8 @@ class KServe:
             "SystemSharedMemoryUnregister": self._unregister,
         }
         direct: dict[str, Direct] = {name: _direct(name, answer) for name, answer in simple.items()}
+        for name in ("ModelMetadata", "ModelConfig"):
+            direct[name] = self._lent(f"{name}Request", direct[name])
         direct |= dict.fromkeys(_MISSING, _missing)
         slow: dict[str, Callable[[Any], Awaitable[None]]] = {
             "RepositoryModelLoad": self._load,
@@ -84,6 +88,19 @@ class KServe:
             streams={"ModelStreamInfer": self._inference.infer_stream},
             files=[described()],
         )
+
+    def _lent(self, given: str, method: Direct) -> Direct:
+        """Return a method that has the model loaded of which it tells."""
+
+        def tell(message: bytes, call: Call) -> None:
+            try:
+                method(message, call)
+            except NotFound:
+                asked = parsed(given, message)
+                if not self._lending.again(method, message, call, asked.name, asked.version):
+                    raise
+
+        return tell
 
     def is_model_ready(self, model: str) -> bool | None:
         """Tell whether a model can be asked now; None if there is no such model."""

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 
 _MAX_DIGITS: Final = 9
 _MODEL: Final = re.compile(r"(?:/v[12])?/models/([^/:]+)(?:/versions/([^/:]+))?")
+_ABOUT: Final = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?(?:/config)?$")
+"""What tells of a model what only the model knows."""
 _MANAGED: Final = re.compile(r"/(?:load|swap|unload|weights)$")
 
 
@@ -242,7 +244,11 @@ class _Lending:
         """Lend the model while the request is answered."""
         stock = self._lender.stock
         found, path = None, path_of(scope) if scope["type"] == "http" else ""
-        if stock is not None and scope["type"] == "http" and scope["method"] == "POST":
+        if (
+            stock is not None
+            and scope["type"] == "http"
+            and (scope["method"] == "POST" or _ABOUT.search(scope["path"]))
+        ):
             found = None if _target_of(scope) in self._by_target else _MODEL.match(path_of(scope))
             if found is not None and stock.is_ready and not stock.offer.has(found[1]):
                 found = None
