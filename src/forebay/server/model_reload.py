@@ -27,7 +27,7 @@ LOOK_S: Final = 15.0
 _PAUSE_S: Final = 0.05
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class WantedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model that is to be loaded.
 
     Attributes:
@@ -45,7 +45,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
 
 
-async def reload(app: App, wanted: Sequence[Wanted]) -> None:
+async def reload(app: App, wanted: Sequence[WantedModel]) -> None:
     """Have these models loaded and no others; returns once they are.
 
     Raises:
@@ -84,7 +84,7 @@ async def reload(app: App, wanted: Sequence[Wanted]) -> None:
             app.label(name, {})
 
 
-async def _found(app: App, one: Wanted) -> list[str]:
+async def _found(app: App, one: WantedModel) -> list[str]:
     """Return which versions of a model are to be loaded, the highest first, once the repository has them.
 
     Raises:

@@ -20,7 +20,7 @@ from forebay.observe.ids import next_id
 from forebay.protocols.tfserving import examples
 from forebay.protocols.tfserving.messages import MODELS, PREDICTION, SERVING
 from forebay.server import tfserving_facts as facts
-from forebay.server.model_reload import Wanted, reload
+from forebay.server.model_reload import WantedModel, reload
 from forebay.serving.tensor_face import TensorRequest, tensors_of
 from forebay.transports.grpc.inference import QUICK_BYTES, READERS, STATUSES, context_of
 from forebay.transports.grpc.service import GrpcService
@@ -235,13 +235,13 @@ class TfServing:
         return SERVING.classes().ReloadConfigResponse(status={"error_code": 0}).SerializeToString()
 
 
-def _wanted(config: Any) -> Wanted:
+def _wanted(config: Any) -> WantedModel:
     policy = config.model_version_policy
     choice = policy.WhichOneof("policy_choice")
     count = (policy.latest.num_versions or 1) if choice == "latest" else None if choice == "all" else 1
     versions = [str(one) for one in policy.specific.versions] if choice == "specific" else None
     labels = {label: str(version) for label, version in config.version_labels.items()}
-    return Wanted(name=config.name, place=config.base_path, latest=count, versions=versions, labels=labels)
+    return WantedModel(name=config.name, place=config.base_path, latest=count, versions=versions, labels=labels)
 
 
 def _replied(request: Request, outcome: Outcome) -> None:
