@@ -14,6 +14,7 @@ from forebay.serving.servings import client
 from forebay.serving.servings.execution import Execution
 from forebay.serving.servings.module import TO_JIT, Function, Jitted, module_of, name_of
 from forebay.serving.servings.settings import ProcessOptions, ServingSettings, StartOptions, alike, check_options
+from forebay.serving.servings.started import ServingProcess
 from forebay.types.failures import text_of
 from forebay.types.settings import keywords_of
 from forebay.workers.user_code import caught
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from forebay.serving.servings.execution import Executed, Sink
     from forebay.serving.servings.module import Kind
-    from forebay.serving.servings.started import ServingProcess
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -213,8 +213,6 @@ class Serving(Generic[In, Out]):
             ConfigError: The name is taken, or an option is wrong.
             ModelError: The module could not be initialised.
         """
-        from forebay.serving.servings.started import ServingProcess
-
         return ServingProcess(self, name, options)
 
     def initialise(self, kind: Kind, partitions: Sequence[dict[str, Any]], pad_to: int | None) -> Execution:
