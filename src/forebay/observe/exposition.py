@@ -16,6 +16,7 @@ prometheus-client: metrics of the models' authors (`author_metrics.py`) and thos
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
     from forebay.observe.metrics import EndpointMetrics, Histogram
+
+T = TypeVar("T")
 
 MAX_ENDPOINTS: Final = 1000
 """Endpoints on a page: at about 80 series each it is 6 MB long."""
@@ -232,6 +235,16 @@ def finish(turns: Generator[None, None, list[list[bytes]]]) -> list[list[bytes]]
             next(turns)
         except StopIteration as end:
             return end.value
+
+
+async def finish_in_turns(turns: Generator[None, None, T]) -> T:
+    """Do all turns, with one of the loop for others after each; return what comes of them."""
+    while True:
+        try:
+            next(turns)
+        except StopIteration as end:
+            return end.value
+        await asyncio.sleep(0)
 
 
 def cumulated(histogram: Histogram) -> list[tuple[str, float]]:

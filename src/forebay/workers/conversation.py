@@ -426,14 +426,7 @@ class Conversation:
         return event
 
     def _greet(self, message: list[Any]) -> Hello:
-        _, version, about = message
-        if version != frames.VERSION:
-            msg = f"it speaks version {str(version)[:40]} of the protocol, this server version {frames.VERSION}"
-            raise InvalidRequest(msg)
-        if not isinstance(about, dict):
-            msg = "its hello says nothing about it"
-            raise InvalidRequest(msg)
-        about = cast("dict[str, Any]", about)
+        about = frames.told_in_hello(message)
         self._can_share = about.get("shares") is True
         self._tells_phases = about.get("phases") is True
         if self._seats and about.get("seats") is True:

@@ -8,7 +8,7 @@ which is `processes.py` (server) and `child.py` (worker).
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
@@ -47,6 +47,22 @@ def encode_part(value: Any) -> bytes:
 
 
 _encoder = msgspec.msgpack.Encoder()
+
+
+def told_in_hello(message: list[Any]) -> dict[str, Any]:
+    """Return what a worker says about itself in its first message.
+
+    Raises:
+        InvalidRequest: If it speaks another version of the protocol, or says nothing.
+    """
+    _, version, about = message
+    if version != VERSION:
+        msg = f"it speaks version {str(version)[:40]} of the worker protocol, this server version {VERSION}"
+        raise InvalidRequest(msg)
+    if not isinstance(about, dict):
+        msg = "its hello says nothing about it"
+        raise InvalidRequest(msg)
+    return cast("dict[str, Any]", about)
 
 
 class FrameReader:

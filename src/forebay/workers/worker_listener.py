@@ -268,14 +268,7 @@ class Visitor(asyncio.Protocol):
         return cast("list[Any]", message)
 
     def _greet(self, message: list[Any]) -> None:
-        _, version, about = message
-        if version != frames.VERSION:
-            msg = f"it speaks version {version!r} of the worker protocol, this server version {frames.VERSION}"
-            raise InvalidRequest(msg)
-        if not isinstance(about, dict):
-            msg = "its hello says nothing about it"
-            raise InvalidRequest(msg)
-        self._hello = cast("dict[str, Any]", about)
+        self._hello = frames.told_in_hello(message)
         require_plain({key: value for key, value in self._hello.items() if key != "nonce"})
         if self._door.secret is not None:
             if not isinstance(self._hello.get("nonce"), bytes):

@@ -31,22 +31,19 @@ from forebay.surfaces.native.model_files import is_model_file, read_model_file
 from forebay.surfaces.native.model_options import (
     batching_of,
     devices_of,
-    environment_of,
     isolates,
     named,
     seats_of,
     workers_of,
 )
+from forebay.surfaces.native.pools import Workers, pool_of
 from forebay.surfaces.native.reloading import Reloading
 from forebay.surfaces.native.repositories import RepositoryTarget, is_repository, model_files, name_of, stock
 from forebay.surfaces.native.servings import serve_serving, serving_in
 from forebay.surfaces.native.target_file import import_file, split_target
 from forebay.types.devices import read_devices
 from forebay.workers.devices import doubtful
-from forebay.workers.inline import InlinePool
-from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
-from forebay.workers.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -57,7 +54,6 @@ if TYPE_CHECKING:
     from forebay.serving.models.schema import WireType
     from forebay.surfaces.container.recipe import Recipe
     from forebay.surfaces.contract import Options
-    from forebay.types.devices import Device
     from forebay.workers.pool import Pool
 
 
@@ -227,7 +223,16 @@ def _serve_target(target: str, overrides: Overrides, given: Collection[str]) -> 
         is_isolating = isolates(class_name, told.settings, overrides)
         spec = _spec(file, class_name, isolate_errors=is_isolating)
         devices = devices_of(class_name, overrides.devices or told.devices, "process")
-        pool = _process_pool(spec, overrides, devices, isolates=is_isolating, seats=seats_of(told.settings, overrides))
+        wanted = Workers(
+            what=class_name,
+            kind="process",
+            count=workers_of(overrides.workers, devices),
+            threads=overrides.threads,
+            devices=devices,
+            seats=seats_of(told.settings, overrides),
+            isolates=is_isolating,
+        )
+        pool = pool_of(spec, wanted, overrides)
         endpoint = endpoint_of(class_name, told.settings, pool, overrides)
         served.append(served_by(told, endpoint))
     return Built(served)
@@ -329,7 +334,6 @@ def _pool(
 ) -> Pool:
     is_isolating = isolates(model.__qualname__, settings, overrides)
     devices = devices_of(model.__qualname__, overrides.devices or settings.devices, overrides.worker_kind)
-    workers = workers_of(overrides.workers, devices)
     if spec is None:
         file = Path(getattr(sys.modules.get(model.__module__), "__file__", None) or "")
         if overrides.worker_kind == "process" and (not file.is_file() or "<locals>" in model.__qualname__):
@@ -341,40 +345,19 @@ def _pool(
         spec = _spec(file, model.__name__, isolate_errors=is_isolating)
         if files is not None:
             spec = msgspec.structs.replace(spec, kwargs={**spec.kwargs, "files": str(files)})
-    if overrides.worker_kind == "process":
-        return _process_pool(spec, overrides, devices, isolates=is_isolating, seats=seats_of(settings, overrides))
     loaded = None if files is None else str(files)
-    spec = msgspec.structs.replace(spec, local=lambda: runner_for(model, isolate_errors=is_isolating, files=loaded))
-    if overrides.worker_kind == "inline":
-        if overrides.threads > 1:
-            msg = f"worker kind inline has no threads, found {overrides.threads}; use thread or process"
-            raise ConfigError(msg)
-        slots = workers if settings.is_async else 1
-        return InlinePool(spec, slots=slots, devices=devices, seats=seats_of(settings, overrides))
-    return ThreadPool(
-        spec,
-        workers=workers,
+    wanted = Workers(
+        what=model.__qualname__,
+        kind=overrides.worker_kind,
+        count=workers_of(overrides.workers, devices),
         threads=overrides.threads,
-        stuck_s=overrides.stuck_s,
         devices=devices,
         seats=seats_of(settings, overrides),
+        isolates=is_isolating,
+        is_async=settings.is_async,
+        local=lambda: runner_for(model, isolate_errors=is_isolating, files=loaded),
     )
-
-
-def _process_pool(
-    spec: RunnerSpec, overrides: Overrides, devices: Sequence[Device], *, isolates: bool, seats: int
-) -> ProcessPool:
-    return ProcessPool(
-        spec,
-        workers=workers_of(overrides.workers, devices),
-        threads=overrides.threads,
-        python=overrides.python,
-        env=environment_of(overrides),
-        isolates=isolates,
-        stuck_s=overrides.stuck_s,
-        devices=devices,
-        seats=seats,
-    )
+    return pool_of(spec, wanted, overrides)
 
 
 def _spec(file: Path, name: str, *, isolate_errors: bool) -> RunnerSpec:

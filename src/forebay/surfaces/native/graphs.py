@@ -21,16 +21,13 @@ from forebay.serving.models.model import defined_models
 from forebay.surfaces.native.model_options import (
     batching_of,
     devices_of,
-    environment_of,
     isolates,
     seats_of,
     workers_of,
 )
-from forebay.workers.inline import InlinePool
+from forebay.surfaces.native.pools import Workers, pool_of
 from forebay.workers.objects import packed
-from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
-from forebay.workers.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -254,26 +251,17 @@ def _pool(call: NodeCall, target: GraphTarget) -> Pool:
         "isolate_errors": is_isolating,
     }
     spec = RunnerSpec(factory="forebay.graph.composition.compose:from_file", kwargs=kwargs)
-    kind = _kind(node, target)
-    if kind == "process":
-        # Those that share the way to a worker are not to share its end.
-        separates = is_isolating or not node.runs_batches
-        return ProcessPool(
-            spec if seats else packed(spec),  # parts leave as they are sent to clients
-            workers=workers,
-            threads=threads,
-            env=environment_of(overrides),
-            isolates=separates,
-            stuck_s=overrides.stuck_s,
-            devices=devices,
-            seats=seats,
-        )
-    spec = msgspec.structs.replace(spec, local=lambda: node.runner(isolate_errors=is_isolating))
-    if kind == "thread":
-        return ThreadPool(
-            spec, workers=workers, threads=threads, stuck_s=overrides.stuck_s, devices=devices, seats=seats
-        )
-    if threads > 1:
-        msg = f"node '{node.name}': worker kind inline has no threads, found {threads}; use thread or process"
-        raise ConfigError(msg)
-    return InlinePool(spec, slots=workers if node.is_async else 1, devices=devices, seats=seats)
+    wanted = Workers(
+        what=f"node '{node.name}'",
+        kind=_kind(node, target),
+        count=workers,
+        threads=threads,
+        devices=devices,
+        seats=seats,
+        isolates=is_isolating or not node.runs_batches,
+        is_async=node.is_async,
+        local=lambda: node.runner(isolate_errors=is_isolating),
+    )
+    if wanted.kind == "process" and not seats:  # parts leave as they are sent to clients
+        spec = packed(spec)
+    return pool_of(spec, wanted, overrides)

@@ -7,8 +7,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import msgspec
-
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError, nearest
 from forebay.protocols.native import Contract
@@ -20,11 +18,9 @@ from forebay.serving.models.schema import WireType
 from forebay.serving.servings.definition import Serving
 from forebay.serving.servings.request_runner import RequestRunner, face_of, query_key
 from forebay.serving.servings.settings import options_of, partitions_of
-from forebay.surfaces.native.model_options import devices_of, environment_of, workers_of
-from forebay.workers.inline import InlinePool
-from forebay.workers.processes import ProcessPool
+from forebay.surfaces.native.model_options import devices_of, workers_of
+from forebay.surfaces.native.pools import Workers, pool_of
 from forebay.workers.runner import RunnerSpec
-from forebay.workers.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -152,15 +148,14 @@ def _pool(serving: Serving[Any, Any], path: Path, name: str, options: ProcessOpt
             "has_device": bool(devices),
         },
     )
-    if overrides.worker_kind == "process":
-        env = environment_of(overrides)
-        return ProcessPool(spec, workers=workers, env=env, stuck_s=overrides.stuck_s, devices=devices)
-    spec = msgspec.structs.replace(
-        spec, local=lambda: RequestRunner(serving, workers, batch_size, has_device=bool(devices))
+    wanted = Workers(
+        what=f"{path}:{name}",
+        kind=overrides.worker_kind,
+        count=workers,
+        devices=devices,
+        local=lambda: RequestRunner(serving, workers, batch_size, has_device=bool(devices)),
     )
-    if overrides.worker_kind == "inline":
-        return InlinePool(spec, slots=1, devices=devices)
-    return ThreadPool(spec, workers=workers, stuck_s=overrides.stuck_s, devices=devices)
+    return pool_of(spec, wanted, overrides)
 
 
 def _description(serving: Serving[Any, Any], options: ProcessOptions) -> str:

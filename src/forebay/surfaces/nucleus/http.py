@@ -18,10 +18,10 @@ from forebay.surfaces.nucleus import answers
 from forebay.surfaces.nucleus.logs import log_access
 from forebay.surfaces.nucleus.payload import BadPayload, check
 from forebay.surfaces.nucleus.runner import INTERNAL_ERROR
+from forebay.transports.api_keys import lets_in
 from forebay.transports.http.asgi_calls import answered_by
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.inference import PUBLIC_PATHS, is_inference_path
-from forebay.transports.http.route import key_is_known
 from forebay.types.call import ALONE, Failure, Request
 
 if TYPE_CHECKING:
@@ -219,14 +219,11 @@ class NucleusHttp:
             if not writer.ended:  # a stream that has ended may still have a callback to run, which goes on
                 self._endpoint.cancel(request)
 
+    def _is_allowed(self, scope: Scope) -> bool:
+        return lets_in(self._api_keys, scope["headers"])
+
     def _is_full(self) -> bool:
         return 0 < self._max_concurrency <= self._running
-
-    def _is_allowed(self, scope: Scope) -> bool:
-        if not self._api_keys:
-            return True
-        given = [value for name, value in scope["headers"] if name in {b"x-api-key", b"authorization"}]
-        return any(key_is_known(self._api_keys, value) for value in given)
 
 
 class _Writer:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import DeadlineExceeded, ForebayError, QueueFull, Unavailable
 from forebay.surfaces.ventu.pages import Action, Reply, broken, problem, too_large
+from forebay.transports.api_keys import lets_in
 from forebay.transports.http.asgi_calls import answered_by
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
-from forebay.transports.http.route import key_is_known
 from forebay.types.call import ALONE, EMPTY
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class VentuHttp:
         method, path = scope["method"], scope["path"]
         if path in self._more and method in {"GET", "HEAD"}:
             return await self._more[path]()
-        if not self._is_allowed(scope):
+        if not lets_in(self._api_keys, scope["headers"]):
             return problem(401, "Unauthorized", "An API key is needed, as X-API-Key or as Authorization: Bearer.")
         if self.pages is None:
             return problem(503, "Service Unavailable", "The model is loading; try again later.")
@@ -130,12 +130,6 @@ class VentuHttp:
         except ForebayError as error:
             log.warning("the health check failed: %s", error.message)
             return False
-
-    def _is_allowed(self, scope: Scope) -> bool:
-        if not self._api_keys:
-            return True
-        given = [value for name, value in scope["headers"] if name in {b"x-api-key", b"authorization"}]
-        return any(key_is_known(self._api_keys, value) for value in given)
 
 
 def _failure(error: ForebayError) -> Reply:

@@ -8,9 +8,9 @@ import binascii
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from forebay.transports.api_keys import lets_in
 from forebay.transports.grpc.messages import ENCODINGS
 from forebay.transports.grpc.statuses import ACCEPTED_ENCODINGS, HEADERS, Status, http_refusal, trailers
-from forebay.transports.http.route import key_is_known
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -139,7 +139,7 @@ class HeadReader:
 
     def _read_call(self, head: CallHead, asked: Mapping[bytes, bytes], fields: Sequence[Field]) -> None:
         method = self._methods.get(asked[b":path"])
-        if self._keys and not (method is not None and method.is_public) and not self._has_key(fields):
+        if not (method is not None and method.is_public) and not lets_in(self._keys, fields):
             text = "an API key is needed, as x-api-key or as authorization: Bearer"
             head.refuse(Status.UNAUTHENTICATED, text)
             return
@@ -169,11 +169,6 @@ class HeadReader:
             head.metadata = _metadata(fields)
         except binascii.Error as error:
             head.refuse(Status.INVALID_ARGUMENT, f"the metadata cannot be read: {error}")
-
-    def _has_key(self, fields: Sequence[Field]) -> bool:
-        return any(
-            name in {b"x-api-key", b"authorization"} and key_is_known(self._keys, value) for name, value in fields
-        )
 
 
 def check_trailers(fields: Sequence[Field]) -> None:

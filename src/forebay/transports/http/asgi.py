@@ -27,6 +27,7 @@ from forebay.protocols import native, openapi
 from forebay.protocols.openai.requests import PATHS
 from forebay.serving.endpoint import next_id
 from forebay.serving.models.model import Model
+from forebay.transports.api_keys import lets_in
 from forebay.transports.http import inference, tfserving
 from forebay.transports.http.asgi_calls import TOLD
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
@@ -42,7 +43,7 @@ from forebay.transports.http.forms_and_gzip import packed
 from forebay.transports.http.model_routes import routes_of
 from forebay.transports.http.openai import fault
 from forebay.transports.http.pages import ServerPages, path_of, response_of
-from forebay.transports.http.route import key_is_known, request_id_of
+from forebay.transports.http.route import request_id_of
 from forebay.types.call import Failure
 
 if TYPE_CHECKING:
@@ -542,12 +543,10 @@ class _KeyCheck:
         self._has_dashboard = has_dashboard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._is_public(scope):
-            given = [value for name, value in scope["headers"] if name in {b"x-api-key", b"authorization"}]
-            if not any(key_is_known(self._keys, value) for value in given):
-                error = Unauthorized("an API key is needed, as X-API-Key or as Authorization: Bearer")
-                await _send(send, *self._answer_of(path_of(scope))(error, ""))
-                return
+        if scope["type"] == "http" and not self._is_public(scope) and not lets_in(self._keys, scope["headers"]):
+            error = Unauthorized("an API key is needed, as X-API-Key or as Authorization: Bearer")
+            await _send(send, *self._answer_of(path_of(scope))(error, ""))
+            return
         await self._app(scope, receive, send)
 
     def _answer_of(self, path: str) -> Fault:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 import forebay
 from forebay.errors import ForebayError, NotFound
-from forebay.observe.exposition import Exposition, Reading, pieces
+from forebay.observe.exposition import Exposition, Reading, finish_in_turns, pieces
 from forebay.observe.repository_metrics import RepositoryCollector
 from forebay.observe.serving_metrics import ServingCollector
 from forebay.protocols import openapi
@@ -130,14 +130,7 @@ class ServerPages:
 
     async def written_metrics(self, accept: str) -> tuple[list[bytes], str]:
         """Write the Prometheus page, with turns of the loop for others; returns its pieces and its media type."""
-        turns = self._exposition.write()
-        while True:
-            try:
-                next(turns)
-            except StopIteration as end:
-                columns = end.value
-                break
-            await asyncio.sleep(0)
+        columns = await finish_in_turns(self._exposition.write())
         stock = self._app.stock
         self._repositories.reading = None if stock is None else stock_report.reading(stock)
         # The user's collectors may take long, so they run in a thread.

@@ -8,7 +8,6 @@ both to the same answers.
 from __future__ import annotations
 
 import functools
-import hmac
 import re
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
@@ -19,6 +18,7 @@ from forebay.errors import ForebayError, InternalError, InvalidRequest, NotFound
 from forebay.observe.access_log import Answering
 from forebay.protocols import native
 from forebay.serving.endpoint import next_id
+from forebay.transports.api_keys import key_is_known
 from forebay.transports.http.errors import ForeignPage, Unauthorized, UnsupportedEncoding, error_answer
 from forebay.transports.http.forms_and_gzip import PACKINGS
 from forebay.types.call import Media, Request
@@ -473,12 +473,3 @@ def _texts(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
         text, before = value.decode("latin-1"), found.get(name.decode("latin-1"))
         found[name.decode("latin-1")] = text if before is None else f"{before}, {text}"
     return found
-
-
-def key_is_known(known: Iterable[bytes], given: bytes) -> bool:
-    """Compare an API key with all known ones, in time that tells nothing about them."""
-    if given[:7].lower() == b"bearer ":
-        given = given[7:]
-    given = given.strip()
-    matches = [hmac.compare_digest(given, key) for key in known]
-    return any(matches) and bool(given)

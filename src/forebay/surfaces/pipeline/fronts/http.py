@@ -20,10 +20,11 @@ from forebay.protocols.pipeline import rest
 from forebay.remotes.servers import PARENT
 from forebay.serving.endpoint import EndpointConfig
 from forebay.surfaces.pipeline.fronts.admission import begin
+from forebay.transports.api_keys import lets_in
 from forebay.transports.http.asgi import Peer, Predict
 from forebay.transports.http.errors import Unauthorized, error_headers
 from forebay.transports.http.inference import PUBLIC_PATHS, is_inference_path
-from forebay.transports.http.route import Route, StandIn, key_is_known
+from forebay.transports.http.route import Route, StandIn
 from forebay.types.call import Failure
 
 if TYPE_CHECKING:
@@ -258,10 +259,7 @@ class PipelineHttp:
             await response(scope, receive, send)
 
     def _is_allowed(self, scope: Scope, path: str) -> bool:
-        if not self._api_keys or path in _OPEN_PAGES or path in PUBLIC_PATHS:
-            return True
-        given = [value for name, value in scope["headers"] if name in {b"x-api-key", b"authorization"}]
-        return any(key_is_known(self._api_keys, value) for value in given)
+        return path in _OPEN_PAGES or path in PUBLIC_PATHS or lets_in(self._api_keys, scope["headers"])
 
 
 def with_cors(face: ASGIApp, http: HttpConfig) -> ASGIApp:

@@ -20,6 +20,7 @@ from starlette.responses import Response
 import forebay
 from forebay.errors import NotFound
 from forebay.graph.drawing.draw import draw
+from forebay.observe.exposition import finish_in_turns
 from forebay.observe.pulse import Beat, Bounds, Pulse, for_strangers
 from forebay.transports.http.dashboard.audience import Audience, DashboardEvent
 from forebay.transports.http.foreign_page import refuse_foreign_page
@@ -158,14 +159,7 @@ class Dashboard:
         return Response(head + rest.partition("</style>")[2], media_type=_TYPES["svg"], headers=_HEADERS)
 
     async def _make(self) -> DashboardEvent:
-        turns = self._pulse.beat()
-        while True:
-            try:
-                next(turns)
-            except StopIteration as end:
-                beats: list[Beat] = end.value
-                break
-            await asyncio.sleep(0)
+        beats = await finish_in_turns(self._pulse.beat())
         told = {"at": time.time(), "monotonic": time.monotonic(), "changes": self._changes}
 
         def write(is_trusted: bool) -> bytes:  # noqa: FBT001 - of `DashboardEvent`

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workers that a person asks for: inline, in threads or in processes, for models, nodes and servings alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from forebay.errors import ConfigError
+from forebay.surfaces.native.model_options import environment_of
+from forebay.workers.inline import InlinePool
+from forebay.workers.processes import ProcessPool
+from forebay.workers.threads import ThreadPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from forebay.server.config import Overrides, WorkerKind
+    from forebay.types.devices import Device
+    from forebay.workers.pool import Pool
+    from forebay.workers.runner import Runner, RunnerSpec
+
+
+class Workers(msgspec.Struct, frozen=True, kw_only=True):
+    """Workers, as they are wanted.
+
+    Attributes:
+        what: What runs in them, for messages.
+        kind: Where they run.
+        count: How many.
+        threads: Threads of each.
+        devices: What they run on.
+        seats: Rows of streams that may be open in each.
+        isolates: Whether what shares the way to a worker is not to share its end.
+        is_async: Whether one loop runs several at a time.
+        local: Builds what runs, where it need not be imported.
+    """
+
+    what: str
+    kind: WorkerKind
+    count: int
+    threads: int = 1
+    devices: Sequence[Device] = ()
+    seats: int = 0
+    isolates: bool = False
+    is_async: bool = False
+    local: Callable[[], Runner] | None = None
+
+
+def pool_of(spec: RunnerSpec, workers: Workers, overrides: Overrides) -> Pool:
+    """Return a pool of workers.
+
+    Args:
+        spec: How a worker that is a process builds what it runs.
+        workers: What is wanted.
+        overrides: What the person says beside that.
+
+    Raises:
+        ConfigError: If it does not go together.
+    """
+    if workers.kind == "process":
+        return ProcessPool(
+            spec,
+            workers=workers.count,
+            threads=workers.threads,
+            python=overrides.python,
+            env=environment_of(overrides),
+            isolates=workers.isolates,
+            stuck_s=overrides.stuck_s,
+            devices=workers.devices,
+            seats=workers.seats,
+        )
+    spec = msgspec.structs.replace(spec, local=workers.local)
+    if workers.kind == "thread":
+        return ThreadPool(
+            spec,
+            workers=workers.count,
+            threads=workers.threads,
+            stuck_s=overrides.stuck_s,
+            devices=workers.devices,
+            seats=workers.seats,
+        )
+    if workers.threads > 1:
+        msg = f"{workers.what}: worker kind inline has no threads, found {workers.threads}; use thread or process"
+        raise ConfigError(msg)
+    return InlinePool(
+        spec, slots=workers.count if workers.is_async else 1, devices=workers.devices, seats=workers.seats
+    )
