@@ -105,6 +105,15 @@ def test_streams_that_are_open_make_a_step_together(server, model):
     first.drop()
 
 
+def test_a_worker_does_not_look_again_and_again_at_async_generators_that_wait(server):
+    """It was 100 times a second; who comes meanwhile still takes part at once."""
+    waiting = Stream(server, "awaiting")
+    other = Stream(server, "awaiting")
+    (looks,) = waiting.rest()
+    assert looks <= 3  # one for the other one, and for what it says
+    other.rest()
+
+
 def test_no_more_streams_sit_than_there_are_seats(server):
     streams = [Stream(server, "shared", length=LONG, seconds=0.001) for _ in range(4)]
     assert [stream.next()[0] for stream in streams] == [1] * 4

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay import Last, Model, RequestError, endpoint
+from forebay.workers.together import SideBySide
 
 
 class State:
@@ -111,3 +112,27 @@ class GeneratedAsync(Model):
         for number in range(1, max(sample["length"] for sample in batch) + 1):
             await asyncio.sleep(max(sample.get("seconds", 0.0) for sample in batch))
             yield [[number, len(batch)] if number <= sample["length"] else None for sample in batch]
+
+
+class Awaiting(Model):
+    """Says how often its worker looked at it while it waited."""
+
+    looks = 0
+
+    async def predict(self, batch: list[dict[str, Any]]) -> AsyncIterator[list[int]]:
+        import asyncio
+
+        before = Awaiting.looks
+        await asyncio.sleep(0.2)
+        yield [Awaiting.looks - before] * len(batch)
+
+
+def _counted(first: Any) -> Any:
+    def look(self: Any, streams: Any) -> Any:
+        Awaiting.looks += 1
+        return first(self, streams)
+
+    return look
+
+
+SideBySide._first = _counted(SideBySide._first)  # pyright: ignore[reportPrivateUsage]

@@ -10,6 +10,7 @@ Run as `python -P -m forebay.workers.child --connect unix:PATH --worker N`; the 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import functools
 import gc
 import logging
@@ -99,6 +100,7 @@ class WorkerConnection:
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
         self._receiving = threading.Lock()
         self._running: int | None = None
+        self._tell: Callable[[], object] | None = None
         self._incoming: ArenaReader | None = None
         self._outgoing: ArenaWriter | None = None
         self._shares = True
@@ -215,6 +217,21 @@ class WorkerConnection:
             self._inbox.clear()
             return found
 
+    def watch(self, tell: Callable[[], object]) -> Callable[[], object]:
+        """Have this called on the running loop once the server has said something; see `Watch`."""
+        loop, descriptor = asyncio.get_running_loop(), self._socket.fileno()
+        loop.add_reader(descriptor, tell)
+        # Whoever asks whether a batch is called off may read what was said before the loop sees it.
+        self._tell = functools.partial(loop.call_soon_threadsafe, tell)
+        if self._inbox:
+            tell()
+
+        def forget() -> None:
+            self._tell = None
+            loop.remove_reader(descriptor)
+
+        return forget
+
     def begin(self, batch_id: int) -> Callable[[], bool]:
         """Note that a batch runs; returns what tells whether the server has called it off."""
         self._running = batch_id
@@ -241,6 +258,9 @@ class WorkerConnection:
                 return True  # hung up
             if size > 0:
                 self._inbox.extend(self._reader.feed(self._buffer[:size]))
+                tell = self._tell
+                if tell is not None:
+                    tell()
             return size == 0 or any(_calls_off(message, batch_id) for message in self._inbox)
         finally:
             self._receiving.release()
@@ -344,7 +364,7 @@ def _seated(connection: WorkerConnection, runner: Runner, metrics: MetricReporte
     link = _ServerLink(connection, metrics)
     options = connection.options
     seats, has_ahead = options["seats"], bool(options.get("ahead"))
-    return Seats(runner.run, time.monotonic, link.enter, seats=seats, has_ahead=has_ahead), link
+    return Seats(runner.run, time.monotonic, link.enter, connection.watch, seats=seats, has_ahead=has_ahead), link
 
 
 class _ServerLink:

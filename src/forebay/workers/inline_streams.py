@@ -55,6 +55,7 @@ class InlineStreams:
         self._freed = freed
         self._said: deque[tuple[Any, ...]] = deque()
         self._arrival = asyncio.Event()
+        self._tell: Callable[[], object] = _nothing
         self._task: asyncio.Task[None] | None = None
         self._left: set[asyncio.Task[None]] = set()
         self._is_stopping = False
@@ -82,6 +83,17 @@ class InlineStreams:
     def _say(self, *what: Any) -> None:
         self._said.append(what)
         self._arrival.set()
+        self._tell()
+
+    def _watch(self, tell: Callable[[], object]) -> Callable[[], object]:
+        if self._arrival.is_set():
+            tell()
+            return _nothing
+        self._tell = tell
+        return self._forget
+
+    def _forget(self) -> None:
+        self._tell = _nothing
 
     def _allow(self, sitting: Sitting, steps: int) -> None:
         self._say("allow", sitting.name, steps)
@@ -123,7 +135,7 @@ class InlineStreams:
         lap.set(None)
         me = asyncio.current_task()
         assert me is not None
-        seats = Seats(self._run, time.monotonic, self._enter, self._arrival)
+        seats = Seats(self._run, time.monotonic, self._enter, self._watch)
         try:
             while self._task is me and self.seating.open:
                 try:
@@ -154,3 +166,7 @@ class InlineStreams:
         if self._task is me and (told.parts or told.ended):
             self.seating.hear(told.parts, told.ended, self._freed, lambda: None)
         await asyncio.sleep(0)  # the loop reads and writes between two rounds
+
+
+def _nothing() -> None:
+    """Nobody waits for a word."""

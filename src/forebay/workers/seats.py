@@ -33,11 +33,10 @@ from forebay.workers.together import SideBySide, Together
 from forebay.workers.user_code import aclose, attempt, attempt_async, settled
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 
     from forebay.types.call import Outcome
-    from forebay.workers.together import Stepped
+    from forebay.workers.together import Stepped, Watch
 
 ROUND_S: Final = 0.001
 """A round in which so much time was spent on generators is told before all of them had their turn."""
@@ -78,7 +77,7 @@ class Seats:
         run: Callable[[Any], Any],
         clock: Callable[[], float],
         enter: Callable[[Any], object] = lambda _name: None,
-        arrival: asyncio.Event | None = None,
+        watch: Watch | None = None,
         *,
         seats: int | None = None,
         has_ahead: bool = False,
@@ -89,7 +88,7 @@ class Seats:
             run: A runner's.
             clock: Gives the time.
             enter: Called before user code runs: with the name of the batch it runs for, or None if for several.
-            arrival: Set when the server has said something; where a loop runs the worker.
+            watch: Tells who waits for async generators when the server has said something.
             seats: Rows that may be open at a time; None leaves it to the server.
             has_ahead: Whether the server sends more than these, which wait here.
         """
@@ -99,7 +98,7 @@ class Seats:
         self._coming: deque[tuple[Any, Sequence[Any], Hashable, int]] = deque()
         self._was_short = False
         self._round_s = 0.0
-        self._arrival = arrival
+        self._watch = watch
         self._run = run
         self._clock = clock
         self._enter = enter
@@ -161,13 +160,15 @@ class Seats:
                 self._told.ended.append((name, [None] * count, self._clock() - since))
                 raise
         if hasattr(found, "__anext__"):
-            found = SideBySide(found, count, arrival=self._arrival)
+            found = SideBySide(found, count)
         if type(found) is Failure:
             self._told.ended.append((name, [found] * count, self._clock() - since))
         elif hasattr(found, "__next__") or isinstance(found, Together):
             group = None
             if isinstance(found, Together):
-                group = found.mates, None if type(found) is SideBySide else key
+                group = found.mates, key
+            if type(found) is SideBySide:
+                group, found.watch = (found.mates,), self._watch
             one = self._seated[name] = _Seated(name, count, rows, found, group, since)
             self._rows += rows
             self._groups[group] += 1

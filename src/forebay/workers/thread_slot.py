@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
 import time
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -52,6 +55,7 @@ class ThreadSlot:
         self._called_off = called_off
         self._inbox: SimpleQueue[Sequence[Any]] = SimpleQueue()
         self._open: dict[Any, EntryBatch] = {}
+        self._tell: Callable[[], object] | None = None
 
     # The loop's side
 
@@ -60,29 +64,36 @@ class ThreadSlot:
         sitting = self.seating.join(batch, done)
         if batch.noted is not None:
             batch.noted.started = time.monotonic()
-        self._inbox.put(("join", sitting.name, batch, batch.key))
+        self._put("join", sitting.name, batch, batch.key)
 
     def stop(self) -> None:
         """Have the thread end once all streams have."""
-        self._inbox.put(("stop",))
+        self._put("stop")
 
     def give_up(self) -> list[Sitting]:
         """Leave the thread behind; returns who sat there."""
         self.is_given_up = True
-        self._inbox.put(("end",))
+        self._put("end")
         return self.seating.clear()
 
+    def _put(self, *what: Any) -> None:
+        self._inbox.put(what)
+        tell = self._tell
+        if tell is not None:  # it waits for async generators
+            with contextlib.suppress(RuntimeError):  # its loop is closed: the thread has ended
+                tell()
+
     def _allow(self, sitting: Sitting, steps: int) -> None:
-        self._inbox.put(("allow", sitting.name, steps))
+        self._put("allow", sitting.name, steps)
 
     def _leave(self, sitting: Sitting) -> None:
-        self._inbox.put(("leave", sitting.name))
+        self._put("leave", sitting.name)
         self._called_off(self, sitting)
 
     def _hear(self, number: int, told: Round) -> None:
         if self.is_given_up:
             return
-        self.seating.hear(told.parts, told.ended, self._freed, lambda: self._inbox.put(("heard", number)))
+        self.seating.hear(told.parts, told.ended, self._freed, lambda: self._put("heard", number))
 
     # The thread's side
 
@@ -96,7 +107,16 @@ class ThreadSlot:
                 speaker.batch = batch
 
         lap.set(None)
-        follow(Seats(runner.run, time.monotonic, enter, seats=self.seating.seats), self)
+        follow(Seats(runner.run, time.monotonic, enter, self._watch, seats=self.seating.seats), self)
+
+    def _watch(self, tell: Callable[[], object]) -> Callable[[], object]:
+        self._tell = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, tell)
+        if not self._inbox.empty():
+            tell()
+        return self._forget
+
+    def _forget(self) -> None:
+        self._tell = None
 
     def receive(self, *, wait: bool) -> Iterator[Sequence[Any]]:
         """Return what the loop has said; see `Link`."""
@@ -122,7 +142,7 @@ class ThreadSlot:
         try:
             self._say(self._hear, number, told)
         except RuntimeError:  # the loop is closed: nobody is left to answer
-            self._inbox.put(("end",))
+            self._put("end")
 
     def _is_deserted(self) -> bool:
         return all(batch.cancelled for batch in self._open.values())

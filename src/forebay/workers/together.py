@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.workers")
 
-INTERRUPT_S: Final = 0.01
-"""How long a thread waits for async generators before it looks whether anybody joins them or leaves."""
 END_S: Final = 0.05
 """Time an async generator has to end once it was cancelled, while the others wait; one that goes on is left behind."""
 
 _END: Final = object()
+
+Watch: TypeAlias = "Callable[[Callable[[], object]], Callable[[], object]]"
+"""Given what to call, on the running loop, once the server has said something; returns what is to be called when that
+is not of interest any more."""
 
 
 @runtime_checkable
@@ -66,6 +68,7 @@ class SideBySide:
         steps: The generator.
         task: Waits for its next part.
         context: What it runs in.
+        watch: Ends a wait for the next part when the server has said something; None if nobody could join.
     """
 
     mates = "side by side"
@@ -76,7 +79,6 @@ class SideBySide:
         count: int,
         *,
         wait: Callable[[Coroutine[Any, Any, Any]], Any] | None = None,
-        arrival: asyncio.Event | None = None,
     ) -> None:
         """Begin.
 
@@ -84,12 +86,11 @@ class SideBySide:
             steps: The generator.
             count: Items in its batch.
             wait: Runs a coroutine, where whoever drives the seats cannot.
-            arrival: Ends a wait for the next part; where there is none, it is interrupted now and then.
         """
         self.steps = steps
         self._count = count
         self._wait = wait
-        self._arrival = arrival
+        self.watch: Watch | None = None
         self.task: asyncio.Task[Any] | None = None
         self.context = contextvars.copy_context()
         self._alone: Iterator[Sequence[Any]] | None = None
@@ -111,8 +112,8 @@ class SideBySide:
     def _follow(self) -> Iterator[Sequence[Any]]:
         assert self._wait is not None
         while True:
-            # Nobody joins it, and whoever waits for the whole part also asks whether its clients are there.
-            (step,) = self._wait(self._first([self], interrupt_s=None))
+            # Whoever waits for the whole part also asks whether its clients are there.
+            (step,) = self._wait(self._first([self]))
             if step.parts is not None:
                 yield step.parts
             if step.outcomes is not None:
@@ -127,22 +128,22 @@ class SideBySide:
         end = self._end()
         return end if self._wait is None else self._wait(end)
 
-    async def _first(self, streams: Sequence[SideBySide], *, interrupt_s: float | None = INTERRUPT_S) -> list[Stepped]:
+    async def _first(self, streams: Sequence[SideBySide]) -> list[Stepped]:
         loop = asyncio.get_running_loop()
-        waits: set[asyncio.Task[Any]] = set()
+        waits: set[asyncio.Future[Any]] = set()
         for one in streams:
             if one.task is None:
                 one.task = loop.create_task(_next_of(one.steps), context=one.context)
             waits.add(one.task)
-        arrived = None if self._arrival is None else loop.create_task(self._arrival.wait())
-        try:
-            also = waits if arrived is None else {*waits, arrived}
-            await asyncio.wait(
-                also, timeout=interrupt_s if arrived is None else None, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            if arrived is not None:
-                arrived.cancel()
+        if self.watch is None:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            said: asyncio.Future[None] = loop.create_future()
+            forget = self.watch(lambda: said.done() or said.set_result(None))
+            try:
+                await asyncio.wait({*waits, said}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                forget()
         return [one.made() for one in streams]
 
     def made(self) -> Stepped:
