@@ -137,7 +137,7 @@ class Grpc(asyncio.Protocol):
         self.transport.write(
             FRAME.pack(0, len(STATUS), HEADERS, 4, stream)
             + STATUS
-            + FRAME.pack(0, size, DATA, 0, stream)
+            + FRAME.pack(size >> 8, size & 0xFF, DATA, 0, stream)
             + b"\x00"
             + (size - 5).to_bytes(4, "big")
             + message

@@ -15,6 +15,7 @@ A difference is printed with the number of its lane, which alone makes it happen
 
 import argparse
 import asyncio
+import collections
 import itertools
 import json
 import logging
@@ -30,7 +31,6 @@ import h11
 from tests.unit.transports.http.driven import Door
 
 from forebay.workers import landing
-from forebay.workers.landing import Landing
 
 KEYS = ("k1", "k2")
 LIMITS = {"api_keys": KEYS, "max_body_bytes": 3000, "max_head_bytes": 2000}
@@ -80,7 +80,7 @@ class Side:
                 if route.endpoint is endpoint:
                     endpoint.cancel = self.cancel
                     if lands:
-                        route.sink = Landing
+                        route.lands = True
         self.door.lane.forget()
 
     def _submit(self, endpoint):
@@ -115,7 +115,8 @@ class Side:
         client = self.door.connect()
         connection, transport = client.connection, client.transport
         is_stuck = False
-        for data in segments:
+        left = collections.deque(segments)
+        while left:
             while transport.is_paused and not transport.is_closed:
                 if is_stuck:
                     connection.resume_writing()
@@ -123,7 +124,11 @@ class Side:
                 self.settle()
             if transport.is_closed:
                 break
-            connection.data_received(data)
+            data = left.popleft()
+            if transport.protocol is None:
+                connection.data_received(data)
+            elif data := transport.receive(data):
+                left.appendleft(data)
             if chance is None:
                 self.settle()
             else:

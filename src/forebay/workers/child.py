@@ -33,7 +33,7 @@ from forebay.workers import frames, shared_secret
 from forebay.workers.address import dial, parse_address
 from forebay.workers.cancel import probe
 from forebay.workers.devices import device_in, run_on
-from forebay.workers.landing import view_landed
+from forebay.workers.landing import LandedFiles
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.parent_death import end_with
 from forebay.workers.phases import Laps, lap, phases_of
@@ -95,6 +95,7 @@ class WorkerConnection:
         self._socket = dial(address, HANDSHAKE_S)
         self._sending = threading.Lock()
         self._aside: deque[bytes] = deque()
+        self._landed = LandedFiles()
         self._reader = frames.FrameReader(self._view, view_landed=self._see_landed)
         self._inbox: deque[Any] = deque()
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
@@ -330,7 +331,7 @@ class WorkerConnection:
         if self._incoming is None:
             msg = "the server names a file in memory, and none was agreed on"
             raise InvalidRequest(msg)
-        view = view_landed(path, inode, offset, length)
+        view = self._landed.view(path, inode, offset, length)
         return view if self.lends else bytes(view)
 
 

@@ -7,7 +7,7 @@ import asyncio
 import contextvars
 import logging
 import time
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from forebay.errors import ForebayError, Unavailable
 from forebay.observe import model_log
@@ -40,6 +40,8 @@ class InlinePool:
 
     A coroutine is cancelled once nobody waits for its batch. With seats for streams, one task steps them all.
     """
+
+    shares_memory: Final = True
 
     def __init__(self, spec: RunnerSpec, *, slots: int = 1, devices: Sequence[Device] = (), seats: int = 0) -> None:
         """Describe the worker; `start` opens its runner.

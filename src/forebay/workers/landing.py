@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a large body lands: piece by piece, in a file in memory that workers read, in this process or in another.
+"""Where a body of some length lands: piece by piece, in memory that workers read, in this process or in another.
 
-Theory of operation. A body of many megabytes that is joined when its last piece is there, and copied into the arena of
-a slot (`shm.py`) when its batch begins, costs one long turn of the loop: everybody else waits for it. So its pieces go
-into a file of its own as they arrive, each for the price of a copy of that piece, and the batch says where the file is.
+Theory of operation. A body that is joined when its last piece is there, and copied into the arena of a slot (`shm.py`)
+when its batch begins, costs one long turn of the loop if it is long, and two copies in any case. So its pieces go where
+workers see them as they arrive: into a place in a file in memory. A transport may also have the kernel put them there
+(`Landing.room` and `advance`), and then nothing is copied at all. The batch says where the body is.
 
-New memory costs more than the copy, and to give it back costs as much at once. So a file is used again for another body
-once nobody in this process refers to the one in it. A worker process may look at it until its batch is answered.
+New memory costs more than a copy into it, and to give it back costs as much at once. So a place is used again for
+another body once nobody in this process refers to the one in it, and stays mapped; here and in the workers that have
+seen its file (`LandedFiles`). A worker process may look at a body until its batch is answered.
+
+Places have a power of two of bytes, and those up to 1 MiB share files: a file costs a descriptor, of which connections
+need theirs. Of a file there is only as much memory as was reserved for pieces: what is merely announced costs nothing.
 """
 
 from __future__ import annotations
@@ -15,14 +20,25 @@ import _thread
 import ctypes
 import mmap
 import os
-from typing import Final, Protocol
+from functools import cache
+from typing import Any, Final, Protocol, cast
 
 from forebay.workers.memory_file import make_file, open_file
 
-LANDING_BYTES: Final = 1 << 20
-"""Bodies that grow to this size land; smaller ones are joined."""
+LANDING_BYTES: Final = 1 << 16
+"""Bodies of this size land if their length is known before; smaller ones are joined."""
+UNKNOWN_BYTES: Final = 1 << 20
+"""Those whose length nobody has told land once they have this; then they get sixteen times as much room."""
+SHARED_BYTES: Final = 1 << 24
+"""Length of files that hold several places."""
+LONGEST_SHARED_BYTES: Final = 1 << 20
+"""Longest place that shares its file with others."""
+STEP_BYTES: Final = 1 << 14
+"""Memory is reserved in steps of this, and for a part of a body that is as long as what has come of it, or this."""
 KEPT_BYTES: Final = 64 << 20
-"""Memory of bodies that are gone which is kept for others."""
+"""Places of bodies that are gone whose memory is kept for others, in sum."""
+MAX_SEEN_BYTES: Final = 128 << 20
+"""Files of another process that stay mapped, in sum."""
 
 
 class Sink(Protocol):
@@ -49,92 +65,213 @@ class Joining(list[bytes]):
 
 
 class _File:
-    """A file for one body at a time."""
+    """A file that is mapped as a whole; its descriptor is closed with the last place in it."""
 
-    __slots__ = ("descriptor", "inode", "size")
+    __slots__ = ("descriptor", "inode", "map")
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
         self.descriptor = make_file("forebay-body")
-        self.inode = os.fstat(self.descriptor).st_ino
-        self.size = 0
+        try:
+            os.ftruncate(self.descriptor, size)
+            self.inode = os.fstat(self.descriptor).st_ino
+            self.map = mmap.mmap(self.descriptor, size)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
 
-    def leave(self, used_bytes: int) -> None:
-        """Let another body have it, or give its memory back: beside the loop, for that takes milliseconds."""
-        self.size = max(self.size, used_bytes)
-        if self.size + sum(file.size for file in _free) <= KEPT_BYTES:
-            _free.append(self)
+
+class _Place:
+    """Room for one body at a time.
+
+    Attributes:
+        file: Where it is.
+        offset: Where in there.
+        size: How long it is.
+        reserved: For how much of it there is memory.
+    """
+
+    __slots__ = ("file", "offset", "reserved", "size")
+
+    def __init__(self, file: _File, offset: int, size: int) -> None:
+        self.file = file
+        self.offset = offset
+        self.size = size
+        self.reserved = 0
+
+    def reserve(self, size: int) -> None:
+        """Have memory for so many bytes, or some more.
+
+        Raises:
+            OSError: If there is none.
+        """
+        if size > self.reserved:
+            end = min(-(-size // STEP_BYTES) * STEP_BYTES, self.size)
+            # What is used up must fail here: a write to a map, or a read into it, would end the process or be lost.
+            os.posix_fallocate(self.file.descriptor, self.offset + self.reserved, end - self.reserved)
+            self.reserved = end
+
+    def leave(self) -> None:
+        """Let another body have it, or give its memory back: beside the loop, for that takes long."""
+        kept = sum(size * len(places) for size, places in list(_free.items()))
+        if kept + self.size <= KEPT_BYTES:
+            _free.setdefault(self.size, []).append(self)
         else:
-            _thread.start_new_thread(os.close, (self.descriptor,))
+            _thread.start_new_thread(self._give_back, ())
+
+    def _give_back(self) -> None:
+        if self.size > LONGEST_SHARED_BYTES:
+            os.close(self.file.descriptor)  # its map ends with the body
+            return
+        self.file.map.madvise(mmap.MADV_REMOVE, self.offset, self.size)
+        self.reserved = 0
+        _empty.setdefault(self.size, []).append(self)
 
 
-_free: list[_File] = []
+_free: dict[int, list[_Place]] = {}
+"""Places that nobody uses any more, by their size."""
+_empty: dict[int, list[_Place]] = {}
+"""Places without any memory."""
 
 
-class Landed(mmap.mmap):
-    """A body that has landed, as this process sees it. Its views are read like any others."""
+def _take(size: int) -> _Place:
+    """Return a place for a body of this size.
 
-    file: _File
-    address: int
+    Raises:
+        OSError: If there is no more memory for it, or no more files.
+    """
+    size = max(1 << (size - 1).bit_length(), LANDING_BYTES)
+    for places in (_free.get(size), _empty.get(size)):
+        try:
+            if places:
+                return places.pop()
+        except IndexError:  # another thread took it
+            pass
+    if size > LONGEST_SHARED_BYTES:
+        return _Place(_File(size), 0, size)
+    file = _File(SHARED_BYTES)
+    first, *others = (_Place(file, offset, size) for offset in range(0, SHARED_BYTES, size))
+    _empty.setdefault(size, []).extend(reversed(others))
+    return first
+
+
+class Landed:
+    """What a body lies in, as long as somebody refers to it; the views of the body do."""
+
+    place: _Place
 
     def __del__(self) -> None:
-        self.file.leave(len(self))
+        self.place.leave()
+
+
+@cache
+def _kind(size: int) -> Any:
+    """Return the type of what lies in places of a size: memory whose end is noticed."""
+    return type("Landed", (Landed, ctypes.Array), {"_type_": ctypes.c_ubyte, "_length_": size})
 
 
 class Landing:
-    """A body that lands once it is large enough. Where there is no such memory, it stays in pieces."""
+    """A body that lands once it is long enough. Where there is no such memory, it stays in pieces."""
 
-    __slots__ = ("_file", "_pieces", "_size", "_stays")
+    __slots__ = ("_at", "_expected", "_pieces", "_stays", "_view")
 
-    def __init__(self) -> None:
+    def __init__(self, expected: int = 0) -> None:
+        """Wait for a body.
+
+        Args:
+            expected: How long it will be; 0 if nobody knows.
+        """
         self._pieces = Joining()
-        self._stays = False
-        self._file: _File | None = None
-        self._size = 0
+        self._expected = expected
+        self._stays = 0 < expected < LANDING_BYTES
+        self._view: memoryview | None = None
+        self._at = 0
 
-    def __del__(self) -> None:
-        if self._file is not None:
-            self._file.leave(self._size)
-
-    def write(self, piece: bytes) -> None:
+    def write(self, piece: bytes | memoryview) -> None:
         """Take the next piece."""
-        self._pieces.write(piece)
-        self._size += len(piece)
-        if self._size >= LANDING_BYTES and not self._stays:
-            try:
-                self._land()
-            except OSError:  # no more memory for it, or no more files
-                self._return()
+        end = self._at + len(piece)
+        if self._view is None and not self._stays and (self._expected or end >= UNKNOWN_BYTES):
+            self._land(end)
+        view = self._has_room(end)
+        if view is None:
+            self._pieces.write(bytes(piece))
+        else:
+            view[self._at : end] = piece
+        self._at = end
+
+    def room(self, longest: int) -> memoryview | None:
+        """Return memory for the next piece, `longest` bytes at most; None if it has to be written.
+
+        What was put there is told by `advance` before anything else is done with this body.
+        """
+        if self._view is None and not self._stays and self._expected:
+            self._land(self._at)
+        if self._view is None:
+            return None
+        soon = max(2 * self._at, self._at + STEP_BYTES, _place_of(self._view).reserved)
+        end = min(soon, self._at + longest, self._expected)
+        view = self._has_room(end) if end > self._at else None
+        return None if view is None else view[self._at : end]
+
+    def advance(self, size: int) -> None:
+        """Take note of how much was put where `room` is."""
+        self._at += size
 
     def getvalue(self) -> bytes | memoryview:
         """Return the whole body."""
-        if self._file is None:
+        view, self._view = self._view, None
+        if view is None:
             return self._pieces.getvalue()
         assert not self._pieces
-        landed = Landed(self._file.descriptor, self._size, prot=mmap.PROT_READ)
-        landed.file, self._file = self._file, None
-        landed.address = _address_of(landed)
-        return memoryview(landed)
+        return view[: self._at].toreadonly()
 
-    def _land(self) -> None:
-        pieces = self._pieces
-        if self._file is None:
-            self._file = _free.pop() if _free else _File()
-        at = self._size - sum(map(len, pieces))
-        for piece in pieces:
-            done = 0
-            while done < len(piece):
-                done += os.pwrite(self._file.descriptor, memoryview(piece)[done:], at + done)
-            at += done
-        pieces.clear()
+    def _has_room(self, end: int) -> memoryview | None:
+        """Return where the body has landed, with memory for so many bytes; None if it has not."""
+        view = self._view
+        if view is None:
+            return None
+        try:
+            if end > len(view):  # nobody knew how long it would be
+                self._view, moved = _placed(2 * end, end), view
+                self._view[: self._at] = moved[: self._at]
+            else:
+                _place_of(view).reserve(end)
+        except OSError:  # no more memory for it, or no more files
+            self._pieces.insert(0, bytes(view[: self._at]))
+            self._view, self._stays = None, True
+        return self._view
 
-    def _return(self) -> None:
-        """Go on without the file."""
-        file, self._file = self._file, None
-        if file is not None:
-            landed = self._size - sum(map(len, self._pieces))
-            self._pieces.insert(0, os.pread(file.descriptor, landed, 0))
-            file.leave(landed)
-        self._stays = True
+    def _land(self, end: int) -> None:
+        """Put what is there in its place, which has memory for so many bytes."""
+        try:
+            view = _placed(self._expected or 16 * UNKNOWN_BYTES, end)
+        except OSError:
+            self._stays = True
+            return
+        view[: self._at] = self._pieces.getvalue()
+        self._pieces.clear()
+        self._view = view
+
+
+def _placed(size: int, reserved: int) -> memoryview:
+    """Return room for a body, with memory for a part of it.
+
+    Raises:
+        OSError: If there is none.
+    """
+    place = _take(size)
+    try:
+        place.reserve(reserved)
+    except OSError:
+        place.leave()
+        raise
+    body = _kind(place.size).from_buffer(place.file.map, place.offset)
+    body.place = place
+    return memoryview(body).cast("B")
+
+
+def _place_of(view: memoryview) -> _Place:
+    body: Any = view.obj
+    return body.place
 
 
 def landed_in(body: memoryview) -> tuple[str, int, int, int] | None:
@@ -142,30 +279,28 @@ def landed_in(body: memoryview) -> tuple[str, int, int, int] | None:
 
     None if it has not, or if it does not lie in one piece.
     """
-    whole: object = body.obj
+    whole: Any = body.obj
     if not isinstance(whole, Landed) or not body.c_contiguous or not body.nbytes:
         return None
-    return (
-        f"/proc/{os.getpid()}/fd/{whole.file.descriptor}",
-        whole.file.inode,
-        _address_of(body) - whole.address,
-        body.nbytes,
-    )
+    place = whole.place
+    begin = _address_of(body) - ctypes.addressof(cast("Any", whole))
+    return f"/proc/{os.getpid()}/fd/{place.file.descriptor}", place.file.inode, place.offset + begin, body.nbytes
 
 
 def own(body: bytes | bytearray | memoryview) -> bytes:
     """Return a body as bytes, itself if it is; a large one is copied while other threads go on."""
     if type(body) is bytes:
         return body
-    whole: object = body.obj if type(body) is memoryview else None
-    if isinstance(whole, Landed) and len(body) == len(whole):
-        copied = os.pread(whole.file.descriptor, len(whole), 0)
-        if len(copied) == len(whole):
+    found = landed_in(body) if type(body) is memoryview and len(body) > LONGEST_SHARED_BYTES else None
+    if found is not None:
+        whole: Any = cast("memoryview", body).obj
+        copied = os.pread(whole.place.file.descriptor, found[3], found[2])
+        if len(copied) == found[3]:
             return copied
     return bytes(body)
 
 
-def _address_of(buffer: mmap.mmap | memoryview) -> int:
+def _address_of(buffer: memoryview) -> int:
     """Return where the memory of a buffer in one piece begins; Python itself does not tell that of one that is read."""
     held = (ctypes.c_ssize_t * 16)()  # a `Py_buffer`, which has less; its first field is the address
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(buffer), held, 0)
@@ -175,15 +310,40 @@ def _address_of(buffer: mmap.mmap | memoryview) -> int:
         ctypes.pythonapi.PyBuffer_Release(held)
 
 
-def view_landed(path: str, inode: int, offset: int, length: int) -> memoryview:
-    """Return what has landed in another process, for as long as that leaves it alone.
+class LandedFiles:
+    """Files of another process that bodies have landed in, mapped once for all bodies in them."""
+
+    def __init__(self) -> None:
+        self._maps: dict[tuple[str, int], mmap.mmap] = {}
+
+    def view(self, path: str, inode: int, offset: int, length: int) -> memoryview:
+        """Return what has landed there, for as long as that process leaves it alone.
+
+        Raises:
+            OSError: If it is out of reach, or gone.
+            ValueError: If there is less than was announced.
+        """
+        name = path, inode
+        found = self._maps.pop(name, None)
+        if found is None or offset + length > len(found):
+            found = _map(name)
+        self._maps[name] = found  # the last one that was used
+        while sum(map(len, self._maps.values())) > MAX_SEEN_BYTES and len(self._maps) > 1:
+            del self._maps[next(iter(self._maps))]
+        if offset + length > len(found):
+            msg = f"bytes {offset} to {offset + length} were announced, the file has {len(found)}"
+            raise ValueError(msg)
+        return memoryview(found)[offset : offset + length]
+
+
+def _map(name: tuple[str, int]) -> mmap.mmap:
+    """Map a file of another process.
 
     Raises:
         OSError: If it is out of reach, or gone.
-        ValueError: If there is less than was announced.
     """
-    descriptor = open_file((path, inode), os.O_RDONLY)
+    descriptor = open_file(name, os.O_RDONLY)
     try:
-        return memoryview(mmap.mmap(descriptor, offset + length, prot=mmap.PROT_READ))[offset:]
+        return mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
     finally:
         os.close(descriptor)

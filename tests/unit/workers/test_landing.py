@@ -16,21 +16,34 @@ from hypothesis import strategies as st
 from forebay.errors import InvalidRequest
 from forebay.workers import landing
 from forebay.workers.frames import LANDED, FrameReader, encode, landed
-from forebay.workers.landing import LANDING_BYTES, Landing, landed_in, own, view_landed
+from forebay.workers.landing import LANDING_BYTES, UNKNOWN_BYTES, LandedFiles, Landing, landed_in, own
 from forebay.workers.shm import ArenaWriter
 
-SIZES = st.lists(st.sampled_from((1, 100, 65_536, 262_144, LANDING_BYTES - 1, LANDING_BYTES)), min_size=1, max_size=8)
+SIZES = st.lists(st.sampled_from((1, 100, 40_000, LANDING_BYTES, 262_144, UNKNOWN_BYTES)), min_size=1, max_size=8)
 
 
 def pieces_of(sizes):
     return [os.urandom(32) * (size // 32) + b"x" * (size % 32) for size in sizes]
 
 
-def written(pieces) -> Any:
-    sink = Landing()
+def written(pieces, *, is_known: bool = True, is_direct: bool = False) -> Any:
+    """A body in pieces; directly is as the kernel does it, where there is room."""
+    sink = Landing(sum(map(len, pieces)) if is_known else 0)
     for piece in pieces:
-        sink.write(piece)
+        while piece:
+            room = sink.room(len(piece)) if is_direct else None
+            if room is None:
+                sink.write(piece)
+                break
+            room[:] = piece[: len(room)]
+            sink.advance(len(room))
+            piece = piece[len(room) :]  # noqa: PLW2901
     return sink.getvalue()
+
+
+def seen_by_a_worker(body):
+    ((seen,),) = FrameReader(view_landed=LandedFiles().view).feed(encode(ArenaWriter(-1).place([body])))
+    return seen
 
 
 def descriptors():
@@ -38,32 +51,36 @@ def descriptors():
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-@given(SIZES)
-@settings(max_examples=25)
-def test_a_body_is_its_pieces_joined(sizes):
+@given(SIZES, st.booleans(), st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_a_body_is_its_pieces_joined(sizes, is_known, is_direct):
     pieces = pieces_of(sizes)
-    body = written(pieces)
+    body = written(pieces, is_known=is_known, is_direct=is_direct)
     assert bytes(body) == b"".join(pieces)
-    assert (type(body) is memoryview) == (len(body) >= LANDING_BYTES)
+    assert (type(body) is memoryview) == (len(body) >= (LANDING_BYTES if is_known else UNKNOWN_BYTES))
+    if type(body) is memoryview:
+        assert body.readonly
+        assert seen_by_a_worker(body) == body
 
 
-@given(SIZES, st.integers(0, 3_000_000))
-@settings(max_examples=25)
-def test_without_more_memory_the_body_goes_on_elsewhere_and_is_the_same(sizes, room):
-    left, write = room, os.pwrite
+@given(SIZES, st.booleans(), st.booleans(), st.integers(0, 8))
+@settings(max_examples=50, deadline=None)
+def test_without_more_memory_the_body_goes_on_elsewhere_and_is_the_same(sizes, is_known, is_direct, room):
+    left, reserve = room, os.posix_fallocate
 
-    def pwrite(descriptor, data, offset):
+    def posix_fallocate(descriptor, offset, size):
         nonlocal left
-        if left <= 0:
+        left -= 1
+        if left < 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        size = write(descriptor, data[:left], offset)
-        left -= size
-        return size
+        reserve(descriptor, offset, size)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(landing.os, "pwrite", pwrite)
+        patched.setattr(landing, "_free", {})
+        patched.setattr(landing, "_empty", {})
+        patched.setattr(landing.os, "posix_fallocate", posix_fallocate)
         pieces = pieces_of(sizes)
-        body = written(pieces)
+        body = written(pieces, is_known=is_known, is_direct=is_direct)
     assert bytes(body) == b"".join(pieces)
 
 
@@ -72,39 +89,70 @@ def test_a_worker_sees_it():
     body = written(pieces)
     placed = ArenaWriter(-1).place([body])
     assert placed[0].code == LANDED
-    ((seen,),) = FrameReader(view_landed=view_landed).feed(encode(placed))
+    seen = seen_by_a_worker(body)
     assert seen.readonly
     assert seen == body == own(body) == b"".join(pieces)
 
 
-@given(st.lists(st.tuples(SIZES, st.booleans()), max_size=8), st.integers(0, 4 * LANDING_BYTES))
-@settings(max_examples=25)
-def test_files_are_used_again_and_never_while_somebody_refers_to_them(bodies, kept_bytes):
+@given(st.lists(st.tuples(SIZES, st.booleans(), st.booleans()), max_size=8), st.integers(0, 4 * UNKNOWN_BYTES))
+@settings(max_examples=25, deadline=None)
+def test_places_are_used_again_and_never_while_somebody_refers_to_them(bodies, kept_bytes):
     kept = []
+    seen = LandedFiles()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(landing, "KEPT_BYTES", kept_bytes)
-        patched.setattr(landing, "_free", free := [])
-        for sizes, is_kept in bodies:
+        patched.setattr(landing, "_free", free := {})
+        patched.setattr(landing, "_empty", {})
+        for sizes, is_known, is_kept in bodies:
             pieces = pieces_of(sizes)
-            body = written(pieces)
+            body = written(pieces, is_known=is_known, is_direct=is_known)
             assert bytes(body) == b"".join(pieces)
+            if type(body) is memoryview and (place := landed_in(body)) is not None:
+                assert seen.view(*place) == body, "a map that was made for another body shows this one"
             if is_kept:
                 kept.append((body[1:], b"".join(pieces)[1:]))
             del body
-            assert sum(file.size for file in free) <= kept_bytes
+            assert sum(size * len(places) for size, places in free.items()) <= kept_bytes
     for view, whole in kept:
         assert bytes(view) == whole
 
 
 def test_memory_that_is_not_kept_is_given_back(monkeypatch, eventually):
-    monkeypatch.setattr(landing, "_free", [])
-    monkeypatch.setattr(landing, "KEPT_BYTES", LANDING_BYTES + 10)
+    monkeypatch.setattr(landing, "_free", free := {})
+    monkeypatch.setattr(landing, "_empty", {})
+    monkeypatch.setattr(landing, "KEPT_BYTES", 2 * UNKNOWN_BYTES)
     before = descriptors()
-    body, other, arriving = written(pieces_of((LANDING_BYTES, 5))), written(pieces_of((LANDING_BYTES, 5))), Landing()
-    arriving.write(bytes(LANDING_BYTES))
-    assert descriptors() == before + 5, "each body that is there is mapped as well"
+    body, other, arriving = (written([bytes(UNKNOWN_BYTES + 1)]) for _ in range(3))
+    assert descriptors() == before + 6, "the map of a file has a descriptor of its own"
     del body, other, arriving
-    eventually(lambda: descriptors() == before + 1)
+    eventually(lambda: descriptors() == before + 2)
+    assert sum(map(len, free.values())) == 1
+
+
+def test_a_place_that_shares_its_file_gives_its_memory_back(monkeypatch, eventually):
+    monkeypatch.setattr(landing, "_free", {})
+    monkeypatch.setattr(landing, "_empty", empty := {})
+    monkeypatch.setattr(landing, "KEPT_BYTES", 0)
+    body = written([os.urandom(500_000)])
+    place = landed_in(body)
+    assert place is not None
+    descriptor = place[0].rpartition("/")[2]
+    before = os.fstat(int(descriptor)).st_blocks
+    places = len(empty[1 << 19])
+    del body
+    eventually(lambda: len(empty[1 << 19]) == places + 1)
+    assert os.fstat(int(descriptor)).st_blocks * 512 <= before * 512 - 500_000
+
+
+def test_a_length_that_is_only_announced_takes_no_memory(monkeypatch):
+    monkeypatch.setattr(landing, "_free", {})
+    waiting: Any = Landing(1 << 28)
+    place = landing._place_of(waiting.room(1 << 28))
+    assert place.reserved == landing.STEP_BYTES
+    for _ in range(100):
+        waiting.advance(len(waiting.room(3000)))
+        assert place.reserved <= max(2 * waiting._at, landing.STEP_BYTES) + landing.STEP_BYTES
+    assert place.reserved <= os.fstat(place.file.descriptor).st_blocks * 512 <= 2 * 300_000 + landing.STEP_BYTES
 
 
 @given(st.integers(0, LANDING_BYTES), st.integers(1, LANDING_BYTES))
@@ -112,11 +160,11 @@ def test_memory_that_is_not_kept_is_given_back(monkeypatch, eventually):
 def test_a_part_of_a_body_is_seen_where_it_lies(begin, size):
     body = written([os.urandom(LANDING_BYTES), os.urandom(LANDING_BYTES)])
     part = body[begin : begin + size]
-    ((seen,),) = FrameReader(view_landed=view_landed).feed(encode(ArenaWriter(-1).place([body, part])[1:]))
-    assert seen == part == own(part)
-    found = landed_in(part)
+    assert seen_by_a_worker(part) == part == own(part)
+    found, whole = landed_in(part), landed_in(body)
     assert found is not None
-    assert found[2:] == (begin, size)
+    assert whole is not None
+    assert found[2:] == (whole[2] + begin, size)
 
 
 def test_what_does_not_lie_in_one_piece_has_not_landed():
@@ -130,14 +178,13 @@ def test_a_file_that_is_gone_or_too_short_is_not_read():
     body = written(pieces_of((LANDING_BYTES,)))
     placed = landed_in(body)
     assert placed is not None
-    path, inode, offset, size = placed
-    assert offset == 0
+    path, inode, _, size = placed
     with pytest.raises(OSError, match="Stale"):
-        view_landed(path, inode + 1, 0, size)
-    with pytest.raises(ValueError, match="mmap length"):
-        view_landed(path, inode, 0, size + 64_000_000)
+        LandedFiles().view(path, inode + 1, 0, size)
+    with pytest.raises(ValueError, match="were announced"):
+        LandedFiles().view(path, inode, 0, size + 64_000_000)
     with pytest.raises(OSError, match="No such file"):
-        view_landed("/proc/self/fd/987654", inode, 0, size)
+        LandedFiles().view("/proc/self/fd/987654", inode, 0, size)
     with pytest.raises(InvalidRequest, match="extension"):
         list(FrameReader().feed(encode([landed(path, inode, 0, size)])))
 
@@ -146,6 +193,8 @@ def test_without_files_in_memory_bodies_stay_in_the_server(monkeypatch):
     def refuse(*_):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
+    monkeypatch.setattr(landing, "_free", {})
+    monkeypatch.setattr(landing, "_empty", {})
     monkeypatch.setattr(landing, "make_file", refuse)
     pieces = pieces_of((LANDING_BYTES, 10))
     assert written(pieces) == b"".join(pieces)

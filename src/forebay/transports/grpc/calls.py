@@ -227,7 +227,27 @@ class OpenCall:
         """Begin a method that takes any number of messages."""
         self.head.begin(self)
 
-    def receive(self, payload: bytes, flow_bytes: int, *, is_last: bool) -> None:
+    def room(self, longest: int) -> memoryview | None:
+        """Return where so much of what comes next may be put, or less; None if it has to be received."""
+        return None if self._inbox is None or self.is_done else self._inbox.room(longest)
+
+    def advance(self, size: int, *, is_last: bool) -> None:
+        """Take what was put there.
+
+        Args:
+            size: How much it is.
+            is_last: Whether the client has said everything with it.
+
+        Raises:
+            StreamFault: If it is more than the client was allowed to send.
+        """
+        inbox = self._inbox
+        self._count(size, size, is_last=is_last)
+        if not self.is_done and inbox is not None:
+            inbox.advance(size)
+            self._received_more(inbox, size)
+
+    def receive(self, payload: bytes | memoryview, flow_bytes: int, *, is_last: bool) -> None:
         """Take the payload of a DATA frame.
 
         Args:
@@ -238,25 +258,39 @@ class OpenCall:
         Raises:
             StreamFault: If it is more than the client was allowed to send.
         """
+        self._count(len(payload), flow_bytes, is_last=is_last)
+        if self.is_done:
+            return
+        inbox = self._inbox
+        if inbox is None:
+            limit = self._connection.port.config.max_message_bytes
+            inbox = self._inbox = MessageBuffer(self.head.encoding, limit, lands=self.head.lands)
+        inbox.add(payload)
+        self._received_more(inbox, len(payload))
+
+    def _count(self, size: int, flow_bytes: int, *, is_last: bool) -> None:
+        """Count what has come.
+
+        Raises:
+            StreamFault: If it is more than the client was allowed to send.
+        """
         port = self._connection.port
         self._allowed -= flow_bytes
         if self._allowed < 0:
             msg = f"stream {self.stream} sent more than its window"
             raise frames.StreamFault(self.stream, frames.Reason.FLOW_CONTROL_ERROR, msg)
         self._seen = port.epoch
-        self._received += len(payload)
+        self._received += size
         length = self.head.length
         if length >= 0 and (self._received > length or (is_last and self._received < length)):
             msg = f"stream {self.stream} has another length than its content-length"
             raise frames.StreamFault(self.stream, frames.Reason.PROTOCOL_ERROR, msg)
         self.is_half_closed = is_last
-        if self.is_done:
-            return
-        inbox = self._inbox
-        if inbox is None:
-            inbox = self._inbox = MessageBuffer(self.head.encoding, port.config.max_message_bytes)
-        inbox.add(payload)
-        port.buffered_bytes += len(payload)
+
+    def _received_more(self, inbox: MessageBuffer, size: int) -> None:
+        """Act on what has come."""
+        port = self._connection.port
+        port.buffered_bytes += size
         if port.buffered_bytes > port.config.max_buffered_bytes:
             self._refuse(_full())
         elif self.head.is_stream:
@@ -277,10 +311,10 @@ class OpenCall:
                     self.end(Status.UNIMPLEMENTED, "the method takes one message, none was sent")
                 elif message is None:
                     self.end(Status.INTERNAL, "the call ended within a message")
-                elif isinstance(message, bytes):
-                    self.head.begin(self, message)
-                else:
+                elif isinstance(message, Unpacking):
                     self.run(self._begin_unpacked(message))
+                else:
+                    self.head.begin(self, message)
         except BadMessage as error:
             self._refuse(error)
 
@@ -351,7 +385,7 @@ class OpenCall:
         else:
             self._receive_only(self._inbox)
 
-    def _take(self, inbox: MessageBuffer) -> bytes | Unpacking | None:
+    def _take(self, inbox: MessageBuffer) -> bytes | memoryview | Unpacking | None:
         """Take the next message, unpacked if it is small."""
         before = len(inbox)
         self._hold(0)
@@ -390,7 +424,7 @@ class OpenCall:
         port.tasks.add(task)
         task.add_done_callback(port.tasks.discard)
 
-    async def next_message(self) -> bytes | None:
+    async def next_message(self) -> bytes | memoryview | None:
         """Wait for the next message; None after the last."""
         while not self.is_done:
             inbox = self._inbox

@@ -22,6 +22,7 @@ import socket
 from struct import Struct
 from typing import TYPE_CHECKING, Final, cast
 
+from forebay.transports.body_reader import read_bodies
 from forebay.transports.grpc import frames, statuses
 from forebay.transports.grpc.calls import OpenCall, too_long
 from forebay.transports.grpc.frames import ConnectionFault, Reason
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay")
 
+LARGE_READ_BYTES: Final = 64 * 1024
+"""A client of whom so much has arrived at once has its next turn after the others."""
 TURN_BYTES: Final = 256 * 1024
 """How much of long answers is written in one turn of the loop."""
 LINGER_S: Final = 1.0
@@ -77,6 +80,7 @@ class GrpcConnection(asyncio.Protocol):
         self._is_warned = False
         self._is_deaf = False
         self._has_hung_up = False
+        self._lands = False
 
     # The transport
 
@@ -124,6 +128,39 @@ class GrpcConnection(asyncio.Protocol):
             self._receiver.feed(data)
         else:
             self._read(data)
+        if len(data) >= LARGE_READ_BYTES:
+            self._give_way()
+
+    def room(self) -> memoryview | None:
+        """Return where the rest of a long message is to be put."""
+        return None if self._is_deaf or self._is_paused else self._receiver.room()
+
+    def advance(self, size: int) -> None:
+        """Act on what was put there."""
+        self._seen = self.port.epoch
+        self._is_due = True
+        try:
+            self._receiver.advance(size)
+        except ConnectionFault as fault:
+            self._refuse(fault.reason, str(fault))
+        self._flush()
+        if size >= LARGE_READ_BYTES:
+            self._give_way()
+
+    def _give_way(self) -> None:
+        """Read no more in this turn: a client that sends quickly would be read for megabytes before anybody else."""
+        transport = self._transport
+        if self._is_paused or self._is_deaf or transport is None or transport.is_closing():
+            return
+        transport.pause_reading()
+        if not self._lands and self._receiver.room() is not None:
+            self._lands = True
+            read_bodies(transport, self)
+        self.port.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not self._is_paused and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _read(self, data: bytes = b"") -> None:
         if self._is_deaf:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,6 +16,10 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_BYTES: Final = 9
 MIN_FRAME_BYTES: Final = 1 << 14
 """Every client takes frames of this length, and sends no longer ones unless it is told that it may."""
+LONG_FRAME_BYTES: Final = 1 << 20
+"""Longest frame that is taken here; one of data is read as it comes."""
+VIEWED_BYTES: Final = 4 * 1024
+"""Data of this length is not cut out of what has come, but seen where it lies."""
 MAX_FRAME_BYTES: Final = (1 << 24) - 1
 MAX_WINDOW: Final = (1 << 31) - 1
 FIRST_WINDOW: Final = (1 << 16) - 1
@@ -51,8 +55,8 @@ INITIAL_WINDOW_SIZE: Final = 4
 MAX_FRAME_SIZE: Final = 5
 MAX_HEADER_LIST_SIZE: Final = 6
 
-Frame = tuple[int, int, int, bytes]
-"""Kind, flags, stream, payload."""
+Frame = tuple[int, int, int, Any]
+"""Kind, flags, stream, payload: bytes, or a view of them where it is long data."""
 
 _HEAD: Final = Struct(">HBBBI")
 _SETTING: Final = Struct(">HI")
@@ -94,21 +98,44 @@ class StreamFault(Exception):
 
 
 class Http2FrameReader:
-    """Cuts the bytes of a connection into frames."""
+    """Cuts the bytes of a connection into frames; a long one of data becomes several, as it comes.
 
-    def __init__(self) -> None:
+    Attributes:
+        rest_bytes: Of the data of a long frame, what has not come yet.
+        rest_of: Its flags and stream.
+    """
+
+    def __init__(self, max_other_bytes: int = MIN_FRAME_BYTES) -> None:
+        """Begin.
+
+        Args:
+            max_other_bytes: Longest frame of anything but data.
+        """
         self._data = b""
         self._at = 0
+        self._max_other_bytes = max_other_bytes
+        self.rest_bytes: int = 0
+        self.rest_of: tuple[int, int] = (0, 0)
 
     @property
     def is_inside(self) -> bool:
         """Whether there is more than was read, such as a part of a frame."""
+        return self._at < len(self._data) or self.rest_bytes > 0
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether something that has come was not read."""
         return self._at < len(self._data)
 
     def feed(self, data: bytes) -> None:
         """Take what has come."""
-        self._data = self._data[self._at :] + data if self.is_inside else data
+        self._data = self._data[self._at :] + data if self._at < len(self._data) else data
         self._at = 0
+
+    def skip_rest(self, size: int) -> int:
+        """Take note that so much of the rest of a long frame was read elsewhere; returns the flags of that piece."""
+        self.rest_bytes -= size
+        return self.rest_of[0] & ~END_STREAM if self.rest_bytes else self.rest_of[0]
 
     def skip(self, expected: bytes) -> bytes | None:
         """Skip these bytes if they come first; otherwise returns what came instead, or what has come so far."""
@@ -126,21 +153,46 @@ class Http2FrameReader:
         """
         data, at, end = self._data, self._at, len(self._data)
         read = _HEAD.unpack_from
+        if self.rest_bytes and at < end:
+            start, self._at = at, min(at + self.rest_bytes, end)
+            at = self._at
+            yield DATA, self.skip_rest(at - start), self.rest_of[1], memoryview(data)[start:at]
         while at + HEAD_BYTES <= end:
             high, low, kind, flags, stream = read(data, at)
             start = at + HEAD_BYTES
             length = high << 8 | low
             if length > MIN_FRAME_BYTES:
-                msg = f"a frame of {length} bytes is longer than the {MIN_FRAME_BYTES} that may be sent here"
-                raise ConnectionFault(Reason.FRAME_SIZE_ERROR, msg)
+                self._check_length(kind, length)
+                if kind == DATA and not flags & PADDED and start + length > end:
+                    self.rest_bytes, self.rest_of = start + length - end, (flags, stream & MAX_STREAM)
+                    self._at = at = end
+                    if start < end:
+                        yield kind, flags & ~END_STREAM, stream & MAX_STREAM, memoryview(data)[start:]
+                    break
             if start + length > end:
                 break
             self._at = at = start + length
-            yield kind, flags, stream & MAX_STREAM, data[start:at]
+            if kind == DATA and length >= VIEWED_BYTES:
+                yield kind, flags, stream & MAX_STREAM, memoryview(data)[start:at]
+            else:
+                yield kind, flags, stream & MAX_STREAM, data[start:at]
         self._data, self._at = data[at:], 0  # idle connections should hold nothing
 
+    def _check_length(self, kind: int, length: int) -> None:
+        """Refuse a frame that nobody here may send.
 
-def unpadded(flags: int, payload: bytes) -> bytes:
+        Raises:
+            ConnectionFault: If it is one.
+        """
+        if length > LONG_FRAME_BYTES:
+            msg = f"a frame of {length} bytes is longer than the {LONG_FRAME_BYTES} that may be sent here"
+            raise ConnectionFault(Reason.FRAME_SIZE_ERROR, msg)
+        if kind != DATA and length > self._max_other_bytes:
+            msg = f"a frame of kind {kind} with {length} bytes is far too long"
+            raise ConnectionFault(Reason.FRAME_SIZE_ERROR, msg)
+
+
+def unpadded(flags: int, payload: Any) -> Any:
     """Return the payload of a HEADERS or DATA frame without padding and priority.
 
     Raises:

@@ -37,14 +37,16 @@ class Method:
 
     Attributes:
         begin: Called with the call and its only message; for a stream with the call alone, as soon as it begins.
+        lands: Whether it takes a long message as a view of where it has landed.
     """
 
-    __slots__ = ("begin", "is_public", "is_stream")
+    __slots__ = ("begin", "is_public", "is_stream", "lands")
 
     def __init__(self, begin: Callable[..., None], *, is_stream: bool = False, is_public: bool = False) -> None:
         self.begin = begin
         self.is_stream = is_stream
         self.is_public = is_public
+        self.lands = False
 
 
 class CallHead:
@@ -57,6 +59,7 @@ class CallHead:
         encoding: How its messages may be compressed.
         length: Bytes that will come, -1 if that was not said.
         is_public: Whether the method needs no API key.
+        lands: Whether it takes a long message as a view of where it has landed.
         metadata: What the client says beside its messages.
         path: Service and method.
         refusal: The header block of its answer if nothing of it is wanted.
@@ -69,6 +72,7 @@ class CallHead:
         "encoding",
         "is_public",
         "is_stream",
+        "lands",
         "length",
         "metadata",
         "path",
@@ -82,6 +86,7 @@ class CallHead:
         self.begin: Callable[..., None] = _nothing
         self.is_stream = False
         self.is_public = False
+        self.lands = False
         self.timeout_s: float | None = None
         self.encoding = b"identity"
         self.length = -1
@@ -147,6 +152,7 @@ class HeadReader:
             head.refuse(Status.UNIMPLEMENTED, "Method not found!")
             return
         head.begin, head.is_stream, head.is_public = method.begin, method.is_stream, method.is_public
+        head.lands = method.lands
         encoding = asked.get(b"grpc-encoding", b"identity")
         if encoding != b"identity" and encoding not in ENCODINGS:
             text = f"messages cannot be unpacked with {encoding.decode(errors='replace')[:100]!r}"

@@ -123,7 +123,7 @@ class InferMethods:
         self._lending = Lending(app, STATUSES)
         app.watch(lambda _name: self._plans.clear())
 
-    def infer(self, message: bytes, call: Call) -> None:
+    def infer(self, message: Data, call: Call) -> None:
         """Answer `ModelInfer`."""
         try:
             self._infer(message, call)
@@ -134,7 +134,7 @@ class InferMethods:
         except ForebayError as error:
             call.fail(error, STATUSES)
 
-    async def infer_stream(self, messages: AsyncIterator[bytes], call: Call) -> AsyncIterator[Written]:
+    async def infer_stream(self, messages: AsyncIterator[Data], call: Call) -> AsyncIterator[Written]:
         """Answer `ModelStreamInfer`."""
         stream = _Stream(self, call)
         reading = asyncio.ensure_future(stream.read(messages))
@@ -154,7 +154,7 @@ class InferMethods:
         versions = self._app.versions(model)
         return versions.named(version) if version else versions.turn()
 
-    async def begin_for(self, stream: _Stream, call: Call, message: bytes) -> _Asked | None:
+    async def begin_for(self, stream: _Stream, call: Call, message: Data) -> _Asked | None:
         """Begin a request of a stream; None if it went to the session of the stream.
 
         Raises:
@@ -198,7 +198,7 @@ class InferMethods:
             places=places,
         )
 
-    def _infer(self, message: bytes, call: Call) -> None:
+    def _infer(self, message: Data, call: Call) -> None:
         layout = self._layouts.of(message)
         plan = self._plans.get(layout)
         if plan is not None:
@@ -211,7 +211,7 @@ class InferMethods:
             tensors = layout.tensors(message, self._read)
             call.on_cancel = self._begin(call, None, message, layout, tensors).cancel
 
-    async def _infer_slowly(self, message: bytes, layout: RequestLayout, call: Call) -> None:
+    async def _infer_slowly(self, message: Data, layout: RequestLayout, call: Call) -> None:
         try:
             tensors = await self._read_beside(message, layout)
             is_away = self._lending.may_lend(layout.model, layout.version)
@@ -222,7 +222,7 @@ class InferMethods:
             call.fail(error, STATUSES)
 
     def _begin(
-        self, call: Call, stream: _Stream | None, message: bytes, layout: RequestLayout, tensors: Sequence[Tensor]
+        self, call: Call, stream: _Stream | None, message: Data, layout: RequestLayout, tensors: Sequence[Tensor]
     ) -> _Asked:
         """Submit a request whose tensors have been read.
 
@@ -250,7 +250,7 @@ class InferMethods:
             self._plans[layout] = plan
         return self._submit(call, stream, message, plan, [one.data for one in tensors])
 
-    def _submit(self, call: Call, stream: _Stream | None, message: bytes, plan: _Plan, data: list[Data]) -> _Asked:
+    def _submit(self, call: Call, stream: _Stream | None, message: Data, plan: _Plan, data: list[Data]) -> _Asked:
         asked = _Asked(data, self._reply, plan.params, None, call.deadline, plan.size, call=call, plan=plan)
         if plan.layout.id is not None:
             asked.name = plan.layout.id_in(message)
@@ -307,7 +307,7 @@ class InferMethods:
                 size += sum(end - start for start, end in one.contents)
         return size > QUICK_BYTES
 
-    async def _read_beside(self, message: bytes, layout: RequestLayout) -> list[Tensor]:
+    async def _read_beside(self, message: Data, layout: RequestLayout) -> list[Tensor]:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="forebay-tensors")
         return await asyncio.get_running_loop().run_in_executor(self._threads, layout.tensors, message, self._read)
@@ -368,7 +368,7 @@ class _Stream:
         self._news: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
 
-    async def read(self, messages: AsyncIterator[bytes]) -> None:
+    async def read(self, messages: AsyncIterator[Data]) -> None:
         """Begin the requests of the client; what is wrong with one is told, and the next is read."""
         try:
             async for message in messages:

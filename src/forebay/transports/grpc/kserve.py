@@ -86,6 +86,7 @@ class KServe:
             direct={**direct, "ModelInfer": self._inference.infer},
             unary={name: _unary(name, answer) for name, answer in slow.items()},
             streams={"ModelStreamInfer": self._inference.infer_stream},
+            lands=frozenset({"ModelInfer", "ModelStreamInfer"}),
             files=[described()],
         )
 

@@ -8,10 +8,12 @@ import zlib
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
+from forebay.transports.grpc.statuses import Status
+from forebay.workers.landing import LANDING_BYTES, Landing
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-from forebay.transports.grpc.statuses import Status
 
 PREFIX_BYTES: Final = 5
 
@@ -45,26 +47,67 @@ def prefix(size: int) -> bytes:
 class MessageBuffer:
     """The bytes of one call that have come and were not taken yet."""
 
-    def __init__(self, encoding: bytes, max_bytes: int) -> None:
+    def __init__(self, encoding: bytes, max_bytes: int, *, lands: bool = False) -> None:
         """Begin with nothing.
 
         Args:
             encoding: How messages are compressed, if they say that they are.
             max_bytes: Longest message, whether packed or unpacked.
+            lands: Whether a long message, if it is not packed, lands where workers see it.
         """
         self._encoding = encoding
         self._max_bytes = max_bytes
-        self._data = bytearray()
+        self._lands = lands
+        self._data: bytearray = bytearray()
+        self._landing: Landing | None = None
+        self._size = self._missing = 0
 
     def __len__(self) -> int:
-        return len(self._data)
+        landed = 0 if self._landing is None else PREFIX_BYTES + self._size - self._missing
+        return landed + len(self._data)
 
-    def add(self, data: bytes) -> None:
+    def add(self, data: bytes | memoryview) -> None:
         """Keep what has come."""
+        if self._lands and self._landing is None and len(self._data) < PREFIX_BYTES:
+            data, self._data = bytes(self._data) + data if self._data else data, bytearray()
+            if (size := self._long_size(data)) > 0:
+                self._landing, self._size, self._missing = Landing(size), size, size
+                data = memoryview(data)[PREFIX_BYTES:]
+        if self._missing:
+            piece = data[: self._missing]
+            assert self._landing is not None
+            self._landing.write(piece)
+            self._missing -= len(piece)
+            data = data[len(piece) :]
         self._data += data
+
+    def _long_size(self, data: bytes | bytearray | memoryview) -> int:
+        """Return how long a message is that begins here and shall land; 0 if none does."""
+        if len(data) < PREFIX_BYTES:
+            return 0
+        flag, size = _PREFIX.unpack_from(data)
+        return size if not flag and LANDING_BYTES <= size <= self._max_bytes else 0
+
+    def room(self, longest: int) -> memoryview | None:
+        """Return where so much of what comes next may be put, or less; None if it has to be added."""
+        return self._landing.room(min(longest, self._missing)) if self._landing is not None and self._missing else None
+
+    def advance(self, size: int) -> None:
+        """Take note of how much was put there."""
+        assert self._landing is not None
+        self._landing.advance(size)
+        self._missing -= size
+
+    def _look(self) -> None:
+        """Have the next message land if it is long and has begun to come."""
+        if self._lands and self._long_size(self._data):
+            rest, self._data = bytes(self._data), bytearray()
+            self.add(rest)
 
     def is_overfull(self) -> bool:
         """Whether there is more than one message."""
+        if self._landing is not None:
+            return bool(self._data)
         data = self._data
         return len(data) > PREFIX_BYTES and len(data) > PREFIX_BYTES + _PREFIX.unpack_from(data)[1]
 
@@ -74,7 +117,7 @@ class MessageBuffer:
         Raises:
             BadMessage: If the message will not be taken.
         """
-        if len(self._data) >= PREFIX_BYTES:
+        if self._landing is None and len(self._data) >= PREFIX_BYTES:
             flag, size = _PREFIX.unpack_from(self._data)
             if size > self._max_bytes:
                 raise _too_long(size, self._max_bytes)
@@ -82,12 +125,18 @@ class MessageBuffer:
                 msg = "a message says that it is compressed, and the call does not say how"
                 raise BadMessage(Status.INTERNAL, msg)
 
-    def take(self) -> bytes | Unpacking | None:
+    def take(self) -> bytes | memoryview | Unpacking | None:
         """Take the next message, or an `Unpacking` that yields it; None if it is not complete yet.
 
         Raises:
             BadMessage: If it will not be taken.
         """
+        if self._landing is not None:
+            if self._missing:
+                return None
+            landed, self._landing = self._landing.getvalue(), None
+            self._look()
+            return landed
         data = self._data
         if len(data) < PREFIX_BYTES:
             return None
@@ -99,6 +148,7 @@ class MessageBuffer:
         with memoryview(data) as view:
             message = bytes(view[PREFIX_BYTES:end])
         del data[:end]
+        self._look()
         return Unpacking(message, self._encoding, self._max_bytes) if flag else message
 
 

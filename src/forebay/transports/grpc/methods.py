@@ -31,11 +31,13 @@ def by_path(services: Sequence[GrpcService], public: str) -> dict[bytes, Method]
             found[(prefix + name).encode()] = _unary(name, unary, is_public=is_public)
         for name, stream in service.streams.items():
             found[(prefix + name).encode()] = _stream(name, stream, is_public=is_public)
+        for name in service.lands:
+            found[(prefix + name).encode()].lands = True
     return found
 
 
 def _direct(name: str, method: Direct, *, is_public: bool) -> Method:
-    def begin(call: OpenCall, message: bytes) -> None:
+    def begin(call: OpenCall, message: Any) -> None:
         try:
             method(message, call)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the status of this call
@@ -45,7 +47,7 @@ def _direct(name: str, method: Direct, *, is_public: bool) -> Method:
 
 
 def _unary(name: str, method: Unary, *, is_public: bool) -> Method:
-    async def run(call: OpenCall, message: bytes) -> None:
+    async def run(call: OpenCall, message: Any) -> None:
         try:
             call.reply(await method(message, call))
         except asyncio.CancelledError:
@@ -54,7 +56,7 @@ def _unary(name: str, method: Unary, *, is_public: bool) -> Method:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the status of this call
             call.fail_by(error, name)
 
-    def begin(call: OpenCall, message: bytes) -> None:
+    def begin(call: OpenCall, message: Any) -> None:
         call.run(run(call, message))
 
     return Method(begin, is_public=is_public)
@@ -97,10 +99,10 @@ class _Messages:
     def __init__(self, call: OpenCall) -> None:
         self._call = call
 
-    def __aiter__(self) -> AsyncIterator[bytes]:
+    def __aiter__(self) -> AsyncIterator[bytes | memoryview]:
         return self
 
-    async def __anext__(self) -> bytes:
+    async def __anext__(self) -> bytes | memoryview:
         message = await self._call.next_message()
         if message is None:
             raise StopAsyncIteration

@@ -10,7 +10,7 @@ doing are counted too, whoever ends them: calls it cancels, calls that are refus
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from forebay.transports.grpc import frames, statuses
 from forebay.transports.grpc.calls import STREAM_WINDOW, OpenCall, ended
@@ -103,7 +103,7 @@ class Receiver:
         self._connection = connection
         self._calls = calls
         self._sender = sender
-        self._reader = frames.Http2FrameReader()
+        self._reader = frames.Http2FrameReader(4 * port.config.max_metadata_bytes)
         self._segment = b""
         self._untold = 0
         # Where the conversation is.
@@ -170,12 +170,41 @@ class Receiver:
                 else:
                     self._take_control(kind, flags, stream, payload)
             except StreamFault as fault:
-                connection.reset(fault.stream, fault.reason)
-                self._port.refused(connection.peer, str(fault))
-                self.waste()
+                self._fault(fault)
             if len(out) > MAX_PIECES and not connection.write_some():
                 break
         self._segment = b""
+
+    def room(self) -> memoryview | None:
+        """Return where what comes next may be put: the rest of a long frame; None if it has to be read.
+
+        What was put there is told by `advance`, before anything else is read.
+        """
+        reader = self._reader
+        if not reader.rest_bytes or reader.has_unread:
+            return None
+        call = self._calls.get(reader.rest_of[1])
+        return None if call is None else call.room(reader.rest_bytes)
+
+    def advance(self, size: int) -> None:
+        """Act on what was put there.
+
+        Raises:
+            ConnectionFault: If nothing more of this client can be believed.
+        """
+        flags, stream = self._reader.skip_rest(size), self._reader.rest_of[1]
+        self._count_data(size)
+        call = self._calls[stream]
+        try:
+            call.advance(size, is_last=bool(flags & frames.END_STREAM))
+        except StreamFault as fault:
+            self._fault(fault)
+
+    def _fault(self, fault: StreamFault) -> None:
+        connection = self._connection
+        connection.reset(fault.stream, fault.reason)
+        self._port.refused(connection.peer, str(fault))
+        self.waste()
 
     def next_second(self) -> None:
         """Begin to count anew."""
@@ -210,6 +239,7 @@ class Receiver:
         values = [
             (frames.MAX_CONCURRENT_STREAMS, config.max_streams),
             (frames.INITIAL_WINDOW_SIZE, STREAM_WINDOW),
+            (frames.MAX_FRAME_SIZE, frames.LONG_FRAME_BYTES),
             (frames.MAX_HEADER_LIST_SIZE, config.max_metadata_bytes),
         ]
         self._sender.out.append(frames.settings(values))
@@ -279,7 +309,7 @@ class Receiver:
             self._sender.out.append(frames.window_update(0, self._untold))
             self._untold = 0
 
-    def _take_data(self, flags: int, stream: int, payload: bytes) -> None:
+    def _take_data(self, flags: int, stream: int, payload: Any) -> None:
         size = flow_bytes = len(payload)
         self._count_data(size)
         call = self._calls.get(stream)
@@ -300,7 +330,7 @@ class Receiver:
         ):
             if flags == frames.END_STREAM and self._segment:
                 self._learn(call, size)
-            call.begin(payload[PREFIX_BYTES:])
+            call.begin(bytes(payload[PREFIX_BYTES:]))
         else:
             call.receive(payload, flow_bytes, is_last=bool(flags & frames.END_STREAM))
 

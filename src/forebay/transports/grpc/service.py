@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -68,13 +68,13 @@ class Call(Protocol):
         ...
 
 
-Direct = Callable[[bytes, Call], None]
+Direct = Callable[[Any, Call], None]
 """Answers a call now or later by `reply` or `fail`, without a task; what it raises becomes the status."""
 
 Unary = Callable[[bytes, Call], Awaitable[bytes]]
 """Answers a call with what it returns; it is cancelled with the call."""
 
-Stream = Callable[[AsyncIterator[bytes], Call], AsyncIterator[bytes | list[Piece]]]
+Stream = Callable[[AsyncIterator[Any], Call], AsyncIterator[bytes | list[Piece]]]
 """Answers a call with the messages it yields, whole or in pieces; it is closed with the call.
 
 A client that takes nothing holds it up.
@@ -89,6 +89,7 @@ class GrpcService(msgspec.Struct, frozen=True, kw_only=True):
         direct: Methods that answer without a task, by name.
         unary: Methods that are coroutines, by name.
         streams: Methods that take and give any number of messages, by name.
+        lands: Methods that take a long message as a view of where it has landed, and not as bytes.
         files: Serialized descriptors of the files it is described in, each after those it imports; without them it
             cannot be looked up by reflection.
     """
@@ -97,4 +98,5 @@ class GrpcService(msgspec.Struct, frozen=True, kw_only=True):
     direct: Mapping[str, Direct] = {}
     unary: Mapping[str, Unary] = {}
     streams: Mapping[str, Stream] = {}
+    lands: frozenset[str] = frozenset()
     files: Sequence[bytes] = ()

@@ -29,9 +29,11 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from forebay.errors import ForebayError, InternalError, QueueFull, Unavailable
 from forebay.observe.access_log import CALLED_OFF, EndedCall
 from forebay.serving.endpoint import next_id
+from forebay.transports.body_reader import read_bodies
 from forebay.transports.http.asgi_calls import TOLD
 from forebay.transports.http.connection_state import (
     ASKED,
+    BODY,
     DUE,
     END,
     IDLE,
@@ -52,6 +54,7 @@ from forebay.transports.http.errors import NotHttp, TooSlow, error_answer
 from forebay.transports.http.port import SWEEP_S
 from forebay.transports.http.route import UNREAD, Head
 from forebay.types.call import Failure, Request
+from forebay.workers.landing import Joining, Landing
 
 if TYPE_CHECKING:
     import asyncio
@@ -90,6 +93,7 @@ class HttpConnection(HttpToolsProtocol):
         "_is_advancing",
         "_is_chunked",
         "_is_staged",
+        "_lands",
         "_lane",
         "_parser",
         "_reading",
@@ -131,6 +135,7 @@ class HttpConnection(HttpToolsProtocol):
         self._reading: Head | None = None
         self._body: bytes | memoryview = b""
         self._sink: Sink | None = None
+        self._lands = False
         self._detour = b""
         self.held_bytes = 0
         """Of a body that is arriving, as counted in the lane."""
@@ -224,6 +229,33 @@ class HttpConnection(HttpToolsProtocol):
             if len(data) >= LARGE_READ_BYTES:
                 self._give_way()
 
+    def room(self) -> memoryview | None:
+        """Return where the rest of the body that is being read is to be put; None if the parser must read it."""
+        head, sink, talk = self._reading, self._sink, self._talk
+        if talk.state is not BODY or head is None or type(sink) is not Landing or self._detour or head.length <= 0:
+            return None
+        return sink.room(head.length - talk.body_bytes)
+
+    def advance(self, size: int) -> None:
+        """Take note of how much of the body was put there."""
+        talk, lane, head = self._talk, self._lane, self._reading
+        self._seen = lane.epoch
+        assert type(self._sink) is Landing
+        assert head is not None
+        self._sink.advance(size)
+        talk.begin_segment()
+        talk.body_bytes += size
+        try:
+            self._hold(size)
+        except _Enough:
+            return
+        talk.end_segment(size, lane.epoch)
+        if talk.body_bytes == head.length:
+            self._parser = self.parser = new_parser(self)  # the other one waits for the body
+            self.on_message_complete()
+        elif size >= LARGE_READ_BYTES:
+            self._give_way()
+
     def _give_way(self) -> None:
         """Read no more in this turn: a client that sends quickly would be read for megabytes before anybody else."""
         if not self.flow.read_paused and not self.transport.is_closing():
@@ -262,6 +294,9 @@ class HttpConnection(HttpToolsProtocol):
                 if self._detour:
                     self._change_parser(data[upgrade.args[0] :])
             talk.end_segment(len(data), lane.epoch)
+            if not self._lands and self.room() is not None:
+                self._lands = True
+                read_bodies(self.transport, self)
         except httptools.HttpParserError as error:
             if talk.state.reads:
                 self._refuse(_refusal(error), self._reading)
@@ -369,7 +404,7 @@ class HttpConnection(HttpToolsProtocol):
         else:
             self._hold(len(body))
             if self._sink is None:
-                self._sink = head.route.sink()
+                self._sink = Landing(max(head.length, 0)) if head.route.lands else Joining()
             self._sink.write(body)
 
     def _hold(self, size: int) -> None:
@@ -814,6 +849,13 @@ class HttpConnection(HttpToolsProtocol):
             if request is not None:
                 call.answered_by(head.route.endpoint, request)
         self._lane.tell_ended(call)
+
+
+def new_parser(connection: HttpConnection) -> Any:
+    """Return a parser as uvicorn makes it, which is between two messages."""
+    parser = httptools.HttpRequestParser(connection)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
 
 
 def _nowhere(_data: bytes) -> None:

@@ -23,7 +23,6 @@ from forebay.transports.http.errors import ForeignPage, Unauthorized, Unsupporte
 from forebay.transports.http.forms_and_gzip import PACKINGS
 from forebay.types.call import Media, Request
 from forebay.types.context import PARAM, told
-from forebay.workers.landing import Joining, Landing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from forebay.transports.http.forms_and_gzip import Staged, Staging
     from forebay.types.call import Origin, Reply
     from forebay.types.tensor import Data
-    from forebay.workers.landing import Sink
 
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
 _MAX_DIGITS: Final = 16
@@ -175,7 +173,7 @@ class Route:
 
     Attributes:
         is_retired: Whether its target has another route by now, or none. It then takes no further request.
-        sink: Makes what takes a body that comes in pieces.
+        lands: Whether a long body lands where workers see it.
         successor: The route of its target after it was retired.
         is_one_of_several: Whether the next request to the same target may have another route.
         head_class: What `read_head` makes.
@@ -201,7 +199,7 @@ class Route:
         self.successor: Route | None = None
         contract = served.contract
         # An array of samples is taken apart on the loop.
-        self.sink: Callable[[], Sink] = Landing if self.endpoint.shares_memory and not contract.batchable else Joining
+        self.lands = self.endpoint.shares_memory and not contract.batchable
         self.is_simple = not (contract.batchable or contract.streams or contract.has_context)
         self.contract = served.contract
         self.unpacks = not contract.raw_input

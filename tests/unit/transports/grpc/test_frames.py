@@ -76,10 +76,11 @@ def test_the_highest_bit_of_a_stream_means_nothing():
 
 
 def test_a_frame_that_is_too_long_is_refused_by_its_head():
-    longest = frames.frame(frames.DATA, 0, 1, bytes(frames.MIN_FRAME_BYTES))
     reader = Http2FrameReader()
-    assert len(list(cut(reader, longest))) == 1
-    assert fault_of(reader, frames.head(frames.MIN_FRAME_BYTES + 1, 0, 0, 1)).reason is Reason.FRAME_SIZE_ERROR
+    for kind, longest in ((frames.DATA, frames.LONG_FRAME_BYTES), (frames.HEADERS, frames.MIN_FRAME_BYTES)):
+        assert len(list(cut(reader, b"".join((frames.head(longest, kind, 0, 1), bytes(longest)))))) == 1
+        fault = fault_of(Http2FrameReader(), b"".join((frames.head(longest + 1, kind, 0, 1), b"x")))
+        assert fault.reason is Reason.FRAME_SIZE_ERROR
 
 
 def test_what_came_before_a_frame_that_is_too_long_is_not_lost():

@@ -59,6 +59,7 @@ class Transport(asyncio.Transport):
         super().__init__()
         self.written = b""
         self.is_closed = self.has_ended = self.is_paused = False
+        self.protocol: Any = None
 
     def write(self, data):
         assert not self.is_closed
@@ -89,6 +90,21 @@ class Transport(asyncio.Transport):
     def resume_reading(self):
         self.is_paused = False
 
+    def set_protocol(self, protocol):
+        self.protocol = protocol
+
+    def receive(self, data):
+        """Hands on what has come, as a transport does; returns what was not read, for it was told to pause."""
+        while data and self.protocol is not None:
+            room = self.protocol.get_buffer(-1)
+            size = min(len(room), len(data))
+            room[:size] = data[:size]
+            self.protocol.buffer_updated(size)
+            data = data[size:]
+            if self.is_paused or self.is_closed:
+                return data
+        return data
+
 
 class Client:
     """One connection."""
@@ -104,7 +120,10 @@ class Client:
 
     def send(self, *segments):
         for data in segments:
-            self.connection.data_received(data)
+            if self.transport.protocol is None:
+                self.connection.data_received(data)
+            else:
+                assert not self.transport.receive(data)
         return self
 
     @property

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A long message of gRPC that lands as it comes is the message that is joined from its frames."""  # F72
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.property.test_usual_calls import PLAIN, Transport
+
+from forebay.server.config import GrpcConfig
+from forebay.transports.grpc import frames
+from forebay.transports.grpc.connection import GrpcConnection
+from forebay.transports.grpc.heads import HeadReader
+from forebay.transports.grpc.hpack import literal
+from forebay.transports.grpc.messages import prefix
+from forebay.transports.grpc.methods import by_path
+from forebay.transports.grpc.port import GrpcPort
+from forebay.transports.grpc.service import GrpcService
+from forebay.workers.landing import LANDING_BYTES, landed_in
+
+SIZES = st.sampled_from([0, 5, 20_000, LANDING_BYTES - 1, LANDING_BYTES, LANDING_BYTES + 1, 150_000])
+STREAMED = PLAIN.replace(literal(b":path", b"/a.B/Echo"), literal(b":path", b"/a.B/Each"))
+
+
+class Reading(Transport):
+    """Hands on what has come, as a transport does: where its protocol wants it, if that says so."""
+
+    protocol: Any = None
+    is_paused = False
+
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return None if name == "sslcontext" else super().get_extra_info(name, default)
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+    async def goes_on(self) -> None:
+        while self.is_paused:  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[bytes]:
+    """What a client sends: frames of up to three calls that take turns, most of them whole."""
+    calls = []
+    for number in range(draw(st.integers(1, 3))):
+        stream, is_stream = 2 * number + 1, draw(st.booleans())
+        messages = [
+            bytes([number, at, 7]) * (draw(SIZES) // 3) for at in range(draw(st.integers(1, 3)) if is_stream else 1)
+        ]
+        said = b"".join(prefix(len(one)) + one for one in messages)
+        if draw(st.integers(0, 9)) == 0:
+            said = said[: draw(st.integers(0, len(said)))]
+        length, sent = draw(st.sampled_from([16_384, 16_384, 100_000, 1 << 20, 1])), [PLAIN]
+        length = max(length, len(said) // 20)
+        sent = [frames.frame(frames.HEADERS, frames.END_HEADERS, stream, STREAMED if is_stream else PLAIN)]
+        for at in range(0, len(said), length):
+            piece, flags = said[at : at + length], frames.END_STREAM if at + length >= len(said) else 0
+            if draw(st.integers(0, 9)) == 0:
+                flags, piece = flags | frames.PADDED, b"\x03" + piece + bytes(3)
+            sent.append(frames.frame(frames.DATA, flags, stream, piece))
+        calls.append(sent[: draw(st.integers(1, len(sent))) if draw(st.integers(0, 9)) == 0 else None])
+    found = []
+    while calls:
+        one = draw(st.sampled_from(calls))
+        found.append(one.pop(0))
+        if not one:
+            calls.remove(one)
+    return found
+
+
+def talk(pieces: list[bytes], *, lands: bool) -> tuple[Any, ...]:
+    """Return what a connection answers, what its methods got, and whether anything landed."""
+    seen: list[tuple[str, bytes]] = []
+    landed = []
+
+    def note(name: str, message: Any) -> bytes:
+        seen.append((name, bytes(message)))
+        if type(message) is memoryview:
+            landed.append(landed_in(message) is not None)
+        return bytes(message[:50])
+
+    async def each(messages: Any, _call: Any) -> AsyncIterator[bytes]:
+        async for message in messages:
+            yield note("each", message)
+
+    async def run() -> int:
+        loop = asyncio.get_running_loop()
+        names = frozenset({"Echo", "Each"} if lands else set())
+        echo = lambda message, call: call.reply(note("echo", message))  # noqa: E731
+        methods = by_path(
+            [GrpcService(full_name="a.B", direct={"Echo": echo}, streams={"Each": each}, lands=names)], "none"
+        )
+        config = GrpcConfig(max_message_bytes=1 << 20)
+        port = GrpcPort(config, HeadReader(methods, (), config.max_metadata_bytes), loop)
+        connection, transport = GrpcConnection(port), Reading()
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        for data in [frames.PREFACE + frames.settings([]), *pieces]:
+            while data:
+                if transport.protocol is None or not lands:
+                    connection.data_received(data)
+                    break
+                room = transport.protocol.get_buffer(-1)
+                size = min(len(room), len(data))
+                room[:size] = data[:size]
+                transport.protocol.buffer_updated(size)
+                data = data[size:]  # noqa: PLW2901
+                await transport.goes_on()
+            await transport.goes_on()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        held = port.buffered_bytes
+        connection.connection_lost(None)
+        assert port.calls == 0
+        assert port.buffered_bytes == 0
+        port.stop()
+        return held
+
+    held = asyncio.run(run())
+    return sorted(seen), held, landed
+
+
+@given(conversations(), st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_message_that_lands_is_the_one_that_is_joined(sent, data):
+    whole = b"".join(sent)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
+    pieces = [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    pieces = [piece for piece in pieces if piece]
+    joined = talk(pieces, lands=False)
+    found = talk(pieces, lands=True)
+    assert found[:2] == joined[:2]
+    assert len(found[2]) == sum(len(message) >= LANDING_BYTES for _, message in found[0])
+    assert all(found[2])
