@@ -4,6 +4,7 @@
 import asyncio
 import re
 import warnings
+from typing import Any
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
