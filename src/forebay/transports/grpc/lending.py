@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from forebay.server.app import App
     from forebay.transports.grpc.service import Call, Direct
     from forebay.transports.grpc.statuses import Status
+    from forebay.types.tensor import Data
 
 
 class Lending:
@@ -50,7 +51,7 @@ class Lending:
                 raise Unavailable(msg) from None
             yield
 
-    def again(self, method: Direct, message: bytes, call: Call, model: str, version: str) -> bool:
+    def again(self, method: Direct, message: Data, call: Call, model: str, version: str) -> bool:
         """Call a method once more, with a model that it did not find; False if that is not there to be loaded."""
 
         async def work() -> None:
