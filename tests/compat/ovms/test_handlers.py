@@ -3,7 +3,9 @@
 
 import asyncio
 import json
+import re
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,6 +33,15 @@ PLUS_ONE = """
         def execute(self, inputs):
             return [Tensor("output", np.array(inputs[0]) + 1)]
     """
+
+
+async def test_the_page_for_people_from_the_original_shows_a_graph_that_works(tmp_path):
+    page = (Path(__file__).parents[3] / "docs/how-to/coming-from/ovms.md").read_text()
+    for name, text in re.findall(r"```\w+\n# ovms/iris/([\w.]+)\n(.*?)```", page, re.DOTALL):
+        (tmp_path / name).write_text(text)
+    async with serving(tmp_path, name="iris") as face:
+        answer = await face.infer("iris", tensor("measures", np.array([[5.1, 3.5, 1.4, 0.2]], np.float32)))
+        assert bytes(answer.outputs[0].data) == b"setosa"
 
 
 async def test_a_handler_without_initialize_adds_one(tmp_path):  # O2, O10

@@ -81,6 +81,12 @@ def test_both_places_of_options_and_all_spellings_are_read(read):  # O44, O45, O
         assert layout.spec.nodes[0].max_in_flight == 2
 
 
+def test_names_of_mixed_case_and_streams_without_tags_are_read(read):  # O48, O58
+    layout = read(graph_text(["Input"], ["Py_Tensor:Output"], python_node("n", ["In:Input"], ["Output"])))
+    assert layout.inputs == ("Input",)
+    assert layout.python["n"].writes == {"Output": ":0"}
+
+
 def test_a_pass_through_and_a_converter_are_other_names_of_a_stream(read):  # O57, O94
     text = graph_text(
         IN,

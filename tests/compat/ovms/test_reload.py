@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is done when files change: what changed is loaded beside what is in use, and what is wrong changes nothing."""
 
+import asyncio
 import json
 
 import pytest
 from tests.compat.ovms.conftest import config, one_node, serving, tensor, write
 from tests.waiting import reached
 
-from forebay.errors import NotFound
+from forebay.errors import NotFound, Unavailable
 
 pytestmark = pytest.mark.anyio
 
@@ -116,7 +117,6 @@ async def test_a_request_inside_is_answered_by_what_it_came_to(tmp_path):  # O11
         """
     write(tmp_path, {"config.json": config(a={}), "a/graph.pbtxt": one_node(), "a/model.py": slow})
     async with serving(tmp_path) as face:
-        import asyncio
         import sys
 
         (pool,) = (endpoint.pool for endpoint in face.app.find("a").nodes.values())
@@ -129,3 +129,23 @@ async def test_a_request_inside_is_answered_by_what_it_came_to(tmp_path):  # O11
             await said(face, "a")
         module.gate.set()
         assert await asked == "old"
+
+
+async def test_what_is_being_loaded_is_unavailable_and_what_it_replaces_answers(tmp_path):  # O114
+    slow = handler("new").replace(
+        "self.count = 0", "self.count = 0\n            while not GO.exists(): time.sleep(0.001)"
+    )
+    slow = slow.replace("class", f"import time\n    GO = Path({str(tmp_path / 'go')!r})\n    class")
+    write(tmp_path, {"config.json": config(a={}), "a/graph.pbtxt": one_node(), "a/model.py": handler("old")})
+    async with serving(tmp_path) as face:
+        files = {"config.json": config(a={}, b={}), "a/model.py": slow, "b/graph.pbtxt": one_node(), "b/model.py": slow}
+        write(tmp_path, files)
+        reloading = asyncio.create_task(face.reload())
+        await reached(lambda: any(one["state"] == "loading" for one in face.app.describe_versions("b")), "its load")
+        assert (await said(face, "a")).startswith("old")
+        with pytest.raises(Unavailable, match="'b' is still being loaded"):
+            await said(face, "b")
+        (tmp_path / "go").touch()
+        assert await reloading
+        assert await said(face, "a") == "new 1"
+        assert await said(face, "b") == "new 1"
