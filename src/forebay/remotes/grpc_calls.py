@@ -29,6 +29,16 @@ _WATCH_S: Final = 0.25
 """How long grpc's own thread takes for one look at a channel, and how long it watches on when nobody wants it to."""
 
 
+class Refused(RunnerFailed):
+    """A server refuses a call.
+
+    Attributes:
+        code_name: The name of its status.
+    """
+
+    code_name = ""
+
+
 class GrpcCalls:
     """Calls to one server, for any number of threads."""
 
@@ -61,7 +71,7 @@ class GrpcCalls:
         Raises:
             Unreachable: If the server lets nobody in or goes away.
             TimeoutError: If it does not answer in time.
-            RunnerFailed: With the server's words if it refuses the call.
+            Refused: With the server's words if it refuses the call.
         """
         if not self._is_connected:
             self._connect(deadline)
@@ -79,7 +89,9 @@ class GrpcCalls:
         if code is self._grpc.StatusCode.DEADLINE_EXCEEDED:
             raise TimeoutError
         text = f"the model server {self.endpoint.address} refuses the call: {text} ({code.name})"
-        raise RunnerFailed(text)
+        refused = Refused(text)
+        refused.code_name = code.name
+        raise refused
 
     def close(self) -> None:
         """Hang up."""

@@ -55,6 +55,21 @@ def signatures_of(folder: Path) -> dict[str, Signature]:
     Raises:
         ConfigError: If its file cannot be read, or has none.
     """
+    return {name: Signature(_vars(one.inputs), _vars(one.outputs)) for name, one in _read(folder).items()}
+
+
+def definitions_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the same as protobuf writes it in JSON.
+
+    Raises:
+        ConfigError: As `signatures_of`.
+    """
+    from google.protobuf.json_format import MessageToDict
+
+    return {name: MessageToDict(one) for name, one in _read(folder).items()}
+
+
+def _read(folder: Path) -> dict[str, Any]:
     library("google.protobuf", f"{FILE} is read with protobuf", "forebay[tensorflow]")
     try:
         found = TENSORFLOW.parsed("SavedModel", (folder / FILE).read_bytes())
@@ -71,7 +86,7 @@ def signatures_of(folder: Path) -> dict[str, Signature]:
     if not names:
         msg = f"{FILE} holds no signature; save it with `signatures=`, or export it from Keras"
         raise ConfigError(msg)
-    return {name: Signature(_vars(told[name].inputs), _vars(told[name].outputs)) for name in names}
+    return {name: told[name] for name in names}
 
 
 def chosen(names: Collection[str], wanted: str | None = None) -> str | None:

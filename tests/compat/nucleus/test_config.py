@@ -305,8 +305,10 @@ def test_caching_needs_many_models_and_one_process(refuse):  # N22
     assert "'processes'" in text
 
 
-def test_tensorflow_is_read_and_not_yet_served(refuse):
-    assert refuse(TENSORFLOW) == "1: type: 'tensorflow' is not yet supported by forebay"
+def test_posts_of_tensorflow_are_batched_below_the_handler(read):  # N136
+    batching = "server_side_batching: {max_batch_size: 2, batch_interval_seconds: 0.1}\n"
+    assert read(PYTHON + batching).post_batching.max_batch_size == 2
+    assert read(TENSORFLOW + batching).post_batching is None
 
 
 @pytest.mark.parametrize(

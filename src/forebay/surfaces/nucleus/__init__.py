@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -215,7 +216,7 @@ def _http(
     from forebay.transports.http.management import Management
     from forebay.transports.http.pages import ServerPages
 
-    is_batched = config.server_side_batching is not None
+    is_batched = config.post_batching is not None
     served = app.served[app.endpoint.name]
     served.tensors = inference.FACE
     routes = inference.routes_of(served, POST_KEY if is_batched else ALONE, http)
@@ -231,7 +232,7 @@ def _http(
     )
     app.learn = face.learn
     if app.store is not None:
-        face.info = app.store.info
+        face.info = _info(config, app.store)
     return beside_dashboard(face, pages, http), routes
 
 
@@ -264,7 +265,57 @@ def _store(models: Models, config: NucleusConfig, options: Options, desk: Desk) 
             os.environ[name] = value
     source = source_for(models, config.project_dir)
     size, poll_s = models.disk_cache_size, options.repository.poll_s
-    return ModelStore(source, _model_dir(options), desk, disk_cache_size=size, poll_s=poll_s)
+    store = partial(ModelStore, source, _model_dir(options), desk, disk_cache_size=size, poll_s=poll_s)
+    if config.type == "python":
+        return store()
+    from forebay.repository.tree_rules import TreeRules
+    from forebay.runtimes.saved_model import files_problem
+
+    rules, tfs = TreeRules(kind="models", holds=files_problem), None
+    if address := _tfs_address(config):
+        from forebay.remotes.servers import ServerAddress
+        from forebay.surfaces.nucleus.tfs_models import TfsModels
+
+        where = ServerAddress.parse(address, "grpc", "tfs_container_dns")
+        tfs = TfsModels(where, _model_dir(options).absolute() / "tfs")
+    return store(rules=rules, tfs=tfs)
+
+
+def _tfs_address(config: NucleusConfig) -> str:
+    """Return where TensorFlow Serving is, if the project says that it runs its models."""
+    from forebay.surfaces.nucleus.environment import TFS_PORT
+
+    if config.type != "tensorflow" or "tfs_container_dns" not in config.given or not config.tfs_container_dns:
+        return ""
+    host = config.tfs_container_dns
+    return host if ":" in host else f"{host}:{TFS_PORT}"
+
+
+def _signature_keys(models: Models) -> dict[str, Any]:
+    of = {one.name: one.signature_key for one in models.paths or () if one.signature_key}
+    return {"default": models.signature_key, "of": of}
+
+
+def _info(config: NucleusConfig, store: ModelStore) -> Callable[[], dict[str, Any]]:
+    """Return what tells of the models at `/info`."""
+    models = config.served_models
+    if config.type == "python" or models is None or models.cache_size is not None:
+        return store.info
+    from forebay.surfaces.nucleus.tensorflow_signatures import told
+    from forebay.workers.user_code import caught
+
+    keys = msgspec.json.encode(_signature_keys(models))
+
+    def info() -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for revision, folder in store.folders():
+            about, problem = caught(told, str(folder), keys, revision.model, revision.version)
+            if problem is None:  # what cannot be loaded is none, and was logged
+                stamp = {"timestamp": int(revision.modified_s)}
+                found[f"{revision.model}-{revision.version}"] = {**about, **stamp}
+        return {"model_metadata": found}
+
+    return info
 
 
 def _model_dir(options: Options) -> Path:
@@ -285,8 +336,17 @@ def _spec(config: NucleusConfig, service: UserService | None) -> RunnerSpec:
         rules = {"kind": kind, "names": names, "cache_size": models.cache_size}
         key = "models" if config.multi_model_reloading is None else "multi_model_reloading"
         kwargs |= {"models": {"key": key, "rules": rules}, "desk": ""}
+        if config.type == "tensorflow":
+            batching = config.server_side_batching
+            kwargs["models"]["tensorflow"] = {
+                "keys": _signature_keys(models),
+                "address": _tfs_address(config),
+                "is_on_gpu": config.gpu,
+                "max_batch_size": batching and batching.max_batch_size,
+                "batch_interval_s": batching.batch_interval_seconds if batching else 0.0,
+            }
     if service is None:
-        batched = config.server_side_batching is not None
+        batched = config.post_batching is not None
         return RunnerSpec(factory="forebay.surfaces.nucleus.runner:build", kwargs={**kwargs, "batched": batched})
     told = msgspec.to_builtins(service, builtin_types=(bytes,))
     return RunnerSpec(
@@ -320,7 +380,7 @@ def _pool(
 
 def _endpoint(config: NucleusConfig, options: Options, pool: ProcessPool) -> Endpoint:
     overrides = options.overrides
-    batching = None if config.protobuf_path else config.server_side_batching
+    batching = config.post_batching
     # Calls that a single thread answers one by one anyway leave together as far as they are quick.
     shares_way = bool(config.protobuf_path) and _processes(config, options) * config.threads_per_process == 1
     max_size, max_wait_s = 1, 0.0
@@ -360,7 +420,7 @@ def _summary(config: NucleusConfig, endpoint: Endpoint, service: UserService | N
         methods = ", ".join(rpc.name for rpc in service.rpcs)
         return [f"{service.full_name}  {config.path}: class Handler in {workers}, over gRPC: {methods}"]
     lines = [f"/  {config.path}: class Handler in {workers}"]
-    if config.server_side_batching is not None:
+    if config.post_batching is not None:
         batching = endpoint.batching
         lines.append(
             f"/  POST in batches of up to {batching.max_size}, {batching.max_wait_s:g} s after the first at the latest"

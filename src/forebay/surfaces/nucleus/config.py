@@ -113,9 +113,14 @@ class NucleusConfig(msgspec.Struct, frozen=True, kw_only=True):
     use_local_cortex_libs: bool = False
 
     @property
+    def post_batching(self) -> ServerSideBatching | None:
+        """How posts are batched for the handler; those of TensorFlow projects are batched below it."""
+        return None if self.protobuf_path or self.type == "tensorflow" else self.server_side_batching
+
+    @property
     def served_models(self) -> Models | None:
-        """The models of a Python project, under whichever key they stand."""
-        return None if self.type == "tensorflow" else self.multi_model_reloading or self.models
+        """The models of the project, under whichever key they stand."""
+        return self.multi_model_reloading or self.models
 
     @property
     def handler_file(self) -> Path:
@@ -162,14 +167,6 @@ def read_config(path: Path, *, serving: bool = True) -> tuple[NucleusConfig, lis
         found = "the file is empty" if document.data is None else f"found {shown(document.data)} instead"
         raise document.error((), f"a mapping with at least 'type' and 'path' is needed, {found}")
     return _Reader(document, serving=serving).read(Path(os.path.abspath(path)))  # noqa: PTH100 - links stay as they are
-
-
-def not_yet(config: NucleusConfig) -> dict[str, str]:
-    """Return what a configuration asks for and forebay cannot serve yet, by key."""
-    missing: dict[str, str] = {}
-    if config.type == "tensorflow":
-        missing["type"] = "'tensorflow' is not yet supported by forebay"
-    return missing
 
 
 class _Reader(Walker):
@@ -430,7 +427,7 @@ class _Reader(Walker):
         for key, models in (("models", config.models), ("multi_model_reloading", config.multi_model_reloading)):
             if models is not None and models.cache_size is not None:
                 self._check_cache(key, models, config)
-        if config.server_side_batching and config.protobuf_path:
+        if config.server_side_batching and config.protobuf_path and config.type == "python":
             self.warn(("server_side_batching",), "server_side_batching: ignored, gRPC (protobuf_path) has no batching")
         if self._serving:
             self._check_here(config)
@@ -453,8 +450,6 @@ class _Reader(Walker):
             near = meant(config.protobuf_path, siblings)
             text = f"protobuf_path: there is no file {config.protobuf_path} in {config.project_dir}{near}"
             raise self._fail(("protobuf_path",), text)
-        for key, text in not_yet(config).items():
-            raise self._fail((key,), f"{key}: {text}")
         if not config.python_dir.is_dir():
             self.warn(("python_path",), f"python_path: there is no folder {config.python_dir}")
         here = sys.version_info

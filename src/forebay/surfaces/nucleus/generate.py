@@ -22,7 +22,7 @@ from forebay.errors import ConfigError
 from forebay.surfaces.container.dockerfile import CONDA_IMAGE, conda_base, dockerfile
 from forebay.surfaces.container.recipe import OLDEST_PYTHON, Recipe, Sidecar, called, inside
 from forebay.surfaces.container.steps import InstallStep, steps
-from forebay.surfaces.nucleus.config import DEFAULT_TFS_HOST, NucleusConfig, ServerSideBatching, not_yet
+from forebay.surfaces.nucleus.config import DEFAULT_TFS_HOST, NucleusConfig, ServerSideBatching
 from forebay.surfaces.nucleus.environment import LOG_CONFIG_FILE, TFS_PORT, handler_environment
 from forebay.surfaces.nucleus.readiness import DEFAULT_FOLDER, READY_FILE
 
@@ -45,7 +45,6 @@ def recipe(config: NucleusConfig, state: Path = DEFAULT_FOLDER) -> Recipe:
         ConfigError: If a file that says what to install lies outside the project.
     """
     version, warnings = _python_version(config)
-    warnings += [f"{key}: {text}, the image will not start" for key, text in not_yet(config).items()]
     _steps(config)  # what is wrong with them is said now
     base: tuple[str, ...] = ()
     if config.gpu_version is not None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
 
+    from forebay.surfaces.nucleus.tensorflow_client import TensorFlowClient, TensorFlowModels
     from forebay.types.call import Item, Outcome
     from forebay.workers.runner import WorkerContext
 
@@ -140,12 +141,20 @@ class HandlerHost:
             if desk is not None:
                 desk.start()
             return plan.call(cls, values)
-        _check_models(cls, plan, models["key"])
-        client = values["model_client"] = HandlerModels(msgspec.convert(models["rules"], ModelRules), desk)
-        desk.start()
+        rules, tensorflow = msgspec.convert(models["rules"], ModelRules), models.get("tensorflow")
         new: Any = cls.__new__
-        handler: Any = new(cls)
-        client.bind(handler.load_model)  # its constructor may ask for a model
+        if tensorflow is None:
+            _check_models(cls, plan, models["key"])
+            client = values["model_client"] = HandlerModels(rules, desk)
+            handler: Any = new(cls)
+            client.bind(handler.load_model)  # its constructor may ask for a model
+            desk.start()
+        else:
+            client, values["tensorflow_client"] = _tensorflow(plan, rules, tensorflow, desk)
+            handler = new(cls)
+            desk.start()
+            if rules.cache_size is None:
+                client.load_all()
         client.begin()
         try:
             plan.call(handler.__init__, values)
@@ -153,6 +162,26 @@ class HandlerHost:
             client.end()
         self._client = client
         return handler
+
+
+def _tensorflow(
+    plan: Arguments, rules: ModelRules, told: Mapping[str, Any], desk: DeskClient
+) -> tuple[TensorFlowModels, TensorFlowClient]:
+    """Make the client of a TensorFlow project.
+
+    Raises:
+        ModelError: If the handler does not ask for it.
+    """
+    from forebay.surfaces.nucleus.tensorflow_client import TensorFlowClient, TensorFlowModels, TensorFlowRules
+
+    if "tensorflow_client" not in plan.wanted:
+        msg = (
+            '"tensorflow_client" is a required argument, but was not provided; a handler of the type tensorflow asks '
+            "its models by it: def __init__(self, config, tensorflow_client)"
+        )
+        raise ModelError(msg)
+    models = TensorFlowModels(rules, desk)
+    return models, TensorFlowClient(models, msgspec.convert(told, TensorFlowRules))
 
 
 def _check_models(cls: type, plan: Arguments, key: str) -> None:

@@ -148,22 +148,35 @@ class HandlerModels:
         assert name is not None
         if self._models.get(name):
             return name
+        raise self._no_model(name, version)
+
+    def _no_model(self, name: str, version: str | int | None) -> Exception:
+        """Return what says that there is no such model, or no version of it any more."""
+        kind = self._rules.kind
         if kind == "path" or name in self._rules.names:
-            raise UserRuntimeException(
+            return UserRuntimeException(
                 f"'{name}' model's versions have been removed; add at least a version to the model to resume operations"
             )
-        tag = " of tag latest" if kind == "dir" and self._rules.cache_size and _is_latest(version) else ""
-        raise UserRuntimeException(f"'{name}' model{tag} wasn't found in the list of available models")
+        tag = " of tag latest" if kind == "dir" and self._rules.cache_size and self._is_latest(version) else ""
+        return UserRuntimeException(f"'{name}' model{tag} wasn't found in the list of available models")
+
+    def _no_version(self, name: str, version: str) -> Exception:
+        """Return what says that there is no such version."""
+        return UserRuntimeException(f"model {name} of version {version} wasn't found")
+
+    @staticmethod
+    def _is_latest(version: str | int | None) -> bool:
+        return version is None or version in {"", LATEST}
 
     def _number(self, name: str, version: str | int | None) -> int:
         versions = self._models.get(name, {})
-        if _is_latest(version):
+        if self._is_latest(version):
             return max(versions)
         text = str(version)
         if isinstance(version, bool) or not (text.isascii() and text.isdigit()):
             raise UserRuntimeException("model_version must be either a parse-able numeric value or 'latest'")
         if int(text) not in versions:
-            raise UserRuntimeException(f"model {name} of version {text} wasn't found")
+            raise self._no_version(name, text)
         return int(text)
 
     # Loading
@@ -247,10 +260,6 @@ class HandlerModels:
         self._is_over = True
         for answer in list(self._asked.values()):
             answer.set_exception(Unavailable("the server is gone"))
-
-
-def _is_latest(version: str | int | None) -> bool:
-    return version is None or version in {"", LATEST}
 
 
 def _left() -> NoReturn:

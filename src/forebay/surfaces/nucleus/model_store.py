@@ -23,7 +23,7 @@ from forebay.repository.tree_rules import TreeRules
 from forebay.surfaces.nucleus.config import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from concurrent.futures import Future
 
     from forebay.repository.cache import Lease
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from forebay.repository.source import ModelSource
     from forebay.surfaces.nucleus.config import Models
     from forebay.surfaces.nucleus.desk import Desk, DeskVisitor
+    from forebay.surfaces.nucleus.tfs_models import TfsModels
 
 log = logging.getLogger("forebay.repository")
 
@@ -38,6 +39,9 @@ AGAIN_S: Final = 10.0
 """Time after which what has failed is tried again, where the store is not looked at more often."""
 FETCHERS: Final = 8
 """Models that are copied at a time."""
+
+
+PYTHON_RULES: Final = TreeRules(kind="models", is_strict=True)
 
 
 class Joined:
@@ -86,7 +90,15 @@ class ModelStore:
     """Looks, copies, and answers workers; `start` begins with the first look."""
 
     def __init__(
-        self, source: ModelSource, folder: Path, desk: Desk, *, disk_cache_size: int | None, poll_s: float
+        self,
+        source: ModelSource,
+        folder: Path,
+        desk: Desk,
+        *,
+        disk_cache_size: int | None,
+        poll_s: float,
+        rules: TreeRules = PYTHON_RULES,
+        tfs: TfsModels | None = None,
     ) -> None:
         """Describe the store.
 
@@ -96,7 +108,11 @@ class ModelStore:
             desk: Where workers ask.
             disk_cache_size: Versions that are kept here, of those that were asked for; None keeps all that there are.
             poll_s: Seconds between two looks; 0 looks at the start only.
+            rules: How files make models.
+            tfs: Is told what workers use.
         """
+        self._rules = rules
+        self._tfs = tfs
         self._source = source
         self._folder = folder
         self._desk = desk
@@ -116,6 +132,7 @@ class ModelStore:
         self._loop: asyncio.AbstractEventLoop | None = None
         desk.asked["take"] = self._take
         desk.asked["release"] = self._release
+        desk.asked["restore"] = self._restore
         desk.on_visit.append(self._greet)
 
     async def start(self) -> None:
@@ -131,9 +148,7 @@ class ModelStore:
             msg = f"models cannot be kept in {self._folder}: {error.strerror}; --state-dir names another folder"
             raise ConfigError(msg) from error
         disk = DiskCache(self._source, self._folder, self._disk_cache_size, may_exceed=True)
-        repository = self._repository = Repository(
-            self._source, TreeRules(kind="models", is_strict=True), poll_s=self._poll_s, disk=disk
-        )
+        repository = self._repository = Repository(self._source, self._rules, poll_s=self._poll_s, disk=disk)
         while True:
             try:
                 await asyncio.to_thread(repository.open)
@@ -153,6 +168,8 @@ class ModelStore:
         if self._repository is not None:
             self._repository.stop()
         self._fetchers.shutdown(wait=False, cancel_futures=True)
+        if self._tfs is not None:
+            self._tfs.close()
 
     def info(self) -> dict[str, Any]:
         """Return what `/info` tells."""
@@ -164,6 +181,14 @@ class ModelStore:
             for name, versions in self._published.items()
         }
         return {"model_metadata": told}
+
+    def folders(self) -> Iterator[tuple[Revision, Path]]:
+        """Yield what is published and here, and where."""
+        for versions in [*self._published.values()]:
+            for revision in [*versions.values()]:
+                lease = self._held.get(revision.id)
+                if lease is not None:
+                    yield revision, lease.value
 
     def _sync(self) -> None:
         """Publish what counts now; in the thread that looks."""
@@ -223,8 +248,8 @@ class ModelStore:
         visitor.tell("catalog", self._catalog())
 
     def _leave(self, visitor: DeskVisitor) -> None:
-        for _, lease in self._leases.pop(visitor):
-            self._let_go(lease)
+        for key, lease in self._leases.pop(visitor):
+            self._let_go(key, lease)
 
     def _tell_all(self) -> None:
         catalog = self._catalog()
@@ -251,6 +276,12 @@ class ModelStore:
                     msg = "its files have changed, try again"
                     raise SourceFailed(msg)
                 lease = self._fetch(revision)
+                if self._tfs is not None:
+                    try:
+                        self._tfs.add(revision, lease.value)
+                    except BaseException:
+                        lease.release()
+                        raise
             except ForebayError as error:
                 loop.call_soon_threadsafe(visitor.tell, "failed", number, error.message)
             else:
@@ -260,7 +291,7 @@ class ModelStore:
 
     def _taken(self, visitor: DeskVisitor, number: int, key: str, lease: Lease[Path]) -> None:
         if visitor not in self._leases:
-            self._let_go(lease)
+            self._let_go(key, lease)
             return
         self._leases[visitor].append((key, lease))
         visitor.tell("taken", number, str(lease.value))
@@ -268,12 +299,33 @@ class ModelStore:
     def _release(self, visitor: DeskVisitor, key: str) -> None:
         leases = self._leases[visitor]
         index = next(index for index, (held, _) in enumerate(leases) if held == key)
-        self._let_go(leases.pop(index)[1], self._by_id.get(key))
+        self._let_go(key, leases.pop(index)[1], self._by_id.get(key))
 
-    def _let_go(self, lease: Lease[Path], used: Revision | None = None) -> None:
+    def _restore(self, visitor: DeskVisitor, number: int) -> None:
+        """Have TensorFlow Serving load again what workers use, for one of them has not found it there."""
+        tfs, loop = self._tfs, self._loop
+        assert tfs is not None
+        assert loop is not None
+
+        def work() -> None:
+            try:
+                tfs.restore()
+            except ForebayError as error:
+                loop.call_soon_threadsafe(visitor.tell, "failed", number, error.message)
+            else:
+                loop.call_soon_threadsafe(visitor.tell, "restored", number)
+
+        self._fetchers.submit(work)
+
+    def _let_go(self, key: str, lease: Lease[Path], used: Revision | None = None) -> None:
         """Give a folder back; what was used until now leaves the disk later than what was not."""
 
         def work() -> None:
+            if self._tfs is not None:
+                try:
+                    self._tfs.drop(key)
+                except ForebayError as error:
+                    log.warning("%s; a model that is not used stays loaded there", error.message)
             if used is not None:
                 self._fetch(used).release()
             lease.release()

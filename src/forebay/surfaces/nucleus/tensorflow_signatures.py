@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which signature of a SavedModel a project means, and what `/info` tells of it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from forebay.runtimes.saved_model import chosen, definitions_of, signatures_of
+from forebay.surfaces.nucleus.shim import UserException
+
+if TYPE_CHECKING:
+    from forebay.runtimes.signature import Signature
+
+
+class SignatureKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """What the configuration says.
+
+    Attributes:
+        default: `signature_key` of all models.
+        of: That of single ones, by name.
+    """
+
+    default: str | None = None
+    of: dict[str, str] = {}
+
+
+class KeyedSignature(msgspec.Struct, frozen=True):
+    """A signature of a SavedModel.
+
+    Attributes:
+        key: What it is called.
+        signature: What it takes and gives.
+        shapes: Of its inputs, -1 for any length; None for any shape.
+    """
+
+    key: str
+    signature: Signature
+    shapes: dict[str, list[int] | None]
+
+
+def signature_of(folder: Path, keys: SignatureKeys, model: str, version: str) -> KeyedSignature:
+    """Return the signature that is meant of a version of a model.
+
+    Raises:
+        UserException: If there is none of the name, or none is named and there are several.
+        ConfigError: If the model cannot be read.
+    """
+    found = signatures_of(folder)
+    wanted = keys.of.get(model) or keys.default or None
+    key = chosen(found, wanted)
+    if key is None:
+        there = "', '".join(found)
+        if wanted is None:
+            text = (
+                f"signature_key was not configured by user, please specify one the following keys '{there}' for model "
+                f"'{model}' of version '{version}' (found in the signature def map)"
+            )
+        else:
+            text = (
+                f"signature_key '{wanted}' was not found in signature def map for model '{model}' of version "
+                f"'{version}', but found the following keys: '{there}'"
+            )
+        raise UserException(text)
+    inputs = definitions_of(folder)[key].get("inputs", {})
+    return KeyedSignature(key, found[key], {name: _shape(info) for name, info in inputs.items()})
+
+
+@lru_cache(maxsize=1024)
+def told(folder: str, keys: bytes, model: str, version: str) -> dict[str, Any]:
+    """Return what `/info` tells of a version whose files are in a folder; `keys` are `SignatureKeys` in JSON."""
+    found = signature_of(Path(folder), msgspec.json.decode(keys, type=SignatureKeys), model, version)
+    inputs = {
+        var.name: {
+            "shape": ["unknown"] if (shape := found.shapes[var.name]) is None else shape or ["scalar"],
+            "type": {"str": "string"}.get(str(var.dtype), str(var.dtype)),
+        }
+        for var in found.signature.feeds
+    }
+    return {
+        "disk_path": folder,
+        "signature_def": definitions_of(Path(folder)),
+        "signature_key": found.key,
+        "input_signatures": inputs,
+    }
+
+
+def _shape(info: dict[str, Any]) -> list[int] | None:
+    shape = info.get("tensorShape", {})
+    return None if shape.get("unknownRank") else [int(axis["size"]) for axis in shape.get("dim", ())]

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorFlow handlers: section 7 of the specification, on real SavedModels that OpenVINO runs in the worker.
+
+What only TensorFlow runs, and TensorFlow Serving, is in `test_tensorflow_backends.py`.
+"""
+
+import base64
+import json
+import shutil
+import threading
+import time
+
+import numpy as np
+import pytest
+from tests.models.saved_models import saved_models
+from tests.waiting import eventually
+
+from forebay.runtimes.signature import Signature, Var
+from forebay.surfaces.nucleus.row_batches import NO_INPUT_AXIS, NO_OUTPUT_AXIS, RowBatches
+from forebay.surfaces.nucleus.shim import UserException
+from forebay.surfaces.nucleus.tensorflow_signatures import SignatureKeys, signature_of
+from forebay.surfaces.nucleus.tensorflow_values import arrays_of, flat
+
+ROW = [1.0, 2.0, 3.0, 4.0]
+
+HANDLER = """
+class Handler:
+    def __init__(self, tensorflow_client, config):
+        self.client = tensorflow_client
+
+    def handle_post(self, payload):
+        try:
+            return self.client.predict(payload["input"], *payload.get("model", []))
+        except Exception as error:
+            return {"error": f"{type(error).__module__}.{type(error).__name__}", "text": str(error)}
+"""
+
+
+def copied(folder, **models):
+    """A folder with SavedModels under other names."""
+    for name, version in models.items():
+        of, _, number = version.partition("/")
+        shutil.copytree(saved_models() / of / number if number else saved_models() / of, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    folder = copied(tmp_path_factory.mktemp("store"), iris="iris", keras="keras", plain="plain/1", images="images")
+    copied(folder, several="several", two="two", half="iris", scalar="scalar")
+    (folder / "half/1/saved_model.pb").unlink()  # one bad version hides only itself
+    (folder / "iris/README.md").write_text("a loose file beside versions")
+    (folder / "plain/assets").mkdir(exist_ok=True)
+    (folder / "plain/assets/words.txt").write_text("a b")
+    (folder / "loose").mkdir()
+    (folder / "loose/notes.txt").write_text("no model")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(serve, store):
+    models = {"dir": str(store)}
+    return serve(HANDLER, {"type": "tensorflow", "models": models, "threads_per_process": 2})
+
+
+def ask(server, given, *model):
+    answer = server.request("POST", "/", json={"input": given, "model": list(model)})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def text_of(server, given, *model):
+    found = ask(server, given, *model)
+    assert found["error"].startswith("cortex_internal.lib.exceptions.User"), found
+    return found["text"]
+
+
+def test_a_prediction_is_flat_lists(server):  # N125, N126, N130
+    found = ask(server, {"x": [ROW, [0, 0, 0, 0]]}, "keras")
+    assert found["class_ids"] == ["2", "0"]  # 64 bits are texts
+    assert len(found["scores"]) == 6
+    assert sum(found["scores"][:3]) == pytest.approx(1)
+
+
+def test_versions(server):  # N102, N103, N126
+    for latest in ((), ("latest",), (None,), ("",), (2,), ("2",), ("002",)):
+        assert ask(server, {"x": [ROW]}, "iris", *latest)["class_ids"] == ["0"], latest
+    assert ask(server, {"x": [ROW]}, "iris", "1")["class_ids"] == ["2"]  # N135: all of them are there
+    assert "model_version must be either a parse-able numeric value or 'latest'" in text_of(server, {}, "iris", "x")
+
+
+def test_what_is_not_there(server):  # N126, N127
+    assert text_of(server, {}) == "error: model_name was not specified: runtime exception"
+    assert text_of(server, {}, "rose") == "error: model 'rose' accessed with tag latest couldn't be found"
+    assert text_of(server, {}, "rose", "3") == "error: model 'rose' of version '3' couldn't be found"
+    assert text_of(server, {}, "iris", "3") == "error: model 'iris' of version '3' couldn't be found"
+
+
+def test_trees(server):  # N104
+    assert ask(server, {"x": [ROW]}, "plain")["class_ids"] == ["2"]  # without variables and versions, with assets
+    assert ask(server, {"x": [ROW]}, "half")["class_ids"] == ["0"]
+    assert text_of(server, {"x": [ROW]}, "half", "1") == "error: model 'half' of version '1' couldn't be found"
+    assert text_of(server, {}, "loose") == "error: model 'loose' accessed with tag latest couldn't be found"
+
+
+@pytest.mark.parametrize(
+    "given, model, said",
+    [
+        ({}, "iris", "missing key 'x' for model 'iris' of version '2'"),
+        ({"x": [ROW], "y": 1}, "iris", "unknown key 'y' for model 'iris' of version '2'; it takes 'x'"),  # N129
+        ({"x": [["a"] * 4]}, "iris", 'key "x": expected shape [-1, 4]: could not convert string to float'),
+        ({"x": [[1], [1, 2]]}, "iris", 'key "x": expected shape [-1, 4]: '),
+        ({"x": ROW}, "iris", 'key "x": expected shape [-1, 4]: found shape [4]'),  # N129: before it runs
+        ({"x": [[1, 2]]}, "iris", 'key "x": expected shape [-1, 4]: found shape [1, 2]'),
+        ({"x": "a", "y": 1}, "scalar", 'key "x": expected to be a scalar: could not convert'),
+        ({"x": [1], "y": 1}, "scalar", 'key "x": expected to be a scalar: found shape [1]'),
+    ],
+)
+def test_what_an_input_may_be(server, given, model, said):  # N128
+    assert said in text_of(server, given, model)
+
+
+def test_scalars_and_whole_numbers(server):  # N128
+    assert ask(server, {"x": 1, "y": 2}, "scalar") == {"sum": [3.0]}
+    assert ask(server, {"x": [[1, 2, 3, 4]]}, "iris", "1")["class_ids"] == ["2"]
+
+
+def test_signatures(server, store):  # N131
+    text = text_of(server, {}, "several")
+    assert (
+        "signature_key was not configured by user, please specify one the following keys 'a', 'b' for model 'several' "
+        "of version '1' (found in the signature def map)"
+    ) in text
+    keys = SignatureKeys(default="b", of={"two": "total"})
+    assert signature_of(store / "several/1", keys, "several", "1").key == "b"
+    assert signature_of(store / "two/1", keys, "two", "1").key == "total"
+    assert signature_of(store / "two/1", SignatureKeys(), "two", "1").key == "predict"
+    assert signature_of(store / "keras/1", SignatureKeys(), "keras", "1").key == "serving_default"
+    with pytest.raises(UserException) as caught:
+        signature_of(store / "two/1", SignatureKeys(default="c"), "two", "1")
+    assert str(caught.value) == (
+        "error: signature_key 'c' was not found in signature def map for model 'two' of version '1', but found the "
+        "following keys: 'predict', 'total'"
+    )
+
+
+def test_info(server):  # N133
+    found = server.request("GET", "/info").json()["model_metadata"]
+    assert {"iris-1", "iris-2", "keras-1", "plain-1", "images-1", "half-2"} <= found.keys()
+    assert not {"several-1", "half-1", "loose-1"} & found.keys()
+    one = found["keras-1"]
+    assert set(one) == {"disk_path", "signature_def", "signature_key", "input_signatures", "timestamp"}
+    assert one["signature_key"] == "serving_default"
+    assert one["input_signatures"] == {"x": {"shape": [-1, 4], "type": "float32"}}
+    x = one["signature_def"]["serving_default"]["inputs"]["x"]
+    assert x["dtype"] == "DT_FLOAT"
+    assert [axis["size"] for axis in x["tensorShape"]["dim"]] == ["-1", "4"]
+    assert one["signature_def"]["serving_default"]["methodName"] == "tensorflow/serving/predict"
+    assert found["scalar-1"]["input_signatures"]["x"]["shape"] == ["scalar"]
+    assert type(one["timestamp"]) is int
+
+
+def test_changes_are_seen(serve, tmp_path):  # N109, N132, N135
+    copied(tmp_path, iris="keras")
+    models = {"dir": str(tmp_path), "signature_key": "serving_default"}
+    config = {"type": "tensorflow", "models": models}
+    server = serve(HANDLER, config, "--repository-poll-s", "0.2")
+    assert ask(server, {"x": [ROW]}, "iris")["class_ids"] == ["2"]
+    shutil.copytree(saved_models() / "iris/2", tmp_path / "iris/2")
+    shutil.copytree(saved_models() / "keras", tmp_path / "more")
+    eventually(lambda: ask(server, {"x": [ROW]}, "iris").get("class_ids") == ["0"])
+    eventually(lambda: ask(server, {"x": [ROW]}, "more").get("class_ids") == ["2"])
+    shutil.rmtree(tmp_path / "iris")
+    eventually(lambda: "couldn't be found" in ask(server, {"x": [ROW]}, "iris").get("text", ""))
+
+
+def test_a_cache_of_models(serve, store):  # N119, N120, N132
+    models = {"dir": str(store), "cache_size": 1, "disk_cache_size": 2}
+    server = serve(HANDLER, {"type": "tensorflow", "models": models})
+    folders = server.state / "models"
+    assert not list(folders.rglob("saved_model.pb"))  # nothing is copied before it is asked
+    for name in ("keras", "plain", "keras", "images"):
+        given = {"images": [[[[1.0]]]]} if name == "images" else {"x": [ROW]}
+        assert "error" not in ask(server, given, name)
+    eventually(lambda: len(list(folders.rglob("saved_model.pb"))) == 2)
+    told = server.request("GET", "/info").json()["model_metadata"]
+    assert told["iris"]["versions"] == ["1", "2"]
+    assert text_of(server, {}, "rose") == "error: model 'rose' accessed with tag latest couldn't be found"
+
+
+def test_a_path_is_one_model_and_paths_have_names(serve, store):  # N97, N98, N126
+    one = serve(HANDLER, {"type": "tensorflow", "models": {"path": str(store / "iris")}})
+    for name in ((), ("zzz",), (None, "latest")):
+        assert ask(one, {"x": [ROW]}, *name)["class_ids"] == ["0"]
+    paths = [{"name": name, "path": str(store / of)} for name, of in (("a", "iris"), ("b", "keras"))]
+    both = serve(HANDLER, {"type": "tensorflow", "models": {"paths": paths}})
+    assert ask(both, {"x": [ROW]}, "b")["class_ids"] == ["2"]
+    text = "error: model_name was not specified, choose one of the following: ['a', 'b']: runtime exception"
+    assert text_of(both, {}) == text
+    text = "error: 'c' model wasn't found in the list of available models: runtime exception"
+    assert text_of(both, {}, "c") == text
+
+
+def test_a_handler_that_does_not_ask_for_its_models(serve, store):  # N125
+    handler = "class Handler:\n    def handle_get(self): return 1\n"
+    server = serve(handler, {"type": "tensorflow", "models": {"dir": str(store)}}, wait=False)
+    assert server.process.wait(60) == 1
+    assert '"tensorflow_client" is a required argument, but was not provided' in server.err.read_text()
+
+
+def test_calls_are_batched_below_the_handler(serve, store):  # N136, N137
+    batching = {"max_batch_size": 2, "batch_interval_seconds": 1.0}
+    config = {"type": "tensorflow", "models": {"dir": str(store)}, "server_side_batching": batching}
+    server = serve(HANDLER, {**config, "threads_per_process": 2})
+    ask(server, {"x": [ROW, ROW]}, "keras")  # a full batch waits for nobody
+    answers = []
+    began = time.monotonic()
+    threads = [
+        threading.Thread(target=lambda row=row: answers.append(ask(server, {"x": [row]}, "keras")["class_ids"]))
+        for row in (ROW, [0.0] * 4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == [["0"], ["2"]]
+    together_s = time.monotonic() - began
+    began = time.monotonic()
+    assert ask(server, {"x": [ROW]}, "keras")["class_ids"] == ["2"]
+    alone_s = time.monotonic() - began
+    assert together_s < alone_s
+    assert alone_s >= 1.0
+    assert NO_INPUT_AXIS in text_of(server, {"x": 1, "y": 2}, "scalar")
+    assert ask(server, {"images": [[[[1.0], [3.0]]]]}, "images") == {"mean": [2.0]}
+
+
+# Without a server
+
+
+def run_together(batches, *calls):
+    """Runs calls in threads of their own; returns what each got or raised, in their order."""
+    outcomes = [None] * len(calls)
+
+    def call(place, model, arrays, run):
+        try:
+            outcomes[place] = batches.run(model, arrays, run)
+        except Exception as error:
+            outcomes[place] = error
+
+    threads = [threading.Thread(target=call, args=(place, *one)) for place, one in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+def rows(*values):
+    return {"x": np.array(values, np.float32)}
+
+
+def test_rows_of_several_calls_run_together_and_unlike_ones_apart():  # N136, N137
+    sizes = []
+
+    def run(arrays):
+        sizes.append(arrays["x"].shape)
+        return {"y": arrays["x"] * 2}
+
+    batches = RowBatches(3, 30.0)
+    found = run_together(batches, ("m", rows([1.0]), run), ("m", rows([2.0], [3.0]), run))
+    assert [one["y"].tolist() for one in found] == [[[2.0]], [[4.0], [6.0]]]
+    assert sizes == [(3, 1)]
+    batches, sizes[:] = RowBatches(2, 0.2), []
+    run_together(
+        batches, ("m", rows([1.0]), run), ("m", rows([1.0, 2.0]), run), ("n", rows([1.0]), run), ("m", rows([3.0]), run)
+    )
+    assert sorted(sizes) == [(1, 1), (1, 2), (2, 1)]
+
+
+def test_a_batch_that_fails_is_run_call_by_call():
+    def run(arrays):
+        if (arrays["x"] < 0).any():
+            raise ValueError("below 0")
+        return {"y": arrays["x"]}
+
+    good, bad = run_together(RowBatches(2, 30.0), ("m", rows([1.0]), run), ("m", rows([-1.0]), run))
+    assert good["y"].tolist() == [[1.0]]
+    assert str(bad) == "below 0"
+
+
+def test_what_has_no_axis_of_rows_fails_alone():  # N137
+    batches = RowBatches(2, 0.01)
+    with pytest.raises(ValueError, match=NO_INPUT_AXIS.replace("(", r"\(").replace(")", r"\)")):
+        batches.run("m", {"x": np.float32(1).reshape(())}, lambda arrays: arrays)
+    with pytest.raises(ValueError, match=NO_OUTPUT_AXIS):
+        batches.run("m", rows([1.0]), lambda arrays: {"y": arrays["x"].sum()})
+    with pytest.raises(ValueError, match="has the shape"):
+        batches.run("m", rows([1.0]), lambda arrays: {"y": np.zeros(3)})
+
+
+def test_what_a_handler_gets_of_each_type():  # N130
+    assert flat(np.array([1.5, 0.1], np.float32)) == [1.5, 0.10000000149011612]
+    assert flat(np.array([[1, 2]], np.int32)) == [1, 2]
+    assert flat(np.array([2**62, -1], np.int64)) == [str(2**62), "-1"]
+    assert flat(np.array([2**63], np.uint64)) == [str(2**63)]
+    assert flat(np.array([True, False])) == [True, False]
+    assert flat(np.array(["a", b"\xff"], object)) == ["YQ==", base64.b64encode(b"\xff").decode()]
+    assert flat(np.array([-1], np.int8)) == [-1]
+    assert flat(np.zeros((0, 3), np.float32)) == []
+    assert json.dumps(flat(np.array([1, 2], np.uint8))) == "[1, 2]"
+
+
+def test_texts_and_any_shape():  # N128
+    signature = Signature((Var("t", "t", "BYTES"), Var("a", "a", "FP32")), ())
+    shapes = {"t": [-1], "a": None}
+    found = arrays_of(signature, shapes, {"t": ["a", b"b"], "a": [[1]]}, "m", "1")
+    assert found["t"].tolist() == ["a", b"b"]
+    with pytest.raises(UserException, match=r'key "a": can be of any rank and shape: could not convert'):
+        arrays_of(signature, shapes, {"t": [], "a": "x"}, "m", "1")
+    with pytest.raises(UserException, match=r'key "t": expected shape \[-1\]: texts or bytes are needed, and int came'):
+        arrays_of(signature, shapes, {"t": [1], "a": 1}, "m", "1")
+    with pytest.raises(UserException, match="model_input is a mapping"):
+        arrays_of(signature, shapes, [1], "m", "1")
