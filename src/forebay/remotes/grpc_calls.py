@@ -29,7 +29,7 @@ _WATCH_S: Final = 0.25
 """How long grpc's own thread takes for one look at a channel, and how long it watches on when nobody wants it to."""
 
 
-class Refused(RunnerFailed):
+class CallRefused(RunnerFailed):
     """A server refuses a call.
 
     Attributes:
@@ -71,7 +71,7 @@ class GrpcCalls:
         Raises:
             Unreachable: If the server lets nobody in or goes away.
             TimeoutError: If it does not answer in time.
-            Refused: With the server's words if it refuses the call.
+            CallRefused: With the server's words if it refuses the call.
         """
         if not self._is_connected:
             self._connect(deadline)
@@ -89,7 +89,7 @@ class GrpcCalls:
         if code is self._grpc.StatusCode.DEADLINE_EXCEEDED:
             raise TimeoutError
         text = f"the model server {self.endpoint.address} refuses the call: {text} ({code.name})"
-        refused = Refused(text)
+        refused = CallRefused(text)
         refused.code_name = code.name
         raise refused
 

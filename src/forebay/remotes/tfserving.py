@@ -35,7 +35,7 @@ class TfServingCalls:
         """Run a signature of a version of a model.
 
         Raises:
-            Refused: With the server's words; NOT_FOUND if it has no such model, or not any more.
+            CallRefused: With the server's words; NOT_FOUND if it has no such model, or not any more.
             Unavailable: If nobody answers, or not in time.
         """
         request = SERVING.classes().PredictRequest()
@@ -53,7 +53,7 @@ class TfServingCalls:
         """Have exactly these models loaded: for each the folder of its versions, and which of these.
 
         Raises:
-            Refused: With the server's words.
+            CallRefused: With the server's words.
             Unavailable: If nobody answers, or not in time.
         """
         request = SERVING.classes().ReloadConfigRequest()

@@ -9,6 +9,7 @@ import json
 import shutil
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -239,7 +240,7 @@ def test_calls_are_batched_below_the_handler(serve, store):  # N136, N137
 
 def run_together(batches, *calls):
     """Runs calls in threads of their own; returns what each got or raised, in their order."""
-    outcomes = [None] * len(calls)
+    outcomes: list[Any] = [None] * len(calls)
 
     def call(place, model, arrays, run):
         try:
@@ -291,7 +292,7 @@ def test_a_batch_that_fails_is_run_call_by_call():
 def test_what_has_no_axis_of_rows_fails_alone():  # N137
     batches = RowBatches(2, 0.01)
     with pytest.raises(ValueError, match=NO_INPUT_AXIS.replace("(", r"\(").replace(")", r"\)")):
-        batches.run("m", {"x": np.float32(1).reshape(())}, lambda arrays: arrays)
+        batches.run("m", {"x": np.zeros((), np.float32)}, lambda arrays: arrays)
     with pytest.raises(ValueError, match=NO_OUTPUT_AXIS):
         batches.run("m", rows([1.0]), lambda arrays: {"y": arrays["x"].sum()})
     with pytest.raises(ValueError, match="has the shape"):
