@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.models.saved_models import run_tensorflow
 from tests.waiting import PATIENCE_S, eventually
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -133,3 +134,25 @@ def test_live_reload(copied):
         assert ask(version="1") == first
         shutil.rmtree(project / "out" / "models" / "digits" / "2")
         eventually(lambda: ask() == first)
+
+
+@needs("sklearn", "openvino")
+def test_tensorflow(copied):
+    project = copied("nucleus-tensorflow")
+    train(project)
+    run_tensorflow(str(project / "save.py"))
+    with serving(project) as address, httpx.Client(base_url=f"http://{address}", timeout=PATIENCE_S) as client:
+
+        def ask(*numbers, **params):
+            return client.post("/", params=params, json=numbers)
+
+        found = ask(5.2, 3.6, 1.4, 0.3, model="iris").json()
+        assert found == {"class": "setosa", "model": "iris", "version": "latest"}
+        assert ask(*[0] * 64, model="digits", version="1").json()["class"] in range(10)
+        refused = ask(1, model="iris")
+        assert refused.status_code == 400
+        assert "expected shape [-1, 4]: found shape [1, 1]" in refused.json()["error"]
+        assert ask(1, model="rose").json() == {
+            "error": "error: model 'rose' accessed with tag latest couldn't be found"
+        }
+        assert set(client.get("/info").json()["model_metadata"]) == {"iris-1", "wine-1", "digits-1"}
