@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import difflib
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -221,7 +221,14 @@ def revive(kind: str, message: str, detail: Any = None, trace: str = "") -> Fore
     return cls(message, detail=detail)
 
 
+_MANY: Final = 256
+"""Words that are compared with what somebody has written."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word most like `word`, for 'did you mean' sentences."""
-    found = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.5)
+    """Return the known word most like `word`, for 'did you mean' sentences; of very many only what begins alike."""
+    words = list(known)
+    if len(words) > _MANY:
+        words = [one for one in words if one[:2].lower() == word[:2].lower()][:_MANY]
+    found = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.5)
     return found[0] if found else None

@@ -6,7 +6,7 @@ No thread, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -76,7 +76,7 @@ class Refusals(Generic[K, V]):
         """Forget what was refused; tells whether anything was."""
         return self._all.pop(key, None) is not None
 
-    def keep_only(self, keys: Collection[K]) -> None:
-        """Forget all others."""
-        for key in self._all.keys() - keys:
-            del self._all[key]
+    @property
+    def keys(self) -> list[K]:
+        """Of whom something was refused."""
+        return [*self._all]

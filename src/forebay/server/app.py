@@ -348,10 +348,16 @@ class App:
 
     def describe_all(self) -> list[dict[str, Any]]:
         """Return what `/models` tells of every model, also of those of which no version could be loaded."""
+        return [*self.describe_each()]
+
+    def describe_each(self) -> Iterator[dict[str, Any]]:
+        """Do the same one after the other; models may come and go meanwhile."""
         others = {*self._models, *(() if self.stock is None else self.stock.offer.names)} - self._served.keys()
-        return [self.describe(name) for name in self._served] + [
-            {"name": name, "ready": False, "versions": self.describe_versions(name)} for name in sorted(others)
-        ]
+        for name in self._served:  # another mapping after each change
+            if name in self._served:
+                yield self.describe(name)
+        for name in sorted(others):
+            yield {"name": name, "ready": False, "versions": self.describe_versions(name)}
 
     def _all(self) -> Iterator[Served]:
         """Return all that has an endpoint, also what comes or goes."""

@@ -3,22 +3,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import asyncio
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from forebay.errors import NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from forebay.server.app import App
     from forebay.server.served import Served
 
+T = TypeVar("T")
+
+_TURN: Final = 128
 _STATES: Final = {"ready": "READY", "loading": "LOADING", "leaving": "UNLOADING"}
 _REASONS: Final = {
     "available": "loaded when it is asked for",
     "not served": "not among the versions that are served",
     "unloaded": "unloaded",
 }
+
+
+async def in_turns(each: Iterable[T]) -> list[T]:
+    """Return what is made one by one, with turns of the loop for others: of ten thousand models that takes a while."""
+    found: list[T] = []
+    for one in each:
+        found.append(one)
+        if not len(found) % _TURN:
+            await asyncio.sleep(0)
+    return found
 
 
 class ModelIndex:
@@ -29,7 +43,7 @@ class ModelIndex:
         self._app = app
         self._unloaded: dict[str, list[str]] = {}
 
-    def index(self, *, only_ready: bool = False) -> list[dict[str, str]]:
+    async def index(self, *, only_ready: bool = False) -> list[dict[str, str]]:
         """Return every version of every model and where it is, also those that were unloaded."""
         found = [
             {
@@ -38,7 +52,7 @@ class ModelIndex:
                 "state": _STATES.get(one["state"], "UNAVAILABLE"),
                 "reason": one.get("error") or _REASONS.get(one["state"], ""),
             }
-            for told in self._app.describe_all()
+            for told in await in_turns(self._app.describe_each())
             for one in told["versions"]
         ]
         there = {(one["name"], one["version"]) for one in found}

@@ -130,10 +130,10 @@ class StockOffer:
 
     def keep_only_what_is_there(self) -> None:
         """Forget what is said of versions that are gone."""
-        there = {(name, one) for name in self.names for one in self.there(name)}
-        self.refusals.keep_only(there)
-        for key in self.dismissed.keys() - there:
-            del self.dismissed[key]
+        for name, number in [*self.refusals.keys, *self.dismissed]:
+            if number not in self.there(name):
+                self.refusals.forget((name, number))
+                self.dismissed.pop((name, number), None)
 
     def describe(self, name: str, loading: Collection[Key]) -> list[dict[str, Any]]:
         """Return the versions of a model that could be loaded, or are being copied, or failed."""

@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import difflib
 import threading
 from typing import Any
 
@@ -351,21 +352,24 @@ async def test_the_repository_protocol_tells_and_does_the_same(files):
     async with serving(files) as found:
         index = found.app.model_index
 
-        def told():
-            return {(one["name"], one["version"]): (one["state"], one["reason"]) for one in index.index()}
+        async def told():
+            found = await index.index()
+            return {(one["name"], one["version"]): (one["state"], one["reason"]) for one in found}
 
-        assert told() == {
+        assert await told() == {
             ("a", "1"): ("UNAVAILABLE", "not among the versions that are served"),
             ("a", "2"): ("UNAVAILABLE", "loaded when it is asked for"),
             ("b", "1"): ("UNAVAILABLE", "loaded when it is asked for"),
         }
         await index.load("a")
-        assert told()["a", "2"] == ("READY", "")
+        assert (await told())["a", "2"] == ("READY", "")
         with pytest.raises(ModelError, match="it is bad"):
             await index.load("b")
-        assert told()["b", "1"] == ("UNAVAILABLE", "it is bad")
+        assert (await told())["b", "1"] == ("UNAVAILABLE", "it is bad")
         await index.unload("a")
-        await reached(lambda: told()["a", "2"] == ("UNAVAILABLE", "unloaded"))
+        await found.rest()
+        await reached(lambda: found.versions("a")["2"] == "unloaded")
+        assert (await told())["a", "2"] == ("UNAVAILABLE", "unloaded")
         for version in (None, "2"):  # whoever unloads it does not mean that the next one who asks loads it again
             with pytest.raises(NotFound, match="version 2 of the model 'a' was unloaded by hand"):
                 await found.ask("a", version)
@@ -375,6 +379,41 @@ async def test_the_repository_protocol_tells_and_does_the_same(files):
         files.put("a/2", "other files")
         await found.look()
         assert await found.ask("a") == "other files"
+
+
+@run
+async def test_models_come_and_go_while_they_are_told(files):  # all of 10,000 at once held up the loop for 0.1 s
+    for number in range(300):
+        files.put(f"m{number}/1", "x")
+    async with serving(files) as found:
+        await found.ask("m1")
+        await found.ask("m2")
+        each = found.app.describe_each()
+        assert next(each)["name"] == "m1"
+        await found.app.unload("m2", "1")
+        files.remove("m7/1")
+        await found.look()
+        assert len(list(each)) >= 297
+        turns = []
+        asyncio.get_running_loop().call_soon(turns.append, "another's turn")
+        assert len(await found.app.model_index.index()) == 299
+        assert turns
+
+
+@run
+async def test_a_name_that_is_none_is_compared_with_some_of_many(files):  # 10,000 took 22 ms of the loop
+    for number in range(1000):
+        files.put(f"{chr(97 + number % 26)}{number}/1", "x")
+    compared = []
+    plain = difflib.get_close_matches
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(difflib, "get_close_matches", lambda *a, **b: compared.append(len(a[1])) or plain(*a, **b))
+        async with serving(files) as found:
+            with pytest.raises(NotFound, match="did you mean 'a26'"):
+                await found.ask("a266")
+            with pytest.raises(NotFound):
+                found.app.find("nothing like that")
+    assert max(compared) <= 256
 
 
 @run

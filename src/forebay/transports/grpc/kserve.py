@@ -68,7 +68,6 @@ class KServe:
             "ModelStatistics": lambda asked: {
                 "model_stats": [statistics_of(one) for one in every_version(app, asked.name, asked.version)]
             },
-            "RepositoryIndex": lambda asked: {"models": app.model_index.index(only_ready=asked.ready)},
             "SystemSharedMemoryStatus": self._regions,
             "SystemSharedMemoryRegister": self._register,
             "SystemSharedMemoryUnregister": self._unregister,
@@ -84,7 +83,7 @@ class KServe:
         return GrpcService(
             full_name=SERVICE,
             direct={**direct, "ModelInfer": self._inference.infer},
-            unary={name: _unary(name, answer) for name, answer in slow.items()},
+            unary={name: _unary(name, answer) for name, answer in slow.items()} | {"RepositoryIndex": self._index},
             streams={"ModelStreamInfer": self._inference.infer_stream},
             lands=frozenset({"ModelInfer", "ModelStreamInfer"}),
             files=[described()],
@@ -107,6 +106,11 @@ class KServe:
         """Tell whether a model can be asked now; None if there is no such model."""
         served = self._app.served.get(model)
         return None if served is None else is_served_ready(served)
+
+    async def _index(self, message: bytes, _call: Call) -> bytes:
+        asked = parsed("RepositoryIndexRequest", message)
+        told = {"models": await self._app.model_index.index(only_ready=asked.ready)}
+        return json_format.ParseDict(told, messages().RepositoryIndexResponse()).SerializeToString()
 
     async def _load(self, asked: Any) -> None:
         self._check_managed()

@@ -361,7 +361,7 @@ class InferencePages:
 
     async def _index(self, receive: Receive) -> list[dict[str, str]]:
         asked = await _json_body(receive)
-        return self._app.model_index.index(only_ready=asked.get("ready") is True)
+        return await self._app.model_index.index(only_ready=asked.get("ready") is True)
 
     def _told_shared(
         self, scope: Scope, asked: Sequence[str], body: Mapping[str, Any]

@@ -20,6 +20,7 @@ from forebay.observe.repository_metrics import RepositoryCollector
 from forebay.observe.serving_metrics import ServingCollector
 from forebay.protocols import openapi
 from forebay.server import stock_report
+from forebay.server.model_index import in_turns
 from forebay.serving.servings import registry
 from forebay.transports.http import inference, tfserving
 from forebay.transports.http.dashboard.page import Dashboard, to_page, wants_page
@@ -74,7 +75,7 @@ class ServerPages:
 
     async def models(self, _request: HttpRequest) -> Response:
         """List the models."""
-        models = self._app.describe_all() + [process.describe() for process in registry.running()]
+        models = await in_turns(self._app.describe_each()) + [process.describe() for process in registry.running()]
         problem = {"problem": self._app.problem} if self._app.problem else {}
         stock = {} if self._app.stock is None else stock_report.describe(self._app.stock)
         return _json({"models": models, **problem, **stock})
