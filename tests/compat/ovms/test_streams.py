@@ -542,3 +542,56 @@ async def test_a_client_that_takes_nothing_stops_its_own_generator_only(tmp_path
         assert len(answers) == 200
         assert len(taken) < 200
         slow.cancel()
+
+
+@pytest.mark.parametrize("raised", ["SystemExit(3)", "KeyboardInterrupt()", "GeneratorExit()", "MemoryError()"])
+async def test_whatever_a_generator_raises_ends_its_own_stream_only(tmp_path, raised):  # O82, O83
+    handler = f"""
+        from pyovms import Tensor
+        class OvmsPythonModel:
+            def execute(self, inputs):
+                for step in range(4):
+                    yield [Tensor("output", b"%d" % step)]
+                    if step == 1 and bytes(inputs[0]) == b"bad":
+                        raise {raised}
+        """
+    write(tmp_path, {"graph.pbtxt": one_node(loops=True), "model.py": handler})
+    async with serving(tmp_path, name="g", threads=2) as face:
+        streams = {name: face.stream("g") for name in (b"good", b"bad", b"also good")}
+        for name, stream in streams.items():
+            stream.send(tensor("input", name))
+        answers, end = await streams[b"bad"].rest()
+        assert [content for _, _, content in brief(answers)] == [b"0", b"1"]
+        assert raised.partition("(")[0] in failed(end).message
+        for name in (b"good", b"also good"):
+            streams[name].close()
+            answers, end = await streams[name].rest()
+            assert (len(answers), end) == (4, None)
+
+
+async def test_a_handler_that_hangs_takes_no_other_stream_with_it(tmp_path, monkeypatch):
+    handler = """
+        import threading
+        from pyovms import Tensor
+        gate = threading.Event()
+        class OvmsPythonModel:
+            def execute(self, inputs):
+                yield [Tensor("output", b"0")]
+                if bytes(inputs[0]) == b"hang":
+                    gate.wait(60)
+                yield [Tensor("output", b"1")]
+        """
+    write(tmp_path, {"graph.pbtxt": one_node(loops=True), "model.py": handler})
+    async with serving(tmp_path, name="g", threads=2, stuck_s=0.05) as face:
+        gate = handler_of(face).gate
+        for _ in range(5):  # more than there are threads
+            stream = face.stream("g")
+            stream.send(tensor("input", b"hang"))
+            await stream.take()
+            stream.cancel()
+        stream = face.stream("g")
+        stream.send(tensor("input", b"go"))
+        stream.close()
+        answers, end = await stream.rest()
+        assert (len(answers), end) == (2, None)
+        gate.set()

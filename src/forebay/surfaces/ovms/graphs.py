@@ -67,13 +67,13 @@ def serve_graph(
     modules = Modules()
     threads = overrides.threads if overrides.threads > 1 else THREADS
     endpoints = {
-        name: _endpoint(f"{entry.name}/{name}", HandlerRunner(node, modules), threads)
+        name: _endpoint(f"{entry.name}/{name}", HandlerRunner(node, modules), threads, overrides.stuck_s)
         for name, node in layout.python.items()
     }
     for name, node in layout.inference.items():
         model = sessions[name]
         runner = _Missing() if model is None else InferenceRunner(node, model, models)
-        endpoints[name] = _endpoint(f"{entry.name}/{name}", runner, 1)
+        endpoints[name] = _endpoint(f"{entry.name}/{name}", runner, 1, overrides.stuck_s)
     pool = GraphPool(
         layout.spec,
         {name: Node(endpoint=endpoint) for name, endpoint in endpoints.items()},
@@ -101,12 +101,12 @@ def serve_graph(
     return GraphServed(served, layout)
 
 
-def _endpoint(name: str, runner: Runner, threads: int) -> Endpoint:
+def _endpoint(name: str, runner: Runner, threads: int, stuck_s: float) -> Endpoint:
     """Put a runner behind a queue. All threads share it: a handler is one object, whoever calls it."""
     spec = RunnerSpec(factory="", local=lambda: runner)
     config = EndpointConfig(name=name, version=VERSION, timeout_s=TIMEOUT_S, max_timeout_s=float("inf"), split=False)
     batching = BatchConfig(max_size=1, idle="go", capacity=1 << 20)
-    return Endpoint(config, batching, ThreadPool(spec, workers=1, threads=threads))
+    return Endpoint(config, batching, ThreadPool(spec, workers=1, threads=threads, stuck_s=stuck_s))
 
 
 def _sessions(layout: GraphLayout, known: Sequence[ModelEntry]) -> tuple[dict[str, ModelEntry | None], list[str]]:
