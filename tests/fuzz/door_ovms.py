@@ -179,6 +179,11 @@ def configuration(draw):
             ]
         )
         told = {"name": text(), "base_path": text(), "model_version_policy": policy, "target_device": "CPU", "nireq": 3}
+        told |= {
+            "shape": draw.choice(["(1,3)", "auto", {"a": "(1:"}, [], "("]),
+            "batch_size": draw.choice([1, "auto", [], "x"]),
+        }
+        told |= {"plugin_config": draw.choice([{"NUM_STREAMS": 1}, {"X": []}, 3])}
         return {"config": {key: told[key] for key in draw.sample(sorted(told), draw.randint(0, 5))}}
 
     found = {

@@ -38,7 +38,10 @@ _NOT_NEEDED: Final = {
     "allowed_headers": "all headers are allowed",
     "allowed_methods": "GET and POST are allowed",
     "allow_credentials": "keys are sent as headers, and no cookies are read",
-    **dict.fromkeys(("nireq", "batch_size", "shape", "layout", "plugin_config"), "the file says what the model takes"),
+    **dict.fromkeys(
+        ("nireq", "batch_size", "shape", "layout", "plugin_config"),
+        "say it in config.json, where forebay has a use for it",
+    ),
 }
 _FLAGS: Final = {"metrics_enable": "/metrics is always there"}
 _OF_MODELS: Final = ("nireq", "batch_size", "shape", "layout", "plugin_config", "model_version_policy", "target_device")

@@ -62,6 +62,20 @@ class PaddleOptions(msgspec.Struct, frozen=True, kw_only=True):
     tensorrt_calibrates: bool = False
 
 
+class OpenVinoOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What only OpenVINO knows.
+
+    Attributes:
+        properties: Names and values of properties of the device.
+        shapes: Names of inputs and their shapes, as OpenVINO writes them; without a name that of all inputs.
+        batch: Length of the first axis of all inputs; None leaves it to the file.
+    """
+
+    properties: tuple[tuple[str, str], ...] = ()
+    shapes: tuple[tuple[str, str], ...] = ()
+    batch: int | None = None
+
+
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a model runs.
 
@@ -71,6 +85,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         precision: fp32, fp16, bf16 or int8, where the library can choose.
         signature: Which signature of a SavedModel; None takes the one that is meant where none is named.
         paddle: What only Paddle knows.
+        openvino: What only OpenVINO knows.
     """
 
     threads: int | None = None
@@ -78,6 +93,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     precision: str = "fp32"
     signature: str | None = None
     paddle: PaddleOptions = PaddleOptions()
+    openvino: OpenVinoOptions = OpenVinoOptions()
 
 
 class Runtime(Protocol):

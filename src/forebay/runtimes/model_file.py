@@ -165,6 +165,7 @@ def load_with(path: Path, options: RunOptions, named: str = "the model is") -> M
 def reason_of(problem: BaseException) -> str:
     """Return what a library says without the trace that some of them say it with."""
     lines = [" ".join(line.split()) for line in words_of(problem).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("Exception from ")]  # where in OpenVINO, before what
     told = [line for line in lines if _VERDICT.search(line)] or lines[:3]
     return " ".join(told)[:400] or type(problem).__name__
 

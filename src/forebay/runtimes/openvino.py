@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
-from forebay.runtimes.contract import RunOptions, library, ordinary
+from forebay.errors import ConfigError
+from forebay.runtimes.contract import OpenVinoOptions, RunOptions, library, ordinary
 from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample
 from forebay.types.datatypes import BY_OPENVINO
 from forebay.types.devices import Device
@@ -42,7 +43,12 @@ class OpenVino:
             config["INFERENCE_PRECISION_HINT"] = precision
         core = openvino.Core()
         self._available: Sequence[str] = core.available_devices
-        self._model: Any = core.compile_model(str(model), "CPU" if device is None else _name(device), config)
+        own = options.openvino
+        source: Any = str(model)
+        if own.shapes or own.batch is not None:
+            source = _reshaped(core.read_model(source), own, openvino.PartialShape)
+        config |= own.properties
+        self._model: Any = core.compile_model(source, "CPU" if device is None else _name(device), config)
         self._request = self._model.create_infer_request()
         self._shape = openvino.PartialShape
         self.file = model
@@ -74,6 +80,29 @@ class OpenVino:
         self._request.infer({self._inputs[name]: array for name, array in arrays.items()})
         # The tensors belong to the request and are written over by the next one.
         return [Value(self._request.get_tensor(self._outputs[name]).data.copy()) for name in fetch]
+
+
+def _reshaped(model: Any, options: OpenVinoOptions, make: Any) -> Any:
+    """Give the inputs of a model other shapes.
+
+    Raises:
+        ConfigError: If there is no input of a name.
+    """
+    shapes = dict(options.shapes)
+    known = {name for port in model.inputs for name in port.get_names()}
+    for name in shapes:
+        if name and name not in known:
+            msg = f"a shape is told for the input '{name}', and the model has {', '.join(sorted(known))}"
+            raise ConfigError(msg)
+    wanted: dict[Any, Any] = {}
+    for port in model.inputs:
+        told = next((shapes[name] for name in port.get_names() if name in shapes), shapes.get(""))
+        shape = port.partial_shape if told is None else make(told)
+        if options.batch is not None:
+            shape[0] = options.batch
+        wanted[port] = shape
+    model.reshape(wanted)
+    return model
 
 
 def _name(device: Device) -> str:

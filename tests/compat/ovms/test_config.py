@@ -91,12 +91,12 @@ def test_models_of_a_subconfig_are_served_too(read, tmp_path):  # O100
 
 def test_what_forebay_has_no_use_for_is_a_warning(read, tmp_path):  # O103
     write(tmp_path, {"add/1/net.xml": ""})
-    found = read(models(nireq=3, plugin_config={"X": 1}) | {"monitoring": {}, "pipeline_config_list": []})
+    found = read(models(nireq=3, layout="NHWC") | {"monitoring": {}, "pipeline_config_list": []})
     assert [re.sub(r"^.*:(\d+): ", r"\1 ", told).split()[1] for told in found.warnings] == [
         "monitoring",
         "pipeline_config_list",
+        "layout",
         "nireq",
-        "plugin_config",
     ]
 
 
@@ -111,6 +111,10 @@ WRONG = {
     "a number for a name": ('{"model_config_list": [], "mediapipe_config_list": [{"name": 1}]}', "a text of one line"),
     "a model elsewhere": (models(base_path="s3://x/y"), "a folder on this machine"),
     "a policy": (models(base_path="m", model_version_policy={"latst": {}}), "did you mean latest"),
+    "a shape": (models(base_path="m", shape="1,3"), r"shape such as \(1,3"),
+    "a shape of an input": (models(base_path="m", shape={"a": "(1,x)"}), r"shape.a is .*shape such as \(1,3"),
+    "a property": (models(base_path="m", plugin_config={"NUM_STREAMS": []}), "NUM_STREAMS is a list; a text, a number"),
+    "a batch": (models(base_path="m", batch_size="many"), "batch_size is 'many'; a whole number"),
     "both": (models(name="g", base_path="m") | {"mediapipe_config_list": [{"name": "g"}]}, "a graph and a model are both named 'g'"),
     "metadata": ('{"model_config_list": [], "mediapipe_config_list": [{"name": "a", "metadata": {"inputs": {"x": {"datatype": "FP31"}}}}]}', "FP32"),
 }  # fmt: skip
@@ -136,6 +140,21 @@ def test_models_that_are_not_there_are_problems_and_the_others_are_served(read, 
     add, seven = found.problems
     assert re.search(r"config.json:6: .*no folder with a number and a model in it", add)
     assert re.search(r"config.json:\d+: .*version 7 is wanted, and there is 1", seven)
+
+
+def test_what_openvino_is_told_of_a_model(read, tmp_path):  # O106
+    write(tmp_path, {"m/1/net.xml": ""})
+    said = {
+        "shape": {"b": "(1, 3)", "a": "(-1,1:224,)"},
+        "plugin_config": {"NUM_STREAMS": 2, "X": True},
+        "batch_size": "4",
+    }
+    (entry,) = read(models(base_path="m", **said)).models
+    assert entry.options.shapes == (("a", "[?,1..224]"), ("b", "[1,3]"))
+    assert entry.options.properties == (("NUM_STREAMS", "2"), ("X", "TRUE"))
+    assert entry.options.batch == 4
+    (entry,) = read(models(base_path="m", shape="()", batch_size="auto")).models
+    assert (entry.options.shapes, entry.options.batch) == ((("", "[]"),), None)
 
 
 @pytest.mark.parametrize(

@@ -343,3 +343,29 @@ async def test_a_version_goes_on_while_the_one_in_its_place_is_broken(tmp_path):
         assert any("add/2/add.xml" in one.get("error", "") for one in face.app.describe_versions("add"))
         asked = tensor("input", np.zeros(1, np.float32))
         assert array((await face.infer("add", asked)).outputs[0]).tolist() == [1]
+
+
+async def test_shape_batch_and_properties_of_a_model_are_used(tmp_path):  # O106
+    save(tmp_path / "add/1/add.xml")
+    every = json.loads(config("add", graphs=()))
+    told = every["model_config_list"][0]["config"]
+    for said, shape in (
+        ({"shape": "(3)"}, (3,)),
+        ({"shape": {"input": "(1:4)"}, "plugin_config": {"NUM_STREAMS": "1"}}, (-1,)),
+        ({"batch_size": 5}, (5,)),
+    ):
+        told.clear()
+        told.update(name="add", base_path="add", **said)
+        write(tmp_path, {"config.json": json.dumps(every)})
+        async with serving(tmp_path) as face:
+            assert face.app.find("add").tensors.inputs[0].shape == shape
+    for wrong, why in (
+        ({"shape": {"inptu": "(3)"}}, "the input 'inptu', and the model has input"),
+        ({"plugin_config": {"NUMBER_OF_STREAMS": 1}}, "NUMBER_OF_STREAMS"),
+    ):
+        told.clear()
+        told.update(name="add", base_path="add", **wrong)
+        write(tmp_path, {"config.json": json.dumps(every)})
+        async with serving(tmp_path) as face:
+            (version,) = face.app.describe_versions("add")
+            assert why in version["error"]

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from forebay.errors import ConfigError
+from forebay.runtimes.contract import OpenVinoOptions
 from forebay.runtimes.saved_model import FILE as SAVED_MODEL
 from forebay.server import yaml
 from forebay.server.walker import Walker, line, shown, text, whole
@@ -32,9 +33,10 @@ _IGNORED: Final = (
     "monitoring",
 )
 _IGNORED_OF_MODELS: Final = (
-    *("batch_size", "shape", "layout", "precision", "nireq", "plugin_config", "stateful", "idle_sequence_cleanup"),
+    *("layout", "precision", "nireq", "stateful", "idle_sequence_cleanup"),
     *("low_latency_transformation", "max_sequence_number", "allow_cache", "custom_loader_options"),
 )
+_SHAPE: Final = re.compile(r"\s*\(\s*(?:(?:-1|\d{1,9}(?::\d{1,9})?)\s*(?:,\s*|(?=\))))*\)\s*", re.ASCII)
 _Path = tuple[Any, ...]
 
 
@@ -69,6 +71,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
         path: Its file.
         base: Where its versions are looked for.
         device: What it runs on, as forebay writes it; empty for the processor.
+        options: What OpenVINO is told of it.
     """
 
     name: str
@@ -76,6 +79,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     base: Path
     device: str = ""
+    options: OpenVinoOptions = OpenVinoOptions()
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -281,7 +285,17 @@ class _Reader(Walker):
         for key in ("graph_path", "subconfig"):
             entry.pop(key, None)
         found = self.section(
-            path, entry, {"name": line, "base_path": line, "model_version_policy": _policy, "target_device": line}
+            path,
+            entry,
+            {
+                "name": line,
+                "base_path": line,
+                "model_version_policy": _policy,
+                "target_device": line,
+                "plugin_config": _properties,
+                "shape": _shapes,
+                "batch_size": _batch,
+            },
         )
         for key in ("name", "base_path"):
             if key not in found:
@@ -307,6 +321,9 @@ class _Reader(Walker):
         else:
             chosen = list(versions) if kind == "all" else list(versions)[-wanted:]
         device = found.get("target_device", "CPU")
+        options = OpenVinoOptions(
+            properties=found.get("plugin_config", ()), shapes=found.get("shape", ()), batch=found.get("batch_size")
+        )
         return [
             ModelEntry(
                 name=found["name"],
@@ -314,6 +331,7 @@ class _Reader(Walker):
                 path=versions[version],
                 base=base,
                 device="" if device in {"CPU", "AUTO"} else device.lower().replace(".", ":"),
+                options=options,
             )
             for version in chosen
         ]
@@ -369,6 +387,40 @@ def _policy(walker: Walker, path: _Path, value: Any) -> tuple[str, Any]:
     return kind, [
         check(walker, (*path, kind, "versions", index), one) for index, one in enumerate(cast("list[Any]", versions))
     ]
+
+
+def _properties(walker: Walker, path: _Path, value: Any) -> tuple[tuple[str, str], ...]:
+    """Read `plugin_config`."""
+    found: list[tuple[str, str]] = []
+    for key, one in walker.mapping(path, value).items():
+        if not isinstance(one, (str, int, float)):
+            walker.wrong((*path, key), one, "a text, a number, or true or false is needed")
+        found.append((str(key), str(one).upper() if isinstance(one, bool) else str(one)))
+    return tuple(sorted(found))
+
+
+def _shapes(walker: Walker, path: _Path, value: Any) -> tuple[tuple[str, str], ...]:
+    """Read `shape`: of the inputs by their names, or one of all."""
+    if value == "auto":
+        walker.warn(path, "shape auto is not used: a model takes the shapes that its file says")
+        return ()
+    told = cast("dict[Any, Any]", value) if isinstance(value, dict) else {"": value}
+    found: list[tuple[str, str]] = []
+    for name, one in told.items():
+        if not isinstance(one, str) or not _SHAPE.fullmatch(one):
+            where = (*path, name) if isinstance(value, dict) else path
+            walker.wrong(where, one, "a shape such as (1,3,-1,1:224) is needed, or auto")
+        axes = [axis.strip().replace("-1", "?").replace(":", "..") for axis in one.strip("() ").split(",")]
+        found.append((str(name), f"[{','.join(axis for axis in axes if axis)}]"))
+    return tuple(sorted(found))
+
+
+def _batch(walker: Walker, path: _Path, value: Any) -> int | None:
+    """Read `batch_size`."""
+    if value == "auto":
+        return None
+    given = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+    return whole(1)(walker, path, given)
 
 
 def _metadata(walker: Walker, path: _Path, value: Any) -> tuple[TensorMetadata, ...]:

@@ -32,7 +32,7 @@ class SharedModels:
     """The models in memory, each once, whoever uses it: nodes of graphs, and the endpoint that serves it directly."""
 
     def __init__(self) -> None:
-        self._loaded: WeakValueDictionary[tuple[Path, str, object], ModelFile] = WeakValueDictionary()
+        self._loaded: WeakValueDictionary[tuple[Path, str, object, object], ModelFile] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def get(self, entry: ModelEntry) -> ModelFile:
@@ -42,7 +42,7 @@ class SharedModels:
             ModelError: If it cannot be loaded.
         """
         with self._lock:
-            key = (entry.path, entry.device, files_of_model(entry.path))
+            key = (entry.path, entry.device, entry.options, files_of_model(entry.path))
             file = self._loaded.get(key)
             if file is None:
                 file = self._loaded[key] = self._load(entry)
@@ -51,7 +51,7 @@ class SharedModels:
     @staticmethod
     def _load(entry: ModelEntry) -> ModelFile:
         device = accelerator(entry.device) if entry.device else None
-        runtime, problem = caught(OpenVino, entry.path, RunOptions(device=device))
+        runtime, problem = caught(OpenVino, entry.path, RunOptions(device=device, openvino=entry.options))
         if problem is None:
             return ModelFile(entry.name, runtime)
         why = problem.message if isinstance(problem, ForebayError) else reason_of(problem)
