@@ -8,6 +8,7 @@ message and gives one needs no task; with one worker that has one thread, calls 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, InternalError, UserCodeError
@@ -29,6 +30,12 @@ _NEVER: Final = float("inf")
 
 _Event = tuple[Any, "Callable[[], object] | None"]
 """A part and what to call once it was taken; or the outcome, and None."""
+
+
+class _Asked(Request, gc=False, eq=False):
+    """A call that is inside; `call` is how it came."""
+
+    call: Any = None
 
 
 class NucleusRpc:
@@ -70,26 +77,27 @@ class NucleusRpc:
         plain = {"rpc": name}
         is_limited = self._max_concurrency > 0
 
+        def reply(request: Request, outcome: Outcome) -> None:
+            assert type(request) is _Asked
+            call = request.call
+            self._running -= 1
+            call.answered_by(endpoint, request)
+            if type(outcome) is bytes:
+                call.reply(outcome)
+            elif type(outcome) is Failure:
+                _fail(call, outcome.error)
+            else:
+                _end(call, outcome)
+
         def run(message: bytes, call: Call) -> None:
             if is_limited and self._is_full():
                 call.end(Status.UNAVAILABLE, TOO_MANY)
                 return
-
-            def reply(request: Request, outcome: Outcome) -> None:
-                self._running -= 1
-                call.answered_by(endpoint, request)
-                if type(outcome) is bytes:
-                    call.reply(outcome)
-                elif type(outcome) is Failure:
-                    _fail(call, outcome.error)
-                else:
-                    _end(call, outcome)
-
             params = _told(plain, call) if name in self._with_context else plain
-            request = Request(body=message, reply=reply, params=params, key=name)
-            call.on_cancel = lambda: endpoint.cancel(request)
+            asked = _Asked(message, reply, params, key=name, call=call)
+            call.on_cancel = partial(endpoint.cancel, asked)
             self._running += 1
-            endpoint.submit(request)
+            endpoint.submit(asked)
 
         return run
 
