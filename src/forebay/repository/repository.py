@@ -134,8 +134,9 @@ class Repository:
             self._disk.close()
 
     def look_soon(self) -> None:
-        """Have the thread look at once."""
-        self._looking.soon()
+        """Have the thread look at once; what moves is looked at again when a second is over anyway, and not before."""
+        if not self._settling.is_moving:
+            self._looking.soon()
 
     def open(self) -> None:
         """Look for the first time, and once more if something was written just now.

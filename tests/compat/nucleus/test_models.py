@@ -53,7 +53,7 @@ class Model:
 class Served:
     """A store and one worker's client of it, as the server and a worker have them."""
 
-    def __init__(self, folder, models):
+    def __init__(self, folder, models, poll_s):
         (folder / "handler.py").touch()
         config = {"type": "python", "path": "handler.py", "multi_model_reloading": models}
         (folder / "nucleus.yaml").write_text(yaml.safe_dump(config))
@@ -68,7 +68,7 @@ class Served:
         self.path = self.run(self.desk.open())
         source = source_for(self.models, folder)
         size = self.models.disk_cache_size
-        self.store = ModelStore(source, folder / "kept", self.desk, disk_cache_size=size, poll_s=0.2)
+        self.store = ModelStore(source, folder / "kept", self.desk, disk_cache_size=size, poll_s=poll_s)
 
     def run(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_S)
@@ -104,8 +104,8 @@ class Served:
 def served(tmp_path):
     made = []
 
-    def make(models, *, start=True):
-        made.append(Served(tmp_path, models))
+    def make(models, *, start=True, poll_s=0.2):
+        made.append(Served(tmp_path, models, poll_s))
         return made[-1].start() if start else made[-1]
 
     yield make
@@ -475,6 +475,20 @@ def test_the_cache_keeps_what_was_used_last(buckets, bucket, served):
     assert "'x' model of tag latest wasn't found in the list of available models" in refused(many.get, "x")
     buckets.put(f"{bucket}/c/1/model", b"CC")
     eventually(lambda: many.get("c").files == {"model": "CC"})
+
+
+def test_what_was_changed_since_the_last_look_is_looked_at_again(buckets, bucket, served):
+    # N122: what is cached no longer is not there any more as it was listed, and the next look is far away
+    for name in "abc":
+        buckets.put(f"{bucket}/{name}/1/model", name.encode())
+    many = served({"dir": f"s3://{bucket}", "cache_size": 1, "disk_cache_size": 1}, poll_s=3600)
+    assert many.get("a").files == {"model": "a"}
+    assert many.get("b").files == {"model": "b"}
+    buckets.put(f"{bucket}/a/1/model", b"newer")
+    buckets.remove(f"{bucket}/c/1/model")
+    assert many.get("a").files == {"model": "newer"}
+    assert "'c' model wasn't found" in refused(many.get, "c", "1")
+    assert list(many.store.info()["model_metadata"]) == ["a", "b"]
 
 
 def test_what_a_call_uses_stays_until_it_is_over(buckets, bucket, served):

@@ -37,6 +37,9 @@ AGAIN_S: Final = 10.0
 FIRST_S: Final = 60.0
 """Time in which a worker must have been told what there is."""
 
+LOOK_S: Final = 10.0
+"""Time that a call waits for the next look at a version whose files are others by now."""
+
 Kind = Literal["path", "paths", "dir"]
 
 
@@ -74,6 +77,7 @@ class HandlerModels:
         self._served: dict[tuple[str, int], str] = {}
         self._failed: dict[str, float] = {}
         self._is_told = threading.Event()
+        self._news = threading.Condition()
         self._is_over = False
         self._cache: Cache[_Loaded] = Cache(
             "models in memory", self._unload, max_count=rules.cache_size, may_exceed=True
@@ -83,6 +87,7 @@ class HandlerModels:
         self._here = threading.local()
         desk.told["catalog"] = self._catalog
         desk.told["taken"] = self._taken
+        desk.told["changed"] = self._changed
         desk.told["failed"] = self._refused
         desk.on_end.append(self._end)
 
@@ -102,16 +107,35 @@ class HandlerModels:
         """
         if not self._is_told.wait(FIRST_S):
             raise UserRuntimeException("the server does not say which models there are")
-        name = self._name(model_name, model_version)
-        number = self._number(name, model_version)
-        version, key, size = self._models[name][number]
-        lease = self._lease(name, number, version, key, size)
+        lease = self._current(model_name, model_version)
         leases: list[Lease[_Loaded]] | None = getattr(self._here, "leases", None)
         if leases is None:
             lease.release()  # nobody says when it is over
         else:
             leases.append(lease)
         return lease.value.model
+
+    def _current(self, model_name: str | None, model_version: str | int | None) -> Lease[_Loaded]:
+        """Return the use of a version as the server has it; what turns out to have changed is waited for."""
+        until = time.monotonic() + LOOK_S
+        while True:
+            name = self._name(model_name, model_version)
+            number = self._number(name, model_version)
+            version, key, size = self._models[name][number]
+            try:
+                return self._lease(name, number, version, key, size)
+            except _Changed as error:
+                if not self._has_news_of(name, number, key, until - time.monotonic()):
+                    raise UserRuntimeException(_failed(name, version), text_of(error)) from error
+
+    def _has_news_of(self, name: str, number: int, key: str, within_s: float) -> bool:
+        """Wait until the server says that a version is another one, or gone; False if it does not."""
+
+        def is_other() -> bool:
+            return self._is_over or self._models.get(name, {}).get(number, ("", "", 0))[1] != key
+
+        with self._news:
+            return self._news.wait_for(is_other, within_s)
 
     # Calls
 
@@ -209,8 +233,10 @@ class HandlerModels:
 
     def _load(self, name: str, version: str, key: str) -> _Loaded:
         assert self._load_model is not None
-        what = f"failed (re-)loading model {name} of version {version} (thread {threading.get_ident()})"
+        what = _failed(name, version)
         folder, error = caught(self._take, key)
+        if isinstance(error, _Changed):
+            raise error
         if error is not None:
             raise UserRuntimeException(what, text_of(error)) from error
         model, error = caught(self._load_model, folder)
@@ -249,17 +275,32 @@ class HandlerModels:
         }
         self._drop()
         self._is_told.set()
+        with self._news:
+            self._news.notify_all()
 
     def _taken(self, number: int, folder: str) -> None:
         self._asked.pop(number).set_result(folder)
+
+    def _changed(self, number: int, reason: str) -> None:
+        self._asked.pop(number).set_exception(_Changed(reason))
 
     def _refused(self, number: int, reason: str) -> None:
         self._asked.pop(number).set_exception(Unavailable(reason))
 
     def _end(self) -> None:
         self._is_over = True
+        with self._news:
+            self._news.notify_all()
         for answer in list(self._asked.values()):
             answer.set_exception(Unavailable("the server is gone"))
+
+
+class _Changed(Unavailable):
+    """The files of a version are others by now, and the server looks at them again."""
+
+
+def _failed(name: str, version: str) -> str:
+    return f"failed (re-)loading model {name} of version {version} (thread {threading.get_ident()})"
 
 
 def _left() -> NoReturn:

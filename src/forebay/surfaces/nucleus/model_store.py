@@ -18,7 +18,7 @@ from forebay.errors import ConfigError, ForebayError
 from forebay.repository.address import source_of
 from forebay.repository.disk import DiskCache
 from forebay.repository.repository import Repository
-from forebay.repository.source import SourceFailed
+from forebay.repository.source import SourceChanged
 from forebay.repository.tree_rules import TreeRules
 from forebay.surfaces.nucleus.config import DEFAULT_MODEL
 
@@ -273,8 +273,7 @@ class ModelStore:
                 one.result()
             try:
                 if revision is None:
-                    msg = "its files have changed, try again"
-                    raise SourceFailed(msg)
+                    raise SourceChanged("its files have changed")
                 lease = self._fetch(revision)
                 if self._tfs is not None:
                     try:
@@ -282,6 +281,10 @@ class ModelStore:
                     except BaseException:
                         lease.release()
                         raise
+            except SourceChanged as error:
+                assert self._repository is not None
+                self._repository.look_soon()
+                loop.call_soon_threadsafe(visitor.tell, "changed", number, error.message)
             except ForebayError as error:
                 loop.call_soon_threadsafe(visitor.tell, "failed", number, error.message)
             else:
