@@ -33,7 +33,8 @@ from forebay.graph.pool import GraphPool, Node
 from forebay.observe import log, spans, timeline
 from forebay.runtimes.model_file import ModelFile
 from forebay.serving.endpoint import Endpoint, EndpointConfig
-from forebay.serving.models.schema import WireType, io_types
+from forebay.serving.models.annotations import io_types
+from forebay.serving.models.schema import WireType
 from forebay.surfaces.nucleus import runner as nucleus_runner
 from forebay.surfaces.nucleus.logs import LineFormatter
 from forebay.surfaces.pipeline.dag import service as pipeline_service

@@ -7,17 +7,15 @@ Made from the same wire types that decode and encode, so that it cannot say anyt
 from __future__ import annotations
 
 import copy
-import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeAlias, cast
+from typing import Any, Final, cast
 from urllib.parse import quote
 
 import msgspec
 
 from forebay.protocols.openai import described as openai
-
-Json: TypeAlias = dict[str, Any]
+from forebay.protocols.openapi_components import COMPONENTS, Documented, Json, Schemas, claim
 
 PUBLIC_PATHS: Final = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
 """What is answered without an API key: probes carry none, and the page must load before a key can be typed into it."""
@@ -27,8 +25,6 @@ _SERVER_IDS: Final = (
     *("load_version", "swap_version", "unload_version", "share"),
     *openai.IDS,
 )
-_COMPONENTS: Final = "#/components/schemas/"
-_REF: Final = _COMPONENTS + "{name}"
 _JSON: Final = "application/json"
 _MSGPACK: Final = ("application/msgpack", "application/x-msgpack")
 _BINARY: Final = "application/octet-stream"
@@ -37,29 +33,6 @@ _EVENTS: Final = "text/event-stream"
 
 PREDICT: Final = "predict"
 """The method of a model that is asked at its own path."""
-
-
-class Documented(Protocol):
-    """A type as the document needs it: a `WireType`, or what another process has told of one."""
-
-    @property
-    def raw(self) -> bool:
-        """Whether it is bytes."""
-        ...
-
-    @property
-    def has_media(self) -> bool:
-        """Whether answers of it may be of other media types than the document tells."""
-        ...
-
-    @property
-    def openai(self) -> str:
-        """Where requests of it are asked in OpenAI's protocol; empty if nowhere."""
-        ...
-
-    def json_schema(self, ref_template: str) -> tuple[Json, Json]:
-        """Return the schema and the components it points to."""
-        ...
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +80,7 @@ def document(
         manages: Whether versions may be managed over HTTP.
         apart: Versions that nobody asks who names none.
     """
-    schemas = _Schemas()
+    schemas = Schemas()
     separate = set(map(id, apart))
     ids: set[str] = set(_SERVER_IDS)
     paths: dict[str, Json] = {}
@@ -175,7 +148,7 @@ def _encoded(value: Any, levels: int) -> bytes:
     return b"{" + b",".join(parts) + b"}"
 
 
-def _operations(endpoint: Described, suffix: str, ids: set[str], schemas: _Schemas, *, api_key: bool) -> Json:
+def _operations(endpoint: Described, suffix: str, ids: set[str], schemas: Schemas, *, api_key: bool) -> Json:
     """Return what can be done at one path of a model."""
     request, answer = _bodies(endpoint, schemas)
     query = [
@@ -193,7 +166,7 @@ def _operations(endpoint: Described, suffix: str, ids: set[str], schemas: _Schem
     return {"post": post, "get": get}
 
 
-def _operations_of_method(method: Described, suffix: str, ids: set[str], schemas: _Schemas, *, api_key: bool) -> Json:
+def _operations_of_method(method: Described, suffix: str, ids: set[str], schemas: Schemas, *, api_key: bool) -> Json:
     """Return what can be done at the path of a further method."""
     bodies = _bodies(method, schemas)
     found: Json = {}
@@ -209,7 +182,7 @@ def _operations_of_method(method: Described, suffix: str, ids: set[str], schemas
     return found
 
 
-def _sample_in_query(endpoint: Described, schemas: _Schemas) -> Json:
+def _sample_in_query(endpoint: Described, schemas: Schemas) -> Json:
     sample = {"name": "sample", "in": "query", "schema": schemas.add(endpoint.input, endpoint.name)}
     return sample | {"description": "The fields of a sample", "style": "form", "explode": True}
 
@@ -240,7 +213,7 @@ def _describe(endpoint: Described, operation_id: str, *, api_key: bool) -> Json:
         "summary": f"Describe {endpoint.name}",
         "tags": ["models"],
         "responses": {
-            "200": _answer("What is known about the model", _JSON, {"$ref": _COMPONENTS + "ForebayModel"}),
+            "200": _answer("What is known about the model", _JSON, {"$ref": COMPONENTS + "ForebayModel"}),
             **_failures(["404"], api_key=api_key),
         },
     }
@@ -250,7 +223,7 @@ def _housekeeping(*, api_key: bool) -> dict[str, Json]:
     models = {
         "type": "object",
         "required": ["models"],
-        "properties": {"models": {"type": "array", "items": {"$ref": _COMPONENTS + "ForebayModel"}}},
+        "properties": {"models": {"type": "array", "items": {"$ref": COMPONENTS + "ForebayModel"}}},
     }
     text = {"type": "string"}
     # path, operation, summary, media type, schema, failures
@@ -315,7 +288,7 @@ def _failures(codes: list[str], *, api_key: bool) -> Json:
     return {code: {"$ref": f"#/components/responses/{_ERRORS[code][0]}"} for code in chosen}
 
 
-def _bodies(endpoint: Described, schemas: _Schemas) -> tuple[Json, Json]:
+def _bodies(endpoint: Described, schemas: Schemas) -> tuple[Json, Json]:
     """Return the `content` of the request and of the answer."""
     sample = schemas.add(endpoint.input, endpoint.name)
     result = schemas.add(endpoint.output, endpoint.name)
@@ -408,118 +381,12 @@ _VERSIONS: Final[Json] = {
 
 _STATUS: Final[Json] = {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}}
 
-_BUILT_IN: Final[Mapping[str, Json]] = {
-    "ForebayError": {
-        "type": "object",
-        "required": ["error"],
-        "properties": {
-            "error": {
-                "type": "object",
-                "required": ["code", "message", "request_id"],
-                "properties": {
-                    "code": {"type": "string"},
-                    "message": {"type": "string"},
-                    "request_id": {"type": "string"},
-                    "detail": {"description": "Data for programs, where there is any"},
-                },
-            }
-        },
-    },
-    "ForebayModel": {
-        "type": "object",
-        "required": ["name"],
-        "properties": {
-            "name": {"type": "string"},
-            "version": {"type": ["string", "null"]},
-            "description": {"type": "string"},
-        },
-    },
-}
-
 
 def _error(description: str, headers: Json) -> Json:
-    response = _answer(description, _JSON, {"$ref": _COMPONENTS + "ForebayError"})
+    response = _answer(description, _JSON, {"$ref": COMPONENTS + "ForebayError"})
     return response | {"headers": headers} if headers else response
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Names
-
-
-class _Schemas:
-    """The schemas of all endpoints in one namespace.
-
-    Two endpoints may both have an `In`. If they mean the same they share the component; otherwise all components of the
-    later type get the name of its endpoint as a prefix, those that differ and those that point to them.
-    """
-
-    def __init__(self) -> None:
-        self.components: Json = dict(_BUILT_IN)
-
-    def add(self, wire_type: Documented, endpoint: str) -> Json:
-        """Add what a type needs to the components and return its own schema."""
-        schema, parts = wire_type.json_schema(_REF)
-        prefix = ""
-        for attempt in itertools.count(2):
-            # The third time every name is made unlike all others: what is documented must not decide how often.
-            taken = set(self.components) if attempt > 3 else set[str]()
-            names = {name: _claim(_tidy(prefix + name), taken) for name in parts}
-            added = {names[name]: _repoint(part, names) for name, part in parts.items()}
-            if all(self.components.get(name, part) == part for name, part in added.items()):
-                self.components |= added
-                return _repoint(schema, names)
-            prefix = f"{endpoint}_" if attempt == 2 else f"{endpoint}_{attempt}_"
-        raise AssertionError  # itertools.count never ends
-
-    def resolve(self, schema: Json) -> Json:
-        """Return the component that a schema refers to, or the schema."""
-        return self.components.get(str(schema.get("$ref", "")).removeprefix(_COMPONENTS), schema)
 
 
 def _operation_id(wanted: str, taken: set[str]) -> str:
     """Operation ids become method names in generated clients: letters, digits and underscores, each once."""
-    return _claim(re.sub(r"\W", "_", wanted, flags=re.ASCII), taken)
-
-
-def _tidy(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name)
-
-
-def _claim(wanted: str, taken: set[str]) -> str:
-    name, number = wanted, 2
-    while name in taken:
-        name, number = f"{wanted}_{number}", number + 1
-    taken.add(name)
-    return name
-
-
-# Keywords that hold data of the user's, where a "$ref" would be no reference, and those that hold schemas by name,
-# where "$ref" or "default" would be the name of a field.
-_DATA: Final = frozenset({"const", "default", "enum", "example", "examples"})
-_NAMED: Final = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs"})
-
-
-def _repoint(schema: Any, names: Mapping[str, str]) -> Any:
-    """Return the schema with its references, and the mappings of its discriminators, under the new names."""
-    if isinstance(schema, list):
-        return [_repoint(item, names) for item in cast("list[Any]", schema)]
-    if not isinstance(schema, dict):
-        return schema
-    result: Json = {}
-    for key, value in cast("Json", schema).items():
-        if key in _DATA:
-            result[key] = value
-        elif key in _NAMED:
-            result[key] = {name: _repoint(part, names) for name, part in value.items()}
-        elif key == "$ref":
-            result[key] = _new_reference(value, names)
-        elif key == "mapping":
-            result[key] = {tag: _new_reference(target, names) for tag, target in value.items()}
-        else:
-            result[key] = _repoint(value, names)
-    return result
-
-
-def _new_reference(target: str, names: Mapping[str, str]) -> str:
-    name = target.removeprefix(_COMPONENTS)
-    return _COMPONENTS + names[name] if name in names else target
+    return claim(re.sub(r"\W", "_", wanted, flags=re.ASCII), taken)

@@ -113,14 +113,19 @@ def test_a_scraper_that_prefers_openmetrics_gets_it():
 
 def test_the_reference_names_every_metric():
     import re
+    from collections import defaultdict
     from pathlib import Path
 
     from forebay.observe import exposition
+    from forebay.observe.repository_metrics import RepositoryCollector, StockReading
     from forebay.observe.serving_metrics import KeyMetrics, ServingCollector, ServingReading
 
     counters = {f"{name}_total" for name in exposition.COUNTERS}
     ours = counters | {*exposition.GAUGES, *exposition.HISTOGRAMS, exposition.LEFT_OUT}
-    families = ServingCollector(lambda: [ServingReading("s", 0, 0, {"k": KeyMetrics()})]).collect()
+    repositories = RepositoryCollector()
+    repositories.reading = StockReading({}, defaultdict(float))
+    servings = ServingCollector(lambda: [ServingReading("s", 0, 0, {"k": KeyMetrics()})])
+    families = [*servings.collect(), *repositories.collect()]
     ours |= {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
     page = Path(__file__).parents[3] / "docs/reference/metrics.md"
     assert set(re.findall(r"^\| `(\w+)` \|", page.read_text(), re.MULTILINE)) == ours

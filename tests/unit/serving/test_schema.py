@@ -19,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
+from forebay.serving.models.annotations import io_types
 from forebay.serving.models.decode_errors import explain
-from forebay.serving.models.schema import WireType, io_types, plain
+from forebay.serving.models.schema import WireType, plain
 
 FORMATS = ["json", "msgpack"]
 PACK = {"json": msgspec.json.encode, "msgpack": msgspec.msgpack.encode}

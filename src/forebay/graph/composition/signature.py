@@ -13,8 +13,8 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.graph.composition.types_fit import element_of, spell
+from forebay.serving.models.annotations import io_types, part_type
 from forebay.serving.models.model import settings_of
-from forebay.serving.models.schema import io_types, part_type
 from forebay.types.failures import text_of
 from forebay.workers.user_code import caught
 

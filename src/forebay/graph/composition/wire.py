@@ -17,8 +17,9 @@ import msgspec
 
 from forebay.errors import BadOutcome, Cancelled, ConfigError, Unavailable, ValidationError
 from forebay.graph.values import loaded
+from forebay.serving.models.annotations import check_openai
 from forebay.serving.models.outputs import Held
-from forebay.serving.models.schema import WRITTEN, WireType, check_openai
+from forebay.serving.models.schema import WRITTEN, WireType
 from forebay.serving.models.tensor_codec import codec_of
 from forebay.serving.models.unreadable import refusal
 from forebay.serving.tensor_face import TENSORS

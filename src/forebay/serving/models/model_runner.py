@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import BadOutcome, ForebayError
+from forebay.serving.models.annotations import io_types, media_in_parts
 from forebay.serving.models.batch_runner import BatchRunner, Samples
 from forebay.serving.models.methods import CALL, methods_of
 from forebay.serving.models.model import load_module, models_in, settings_of
 from forebay.serving.models.outputs import declared_of
-from forebay.serving.models.schema import FORMATS, WRITTEN, io_types, media_in_parts
+from forebay.serving.models.schema import FORMATS, WRITTEN
 from forebay.serving.models.tensor_codec import codec_for
 from forebay.serving.models.unreadable import refusal
 from forebay.serving.tensor_face import TENSORS

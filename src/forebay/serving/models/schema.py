@@ -1,13 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The annotations of a user's model, turned into codecs.
-
-    class Fish(Model):
-        def predict(self, batch: list[In]) -> list[Out]: ...
-
-`In` and `Out` are the wire types. `preprocess(self, sample: X)` makes `X` the input instead, `postprocess(...) -> Y`
-makes `Y` the output. A `predict` that generates (`-> Iterator[list[Out]]`) streams values of `Out`. Of a model that has
-`start` and `step`, `In` is the parameter of `start`, and `step(...) -> list[Out | Last[Out] | None]` says `Out`. Where
-nothing is written, or `Any`, every JSON value passes.
+"""The types of samples and results, turned into codecs; `annotations.py` reads which they are off a model.
 
 | annotation | on the wire |
 |---|---|
@@ -27,7 +19,6 @@ JSON has no NaN and no infinity: in results they become `null`. msgpack carries 
 
 from __future__ import annotations
 
-import collections.abc
 import inspect
 import re
 import types
@@ -44,8 +35,7 @@ from forebay.serving.models.array_types import array_type_of, is_array
 from forebay.serving.models.named import NamedReader
 from forebay.serving.models.schema_places import PREFIX
 from forebay.serving.models.vectors import vector_in_base64
-from forebay.types.call import Last, Media
-from forebay.types.context import PARAM
+from forebay.types.call import Media
 from forebay.types.failures import words_of
 from forebay.types.file import SCHEMA as FILE_SCHEMA
 from forebay.types.file import File
@@ -55,7 +45,6 @@ from forebay.workers.user_code import caught
 if typing.TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-    from forebay.serving.models.methods import ModelMethod
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Decode: TypeAlias = Callable[[Buffer], Any]
@@ -101,7 +90,7 @@ class WireType:
         """Whether a value may be a `Media`, which is not encoded; `annotation` then says what else it may be."""
         self.annotation = Any if encoded is object else encoded
         self.direction = direction
-        self.raw = encoded is Media or _unwrap(encoded) is bytes
+        self.raw = encoded is Media or unwrap(encoded) is bytes
         self._adapter = None if self.raw else _pydantic_adapter(self.annotation)
         customs = [] if direction == "output" or self.raw else list(_parts(self.annotation, {}))
         self._hook = _read_custom if any(part is File or is_array(part) for part in customs) else None
@@ -115,7 +104,7 @@ class WireType:
             self._require_readable()
 
     def __repr__(self) -> str:
-        return f"WireType({_spell(self.annotation)}, {self.direction!r})"
+        return f"WireType({spell(self.annotation)}, {self.direction!r})"
 
     def decoder(self, format: str) -> Decode:
         """Return what reads a body; for msgspec types it is the bound method of a C decoder, and nothing around it.
@@ -141,7 +130,7 @@ class WireType:
     @property
     def openai(self) -> str:
         """Where samples of it are asked in OpenAI's protocol; empty if nowhere."""
-        kind = _unwrap(self.annotation)
+        kind = unwrap(self.annotation)
         return kind.openai if isinstance(kind, type) and issubclass(kind, _OPENAI) else ""
 
     @property
@@ -233,14 +222,14 @@ class WireType:
     def _require_readable(self) -> None:
         nodes, error = caught(self._nodes)
         if error is not None:
-            raise ConfigError(f"{_spell(self.annotation)} cannot be read from a request: {words_of(error)}") from error
+            raise ConfigError(f"{spell(self.annotation)} cannot be read from a request: {words_of(error)}") from error
         customs = [node.cls for node in nodes if isinstance(node, msgspec.inspect.CustomType)]
         arrays = [array_type_of(part) for part in _parts(self.annotation, {}) if is_array(part)]
         custom = next((cls for cls in customs if cls is not File and not (arrays and is_array(cls))), None)
         self.refers = any(isinstance(node, _REFERRING) for node in nodes) or any(arrays)
         if custom is not None:
             raise ConfigError(
-                f"{_spell(custom)} cannot be read from a request; take a type JSON can carry, such as list[float], "
+                f"{spell(custom)} cannot be read from a request; take a type JSON can carry, such as list[float], "
                 "and build the object in `preprocess` or `predict`"
             )
 
@@ -250,88 +239,15 @@ class WireType:
         return [] if self.raw or self._adapter is not None else list(nodes_of(self.annotation))
 
 
-def io_types(model_class: type, method: ModelMethod | None = None) -> tuple[WireType, WireType]:
-    """Read the wire types of a model, or of a further method of it, off its annotations.
-
-    Returns:
-        The input type and the output type of one sample.
-
-    Raises:
-        ConfigError: `predict` is missing, or an annotation cannot be resolved or cannot travel; says which.
-    """
-    predict = _method(model_class, "predict" if method is None else method.name)
-    if predict is None and (start := _method(model_class, "start")) and (step := _method(model_class, "step")):
-        return _step_types(start, step, *(_method(model_class, name) for name in ("preprocess", "postprocess")))
-    if predict is None:
-        raise ConfigError(
-            f"{model_class.__qualname__} has no method `predict`; "
-            "write `def predict(self, batch: list[In]) -> list[Out]`"
-        )
-    preprocess = postprocess = None
-    if method is None:
-        preprocess, postprocess = _method(model_class, "preprocess"), _method(model_class, "postprocess")
-    given = preprocess.wire_type("input") if preprocess is not None else predict.wire_type("input", element=True)
-    answer = postprocess.wire_type("output") if postprocess is not None else predict.wire_type("output", element=True)
-    batchable = getattr(model_class, "batchable", False) if method is None else method.batchable
-    where = media_in_parts(batchable=batchable, streams=predict.generates()) if answer.has_media else ""
-    if where:
-        raise ConfigError(f"{(postprocess or predict).place}: its results are annotated as forebay.Media, and {where}")
-    try:
-        check_openai(given, answer, streams=predict.generates())
-    except ConfigError as error:
-        raise ConfigError(f"{(postprocess or predict).place}: {error.message}") from None
-    return given, answer
-
-
-def check_openai(given: WireType, answer: WireType, *, streams: bool = False) -> None:
-    """Check that the results of what is asked in OpenAI's protocol can be told in it.
-
-    Raises:
-        ConfigError: If they cannot.
-    """
-    if not given.openai:
-        return
-    is_vector = given.openai == "embeddings"
-    if answer.raw or answer.has_media or (is_vector and streams):
-        found = "come in parts" if is_vector and streams else f"are {_spell(answer.annotation)}"
-        wanted = "a vector each, such as list[float]" if is_vector else "texts: str or forebay.openai.TextPart"
-        raise ConfigError(f"its samples are {_spell(given.annotation)}, and its results {found}; it needs {wanted}")
-
-
-def _step_types(
-    start: _Method, step: _Method, preprocess: _Method | None, postprocess: _Method | None
-) -> tuple[WireType, WireType]:
-    """Do the same for a model whose streams share their steps."""
-    given = (preprocess or start).wire_type("input")
-    answer = (
-        step.wire_type("output", element=True, ends=True) if postprocess is None else postprocess.wire_type("output")
-    )
-    if answer.has_media:
-        where = media_in_parts(batchable=False, streams=True)
-        raise ConfigError(f"{(postprocess or step).place}: its parts are annotated as forebay.Media, and {where}")
-    try:
-        check_openai(given, answer, streams=True)
-    except ConfigError as error:
-        raise ConfigError(f"{(postprocess or step).place}: {error.message}") from None
-    return given, answer
-
-
-def media_in_parts(*, batchable: bool, streams: bool) -> str:
-    """Return why results of a model cannot be `Media`; empty if they can."""
-    if batchable:
-        return "an array of samples cannot hold any; answer requests of one sample, or return texts (base64)"
-    return "a part of a stream cannot be one; yield bytes, or return the whole" if streams else ""
-
-
 def without_media(annotation: Any) -> Any:
     """Return what is encoded of a type of results: what brings its media type is sent as it is.
 
     The very annotation comes back where it has none; `Media` where there is nothing else.
     """
-    whole = _unwrap(annotation)
+    whole = unwrap(annotation)
     if whole is Media:
         return Media
-    members = typing.get_args(whole) if _is_union(whole) else ()
+    members = typing.get_args(whole) if is_union(whole) else ()
     if Media not in members:
         return annotation
     return typing.Union[tuple(member for member in members if member is not Media)]  # noqa: UP007
@@ -353,7 +269,7 @@ def plain(value: Any) -> Any:
         return dump(mode="json", by_alias=True)
     if isinstance(value, Media):
         raise TypeError("a result holds a forebay.Media; only a whole result can be one")
-    raise TypeError(f"a result holds {_spell(type(value))}, which cannot be sent; return plain values or arrays")
+    raise TypeError(f"a result holds {spell(type(value))}, which cannot be sent; return plain values or arrays")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -372,18 +288,18 @@ def _raw_bytes(value: Any) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(cast("Buffer", value))
     # bytes(5) would be five zeros: never call it on what is not a buffer.
-    raise TypeError(f"the model returned {_spell(type(value))}, but its output is annotated bytes")
+    raise TypeError(f"the model returned {spell(type(value))}, but its output is annotated bytes")
 
 
 def _no_bytes(value: Any) -> bytes:
-    raise TypeError(f"the model returned {_spell(type(value))}, but its output is annotated forebay.Media")
+    raise TypeError(f"the model returned {spell(type(value))}, but its output is annotated forebay.Media")
 
 
 def _msgspec_schema(annotation: Any, ref_template: str) -> tuple[dict[str, Any], dict[str, Any]]:
     described = partial(msgspec.json.schema_components, schema_hook=_any_schema, ref_template=ref_template)
     found, error = caught(described, (annotation,))
     if error is not None:
-        members = typing.get_args(annotation) if _is_union(annotation) else ()
+        members = typing.get_args(annotation) if is_union(annotation) else ()
         if not members:
             return {}, {}
         # A union that cannot be read back (of untagged structs, say) is still a good output.
@@ -413,20 +329,8 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def part_type(annotation: Any) -> Any:
-    """Return the type of what a stream sends, of what `step` returns for it: it may also return None or a `Last`."""
-    parts: list[Any] = []
-    for member in typing.get_args(annotation) if _is_union(annotation) else (annotation,):
-        if member is types.NoneType:
-            continue
-        is_last = Last in (member, typing.get_origin(member))
-        parts += [part_type(one) for one in typing.get_args(member) or (Any,)] if is_last else [member]
-    if not parts or Any in parts:
-        return Any
-    return typing.Union[tuple(parts)]  # noqa: UP007
-
-
-def _is_union(annotation: Any) -> bool:
+def is_union(annotation: Any) -> bool:
+    """Tell whether a type is one of several."""
     return typing.get_origin(annotation) in (typing.Union, types.UnionType)
 
 
@@ -461,12 +365,12 @@ def _pydantic_adapter(annotation: Any) -> TypeAdapter[Any] | None:
         from pydantic import TypeAdapter
     except ImportError as error:
         raise ConfigError(
-            f"{_spell(annotation)} needs pydantic 2, which is not installed: pip install forebay[pydantic]"
+            f"{spell(annotation)} needs pydantic 2, which is not installed: pip install forebay[pydantic]"
         ) from error
     adapter, error = caught(TypeAdapter, annotation)
     if error is not None:
         reason = words_of(error).partition("\n")[0]
-        raise ConfigError(f"pydantic makes no codec of {_spell(annotation)}: {reason}") from error
+        raise ConfigError(f"pydantic makes no codec of {spell(annotation)}: {reason}") from error
     return adapter
 
 
@@ -511,136 +415,7 @@ def _alias_value(annotation: Any) -> Any:
     return annotation.__value__
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Annotations of methods
-
-_BATCHES: Final = frozenset(
-    {
-        list,
-        collections.abc.Sequence,
-        collections.abc.MutableSequence,
-        collections.abc.Collection,
-        collections.abc.Iterable,
-    }
-)
-_STREAMS: Final = frozenset(
-    {
-        collections.abc.Iterator,
-        collections.abc.Generator,
-        collections.abc.AsyncIterator,
-        collections.abc.AsyncGenerator,
-    }
-)
-_MAYBE_STREAMS: Final = frozenset({collections.abc.Iterable, collections.abc.AsyncIterable})
-
-
-class _Method:
-    """One method of the user's, and where to look up the names in its annotations."""
-
-    def __init__(self, model_class: type, owner: type, function: types.FunctionType, *, bound: bool) -> None:
-        self.place = f"{model_class.__qualname__}.{function.__name__}"
-        self.owner = owner
-        self.function = function
-        self.bound = bound  # whether the first parameter is `self` or `cls`
-
-    def wire_type(
-        self, direction: Literal["input", "output"], *, element: bool = False, ends: bool = False
-    ) -> WireType:
-        what, annotation = self._parameter() if direction == "input" else ("the return value", self._returned())
-        annotation = self._resolve(what, annotation)
-        one = self._element(what, annotation, direction) if element else annotation
-        if ends:
-            one = part_type(one)
-        try:
-            return WireType(one, direction)
-        except ConfigError as error:
-            raise ConfigError(f"{self.place}: {what} is annotated {_spell(annotation)}: {error.message}") from error
-
-    def _parameter(self) -> tuple[str, Any]:
-        parameters = self._signature().parameters.values()
-        names = [one for one in list(parameters)[1 if self.bound else 0 :] if one.name != PARAM]
-        if not names:
-            raise ConfigError(f"{self.place} takes no argument, expected one beside `self`")
-        return f"parameter `{names[0].name}`", names[0].annotation
-
-    def _returned(self) -> Any:
-        return self._signature().return_annotation
-
-    def _signature(self) -> inspect.Signature:
-        # From Python 3.14 on, annotations are evaluated when somebody looks.
-        signature, error = caught(inspect.signature, self.function)
-        if error is not None:
-            raise ConfigError(f"{self.place}: its annotations cannot be resolved: {words_of(error)}") from error
-        return signature
-
-    def _resolve(self, what: str, annotation: Any) -> Any:
-        """Evaluate strings, but only in the annotation that matters, so that others may name what is not imported."""
-        if annotation is inspect.Signature.empty:
-            return Any
-        holder = types.SimpleNamespace(__annotations__={"it": annotation})
-        # As if evaluated where it stands: inside the class, then in the module. The class itself is known by then.
-        names = {self.owner.__name__: self.owner, **vars(self.owner)}
-        scope = self.function.__globals__
-        hints, error = caught(lambda: typing.get_type_hints(holder, scope, names, include_extras=True))
-        if error is None:
-            return hints["it"]
-        raise ConfigError(
-            f"{self.place}: {what} is annotated {_spell(annotation)}, which cannot be resolved: {words_of(error)}"
-        ) from error
-
-    def _element(self, what: str, annotation: Any, direction: Literal["input", "output"]) -> Any:
-        """Return the type of one sample of a batch."""
-        batch = _unwrap(annotation)
-        origin, arguments = typing.get_origin(batch) or batch, typing.get_args(batch)
-        if direction == "output" and (origin in _STREAMS or (origin in _MAYBE_STREAMS and self.generates())):
-            if not arguments:
-                return Any
-            batch = _unwrap(arguments[0])
-            origin, arguments = typing.get_origin(batch) or batch, typing.get_args(batch)
-        if batch is Any or batch is object:
-            return Any
-        if origin is tuple and (not arguments or arguments[-1] is Ellipsis):
-            return arguments[0] if arguments else Any
-        if origin in _BATCHES or _is_list(origin):
-            return arguments[0] if arguments else Any
-        if direction == "output" and hasattr(origin, "tolist"):
-            return Any  # an array of results says nothing about one row
-        name = self.function.__name__
-        advice = f"{name} returns one result for each sample; write list[...], or Iterator[list[...]] to stream"
-        if direction == "input":
-            advice = f"{name} gets a list of samples; write `list[{_spell(annotation).strip('`')}]`"
-            if name == "predict":
-                advice = "predict gets a list of samples; write list[...], or name the type of one in `preprocess`"
-        raise ConfigError(f"{self.place}: {what} is annotated {_spell(annotation)}, but {advice}")
-
-    def generates(self) -> bool:
-        """Whether it is a generator."""
-        return inspect.isgeneratorfunction(self.function) or inspect.isasyncgenfunction(self.function)
-
-
-def _method(model_class: type, name: str) -> _Method | None:
-    for owner in model_class.__mro__:
-        found = vars(owner).get(name)
-        if found is None and name not in vars(owner):
-            continue
-        bound = not isinstance(found, staticmethod)
-        function = inspect.unwrap(getattr(found, "__func__", found)) if found is not None else None
-        if not isinstance(function, types.FunctionType):
-            if found is None:
-                return None
-            raise ConfigError(f"{model_class.__qualname__}.{name} is {_spell(type(found))}, expected a method")
-        # The identity hooks a base class of forebay's may define say nothing about the user's types.
-        if function.__module__.startswith("forebay.serving."):
-            return None
-        return _Method(model_class, owner, function, bound=bound)
-    return None
-
-
-def _is_list(origin: Any) -> bool:
-    return isinstance(origin, type) and issubclass(origin, list)
-
-
-def _unwrap(annotation: Any) -> Any:
+def unwrap(annotation: Any) -> Any:
     """Strip `Annotated` and type aliases."""
     while True:
         if typing.get_origin(annotation) is Annotated:
@@ -655,7 +430,7 @@ _OUR_MODULES: Final = re.compile(r"\bforebay_target_\w+_[0-9a-f]{8}\.")
 """Names that files of users are imported under (`load_module`)."""
 
 
-def _spell(annotation: Any) -> str:
+def spell(annotation: Any) -> str:
     """Write an annotation as the user wrote it."""
     if annotation is types.NoneType:
         return "`None`"

@@ -18,10 +18,10 @@ from forebay.server.app import App
 from forebay.server.config import RepositoryConfig
 from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
+from forebay.serving.models.annotations import io_types
 from forebay.serving.models.keys import MethodKeys, SampleKeys
 from forebay.serving.models.model import models_in, settings_of
 from forebay.serving.models.model_runner import runner_for
-from forebay.serving.models.schema import io_types
 from forebay.serving.models.tensor_codec import codec_for
 from forebay.surfaces.contract import Project, TargetEntry
 from forebay.surfaces.native.attached import Lobby

@@ -17,9 +17,9 @@ from forebay.errors import ConfigError, ForebayError, revive
 from forebay.protocols.openapi import Described
 from forebay.protocols.openapi import document as openapi_document
 from forebay.server.served import Served, ServedMethod, contract_of
+from forebay.serving.models.annotations import io_types
 from forebay.serving.models.methods import ModelMethod, check_paths
 from forebay.serving.models.model import ModelSettings, models_in, settings_of
-from forebay.serving.models.schema import io_types
 from forebay.serving.models.tensor_codec import codec_for
 from forebay.serving.tensor_face import TensorFace
 from forebay.workers.parent_death import end_with
@@ -27,7 +27,7 @@ from forebay.workers.parent_death import end_with
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from forebay.protocols.openapi import Documented
+    from forebay.protocols.openapi_components import Documented
     from forebay.serving.endpoint import Endpoint
     from forebay.serving.models.model import Model
     from forebay.serving.models.schema import WireType

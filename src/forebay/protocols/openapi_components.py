@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schemas of an OpenAPI document in one namespace, and the names in it, each once."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Protocol, TypeAlias, cast
+
+Json: TypeAlias = dict[str, Any]
+
+COMPONENTS: Final = "#/components/schemas/"
+_REF: Final = COMPONENTS + "{name}"
+
+
+class Documented(Protocol):
+    """A type as the document needs it: a `WireType`, or what another process has told of one."""
+
+    @property
+    def raw(self) -> bool:
+        """Whether it is bytes."""
+        ...
+
+    @property
+    def has_media(self) -> bool:
+        """Whether answers of it may be of other media types than the document tells."""
+        ...
+
+    @property
+    def openai(self) -> str:
+        """Where requests of it are asked in OpenAI's protocol; empty if nowhere."""
+        ...
+
+    def json_schema(self, ref_template: str) -> tuple[Json, Json]:
+        """Return the schema and the components it points to."""
+        ...
+
+
+_BUILT_IN: Final[Mapping[str, Json]] = {
+    "ForebayError": {
+        "type": "object",
+        "required": ["error"],
+        "properties": {
+            "error": {
+                "type": "object",
+                "required": ["code", "message", "request_id"],
+                "properties": {
+                    "code": {"type": "string"},
+                    "message": {"type": "string"},
+                    "request_id": {"type": "string"},
+                    "detail": {"description": "Data for programs, where there is any"},
+                },
+            }
+        },
+    },
+    "ForebayModel": {
+        "type": "object",
+        "required": ["name"],
+        "properties": {
+            "name": {"type": "string"},
+            "version": {"type": ["string", "null"]},
+            "description": {"type": "string"},
+        },
+    },
+}
+
+
+class Schemas:
+    """The schemas of all endpoints in one namespace.
+
+    Two endpoints may both have an `In`. If they mean the same they share the component; otherwise all components of the
+    later type get the name of its endpoint as a prefix, those that differ and those that point to them.
+    """
+
+    def __init__(self) -> None:
+        self.components: Json = dict(_BUILT_IN)
+
+    def add(self, wire_type: Documented, endpoint: str) -> Json:
+        """Add what a type needs to the components and return its own schema."""
+        schema, parts = wire_type.json_schema(_REF)
+        prefix = ""
+        for attempt in itertools.count(2):
+            # The third time every name is made unlike all others: what is documented must not decide how often.
+            taken = set(self.components) if attempt > 3 else set[str]()
+            names = {name: claim(_tidy(prefix + name), taken) for name in parts}
+            added = {names[name]: _repoint(part, names) for name, part in parts.items()}
+            if all(self.components.get(name, part) == part for name, part in added.items()):
+                self.components |= added
+                return _repoint(schema, names)
+            prefix = f"{endpoint}_" if attempt == 2 else f"{endpoint}_{attempt}_"
+        raise AssertionError  # itertools.count never ends
+
+    def resolve(self, schema: Json) -> Json:
+        """Return the component that a schema refers to, or the schema."""
+        return self.components.get(str(schema.get("$ref", "")).removeprefix(COMPONENTS), schema)
+
+
+def _tidy(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name)
+
+
+def claim(wanted: str, taken: set[str]) -> str:
+    """Return a name like the one that is wanted, and note that it is taken."""
+    name, number = wanted, 2
+    while name in taken:
+        name, number = f"{wanted}_{number}", number + 1
+    taken.add(name)
+    return name
+
+
+# Keywords that hold data of the user's, where a "$ref" would be no reference, and those that hold schemas by name,
+# where "$ref" or "default" would be the name of a field.
+_DATA: Final = frozenset({"const", "default", "enum", "example", "examples"})
+_NAMED: Final = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs"})
+
+
+def _repoint(schema: Any, names: Mapping[str, str]) -> Any:
+    """Return the schema with its references, and the mappings of its discriminators, under the new names."""
+    if isinstance(schema, list):
+        return [_repoint(item, names) for item in cast("list[Any]", schema)]
+    if not isinstance(schema, dict):
+        return schema
+    result: Json = {}
+    for key, value in cast("Json", schema).items():
+        if key in _DATA:
+            result[key] = value
+        elif key in _NAMED:
+            result[key] = {name: _repoint(part, names) for name, part in value.items()}
+        elif key == "$ref":
+            result[key] = _new_reference(value, names)
+        elif key == "mapping":
+            result[key] = {tag: _new_reference(target, names) for tag, target in value.items()}
+        else:
+            result[key] = _repoint(value, names)
+    return result
+
+
+def _new_reference(target: str, names: Mapping[str, str]) -> str:
+    name = target.removeprefix(COMPONENTS)
+    return COMPONENTS + names[name] if name in names else target

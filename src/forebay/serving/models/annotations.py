@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The types of a model's samples and results, read off the annotations of its methods; strings are resolved here.
+
+    class Fish(Model):
+        def predict(self, batch: list[In]) -> list[Out]: ...
+
+`In` and `Out` are the wire types (`schema.py`). `preprocess(self, sample: X)` makes `X` the input instead,
+`postprocess(...) -> Y` makes `Y` the output. A `predict` that generates (`-> Iterator[list[Out]]`) streams values of
+`Out`. Of a model that has `start` and `step`, `In` is the parameter of `start`, and
+`step(...) -> list[Out | Last[Out] | None]` says `Out`. Where nothing is written, or `Any`, every JSON value passes.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import types
+import typing
+from typing import Any, Final, Literal
+
+from forebay.errors import ConfigError
+from forebay.serving.models.schema import WireType, is_union, spell, unwrap
+from forebay.types.call import Last
+from forebay.types.context import PARAM
+from forebay.types.failures import words_of
+from forebay.workers.user_code import caught
+
+if typing.TYPE_CHECKING:
+    from forebay.serving.models.methods import ModelMethod
+
+_BATCHES: Final = frozenset(
+    {
+        list,
+        collections.abc.Sequence,
+        collections.abc.MutableSequence,
+        collections.abc.Collection,
+        collections.abc.Iterable,
+    }
+)
+_STREAMS: Final = frozenset(
+    {
+        collections.abc.Iterator,
+        collections.abc.Generator,
+        collections.abc.AsyncIterator,
+        collections.abc.AsyncGenerator,
+    }
+)
+_MAYBE_STREAMS: Final = frozenset({collections.abc.Iterable, collections.abc.AsyncIterable})
+
+
+def io_types(model_class: type, method: ModelMethod | None = None) -> tuple[WireType, WireType]:
+    """Read the wire types of a model, or of a further method of it, off its annotations.
+
+    Returns:
+        The input type and the output type of one sample.
+
+    Raises:
+        ConfigError: `predict` is missing, or an annotation cannot be resolved or cannot travel; says which.
+    """
+    predict = _method(model_class, "predict" if method is None else method.name)
+    if predict is None and (start := _method(model_class, "start")) and (step := _method(model_class, "step")):
+        return _step_types(start, step, *(_method(model_class, name) for name in ("preprocess", "postprocess")))
+    if predict is None:
+        raise ConfigError(
+            f"{model_class.__qualname__} has no method `predict`; "
+            "write `def predict(self, batch: list[In]) -> list[Out]`"
+        )
+    preprocess = postprocess = None
+    if method is None:
+        preprocess, postprocess = _method(model_class, "preprocess"), _method(model_class, "postprocess")
+    given = preprocess.wire_type("input") if preprocess is not None else predict.wire_type("input", element=True)
+    answer = postprocess.wire_type("output") if postprocess is not None else predict.wire_type("output", element=True)
+    batchable = getattr(model_class, "batchable", False) if method is None else method.batchable
+    where = media_in_parts(batchable=batchable, streams=predict.generates()) if answer.has_media else ""
+    if where:
+        raise ConfigError(f"{(postprocess or predict).place}: its results are annotated as forebay.Media, and {where}")
+    try:
+        check_openai(given, answer, streams=predict.generates())
+    except ConfigError as error:
+        raise ConfigError(f"{(postprocess or predict).place}: {error.message}") from None
+    return given, answer
+
+
+def check_openai(given: WireType, answer: WireType, *, streams: bool = False) -> None:
+    """Check that the results of what is asked in OpenAI's protocol can be told in it.
+
+    Raises:
+        ConfigError: If they cannot.
+    """
+    if not given.openai:
+        return
+    is_vector = given.openai == "embeddings"
+    if answer.raw or answer.has_media or (is_vector and streams):
+        found = "come in parts" if is_vector and streams else f"are {spell(answer.annotation)}"
+        wanted = "a vector each, such as list[float]" if is_vector else "texts: str or forebay.openai.TextPart"
+        raise ConfigError(f"its samples are {spell(given.annotation)}, and its results {found}; it needs {wanted}")
+
+
+def _step_types(
+    start: _Method, step: _Method, preprocess: _Method | None, postprocess: _Method | None
+) -> tuple[WireType, WireType]:
+    """Do the same for a model whose streams share their steps."""
+    given = (preprocess or start).wire_type("input")
+    answer = (
+        step.wire_type("output", element=True, ends=True) if postprocess is None else postprocess.wire_type("output")
+    )
+    if answer.has_media:
+        where = media_in_parts(batchable=False, streams=True)
+        raise ConfigError(f"{(postprocess or step).place}: its parts are annotated as forebay.Media, and {where}")
+    try:
+        check_openai(given, answer, streams=True)
+    except ConfigError as error:
+        raise ConfigError(f"{(postprocess or step).place}: {error.message}") from None
+    return given, answer
+
+
+def media_in_parts(*, batchable: bool, streams: bool) -> str:
+    """Return why results of a model cannot be `Media`; empty if they can."""
+    if batchable:
+        return "an array of samples cannot hold any; answer requests of one sample, or return texts (base64)"
+    return "a part of a stream cannot be one; yield bytes, or return the whole" if streams else ""
+
+
+def part_type(annotation: Any) -> Any:
+    """Return the type of what a stream sends, of what `step` returns for it: it may also return None or a `Last`."""
+    parts: list[Any] = []
+    for member in typing.get_args(annotation) if is_union(annotation) else (annotation,):
+        if member is types.NoneType:
+            continue
+        is_last = Last in (member, typing.get_origin(member))
+        parts += [part_type(one) for one in typing.get_args(member) or (Any,)] if is_last else [member]
+    if not parts or Any in parts:
+        return Any
+    return typing.Union[tuple(parts)]  # noqa: UP007
+
+
+class _Method:
+    """One method of the user's, and where to look up the names in its annotations."""
+
+    def __init__(self, model_class: type, owner: type, function: types.FunctionType, *, bound: bool) -> None:
+        self.place = f"{model_class.__qualname__}.{function.__name__}"
+        self.owner = owner
+        self.function = function
+        self.bound = bound  # whether the first parameter is `self` or `cls`
+
+    def wire_type(
+        self, direction: Literal["input", "output"], *, element: bool = False, ends: bool = False
+    ) -> WireType:
+        what, annotation = self._parameter() if direction == "input" else ("the return value", self._returned())
+        annotation = self._resolve(what, annotation)
+        one = self._element(what, annotation, direction) if element else annotation
+        if ends:
+            one = part_type(one)
+        try:
+            return WireType(one, direction)
+        except ConfigError as error:
+            raise ConfigError(f"{self.place}: {what} is annotated {spell(annotation)}: {error.message}") from error
+
+    def _parameter(self) -> tuple[str, Any]:
+        parameters = self._signature().parameters.values()
+        names = [one for one in list(parameters)[1 if self.bound else 0 :] if one.name != PARAM]
+        if not names:
+            raise ConfigError(f"{self.place} takes no argument, expected one beside `self`")
+        return f"parameter `{names[0].name}`", names[0].annotation
+
+    def _returned(self) -> Any:
+        return self._signature().return_annotation
+
+    def _signature(self) -> inspect.Signature:
+        # From Python 3.14 on, annotations are evaluated when somebody looks.
+        signature, error = caught(inspect.signature, self.function)
+        if error is not None:
+            raise ConfigError(f"{self.place}: its annotations cannot be resolved: {words_of(error)}") from error
+        return signature
+
+    def _resolve(self, what: str, annotation: Any) -> Any:
+        """Evaluate strings, but only in the annotation that matters, so that others may name what is not imported."""
+        if annotation is inspect.Signature.empty:
+            return Any
+        holder = types.SimpleNamespace(__annotations__={"it": annotation})
+        # As if evaluated where it stands: inside the class, then in the module. The class itself is known by then.
+        names = {self.owner.__name__: self.owner, **vars(self.owner)}
+        scope = self.function.__globals__
+        hints, error = caught(lambda: typing.get_type_hints(holder, scope, names, include_extras=True))
+        if error is None:
+            return hints["it"]
+        raise ConfigError(
+            f"{self.place}: {what} is annotated {spell(annotation)}, which cannot be resolved: {words_of(error)}"
+        ) from error
+
+    def _element(self, what: str, annotation: Any, direction: Literal["input", "output"]) -> Any:
+        """Return the type of one sample of a batch."""
+        batch = unwrap(annotation)
+        origin, arguments = typing.get_origin(batch) or batch, typing.get_args(batch)
+        if direction == "output" and (origin in _STREAMS or (origin in _MAYBE_STREAMS and self.generates())):
+            if not arguments:
+                return Any
+            batch = unwrap(arguments[0])
+            origin, arguments = typing.get_origin(batch) or batch, typing.get_args(batch)
+        if batch is Any or batch is object:
+            return Any
+        if origin is tuple and (not arguments or arguments[-1] is Ellipsis):
+            return arguments[0] if arguments else Any
+        if origin in _BATCHES or _is_list(origin):
+            return arguments[0] if arguments else Any
+        if direction == "output" and hasattr(origin, "tolist"):
+            return Any  # an array of results says nothing about one row
+        name = self.function.__name__
+        advice = f"{name} returns one result for each sample; write list[...], or Iterator[list[...]] to stream"
+        if direction == "input":
+            advice = f"{name} gets a list of samples; write `list[{spell(annotation).strip('`')}]`"
+            if name == "predict":
+                advice = "predict gets a list of samples; write list[...], or name the type of one in `preprocess`"
+        raise ConfigError(f"{self.place}: {what} is annotated {spell(annotation)}, but {advice}")
+
+    def generates(self) -> bool:
+        """Whether it is a generator."""
+        return inspect.isgeneratorfunction(self.function) or inspect.isasyncgenfunction(self.function)
+
+
+def _method(model_class: type, name: str) -> _Method | None:
+    for owner in model_class.__mro__:
+        found = vars(owner).get(name)
+        if found is None and name not in vars(owner):
+            continue
+        bound = not isinstance(found, staticmethod)
+        function = inspect.unwrap(getattr(found, "__func__", found)) if found is not None else None
+        if not isinstance(function, types.FunctionType):
+            if found is None:
+                return None
+            raise ConfigError(f"{model_class.__qualname__}.{name} is {spell(type(found))}, expected a method")
+        # The identity hooks a base class of forebay's may define say nothing about the user's types.
+        if function.__module__.startswith("forebay.serving."):
+            return None
+        return _Method(model_class, owner, function, bound=bound)
+    return None
+
+
+def _is_list(origin: Any) -> bool:
+    return isinstance(origin, type) and issubclass(origin, list)
