@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.errors import ValidationError
 from forebay.types.datatypes import BY_TENSORFLOW, DataType, datatype_of
 from forebay.types.tensor import Tensor, check_size, elements, join_elements, split_elements
-from forebay.types.tensorflow import TYPE_NAMES
+from forebay.types.tensorflow import TENSORFLOW, TYPE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,6 +119,8 @@ def _elements(name: str, datatype: DataType, shape: Sequence[int], values: Any) 
     if not datatype.size:
         last = values[came - 1] if came else b""
         return join_elements(name, [*values, *[last] * (count - came)])
+    if datatype.name in _AS_IN_MEMORY and came == count:
+        return _written(_FIELDS[datatype.name], values)
     is_half = _FIELDS[datatype.name] == "half_val"
     kind = "uint16" if is_half else datatype.numpy
     wide = np.fromiter(values, kind if datatype.size >= 4 else "int64", came)
@@ -130,6 +132,17 @@ def _elements(name: str, datatype: DataType, shape: Sequence[int], values: Any) 
     if came < count:
         array = np.concatenate([array, np.full(count - came, array[-1] if came else 0, kind)])
     return array.view(np.uint8).data
+
+
+def _written(field: str, values: Any) -> memoryview:
+    """Return the elements of a field as they lie on the wire."""
+    bare = TENSORFLOW.classes().TensorProto()
+    getattr(bare, field).MergeFrom(values)
+    data = memoryview(bare.SerializeToString())
+    at = 1
+    while data and data[at] >= 0x80:  # their length
+        at += 1
+    return data[at + 1 :]
 
 
 def _varint(value: int) -> bytes:

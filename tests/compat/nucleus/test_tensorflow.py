@@ -235,6 +235,31 @@ def test_calls_are_batched_below_the_handler(serve, store):  # N136, N137
     assert ask(server, {"images": [[[[1.0], [3.0]]]]}, "images") == {"mean": [2.0]}
 
 
+def test_a_handler_over_grpc(serve, store):  # N125
+    grpc = pytest.importorskip("grpc")
+    pytest.importorskip("grpc_tools")
+    handler = """
+    class Handler:
+        def __init__(self, config, tensorflow_client, proto_module_pb2):
+            self.client, self.messages = tensorflow_client, proto_module_pb2
+
+        def Classify(self, payload):
+            found = self.client.predict({"x": [list(payload.numbers)]}, "keras")
+            return self.messages.Answer(number=int(found["class_ids"][0]))
+    """
+    proto = """
+    syntax = "proto3";
+    service Flowers { rpc Classify(Given) returns (Answer); }
+    message Given { repeated float numbers = 1; }
+    message Answer { int32 number = 1; }
+    """
+    config = {"type": "tensorflow", "models": {"dir": str(store)}, "protobuf_path": "flowers.proto"}
+    server = serve(handler, config, flowers__proto=proto)
+    with grpc.insecure_channel(server.url.removeprefix("grpc://")) as channel:
+        packed = np.array(ROW, "<f4").tobytes()
+        assert channel.unary_unary("/Flowers/Classify")(b"\n\x10" + packed, timeout=30) == b"\x08\x02"
+
+
 # Without a server
 
 
