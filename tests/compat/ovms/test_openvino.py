@@ -369,3 +369,18 @@ async def test_shape_batch_and_properties_of_a_model_are_used(tmp_path):  # O106
         async with serving(tmp_path) as face:
             (version,) = face.app.describe_versions("add")
             assert why in version["error"]
+
+
+async def test_a_model_that_is_not_there_yet_is_told_of_and_served_once_it_is(tmp_path):  # O98, O106, O110
+    write(tmp_path, {"config.json": config("add"), "g/graph.pbtxt": SEED, "g/model.py": PLUS_TEN})
+    async with serving(tmp_path) as face:
+        asked = tensor("input", np.zeros(1, np.float32))
+        assert "config.json:1: " in face.app.problem
+        assert "no folder with a number and a model in it" in face.app.problem
+        with pytest.raises(NotPrepared):
+            await face.infer("g", asked)
+        save(tmp_path / "add/1/add.xml")
+        assert await face.reload()
+        assert face.app.problem == ""
+        assert array((await face.infer("g", asked)).outputs[0]).tolist() == [21]
+        assert array((await face.infer("add", asked)).outputs[0]).tolist() == [1]

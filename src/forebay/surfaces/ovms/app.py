@@ -44,6 +44,7 @@ class OvmsApp(App):
     def __init__(self, config: OvmsConfig, options: Options, serve_file: ServeFile) -> None:
         super().__init__([])
         self.config = config
+        self.problem = "; ".join(config.problems)
         self.load_timeout_s = options.load_timeout_s
         self._overrides = options.overrides
         self._runs_here = "worker_kind" not in options.given

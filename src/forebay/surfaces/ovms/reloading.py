@@ -106,7 +106,7 @@ class GraphReloading:
             if is_news:
                 log.error("the project cannot be read anew, and goes on as it was: %s", error.message)  # noqa: TRY400
             return is_news, [error.message]
-        app.problem = ""
+        app.problem = "; ".join(config.problems)
         before, self._used = self._used, await asyncio.to_thread(self._files, config)
         app.config = config
         changed = {Path(one) for one in before.keys() | self._used.keys() if before.get(one) != self._used.get(one)}
