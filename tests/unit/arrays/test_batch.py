@@ -8,10 +8,9 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.later import jax, jnp
 
 from forebay import Batch, BatchMismatch, Lazy
 from forebay.arrays.libraries import Spec
@@ -198,9 +197,11 @@ def test_lazy_arrays_are_made_once_when_realised():  # S8
     assert calls == [1]
 
 
-@pytest.mark.parametrize("template", [np.float32(0), Spec((), np.dtype("f4")), jax.ShapeDtypeStruct((), "float32")])
+@pytest.mark.parametrize(
+    "template", [lambda: np.float32(0), lambda: Spec((), np.dtype("f4")), lambda: jax.ShapeDtypeStruct((), "float32")]
+)
 def test_lazy_arrays_declare_what_they_will_be(template):  # S8
-    lazy = Lazy(template, lambda: np.float32(3))
+    lazy = Lazy(template(), lambda: np.float32(3))
     assert listed(Batch.stack([np.float32(1), lazy])) == [1, 3]
     assert repr(lazy) == "Lazy(float32[])"
 

@@ -6,9 +6,9 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
+from tests.later import jax
 
 from forebay import Batch, ConfigError, jit
 from forebay.arrays.compilers import find_compiler

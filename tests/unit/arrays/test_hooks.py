@@ -5,10 +5,9 @@ import subprocess
 import sys
 import textwrap
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.later import jax, jnp
 
 from forebay import Batch, ConfigError, hook, jit, print_value
 from forebay.arrays.hooks import collecting

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from dataclasses import dataclass
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
+from tests.later import jnp, torch
 
 from forebay.arrays.libraries import kind_of
 from forebay.arrays.ownership import taken_over
@@ -22,8 +22,14 @@ class Both:
 
 
 KEPT = np.arange(6.0)
-TORCH = torch.arange(6.0)
 KEPT_DICT = {"a": np.arange(6.0)}
+
+
+@functools.cache
+def tensor():
+    """One that is kept, as `KEPT` is."""
+    return torch.arange(6.0)
+
 
 FRESH = {
     "an array": lambda: np.arange(6.0),
@@ -43,8 +49,8 @@ HELD = {
     "in a dict that is kept": lambda: KEPT_DICT,
     "in a dataclass": lambda: Both(KEPT, np.arange(2.0)),
     "below": lambda: {"a": {"b": [KEPT]}},
-    "memory of a library": TORCH.numpy,
-    "a tensor": lambda: {"a": TORCH},
+    "memory of a library": lambda: tensor().numpy(),
+    "a tensor": lambda: {"a": tensor()},
 }
 
 
@@ -73,7 +79,7 @@ def test_what_somebody_may_write_to_is_copied(make):  # F32
     assert type(taken) is type(make())
     for leaf, kept in zip(leaves(taken), leaves(make()), strict=True):
         assert kind_of(leaf).equal(leaf, kept)
-        for memory in (KEPT, KEPT_DICT["a"], TORCH.numpy()):
+        for memory in (KEPT, KEPT_DICT["a"], tensor().numpy()):
             assert not np.shares_memory(np.asarray(leaf), memory)
         if isinstance(leaf, np.ndarray):
             assert leaf.flags.writeable

@@ -3,13 +3,12 @@
 
 import numpy as np
 import pytest
+from tests.later import torch
 
 from forebay import Batch, BatchMismatch, Lazy, hook, jit
 from forebay.arrays.compilers import find_compiler
 from forebay.arrays.hooks import collecting
 from forebay.arrays.trees import concatenate, slice_rows, to_host
-
-torch = pytest.importorskip("torch", reason="torch is not installed: no CPU build of it was offered")
 
 
 @pytest.fixture(name="without_numpy")
