@@ -24,7 +24,7 @@ LENGTH = "Inference-Header-Content-Length"
 TARGET = f"{Path(__file__).parents[1] / 'models' / 'tensors.py'}:Doubled"
 PATHS = "/v2/models/doubled/infer", "/v2/models/doubl%65d/infer"
 PLAIN = {"inputs": [{"name": "input", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}
-NUMPY = {"FP32": "<f4", "FP16": "<f2", "INT8": "<i1", "UINT16": "<u2", "INT16": "<i2", "UINT8": "<u1"}
+NUMPY = {"FP32": "<f4", "FP16": "<f2", "INT8": "<i1", "UINT16": "<u2", "INT16": "<i2", "UINT8": "<u1", "BF16": "<u2"}
 
 
 def body(dice: random.Random) -> tuple[bytes, str | None]:
@@ -90,7 +90,7 @@ def expected(sent: bytes, length: str | None) -> Any:
     size = (one.get("parameters") or {}).get("binary_data_size")
     data = one.get("data")
     if "data" in one and size is None:
-        if kind == "FP16" or at != len(sent):
+        if kind in {"FP16", "BF16"} or at != len(sent):
             return None
         values = data
         if data and isinstance(data[0], list):
@@ -112,7 +112,8 @@ def expected(sent: bytes, length: str | None) -> Any:
             size = needed
         if type(size) is not int or size != needed or len(sent) - at != size:
             return None
-        array = np.frombuffer(sent[at:], NUMPY[kind]).astype(np.float32)
+        array = np.frombuffer(sent[at:], NUMPY[kind])
+        array = (array.astype("<u4") << 16).view("<f4") if kind == "BF16" else array.astype(np.float32)
     with np.errstate(over="ignore"):
         doubled = array * 2
     is_binary = (parameters or {}).get("binary_data_output") is True
