@@ -3,6 +3,7 @@
 
 import contextlib
 import json
+import logging
 import mmap
 import os
 import re
@@ -21,6 +22,8 @@ import httpx
 import hypothesis
 import pytest
 from tests.waiting import PATIENCE_S, eventually
+
+from forebay.observe import model_log
 
 # An example takes as long as the machine is busy.
 hypothesis.settings.register_profile("patient", deadline=None)
@@ -331,6 +334,21 @@ def small_disk(tmp_path):
         if not holder.stdout.readline():
             pytest.skip("this user may not mount a small disk, not even in a namespace")
         yield Disk(Path(f"/proc/{holder.pid}/root{folder}"))
+
+
+@pytest.fixture(autouse=True)
+def _own_log():
+    """What a command that runs in this process makes of its log ends with the test: its stream is closed then."""
+    loggers = [logging.getLogger(name) for name in ("", "forebay", "uvicorn")]
+    before = [(one, one.handlers[:], one.level, one.propagate) for one in loggers]
+    level = model_log.level
+    yield
+    model_log.level = level
+    for one, handlers, lowest, propagates in before:
+        if one.handlers != handlers:
+            one.handlers[:] = handlers
+            one.setLevel(lowest)
+            one.propagate = propagates
 
 
 class Clock:

@@ -76,7 +76,7 @@ class Sender:
 
     def __init__(self, port: int, dice: random.Random) -> None:
         self._dice = dice
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=90)
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
 
     def post(self, path: str, body: bytes, headers: dict[str, Any] | None = None) -> http.client.HTTPResponse:
         """Send; the answer is still to be read."""

@@ -2,6 +2,7 @@
 """Workers that attach: from another environment, under load, killed, stopped, refused; through the CLI and sockets."""
 
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ import msgspec
 import pytest
 
 from forebay.cli.main import main
+from forebay.observe import model_log
 from forebay.workers import frames
 
 ROOT = Path(__file__).parents[2]
@@ -611,6 +613,13 @@ def mistake(capsys):
 def test_what_is_wrong_with_serve_is_one_sentence(mistake, options, cure, monkeypatch):
     monkeypatch.delenv("FOREBAY_SECRET", raising=False)
     assert cure in mistake("serve", *options)
+
+
+def test_the_log_of_a_command_ends_with_the_test_that_ran_it():
+    """Else each later record of this process, also of other threads, would be an error: its stream is closed."""
+    assert logging.getLogger("forebay").handlers == []
+    assert model_log.level is None
+    assert not any(isinstance(one, model_log.ModelHandler) for one in logging.getLogger().handlers)
 
 
 @pytest.mark.parametrize(
