@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+from tests.buckets import running_buckets
 from tests.models.saved_models import PYTHON, QUIET, SOURCE, saved_models
 
 IRIS = {"x": [1, 2, 3, 4]}
@@ -12,7 +13,7 @@ IRIS = {"x": [1, 2, 3, 4]}
 
 @pytest.fixture(scope="module")
 def iris(launch):
-    return launch(saved_models() / "iris/1", "--worker-kind", "thread")
+    return launch(saved_models() / "iris/1")
 
 
 def test_a_folder_is_served_under_its_name_with_its_types(iris):
@@ -41,6 +42,29 @@ def test_a_repository_of_saved_models_and_its_broken_ones(serve, tmp_path):
     assert "no variables/variables.index" in json.dumps(server.client.get("/models").json())
     refused = server.call("texts", {"texts": "a"})
     assert "TensorFlow can: pip install" in refused.json()["error"]["message"]
+
+
+def test_one_that_changes_is_exchanged(serve, tmp_path, eventually):
+    folder = shutil.copytree(saved_models() / "iris/1", tmp_path / "flowers")
+    server = serve(folder, "--worker-kind", "thread")
+    assert server.call("flowers", IRIS).json()["class_ids"] == 2
+    shutil.copytree(saved_models() / "iris/2", folder, dirs_exist_ok=True)
+    eventually(lambda: server.call("flowers", IRIS).json()["class_ids"] == 0)
+
+
+def test_saved_models_in_a_bucket(serve, tmp_path):
+    with running_buckets(tmp_path) as buckets:
+        buckets.make("flowers")
+        for path in saved_models().glob("iris/**/*"):
+            if path.is_file():
+                buckets.put(f"flowers/all/{path.relative_to(saved_models())}", path.read_bytes())
+        for path in (saved_models() / "plain/1").glob("*.pb"):
+            buckets.put(f"flowers/plain/{path.name}", path.read_bytes())
+        options = ["--worker-kind", "thread", "--repository-folder", str(tmp_path / "cache")]
+        server = serve(None, "s3://flowers/all", *options, env=buckets.environment())
+        assert server.call("iris", IRIS).json()["class_ids"] == 0
+        one = serve(None, "s3://flowers/plain", *options, env=buckets.environment())
+        assert one.call("plain", IRIS).json()["class_ids"] == 2  # the place is a model itself
 
 
 def test_tensorflow_serves_what_only_it_can(serve):

@@ -157,6 +157,15 @@ def test_a_folder_of_models_agrees_with_a_rule_in_one_line(paths, is_strict):
     assert set(found.models) == {path.split("/")[0] for path in paths if "/" in path}
 
 
+def test_a_saved_model_is_all_that_lies_in_its_folder():
+    whole = ("saved_model.pb", "variables/variables.index", "assets/words.txt")
+    found = TreeRules(kind="any", name="iris").read(files(*whole))
+    assert [file.path for file in found.models["iris"][1].files] == sorted(whole)
+    found = TreeRules(kind="any").read(files(*(f"iris/{path}" for path in whole), "wine/2/saved_model.pb"))
+    assert [file.path for file in found.models["iris"][1].files] == sorted(whole)
+    assert list(found.models["wine"]) == [2]
+
+
 def test_a_revision_is_what_its_files_are():
     one = Revision("net", "1", "net/1", (StoredFile("a", 1, "t", 5.0), StoredFile("b", 2, "u", 9.0)))
     same = Revision("net", "1", "net/1", (StoredFile("a", 1, "t", 6.0), StoredFile("b", 2, "u", 7.0)))
