@@ -215,6 +215,7 @@ async def test_timestamps_must_rise_on_each_input(tmp_path):  # O70, O74
         assert answers == []
         assert failed(end).code is Code.INVALID_ARGUMENT
         assert "2 is too late" in failed(end).message
+        assert face.app.find("g").endpoint.in_flight == 0  # it ended while it was fed, and must not begin again
         stream = face.stream("g")  # O83
         stream.send(tensor("input", b"1"), **at(2))
         assert await stream.take()

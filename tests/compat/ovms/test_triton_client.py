@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.compat.ovms.conftest import LOOPBACK, graph_text, python_node, write
 from tests.compat.ovms.test_openvino import inference, save, session, to_openvino, to_python
+from tests.waiting import eventually
 
 HERE = Path(__file__).parent
 PYTHON = HERE.parents[2] / ".venv/environments/kserve-clients/bin/python"
@@ -209,10 +210,15 @@ def checked(launch, tmp_path_factory):
     assert found is not None
     command = [PYTHON, HERE / "triton_client.py", found[1], server.url.removeprefix("http://"), folder]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    return dict(map(json.loads, ran.stdout.splitlines())), ran.stderr
+    return dict(map(json.loads, ran.stdout.splitlines())), ran.stderr, server
 
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_client(checked, check):
-    results, said = checked
+    results, said, _ = checked
     assert results.get(check, said[-3000:]) == ""
+
+
+def test_nothing_is_left_of_all_that(checked):
+    _, _, server = checked
+    eventually(lambda: server.metric("forebay_in_flight") == 0, "the end of all requests and streams")

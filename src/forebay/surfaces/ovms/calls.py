@@ -303,14 +303,15 @@ class GraphStream:
         calls = self._calls
         given = calls.timestamp_of(asked)
         packets = calls.packets(asked)
-        if self._request is None:
+        is_first = self._request is None
+        if is_first:
             calls.check_side_packets(asked)
         timestamp = max(_now_us(), self._last + 1) if given is None else given
         if timestamp > self._last:
             self._last = timestamp
             self._asked.append(_Asked(timestamp, asked.id, asked.parameters.get(WANTS_FINAL) is True))
-        self._packets.feed(packets, timestamp)
-        if self._request is None:
+        self._packets.feed(packets, timestamp)  # which may end the stream, and there is no request then either
+        if is_first:
             self._request = Request(
                 body=self._packets, reply=self._replied, on_part=self._part, deadline=self._deadline, id=asked.id
             )
