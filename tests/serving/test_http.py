@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 FILE = """
+import time
+
 import numpy as np
 from forebay import Batch, Media, Serving, hook
 
@@ -25,6 +27,8 @@ def fn(options):
             return {"sum": rows["a"] + rows["b"]}
         if np.any(rows == 13):
             raise ValueError("thirteen")
+        if np.all(rows == 7):
+            time.sleep(0.003)
         return rows * 2
     return run
 
@@ -154,6 +158,18 @@ def test_streams_are_events(file, serve, name, body, events):
     answer = post(f"{server.url}/models/{name}", body)
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n\n") if line] == events
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_streams_of_a_serving_take_turns(file, serve, kind):  # F50
+    server = serve(f"{file}:parts", "--worker-kind", kind, "--timeout-ms", "60000")
+    url = f"{server.url}/models/parts"
+    with httpx.stream("POST", url, json=[7] * 8000, timeout=60) as first:
+        lines = (line for line in first.iter_lines() if line)
+        assert json.loads(next(lines).removeprefix("data: "))[0] == "batch"
+        assert post(url, [1, 2, 3], timeout=60).text.count("data:") == 2
+        assert server.metric("forebay_in_flight", endpoint="parts") == 1.0  # the first one goes on
+        assert json.loads(next(lines).removeprefix("data: "))[:2] == ["batch", [14, 14]]
 
 
 def test_options_that_a_serving_does_not_know(file):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of streams are written as each client asked for them, also where others with another wish share a step."""
 
+import asyncio
+
 import numpy as np
 import pytest
 
@@ -96,3 +98,29 @@ def test_an_output_that_is_not_there_fails_its_own_stream(model, opened):
     first, second = first_parts(runner, [of_tensors(runner, 1, ["nothing"]), of_json(2)])
     assert "no output 'nothing'" in str(first)
     assert second == b"2"
+
+
+class Ends(forebay.Model):
+    def start(self, sample: int) -> list[int]:
+        return [sample, sample + 1]
+
+    def step(self, states: list[list[int]]) -> list[int | forebay.Last[int] | None]:
+        return [state.pop(0) if len(state) > 1 else forebay.Last(state[0]) for state in states]
+
+
+class EndsAsync(Ends):
+    async def step(self, states: list[list[int]]) -> list[int | forebay.Last[int] | None]:
+        return Ends.step(self, states)
+
+
+@pytest.mark.parametrize("model", [Ends, EndsAsync])
+def test_a_stream_of_steps_goes_alone_where_a_pool_has_no_seats(model, opened):
+    stream = opened(model).run([of_json(3)])
+    assert [part for (part,) in stream] == [b"3", b"4"]
+    stream.close()
+
+
+def test_on_a_loop_without_seats_it_is_an_error_that_says_so(opened):
+    stream = asyncio.run(opened(EndsAsync).run_async([of_json(3)]))
+    with pytest.raises(forebay.ForebayError, match="runs on a loop that has no seats for its streams"):
+        next(stream)

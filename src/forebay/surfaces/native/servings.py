@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from forebay.types.call import Request
     from forebay.workers.pool import Pool
 
+STREAMS = 16
+"""Streams that take turns on a worker of a serving that streams; a turn is a batch of one of them."""
+
 TIMEOUT_MS = 30_000
 """Time a request has if neither it nor the person names one."""
 
@@ -153,6 +156,7 @@ def _pool(serving: Serving[Any, Any], path: Path, name: str, options: ProcessOpt
         kind=overrides.worker_kind,
         count=workers,
         devices=devices,
+        seats=0 if serving.settings.streaming is None else STREAMS,
         local=lambda: RequestRunner(serving, workers, batch_size, has_device=bool(devices)),
     )
     return pool_of(spec, wanted, overrides)
