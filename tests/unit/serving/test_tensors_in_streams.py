@@ -100,17 +100,24 @@ def test_an_output_that_is_not_there_fails_its_own_stream(model, opened):
     assert second == b"2"
 
 
+def made(states):
+    return [state.pop(0) if len(state) > 1 else forebay.Last(state[0]) for state in states]
+
+
 class Ends(forebay.Model):
-    def start(self, sample: int) -> list[int]:
+    def start(self, sample: int):
         return [sample, sample + 1]
 
-    def step(self, states: list[list[int]]) -> list[int | forebay.Last[int] | None]:
-        return [state.pop(0) if len(state) > 1 else forebay.Last(state[0]) for state in states]
+    def step(self, states: list[list[int]]) -> list[int | forebay.Last[int]]:
+        return made(states)
 
 
-class EndsAsync(Ends):
-    async def step(self, states: list[list[int]]) -> list[int | forebay.Last[int] | None]:
-        return Ends.step(self, states)
+class EndsAsync(forebay.Model):
+    def start(self, sample: int):
+        return [sample, sample + 1]
+
+    async def step(self, states: list[list[int]]) -> list[int | forebay.Last[int]]:
+        return made(states)
 
 
 @pytest.mark.parametrize("model", [Ends, EndsAsync])
