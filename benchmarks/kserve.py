@@ -43,6 +43,8 @@ from benchmarks.work import tensors
 from forebay.protocols.kserve.messages import SERVICE, messages
 
 LARGE, SMALL = "large", "small"
+KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
+"""Without it the bare server gives the memory of each body back and faults it in for the next one."""
 PATH = f"/{SERVICE}/ModelInfer"
 COUNTED = 40
 """Requests whose copies are counted, after as many that are not."""
@@ -75,7 +77,7 @@ def ours(kind: str) -> Server:
 
 def bare(job: str, door: str, kind: str) -> Server:
     command = [sys.executable, "-m", "benchmarks.servers.raw_tensors", job, door, kind, "--port", f"{{{door}}}"]
-    return Server(f"bare {kind}", (door,), command)
+    return Server(f"bare {kind}", (door,), command, KEEPS_MEMORY)
 
 
 def peer(name: str, doors: tuple[str, ...], *command: str) -> Server:
@@ -101,7 +103,12 @@ def servers(job: str, door: str) -> list[Server]:
         *(bare(job, door, kind) for kind in ("inline", "thread")),
         GRPCIO,
         *(
-            peer(name, ("grpc", "http"), f"benchmarks/servers/{name}_tensors.py", *ports)
+            peer(
+                name,
+                ("grpc",) if name == "mlserver" else ("grpc", "http"),
+                f"benchmarks/servers/{name}_tensors.py",
+                *ports,
+            )
             for name in ("triton", "mlserver", "kserve")
         ),
     ]
@@ -196,7 +203,19 @@ def load_http(port: int, job: str, answer: bytes, connections: int, seconds: int
         file.write(data)
         file.flush()
         url = f"http://127.0.0.1:{port}/v2/models/{job}/infer"
-        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", str(SCRIPT), url, "--", file.name]
+        command = [
+            "wrk",
+            "-t1",
+            "--timeout",
+            "30s",
+            f"-c{connections}",
+            f"-d{seconds}s",
+            "-s",
+            str(SCRIPT),
+            url,
+            "--",
+            file.name,
+        ]
         command += ["Content-Type", "application/octet-stream", "Inference-Header-Content-Length", str(size)]
         text = subprocess.run(pinned(command, LOAD_CORES), check=True, capture_output=True, text=True).stdout
     found = json.loads(text.rpartition("JSON")[2])
@@ -275,7 +294,7 @@ def measure(job: str, door: str, connections: int, options: argparse.Namespace) 
                     print(name, str(error)[-1500:], file=sys.stderr)
                     continue
                 spent = one.cpu_s() - before
-                if round_:
+                if round_ and rate:
                     found.setdefault(name, []).append(Found(rate, p50_ms, spent / (rate * options.seconds) * 1e6))
     return found
 

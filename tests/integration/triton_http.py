@@ -4,6 +4,7 @@
 
 import asyncio
 import sys
+import time
 
 import numpy as np
 import tritonclient.http as th
@@ -69,6 +70,7 @@ def plain(url):
         assert refused(client.get_trace_settings)[0] == "404"  # O146
         stats = client.get_inference_statistics("doubled")["model_stats"][0]
         assert stats["inference_count"] >= 11
+        assert abs(stats["last_inference"] / 1000 - time.time()) < 60
         assert len(client.get_inference_statistics()["model_stats"]) > 1
         names = [one["name"] for one in client.get_model_repository_index()]
         assert "doubled" in names

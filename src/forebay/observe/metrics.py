@@ -101,9 +101,10 @@ class EndpointMetrics:
         model_s: Time of each batch in the worker.
         batch_size: Samples of each batch.
         parts: Parts of streamed answers that were handed to clients.
+        last: When the last batch was answered, in the loop's clock; 0 if none was.
     """
 
-    __slots__ = ("batch_size", "codes", "model_s", "parts", "queue_s", "reasons", "request_s")
+    __slots__ = ("batch_size", "codes", "last", "model_s", "parts", "queue_s", "reasons", "request_s")
 
     def __init__(self) -> None:
         self.codes: dict[str, int] = {"ok": 0}
@@ -113,6 +114,7 @@ class EndpointMetrics:
         self.model_s = Histogram(SECONDS)
         self.batch_size = Histogram(ROWS)
         self.parts = 0
+        self.last = 0.0
 
     def failed(self, error: ForebayError, request_id: str = "") -> None:
         """Count one request that got an error."""

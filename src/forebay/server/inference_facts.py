@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import forebay
@@ -132,7 +133,7 @@ def statistics_of(one: Served) -> dict[str, Any]:
     return {
         "name": config.name,
         "version": config.version,
-        "last_inference": 0,
+        "last_inference": round((time.time() - time.monotonic() + metrics.last) * 1000) if metrics.last else 0,
         "inference_count": round(metrics.batch_size.total),
         "execution_count": metrics.batch_size.count,
         "inference_stats": {

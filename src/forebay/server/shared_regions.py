@@ -15,9 +15,13 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay.errors import InvalidRequest, NotFound, QueueFull
+from forebay.types.tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from forebay.protocols.kserve.calls import Parameter
+    from forebay.protocols.kserve.places import Place
 
 FOLDER: Final = "/dev/shm"  # noqa: S108 - where the system keeps these objects
 MAX_REGIONS: Final = 1024
@@ -134,6 +138,31 @@ class SharedRegions:
                 msg = f"shared memory region '{name}' cannot be written to: {error.strerror}"
                 raise InvalidRequest(msg) from error
             left, at = left[count:], at + count
+
+    def put(
+        self, outputs: Sequence[Tensor], wanted: Mapping[str, Place]
+    ) -> tuple[list[Tensor], dict[str, Mapping[str, Parameter]]]:
+        """Write outputs where they are wanted; returns them, empty if they are there, and what is said of these.
+
+        Raises:
+            NotFound: If there is no such region.
+            InvalidRequest: If one does not fit in, or cannot be written.
+        """
+        left: list[Tensor] = []
+        places: dict[str, Mapping[str, Parameter]] = {}
+        for one in outputs:
+            place = wanted.get(one.name)
+            if place is None:
+                left.append(one)
+                continue
+            size = len(one.data)
+            if size > place.size:
+                msg = f"output '{one.name}' has {size} bytes, and {place.size} are there for it in '{place.region}'"
+                raise InvalidRequest(msg)
+            self.write(place.region, place.offset, one.data)
+            places[one.name] = place.told(size)
+            left.append(Tensor(one.name, one.datatype, one.shape, b""))  # the others keep their places
+        return left, places
 
     def close(self) -> None:
         """Forget all."""

@@ -443,6 +443,7 @@ class Endpoint:
     def _count(self, batch: EntryBatch, answered: list[Request], now: float) -> None:
         """Count a batch and those of its requests that got an answer."""
         metrics = self.metrics
+        metrics.last = now
         if self._runs_one_by_one:
             metrics.batch_size.observe(1, batch.rows)
             metrics.model_s.observe(batch.model_s / batch.rows, batch.rows)

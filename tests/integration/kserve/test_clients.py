@@ -25,9 +25,9 @@ def address_of(server):
     return found[1]
 
 
-def run(script, server):
+def run(script, server, address=None):
     """Runs a script of the clients to its end, which is good."""
-    command = [PYTHON, HERE / "clients" / script, address_of(server)]
+    command = [PYTHON, HERE / "clients" / script, address or address_of(server)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     assert ran.returncode == 0, ran.stderr[-3000:]
 
@@ -49,5 +49,8 @@ def test_a_model_is_unloaded_and_loaded(launch):
     run("repository.py", launch("tensors_rpc.py", "--worker-kind", "thread", "--grpc-port", "0", "--manage"))
 
 
-def test_shared_memory(launch):
-    run("shared_memory.py", launch("tensors_rpc.py", "--worker-kind", "thread", "--grpc-port", "0", "--shared-memory"))
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_shared_memory(launch, kind):
+    server = launch("tensors_rpc.py", "--worker-kind", kind, "--grpc-port", "0", "--shared-memory")
+    run("shared_memory.py", server)
+    run("shared_memory_http.py", server, server.url.removeprefix("http://"))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from forebay.protocols.kserve.places import Place
 from forebay.types.tensor import Tensor, TensorMetadata
 
 Parameter = bool | int | float | str
@@ -24,6 +25,7 @@ class InferRequest(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         parameters: What else the model takes.
         is_binary: Whether outputs are wanted as they lie in memory, rather than as lists in JSON.
         binary: The same for single outputs, by name.
+        places: Where in shared memory outputs are wanted, by name.
     """
 
     model: str
@@ -34,6 +36,7 @@ class InferRequest(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     parameters: Mapping[str, Parameter] = {}
     is_binary: bool = True
     binary: Mapping[str, bool] = {}
+    places: Mapping[str, Place] = {}
 
 
 class InferResponse(msgspec.Struct, frozen=True, eq=False, kw_only=True):

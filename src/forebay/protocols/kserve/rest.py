@@ -11,11 +11,17 @@ import msgspec
 from forebay.arrays.tensors import to_array
 from forebay.errors import InvalidRequest, ValidationError
 from forebay.protocols.kserve.calls import InferRequest, InferResponse, ModelMetadata, Parameter, TensorMetadata
+from forebay.protocols.kserve.places import place_of
+from forebay.types.call import EMPTY
 from forebay.types.datatypes import DataType, datatype_of
-from forebay.types.tensor import Data, Tensor, elements, join_elements, split_elements
+from forebay.types.tensor import Data, Tensor, check_size, elements, join_elements, split_elements
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     import numpy.typing as npt
+
+    from forebay.protocols.kserve.places import Place
 
 LENGTH_HEADER: Final = "Inference-Header-Content-Length"
 """How many bytes of a body are JSON; raw tensors follow."""
@@ -172,15 +178,19 @@ def decode_response(body: bytes, length: str | None = None) -> InferResponse:
     )
 
 
-def decode_request(body: bytes | memoryview, length: str | None = None) -> InferRequest:
+def decode_request(
+    body: bytes | memoryview, length: str | None = None, read: Callable[[Place], Data] | None = None
+) -> InferRequest:
     """Read a request; its data stays where it is, as a view of the body.
 
     Args:
         body: All of it.
         length: What `LENGTH_HEADER` said; None if it was not there, and everything is JSON.
+        read: Reads what lies in shared memory; without it nothing may.
 
     Raises:
         InvalidRequest: If it is none, or its parts do not agree.
+        ForebayError: What `read` raises.
     """
     at = head_size(length, len(body))
     try:
@@ -193,6 +203,15 @@ def decode_request(body: bytes | memoryview, length: str | None = None) -> Infer
     for one in found.inputs:
         size, shape = one.parameters.get("binary_data_size"), tuple(one.shape)
         has_list = len(one.data) > 0
+        place = place_of(f"input '{one.name}'", one.parameters)
+        if place is not None:
+            if has_list or size is not None:
+                raise InvalidRequest(f"input '{one.name}' has data beside shared memory; send it in one way")
+            if read is None:
+                raise InvalidRequest(f"input '{one.name}' lies in shared memory, which this server does not read")
+            check_size(one.name, datatype_of(one.datatype).name, shape, place.size)
+            tensors.append(Tensor(one.name, one.datatype, shape, read(place)))
+            continue
         if has_list and size is None:
             tensors.append(Tensor(one.name, one.datatype, shape, memoryview(one.data), is_json=True))
             continue
@@ -211,6 +230,9 @@ def decode_request(body: bytes | memoryview, length: str | None = None) -> Infer
         raise InvalidRequest(msg)
     parameters = found.parameters or {}
     outputs = found.outputs or ()
+    places = {one.name: place_of(f"output '{one.name}'", one.parameters) for one in outputs if one.parameters}
+    placed = {name: place for name, place in places.items() if place is not None}
+    binary = {one.name: said is True for one in outputs if (said := one.parameters.get("binary_data")) is not None}
     return InferRequest(
         model="",
         id=found.id or "",
@@ -218,7 +240,8 @@ def decode_request(body: bytes | memoryview, length: str | None = None) -> Infer
         outputs=[one.name for one in outputs],
         parameters={name: value for name, value in parameters.items() if value is not None},
         is_binary=parameters.get("binary_data_output") is True,
-        binary={one.name: said is True for one in outputs if (said := one.parameters.get("binary_data")) is not None},
+        binary={**binary, **dict.fromkeys(placed, True)} if placed else binary,
+        places=placed,
     )
 
 
@@ -236,13 +259,22 @@ def head_size(length: str | None, body_bytes: int) -> int:
     return int(length)
 
 
-def encode_response(response: InferResponse) -> tuple[list[Data], int | None]:
-    """Return the pieces of a response, and how many bytes of it are JSON; None if all of them."""
+def encode_response(
+    response: InferResponse, places: Mapping[str, Mapping[str, Parameter]] = EMPTY
+) -> tuple[list[Data], int | None]:
+    """Return the pieces of a response, and how many bytes of it are JSON; None if all of them.
+
+    Args:
+        response: It.
+        places: What is said of outputs that lie elsewhere, by name.
+    """
     outputs: list[dict[str, Any]] = []
     behind: list[Data] = []
     for tensor in response.outputs:
         entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-        if tensor.is_json:
+        if tensor.name in places:
+            entry["parameters"] = places[tensor.name]
+        elif tensor.is_json:
             entry["data"] = msgspec.Raw(tensor.data)
         else:
             entry["parameters"] = {"binary_data_size": len(tensor.data)}
@@ -254,8 +286,7 @@ def encode_response(response: InferResponse) -> tuple[list[Data], int | None]:
     if response.parameters:
         message["parameters"] = response.parameters
     head = msgspec.json.encode({**message, "outputs": outputs})
-    is_binary = any(not tensor.is_json for tensor in response.outputs)
-    return [head, *behind], len(head) if is_binary else None
+    return [head, *behind], len(head) if behind else None
 
 
 _request: Final = msgspec.json.Decoder(_Request)

@@ -320,21 +320,7 @@ class InferMethods:
     ) -> tuple[list[Tensor], dict[str, Mapping[str, Parameter]]]:
         """Put outputs where in shared memory the client wants them; returns what is left, and where they are."""
         wanted = {one.name: one.place for one in layout.outputs if one.place is not None}
-        left: list[Tensor] = []
-        places: dict[str, Mapping[str, Parameter]] = {}
-        for one in tensors:
-            place = wanted.get(one.name)
-            if place is None:
-                left.append(one)
-                continue
-            size = len(one.data)
-            if size > place.size:
-                msg = f"output '{one.name}' has {size} bytes, and {place.size} are there for it in '{place.region}'"
-                raise InvalidRequest(msg)
-            self._regions().write(place.region, place.offset, one.data)
-            places[one.name] = place.told(size)
-            left.append(Tensor(one.name, one.datatype, one.shape, b""))  # the others keep their places
-        return left, places
+        return self._regions().put(tensors, wanted)
 
     def _regions(self) -> SharedRegions:
         regions = self._app.shared_regions

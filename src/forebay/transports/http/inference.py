@@ -43,16 +43,18 @@ from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
 from forebay.transports.http.bodies import BodyTooLong, read_body
 from forebay.transports.http.errors import MethodNotAllowed, error_headers
 from forebay.transports.http.route import Head, Route
-from forebay.types.call import Request
+from forebay.types.call import EMPTY, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from starlette.types import Receive, Scope, Send
 
+    from forebay.protocols.kserve.places import Place
     from forebay.server.app import App
     from forebay.server.config import HttpConfig
     from forebay.server.served import Served
+    from forebay.server.shared_regions import SharedRegions
     from forebay.serving.tensor_face import TensorFace
     from forebay.transports.http.forms_and_gzip import Staging
     from forebay.transports.http.management import Management
@@ -128,6 +130,10 @@ class InferenceRoute(Route):
             raise InvalidRequest(msg)
 
 
+def _no_regions() -> None:
+    """Have no shared memory."""
+
+
 class InferRoute(InferenceRoute):
     """`infer` of one version of a model."""
 
@@ -139,12 +145,14 @@ class InferRoute(InferenceRoute):
         face: TensorFace,
         config: HttpConfig,
         staging: Staging | None = None,
+        regions: Callable[[], SharedRegions | None] = _no_regions,
         *,
         is_one_of_several: bool = False,
     ) -> None:
-        """Answer for a version, with what it says of tensors."""
+        """Answer for a version, with what it says of tensors, and with shared memory if there is any."""
         super().__init__(served, config, staging, is_one_of_several=is_one_of_several)
         self._face = face
+        self._regions = regions
         self._calls: dict[bytes, _Call] = {}
 
     def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"", *, in_query: bool = False) -> Head:
@@ -172,6 +180,8 @@ class InferRoute(InferenceRoute):
         else:
             asked, data = call, [one.data for one in call.inputs]
             params, size = self._asked(asked)
+            for place in asked.places.values():
+                self._shared().require(place.region, place.offset, place.size)
         request = TensorRequest(data, reply, params, origin, size=size, id=head.id, call=asked)
         self.complete(request, head, origin)
         timeout_us = asked.parameters.get("timeout")
@@ -184,7 +194,9 @@ class InferRoute(InferenceRoute):
         assert isinstance(request, TensorRequest)
         config = self.endpoint.config
         specs, *data = outcome
-        outputs = tensors_of(specs, data)
+        outputs, places = tensors_of(specs, data), EMPTY
+        if request.call.places:
+            outputs, places = self._shared().put(outputs, request.call.places)
         response = InferResponse(
             outputs=outputs,
             model=config.name,
@@ -192,7 +204,7 @@ class InferRoute(InferenceRoute):
             id=request.call.id,
             parameters=parameters_of(outcome),
         )
-        pieces, json_bytes = rest.encode_response(response)
+        pieces, json_bytes = rest.encode_response(response, places)
         if json_bytes is None:
             return [JSON], pieces
         length = (rest.LENGTH_HEADER.encode(), str(json_bytes).encode())
@@ -201,13 +213,14 @@ class InferRoute(InferenceRoute):
     def _call(self, body: bytes | memoryview, json_bytes: str | None) -> _Call | InferRequest:
         """Read a call; one whose data is all behind its JSON is remembered by that."""
         if json_bytes is None:
-            return rest.decode_request(body)
+            return rest.decode_request(body, read=self._read)
         text = bytes(body[: rest.head_size(json_bytes, len(body))])
         known = self._calls.get(text)
         if known is not None and known.length == len(body):
             return known
-        asked = rest.decode_request(body, json_bytes)
-        if len(text) > MAX_REMEMBERED_BYTES or any(one.is_json for one in asked.inputs):
+        read: list[Place] = []
+        asked = rest.decode_request(body, json_bytes, lambda place: (read.append(place), self._read(place))[1])
+        if len(text) > MAX_REMEMBERED_BYTES or read or asked.places or any(one.is_json for one in asked.inputs):
             return asked
         params, size = self._asked(asked)
         places: list[slice] = []
@@ -221,6 +234,18 @@ class InferRoute(InferenceRoute):
         known = self._calls[text] = _Call(asked, params, size, places, len(body))
         return known
 
+    def _read(self, place: Place) -> bytearray:
+        if place.size > self.max_body_bytes:
+            raise self.too_large(place.size)
+        return self._shared().read(place.region, place.offset, place.size)
+
+    def _shared(self) -> SharedRegions:
+        regions = self._regions()
+        if regions is None:
+            msg = "tensors in shared memory are read and written by a server with --shared-memory only"
+            raise InvalidRequest(msg)
+        return regions
+
     def _asked(self, asked: InferRequest) -> tuple[Mapping[str, Any], int]:
         self.require_whole()
         return self._face.ask(
@@ -233,13 +258,17 @@ class InferRoute(InferenceRoute):
 
 
 def routes_for(
-    served: Served, config: HttpConfig, staging: Staging, version: str = ""
+    served: Served,
+    config: HttpConfig,
+    staging: Staging,
+    version: str = "",
+    regions: Callable[[], SharedRegions | None] = _no_regions,
 ) -> dict[str, Callable[..., Route]]:
     """Return what makes the routes of a version, by target; it is told whether the route `is_one_of_several`."""
     if served.tensors is None:
         return {}
     below = quote(served.endpoint.name, safe="") + (f"/versions/{quote(version, safe='')}" if version else "")
-    return {f"/v2/models/{below}/infer": partial(InferRoute, served, served.tensors, config, staging)}
+    return {f"/v2/models/{below}/infer": partial(InferRoute, served, served.tensors, config, staging, regions)}
 
 
 def fault_of(error: ForebayError, request_id: str = "") -> tuple[int, list[tuple[bytes, bytes]], bytes]:

@@ -116,7 +116,10 @@ class ModelRoutes:
         """Return what makes the routes of a version in the protocols that speak tensors."""
         labels = self._app.labels.get(served.endpoint.name)
         told = self._config, self._staging, version
-        return {**inference.routes_for(served, *told), **tfserving.routes_for(served, *told, labels)}
+        return {
+            **inference.routes_for(served, *told, lambda: self._app.shared_regions),
+            **tfserving.routes_for(served, *told, labels),
+        }
 
     def _unnamed(self, only: Served) -> Iterator[tuple[str, Route]]:
         versions = self._app.versions(only.endpoint.name)
