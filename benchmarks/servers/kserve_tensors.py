@@ -11,8 +11,9 @@ options = parser.parse_args()
 del sys.argv[1:]  # kserve reads it as soon as it is imported
 
 import numpy as np  # noqa: E402
-from benchmarks.work import tensors  # noqa: E402
 from kserve import InferOutput, InferRequest, InferResponse, Model, ModelServer  # noqa: E402
+
+from benchmarks.work import tensors  # noqa: E402
 
 
 class Tensors(Model):

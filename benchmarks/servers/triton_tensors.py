@@ -3,10 +3,10 @@
 
 import argparse
 
+import numpy as np
 from pytriton.decorators import batch
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.triton import Triton, TritonConfig
-import numpy as np
 
 from benchmarks.work import tensors
 

@@ -22,6 +22,7 @@ import socket
 from struct import Struct
 from typing import TYPE_CHECKING, Final, cast
 
+from forebay.transports.body_reader import TURN_BYTES as LONG_READ_BYTES
 from forebay.transports.body_reader import read_bodies
 from forebay.transports.grpc import frames, statuses
 from forebay.transports.grpc.calls import OpenCall, too_long
@@ -144,7 +145,7 @@ class GrpcConnection(asyncio.Protocol):
         except ConnectionFault as fault:
             self._refuse(fault.reason, str(fault))
         self._flush()
-        if size >= LARGE_READ_BYTES:
+        if size >= LONG_READ_BYTES:  # else all that has come was read
             self._give_way()
 
     def _give_way(self) -> None:

@@ -29,7 +29,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from forebay.errors import ForebayError, InternalError, QueueFull, Unavailable
 from forebay.observe.access_log import CALLED_OFF, EndedCall
 from forebay.serving.endpoint import next_id
-from forebay.transports.body_reader import read_bodies
+from forebay.transports.body_reader import TURN_BYTES, read_bodies
 from forebay.transports.http.asgi_calls import TOLD
 from forebay.transports.http.connection_state import (
     ASKED,
@@ -253,7 +253,7 @@ class HttpConnection(HttpToolsProtocol):
         if talk.body_bytes == head.length:
             self._parser = self.parser = new_parser(self)  # the other one waits for the body
             self.on_message_complete()
-        elif size >= LARGE_READ_BYTES:
+        elif size >= TURN_BYTES:  # else all that has come was read
             self._give_way()
 
     def _give_way(self) -> None:
