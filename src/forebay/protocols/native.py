@@ -80,19 +80,18 @@ class Refusal(InvalidRequest):
     status: ClassVar[int] = 400
     word: ClassVar[str] = str(InvalidRequest.code)
 
+    def __init_subclass__(cls, *, status: int | None = None, word: str | None = None, **more: Any) -> None:
+        """Take both as words of the class; what is left out is that of the class above."""
+        super().__init_subclass__(**more)
+        cls.status, cls.word = status or cls.status, word or cls.word
 
-class UnsupportedMedia(Refusal):
+
+class UnsupportedMedia(Refusal, status=415, word="unsupported_media_type"):
     """The body's media type or its encoding is not one the endpoint reads."""
 
-    status = 415
-    word = "unsupported_media_type"
 
-
-class NotAcceptable(Refusal):
+class NotAcceptable(Refusal, status=406, word="not_acceptable"):
     """The endpoint answers in none of the media types the client takes."""
-
-    status = 406
-    word = "not_acceptable"
 
 
 PARAMS: Final[Mapping[tuple[str, str], Mapping[str, str]]] = {

@@ -40,6 +40,7 @@ from forebay.surfaces.native.pools import Workers, pool_of
 from forebay.surfaces.native.reloading import Reloading
 from forebay.surfaces.native.repositories import RepositoryTarget, is_repository, model_files, name_of, stock
 from forebay.surfaces.native.servings import serve_serving, serving_in
+from forebay.surfaces.native.summary import summary
 from forebay.surfaces.native.target_file import import_file, split_target
 from forebay.types.devices import read_devices
 from forebay.workers.devices import doubtful
@@ -148,7 +149,7 @@ def project_of(built: Sequence[Built], http: HttpConfig, repository: RepositoryC
         http=http,
         asgi=asgi_app(app, http),
         routes=routes_of(app, http),
-        summary=[_summary(app, served) for served in app.served] + told,
+        summary=[summary(app, served) for served in app.served] + told,
         warnings=[warning for one in built for warning in one.warnings] + _doubts(app) + problems,
         graphs=[graph for one in built for graph in one.graphs],
     )
@@ -363,31 +364,3 @@ def _pool(
 def _spec(file: Path, name: str, *, isolate_errors: bool) -> RunnerSpec:
     kwargs = {"path": str(file.absolute()), "name": name, "isolate_errors": isolate_errors}
     return RunnerSpec(factory="forebay.serving.models.model_runner:from_file", kwargs=kwargs)
-
-
-def _summary(app: App, name: str) -> str:
-    about = app.describe(name)
-    if "nodes" in about:
-        return (
-            f"POST /models/{name}  version {about['version']}, a graph of {', '.join(about['nodes'])}, "
-            f"{about['workers']['slots']} requests at a time, timeout {about['timeout_ms']} ms"
-            + (", streams" if about["streams"] else "")
-        )
-    batching = about["batching"]
-    waits = f"waits {batching['max_wait_ms']:g} ms" if batching["idle"] == "wait" else batching["idle"]
-    if batching["auto"] is not None:
-        waits = f"learns what holds {batching['auto']['latency_objective_ms']:g} ms"
-    devices = list(dict.fromkeys(about["workers"]["devices"]))
-    several = ""
-    if len(about["versions"]) > 1:
-        several = ", versions " + ", ".join(f"{one['version']} ({one['weight']})" for one in about["versions"])
-    size, slots = batching["max_batch_size"], about["workers"]["slots"]
-    batches = f"batches of up to {size} ({waits}), " if size > 1 or not about["streams"] else ""
-    many = f"up to {slots} streams at a time" if about["streams"] else f"{slots} worker slots"
-    return (
-        f"POST /models/{name}  version {about['version']}, {batches}"
-        f"{many}{' on ' if devices else ''}{' and '.join(devices)}, timeout {about['timeout_ms']} ms"
-        + (", arrays of samples" if about["batchable"] else "")
-        + "".join(f", {' or '.join(one['methods'])} {one['path']}" for one in about.get("endpoints", ()))
-        + several
-    )

@@ -17,39 +17,24 @@ if TYPE_CHECKING:
     from forebay.errors import ForebayError
 
 
-class Unauthorized(Refusal):
+class Unauthorized(Refusal, status=401, word="unauthenticated"):
     """No API key, or one that is not known."""
 
-    status = 401
-    word = "unauthenticated"
 
-
-class ForeignPage(Refusal):
+class ForeignPage(Refusal, status=403, word="foreign_page"):
     """A web page of another origin calls in a way that its browser does not ask about beforehand."""
 
-    status = 403
-    word = "foreign_page"
 
-
-class NothingThere(Refusal):
+class NothingThere(Refusal, status=404, word="not_found"):
     """The path leads nowhere."""
 
-    status = 404
-    word = "not_found"
 
-
-class NotManaged(Refusal):
+class NotManaged(Refusal, status=403, word="not_managed"):
     """Versions are not managed over HTTP here."""
 
-    status = 403
-    word = "not_managed"
 
-
-class MethodNotAllowed(Refusal):
+class MethodNotAllowed(Refusal, status=405, word="method_not_allowed"):
     """The path is known, the method is not possible there."""
-
-    status = 405
-    word = "method_not_allowed"
 
 
 class UnsupportedEncoding(UnsupportedMedia):
@@ -58,25 +43,16 @@ class UnsupportedEncoding(UnsupportedMedia):
     takes: bytes = b"identity"
 
 
-class TooSlow(Refusal):
+class TooSlow(Refusal, status=408, word="request_timeout"):
     """The rest of the request did not come in time."""
 
-    status = 408
-    word = "request_timeout"
 
-
-class WrongHost(Refusal):
+class WrongHost(Refusal, status=421, word="wrong_host"):
     """The server is not called so."""
 
-    status = 421
-    word = "wrong_host"
 
-
-class HeadTooLarge(Refusal):
+class HeadTooLarge(Refusal, status=431, word="head_too_large"):
     """Request line and headers, or what frames a body, are too long."""
-
-    status = 431
-    word = "head_too_large"
 
 
 class NotHttp(Refusal):
@@ -87,11 +63,8 @@ class NotTls(NotHttp):
     """What came to a port that speaks TLS is no TLS, or none that can be agreed on."""
 
 
-class NotImplementedHere(Refusal):
+class NotImplementedHere(Refusal, status=501, word="not_implemented"):
     """The request asks for a part of HTTP that is not spoken here."""
-
-    status = 501
-    word = "not_implemented"
 
 
 def error_headers(error: ForebayError) -> list[tuple[bytes, bytes]]:

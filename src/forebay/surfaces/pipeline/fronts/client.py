@@ -121,14 +121,8 @@ class PredictFuture(Future[ClientResult]):
         return is_cancelled
 
 
-class PipelineClient:
-    """Calls pipelines from any number of threads.
-
-    Args:
-        timeout: Seconds a prediction has unless it says otherwise; None waits for ever.
-        metadata: What every call says beside its message, for example `[("x-api-key", "...")]`.
-        credentials: Of a TLS channel, from `grpc.ssl_channel_credentials()`.
-    """
+class _Client:
+    """What both clients know of the servers that they take in turns."""
 
     def __init__(
         self,
@@ -140,9 +134,19 @@ class PipelineClient:
         self._timeout = timeout
         self._metadata = list(metadata)
         self._credentials = credentials
-        self._channels: list[grpc.Channel] = []
+        self._channels: list[Any] = []
         self._methods: list[Any] = []
         self._turn = itertools.count()
+
+
+class PipelineClient(_Client):
+    """Calls pipelines from any number of threads.
+
+    Args:
+        timeout: Seconds a prediction has unless it says otherwise; None waits for ever.
+        metadata: What every call says beside its message, for example `[("x-api-key", "...")]`.
+        credentials: Of a TLS channel, from `grpc.ssl_channel_credentials()`.
+    """
 
     def connect(self, endpoints: Sequence[str]) -> None:
         """Take these servers in turns: `host:port`, with a name, an IPv4 or an `[IPv6]` address.
@@ -257,22 +261,8 @@ class PipelineClient:
         self.close()
 
 
-class AsyncPipelineClient:
+class AsyncPipelineClient(_Client):
     """Calls pipelines from coroutines of one loop; its arguments are those of `PipelineClient`."""
-
-    def __init__(
-        self,
-        *,
-        timeout: float | None = TIMEOUT_S,
-        metadata: Metadata = (),
-        credentials: grpc.ChannelCredentials | None = None,
-    ) -> None:
-        self._timeout = timeout
-        self._metadata = list(metadata)
-        self._credentials = credentials
-        self._channels: list[grpc.aio.Channel] = []
-        self._methods: list[Any] = []
-        self._turn = itertools.count()
 
     async def connect(self, endpoints: Sequence[str]) -> None:
         """Take these servers in turns; see `PipelineClient.connect`."""

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forebay.errors import ConfigError
 from forebay.remotes.kserve import KServeBackend
@@ -72,15 +71,7 @@ class _Hosted:
         self._is_closed = False
         self.feed_names_ = self._client.feed_names_
         self.fetch_names_ = self._client.fetch_names_
-
-    def predict(
-        self,
-        feed: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-        fetch: Sequence[str] | None = None,
-        batch: bool = True,
-        log_id: int = 0,
-    ) -> dict[str, Any]:
-        return self._client.predict(feed, fetch, batch, log_id)
+        self.predict = self._client.predict
 
     def close(self) -> None:
         self._client.close()
