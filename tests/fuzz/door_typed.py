@@ -97,8 +97,8 @@ def is_sound(one: Sent) -> bool:
         return False
     count = math.prod(one.shape)
     if one.kind != "BYTES":
-        size = struct.calcsize("<" + FORMATS[one.kind])
-        return len(one.data) == count * size and math.prod(max(axis, 1) for axis in one.shape) * size < 2**63
+        size, wide = (struct.calcsize("<" + FORMATS[kind]) for kind in (one.kind, one.name))
+        return len(one.data) == count * size and math.prod(max(axis, 1) for axis in one.shape) * wide < 2**63
     texts = texts_of(one.data)
     if len(one.shape) != 1 or texts is None or len(texts) != count:
         return False

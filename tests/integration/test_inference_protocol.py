@@ -287,6 +287,13 @@ def test_a_wrong_input_is_named_with_what_is_expected(server, inputs, told):  # 
     assert told in text, text
 
 
+def test_an_axis_that_only_the_models_wider_type_has_no_room_for_is_the_clients_fault(server):
+    """Nothing is in it, and a library multiplies the other axes all the same."""
+    status, text = refusal(ask(server, "typed", tensor("INT64", "INT8", [1, 0, 2**62], [])))
+    assert status == 400
+    assert "input 'INT64' has the shape [1, 0, 4611686018427387904]; as INT64" in text, text
+
+
 def test_a_missing_input_and_an_unknown_output(server):
     assert refusal(ask(server, "people", tensor("name", "BYTES", [1], ["Ada"]))) == (
         400,

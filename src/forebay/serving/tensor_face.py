@@ -228,6 +228,14 @@ def _check(tensor: Tensor, declared: TensorMetadata | None, *, is_ranked: bool) 
         elements(name, tensor.shape, found.size or 4)
     else:
         check_size(name, found.name, tensor.shape, len(tensor.data))
+    if declared is not None and declared.datatype != found.name and declared.datatype in DATATYPES:
+        # It becomes wider, and the axes beside an empty one are multiplied all the same.
+        try:
+            elements(name, tensor.shape, DATATYPES[declared.datatype].size or 4)
+        except ValidationError:
+            found_shape = str(list(tensor.shape))[:200]
+            msg = f"input '{name}' has the shape {found_shape}; as {declared.datatype} it is larger than 2^63 bytes"
+            raise ValidationError(msg) from None
     if declared is None or not is_ranked:
         return
     fits = len(tensor.shape) == len(declared.shape) and all(
