@@ -2,6 +2,7 @@
 """Models of Python handlers: section 6 of the specification, against a real S3 server."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import random
@@ -91,8 +92,11 @@ class Served:
 
     def kept(self):
         """What lies whole on the disk."""
-        there = [at for at in (self.folder / "kept" / "0").glob("*/*/*") if at.is_dir()]
-        whole = [at for at in there if not at.parent.parent.name.startswith(("coming-", "leaving-"))]
+        whole = []
+        for one in (self.folder / "kept" / "0").iterdir():
+            if one.is_dir() and not one.name.startswith(("coming-", "leaving-")):
+                with contextlib.suppress(FileNotFoundError):  # it leaves just now
+                    whole += [at for at in one.glob("*/*") if at.is_dir()]
         return sorted(f"{at.parent.name}/{at.name}" for at in whole)
 
     def stop(self):
@@ -475,6 +479,10 @@ def test_the_cache_keeps_what_was_used_last(buckets, bucket, served):
     assert "'x' model of tag latest wasn't found in the list of available models" in refused(many.get, "x")
     buckets.put(f"{bucket}/c/1/model", b"CC")
     eventually(lambda: many.get("c").files == {"model": "CC"})
+    gone = weakref.ref(many.get("c"))
+    buckets.remove(f"{bucket}/c/1/model")
+    eventually(lambda: gc.collect() is None or gone() is None)
+    eventually(lambda: "c/1" not in many.kept())
 
 
 def test_what_was_changed_since_the_last_look_is_looked_at_again(buckets, bucket, served):
@@ -545,15 +553,27 @@ HANDLER = """
 
 
 def test_a_server_with_models(buckets, bucket, serve):
-    # N10, N16, N59, N105, N108, N119, N124: the seed's own spelling; credentials in the project's own file
+    # N10, N16, N59, N105, N106, N108, N119, N124: the seed's own spelling; credentials in the project's own file
+    faults = Faults(buckets.port)
     buckets.put(f"{bucket}/iris/model", b"iris")
-    told = "\n".join(f"{name}={value}" for name, value in buckets.environment().items())
-    config = {"models": {"path": f"s3://{bucket}/iris"}, "processes": 2}
+    told = "\n".join(f"{name}={value}" for name, value in buckets.environment(faults.port).items())
+    config = {"models": {"path": f"s3://{bucket}/iris"}, "processes": 3}
     server = serve(HANDLER, config, __env=told)
     for _ in range(4):
         assert server.request("POST", json="zzz").json() == ["iris", True, True]
     told = server.request(path="/info").json()["model_metadata"]["_cortex_default"]
     assert told["versions"] == ["1"]
+    assert sum(path.endswith("/model") for _, path in faults.seen) == 1  # all have the same copy
+    faults.close()
+
+
+def test_a_constructor_that_asks_for_a_cached_model(buckets, bucket, serve):
+    # N108, N120
+    buckets.put(f"{bucket}/iris/1/model", b"iris")
+    told = "\n".join(f"{name}={value}" for name, value in buckets.environment().items())
+    config = {"models": {"dir": f"s3://{bucket}", "cache_size": 1, "disk_cache_size": 1}}
+    server = serve(HANDLER.replace("get_model()", "get_model('iris')"), config, __env=told)
+    assert server.request("POST", json="iris").json() == ["iris", True, True]
 
 
 WATCHING = """
