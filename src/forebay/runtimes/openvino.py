@@ -54,8 +54,9 @@ class OpenVino:
         self.file = model
         self.signature = Signature(_ports(self._model.inputs), _ports(self._model.outputs))
         # By their ports, for some have no names that the library would find them by.
-        self._inputs = {var.name: port for var, port in zip(self.signature.feeds, self._model.inputs, strict=True)}
-        self._outputs = {var.name: port for var, port in zip(self.signature.fetches, self._model.outputs, strict=True)}
+        # Others have several, and whoever describes a model may call it by any.
+        self._inputs = _by_name(self.signature.feeds, self._model.inputs)
+        self._outputs = _by_name(self.signature.fetches, self._model.outputs)
 
     @property
     def threads(self) -> int:
@@ -80,6 +81,11 @@ class OpenVino:
         self._request.infer({self._inputs[name]: array for name, array in arrays.items()})
         # The tensors belong to the request and are written over by the next one.
         return [Value(self._request.get_tensor(self._outputs[name]).data.copy()) for name in fetch]
+
+
+def _by_name(known: Sequence[Var], ports: Sequence[Any]) -> dict[str, Any]:
+    every = {name: port for port in ports for name in port.get_names()}
+    return every | {one.name: port for one, port in zip(known, ports, strict=True)}
 
 
 def _reshaped(model: Any, options: OpenVinoOptions, make: Any) -> Any:
