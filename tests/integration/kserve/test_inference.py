@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+import trustme
 from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
@@ -131,6 +132,30 @@ def test_a_key_is_asked_for():
         assert infer(channel, made, metadata=[("x-api-key", "secret")]).model_name == "mirror"
         health = health_pb2.HealthCheckRequest(service="mirror").SerializeToString()
         assert channel.unary_unary("/grpc.health.v1.Health/Check")(health, timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("speaks_tls", [False, True])
+def test_long_tensors_that_take_turns_come_back_as_they_were(tmp_path, speaks_tls):  # F72
+    """Beside pings, with and without TLS, one by one and as messages of a stream."""
+    files, credentials = {}, None
+    if speaks_tls:
+        authority = trustme.CA()
+        both = tmp_path / "both.pem"
+        authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(both)
+        files, credentials = {"certfile": str(both)}, grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+    with KServed(max_message_bytes=8 << 20, **files) as port:
+        options = [("grpc.keepalive_time_ms", 10), ("grpc.max_receive_message_length", -1)]
+        channel = port.connect(options, credentials)
+        call = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+        sent = [np.random.default_rng(seed).random((1, 10_000 * seed + 5)).astype("f4") for seed in range(16)]
+        asked = [request("mirror", one).SerializeToString() for one in sent]
+        calls = [call.future(one, timeout=PATIENCE_S) for one in asked]
+        for one, answer in zip(sent, calls, strict=True):
+            assert np.array_equal(output(M.ModelInferResponse.FromString(answer.result())), one)
+        asking = Asking(channel)
+        for one in sent[::4]:
+            assert np.array_equal(output(asking.ask(request("mirror", one)).infer_response), one)
+        assert not asking.close()
 
 
 def test_health_knows_the_models_and_reflection_the_service(channel):
