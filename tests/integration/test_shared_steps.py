@@ -110,7 +110,7 @@ def test_a_worker_does_not_look_again_and_again_at_async_generators_that_wait(se
     waiting = Stream(server, "awaiting")
     other = Stream(server, "awaiting")
     (looks,) = waiting.rest()
-    assert looks <= 3  # one for the other one, and for what it says
+    assert looks <= 10  # for the other one, at most a bundle of them, and for what it says
     other.rest()
 
 

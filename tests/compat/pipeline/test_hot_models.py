@@ -457,7 +457,7 @@ def test_twenty_models_leave_nothing_behind(tmp_path, watched):  # P152, P153
 
     before, threads = swap_often(3)
     after, threads_after = swap_often(10)
-    assert threads_after == threads
+    assert threads_after <= threads  # of those that the library itself kept for a while some may have ended
     assert after - before < 40e6  # 20 models have 80 MB
 
 

@@ -46,9 +46,12 @@ NOT_READ = [
 
 
 def python(text):
-    """What Python reads; it warns of escapes that are none, which we take as it does."""
+    """What Python reads; it warns of escapes that are none, which we take as it does.
+
+    The brackets: a line may end between any two tokens, as it may within brackets in Python.
+    """
     with warnings.catch_warnings(action="ignore"):
-        return ast.literal_eval(text.strip())
+        return ast.literal_eval(f"({text.strip()}\n)")
 
 
 def same(left, right):
@@ -178,6 +181,7 @@ def test_the_repr_of_any_python_value_is_read_back(value):
     assert same(parse(repr(value), "literal"), value)
 
 
+@example("-\n0")
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet="[](){},:'\"\\ \n0123456789.eE+-_xabnfirTuFlsN*", max_size=30))
 def test_no_text_raises_or_means_something_else_than_in_python(text):
