@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -70,7 +71,7 @@ def test_import_forebay_loads_only_msgspec_and_the_standard_library():
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert child.returncode == 0, child.stderr
@@ -148,7 +149,7 @@ def test_the_readme_names_every_extra_that_it_should():
 
 def test_the_wheel_has_all_that_the_package_has(tmp_path):
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE_S)
     (wheel,) = tmp_path.glob("forebay-*.whl")
     inside = set(zipfile.ZipFile(wheel).namelist())
     assert {"forebay/cli/init.py", "forebay/testing/served.py", "forebay/py.typed"} <= inside

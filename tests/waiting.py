@@ -4,7 +4,7 @@
 import asyncio
 import time
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 def timeouts(first_s=0.05):

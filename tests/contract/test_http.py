@@ -30,7 +30,7 @@ class Way:
         self.name = name
         self.server = server
         self.headers = headers
-        self.client = httpx.Client(base_url=server.url, headers=headers, timeout=60)
+        self.client = httpx.Client(base_url=server.url, headers=headers, timeout=PATIENCE_S)
 
     def wire(self):
         return self.server.connect("".join(f"{name}: {value}\r\n" for name, value in self.headers.items()))

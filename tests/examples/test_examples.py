@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.waiting import PATIENCE_S
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FILE_TYPE = REPOSITORY / "examples" / "file-type"
@@ -158,7 +159,7 @@ def free_port():
 
 
 def run(command):
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=50)
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 @contextmanager
@@ -174,14 +175,14 @@ def serving(target, log, *options):
         finally:
             process.send_signal(signal.SIGTERM)
             try:
-                status = process.wait(60)
+                status = process.wait(PATIENCE_S)
             finally:
                 process.kill()
         assert status == 0, "SIGTERM is the ordinary way to stop"
 
 
 def wait_until_ready(process, url, log):
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
             if httpx.get(url).status_code == 200:

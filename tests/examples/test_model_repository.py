@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "model-repository"
 NEEDED = ("magika", "rapidocr_onnxruntime", "onnxruntime")
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 
 def test_what_it_prints_is_what_its_page_shows():
     result = subprocess.run(
-        [sys.executable, str(EXAMPLE / "demo.py")], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, str(EXAMPLE / "demo.py")], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert result.returncode == 0, result.stderr
     page = (EXAMPLE / "README.md").read_text()

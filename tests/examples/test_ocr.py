@@ -12,6 +12,7 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.waiting import PATIENCE_S
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "ocr"
 PICTURES = EXAMPLE / "pictures"
@@ -305,7 +306,7 @@ def server(launch):
 
 
 def asked(server, picture, **query):
-    return httpx.post(f"{server.url}/models/ocr", content=picture, params=query, timeout=50.0)
+    return httpx.post(f"{server.url}/models/ocr", content=picture, params=query, timeout=PATIENCE_S)
 
 
 def test_trap_31_each_picture_is_a_run_of_its_own(server):
@@ -355,7 +356,7 @@ class TestServed:
 @pytest.mark.slow
 def test_the_demo_reads_all_pictures(tmp_path):
     command = [sys.executable, str(EXAMPLE / "demo.py"), "--rounds", "1", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "TOTAL EUR 21,75" in done.stdout
     assert "character error rate" in done.stdout

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.examples.test_examples import load_script
+from tests.waiting import PATIENCE_S
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -16,7 +17,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 def test_the_incrementer_adds_three(serve):  # O68, O101
     server = serve(EXAMPLES / "ovms-incrementer")
     asked = json.loads((EXAMPLES / "ovms-incrementer/request.json").read_text())
-    answer = httpx.post(f"{server.url}/v2/models/python_graph/infer", json=asked, timeout=60).json()
+    answer = httpx.post(f"{server.url}/v2/models/python_graph/infer", json=asked, timeout=PATIENCE_S).json()
     (output,) = answer["outputs"]
     assert output == {"name": "last_number", "shape": [3], "datatype": "FP32", "data": [3, 4.5, 42]}
 
@@ -34,5 +35,5 @@ def test_a_file_is_known_by_its_bytes(serve, tmp_path):  # O101
     assert client.ask(server.url, (folder / "client.py").read_bytes()) == "python"
     assert client.ask(server.url, (folder / "README.md").read_bytes()) in {"markdown", "txt"}
     assert client.ask(server.url, (folder / "out/magika/1/model.onnx").read_bytes()) == "onnx"
-    about = httpx.get(f"{server.url}/v2/models/magika", timeout=60).json()
+    about = httpx.get(f"{server.url}/v2/models/magika", timeout=PATIENCE_S).json()
     assert [one["datatype"] for one in about["inputs"]] == ["INT32"]

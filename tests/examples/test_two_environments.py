@@ -5,12 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.waiting import PATIENCE_S
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "two-environments"
 
 
 def test_both_versions_answer_and_nothing_is_lost():
     ended = subprocess.run(
-        [sys.executable, str(EXAMPLE / "demo.py")], check=False, capture_output=True, text=True, timeout=55
+        [sys.executable, str(EXAMPLE / "demo.py")], check=False, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "numpy 1.26.4" in ended.stdout

@@ -14,6 +14,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tests.waiting import PATIENCE_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -35,7 +37,7 @@ class Running:
         ready = threading.Event()
         self._reader = threading.Thread(target=self._read, args=(ready,), daemon=True)
         self._reader.start()
-        assert ready.wait(60), self.said
+        assert ready.wait(PATIENCE_S), self.said
 
     def _read(self, ready: threading.Event) -> None:
         assert self.process.stdout is not None
@@ -50,8 +52,8 @@ class Running:
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(60)
-        self._reader.join(60)
+        self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
         assert self.process.stdout is not None
         self.process.stdout.close()
 

@@ -112,7 +112,7 @@ async def test_requests_meet_in_the_batches_of_a_node():
 
 
 async def test_branches_run_side_by_side():  # P66
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=PATIENCE_S)
     nodes = {name: made(lambda inputs: both.wait()) for name in "ab"} | {"j": made(len)}
     async with Serving(graph(node("a", "x"), node("b", "x"), node("j", "a", "b")), nodes) as serve:
         assert await serve(0) == 2
@@ -178,7 +178,7 @@ async def test_the_first_arrival_is_the_answer_without_waiting_for_the_second():
         nodes=(node("quick", "x"), node("slow", "y"), node("any", "quick", "slow", policy="first")),
     )
     gate = threading.Event()
-    nodes = {"quick": made(runners.fails), "slow": made(lambda inputs: gate.wait(60)), "any": made(dict)}
+    nodes = {"quick": made(runners.fails), "slow": made(lambda inputs: gate.wait(PATIENCE_S)), "any": made(dict)}
     async with Serving(spec, nodes) as serve:
         assert await serve.endpoint.call({"x": "B", "y": 1.0}) == {"result": {"quick": "B"}}
         assert not gate.is_set()
@@ -207,7 +207,7 @@ async def test_the_first_failure_is_the_answer_and_the_other_branch_is_dropped()
 
 async def test_a_deadline_covers_every_node():  # P90
     gate = threading.Event()
-    nodes = {"a": made(lambda inputs: gate.wait(60))}
+    nodes = {"a": made(lambda inputs: gate.wait(PATIENCE_S))}
     async with Serving(graph(node("a", "x")), nodes) as serve:
         with pytest.raises(DeadlineExceeded):
             await serve(0, timeout_s=0.1)

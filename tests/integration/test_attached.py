@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.waiting import PATIENCE_S
 
 from forebay.cli.main import main
 from forebay.observe import model_log
@@ -24,7 +25,6 @@ from forebay.workers import frames
 ROOT = Path(__file__).parents[2]
 OTHER = ROOT / ".venv/environments/other/bin/python"
 RUN = "import sys; from forebay.cli.main import main; sys.exit(main())"
-PATIENCE_S = 60.0
 
 MODEL = """
 import os, time, forebay

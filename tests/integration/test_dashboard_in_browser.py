@@ -7,6 +7,7 @@ import threading
 import httpx
 import pytest
 from tests.browser import PROGRAM, Browser
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium on the PATH (Debian: apt-get install chromium)")
 
@@ -36,7 +37,7 @@ def load(server):
     over = threading.Event()
 
     def call(name):
-        with httpx.Client(base_url=server.url, timeout=60) as client:
+        with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
             while not over.wait(0.02):
                 client.post(f"/models/{name}", json=CALLS[name])
 
@@ -46,7 +47,7 @@ def load(server):
     yield
     over.set()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
 
 
 @pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])

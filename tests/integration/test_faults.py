@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from forebay.transports.signals import LAST_S
 
@@ -114,6 +115,21 @@ def test_nothing_is_left_of_a_server_that_is_killed(stubborn, tmp_path, eventual
     assert "Traceback" not in server.log
     assert [*Path("/dev/shm").glob(f"forebay-{server.process.pid}-*"), *(tmp_path / "temporary").iterdir()] == []
     socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_what_only_describes_a_file_ends_with_a_server_that_ended_before_it_looked(tmp_path):
+    # F23
+    (tmp_path / "model.py").write_text("import time\ntime.sleep(600)\n")
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    command = [sys.executable, "-P", "-c", "from forebay.surfaces.native.describe import main; main()"]
+    with subprocess.Popen([*command, tmp_path / "model.py", str(gone.pid)], stdout=subprocess.PIPE) as describing:
+        try:
+            assert describing.stdout is not None
+            describing.stdout.close()
+            describing.wait(PATIENCE_S)
+        finally:
+            describing.kill()
 
 
 def test_no_process_outlives_a_program_with_a_serving_that_is_killed(tmp_path, eventually):
@@ -322,11 +338,11 @@ def test_standard_files_that_are_closed_are_missed_by_nobody(closed, models, tmp
 
         def connected():
             with suppress(OSError):
-                return socket.create_connection(("127.0.0.1", port), timeout=20)
+                return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
             return None
 
         with eventually(connected) as connection:
-            connection.settimeout(20)
+            connection.settimeout(PATIENCE_S)
             while True:
                 connection.sendall(b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n0")
                 answer = connection.recv(65536)
@@ -336,7 +352,7 @@ def test_standard_files_that_are_closed_are_missed_by_nobody(closed, models, tmp
         links = [str(Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in closed]
         assert set(links) == {"/dev/null"}
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
     finally:
         process.kill()
         process.wait()
@@ -352,14 +368,14 @@ def test_a_full_disk_behind_the_log_costs_the_log_only(models, eventually):
     try:
 
         def answered():
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:
                 connection.sendall(b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n0")
                 return connection.recv(65536).startswith(b"HTTP/1.1 200 ")
             return False
 
         eventually(answered)
         process.terminate()
-        process.wait(60)
+        process.wait(PATIENCE_S)
     finally:
         process.kill()
         process.wait()

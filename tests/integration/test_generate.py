@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.conftest import FOREBAY, Server
+from tests.waiting import PATIENCE_S
 
 from forebay.cli.main import main
 
@@ -117,7 +118,7 @@ SERVED = sorted(set(KINDS) - {"bucket", "nucleus-rpc"})
 
 
 def run(*command, **more):
-    return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=120, check=False, **more)
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=PATIENCE_S, check=False, **more)
 
 
 def generate(folder, *arguments):

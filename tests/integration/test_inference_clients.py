@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / ".venv/environments"
@@ -23,5 +24,7 @@ def test_a_client_over_http(launch, models, environment, script):  # O123 to O13
         pytest.skip(f"make environment NAME={environment} makes what this needs")
     server = launch(models / "tensors.py", "--manage", "--worker-kind", "thread")
     address = server.url.removeprefix("http://") if environment == "kserve-clients" else server.url
-    done = subprocess.run([python, HERE / script, address], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [python, HERE / script, address], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.stdout.endswith("served\n"), done.stdout + done.stderr

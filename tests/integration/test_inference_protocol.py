@@ -11,10 +11,11 @@ import httpx
 import numpy as np
 import pytest
 from tests.models import model_files
+from tests.waiting import PATIENCE_S
 
 LENGTH = "Inference-Header-Content-Length"
 JSON = "application/json"
-CLIENT = httpx.Client(trust_env=False, timeout=20)
+CLIENT = httpx.Client(trust_env=False, timeout=PATIENCE_S)
 
 
 def serve_all(launch, folder, kind, *targets):

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from forebay.cli.init import class_name
 from forebay.cli.main import main
@@ -49,7 +50,7 @@ def test_the_project_is_checked_served_and_tested_as_it_stands(cli, serve, tmp_p
         env={**os.environ, "PYTHONPATH": SRC},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert tested.returncode == 0, tested.stdout + tested.stderr

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 CLIENTS = 12
 
@@ -37,7 +38,7 @@ class Load:
 
     def __exit__(self, *_error):
         for thread in self.threads:
-            thread.join(20)
+            thread.join(PATIENCE_S)
 
     def _client(self):
         try:
@@ -155,7 +156,7 @@ def test_a_signal_while_models_load_ends_it(serve, tmp_path, eventually):
     server = serve(path, ready=False)
     eventually(lambda: "loading" in server.log)
     server.signal()
-    assert server.wait(60) == 0
+    assert server.wait(PATIENCE_S) == 0
     assert "Traceback" not in server.log
 
 
@@ -188,4 +189,4 @@ def test_a_model_that_hangs_while_it_loads_does_not_keep_the_server_from_stoppin
     server = serve(path, "--worker-kind", "thread", ready=False)
     eventually(started.exists)
     server.process.terminate()
-    assert server.process.wait(60) == 0
+    assert server.process.wait(PATIENCE_S) == 0

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from forebay import ConfigError, Media, Model
 from forebay.serving.models.model import load_module
@@ -40,7 +41,7 @@ def pictures(request, launch, models, tmp_path_factory):
         for worker in workers:
             worker.terminate()
         for worker in workers:
-            worker.wait(20)
+            worker.wait(PATIENCE_S)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import httpx
 import msgspec
 import pytest
 from tests.models import model_files
+from tests.waiting import PATIENCE_S
 
 THREE = "idle: wait\n    max_wait_ms: 60000\n    max_batch_size: 3"
 """Three samples that come together run together, or not before a minute is over."""
@@ -59,7 +60,7 @@ def server(launch, tmp_path_factory):
 
 
 def ask(server, name, body, **more):
-    return httpx.post(f"{server.url}/models/{name}", json=body, timeout=60, **more)
+    return httpx.post(f"{server.url}/models/{name}", json=body, timeout=PATIENCE_S, **more)
 
 
 def ask_together(at_once, server, name, samples):

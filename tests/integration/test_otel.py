@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 import yaml
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 from forebay.observe.access_log import EndedCall
 from forebay.observe.otel import Tracing, tracing
@@ -281,7 +281,7 @@ def test_a_pipelines_calls_have_batches_below_and_their_trace_goes_on(traced_pip
         assert address is not None
         with grpc.insecure_channel(address[1]) as channel:
             asked = Request(key=["x"], value=["1" * size]).SerializeToString()
-            found = channel.unary_unary(PATH)(asked, metadata=(("traceparent", traceparent),), timeout=20)
+            found = channel.unary_unary(PATH)(asked, metadata=(("traceparent", traceparent),), timeout=PATIENCE_S)
         answer = Response.FromString(found)
         given = dict(zip(answer.key, answer.value, strict=True))
     assert given["parent"] == traceparent

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from tests.waiting import timeouts
+from tests.waiting import PATIENCE_S, timeouts
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def peers(launch):
 
 
 def ask(server, model, sample, **more):
-    return httpx.post(f"{server.url}/models/{model}", json=sample, timeout=60, **more)
+    return httpx.post(f"{server.url}/models/{model}", json=sample, timeout=PATIENCE_S, **more)
 
 
 def metric(server, name, model):

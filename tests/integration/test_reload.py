@@ -10,7 +10,7 @@ import threading
 import httpx
 import pytest
 from tests.conftest import FOREBAY
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 MODEL = """
 import forebay
@@ -58,7 +58,7 @@ class Load:
     def __exit__(self, *_error):
         self.is_over = True
         for thread in self.threads:
-            thread.join(20)
+            thread.join(PATIENCE_S)
 
     def _client(self):
         try:

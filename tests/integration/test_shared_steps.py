@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 LONG = 100_000
 MODELS = ["shared", "shared-async", "generated", "generated-async"]
@@ -31,7 +32,7 @@ class Stream:
     def __init__(self, server, model, number=None, **sample):
         body = json.dumps(sample if number is None else number).encode()
         self.socket = socket.create_connection(("127.0.0.1", server.port))
-        self.socket.settimeout(60)
+        self.socket.settimeout(PATIENCE_S)
         self.socket.sendall(
             b"POST /models/%b HTTP/1.0\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
             b"content-length: %d\r\n\r\n%b" % (model.encode(), len(body), body)
@@ -60,7 +61,7 @@ class Stream:
 
 
 def eventually(check):
-    until = time.monotonic() + 60
+    until = time.monotonic() + PATIENCE_S
     while not check():
         assert time.monotonic() < until
         time.sleep(0.01)

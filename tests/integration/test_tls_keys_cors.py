@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 import trustme
+from tests.waiting import PATIENCE_S
 
 ORIGIN = "http://page.example"
 PUBLIC = ["/healthz", "/readyz", "/docs", "/openapi.json", "/docs/docs-init.js"]
@@ -111,8 +112,8 @@ def test_a_handshake_has_the_time_of_the_beginning_of_a_request(launch, authorit
         "zoo.py", "--worker-kind", "thread", "--certfile", str(files / "both.pem"), command=command, ca=authority
     )
     with (
-        socket.create_connection((server.host, server.port), timeout=10) as silent,
-        socket.create_connection((server.host, server.port), timeout=10) as half,
+        socket.create_connection((server.host, server.port), timeout=PATIENCE_S) as silent,
+        socket.create_connection((server.host, server.port), timeout=PATIENCE_S) as half,
     ):
         half.sendall(b"\x16\x03\x01\x02\x00\x01")
         assert silent.recv(1) == half.recv(1) == b""
@@ -146,7 +147,7 @@ def test_a_tls_server_drains_like_any_other(serve, authority, files, eventually)
         eventually(lambda: server.metric("forebay_in_flight") == 1)
         server.signal()
         assert wire.read().status == 200
-    assert server.wait(60) == 0
+    assert server.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize(

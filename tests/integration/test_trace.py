@@ -9,6 +9,7 @@ from statistics import mean
 import httpx
 import pytest
 from tests.unit.observe.chrome_trace import check
+from tests.waiting import PATIENCE_S
 
 from forebay.transports.http.trace_page import RECORDINGS
 
@@ -55,10 +56,10 @@ class Load:
     def __exit__(self, *_error):
         self.over.set()
         for thread in self.threads:
-            thread.join(60)
+            thread.join(PATIENCE_S)
 
     def _call(self, client):
-        with httpx.Client(timeout=60) as calls:
+        with httpx.Client(timeout=PATIENCE_S) as calls:
             for number in itertools.count():
                 if self.over.is_set():
                     return
@@ -181,7 +182,7 @@ def test_a_time_that_is_none_is_refused(launch, seconds):
 
 def test_recordings_share_the_timeline_but_their_number_is_limited(launch, at_once):
     server = launch("zoo.py", "--worker-kind", "thread", "--max-body-bytes", "200000")
-    answers = at_once(*[lambda: httpx.get(f"{server.url}/trace?seconds=2", timeout=60)] * 6)
+    answers = at_once(*[lambda: httpx.get(f"{server.url}/trace?seconds=2", timeout=PATIENCE_S)] * 6)
     statuses = sorted(answer.status_code for answer in answers)
     assert statuses == [200, 200, 200, 200, 429, 429]
 
@@ -206,7 +207,7 @@ def test_a_server_that_stops_hands_over_what_it_has_recorded(serve, graph, event
     answers = []
 
     def record():
-        while (answer := httpx.get(f"{server.url}/trace?seconds=300", timeout=120)).status_code == 429:
+        while (answer := httpx.get(f"{server.url}/trace?seconds=300", timeout=PATIENCE_S)).status_code == 429:
             pass  # the one that looks below had its place
         answers.append(answer)
 
@@ -219,7 +220,7 @@ def test_a_server_that_stops_hands_over_what_it_has_recorded(serve, graph, event
     server.signal()
     assert server.wait() == 0
     for recording in recordings:
-        recording.join(60)
+        recording.join(PATIENCE_S)
     for answer in answers:
         assert answer.status_code == 200
         assert any(event.get("cat") == "batch" for event in check(answer.content))

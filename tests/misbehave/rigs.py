@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from tests.compat.pipeline.conftest import answer_of
 from tests.misbehave import models, pipeline_project
+from tests.waiting import PATIENCE_S
 
 from forebay.server.config import AttachConfig, HttpConfig, Overrides
 from forebay.surfaces.contract import Options
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
-PATIENCE_S = 40.0
 STUCK_S = 0.1
 """How long a worker may go on with what nobody waits for, where that is to end it."""
 HANG_S = 2.0

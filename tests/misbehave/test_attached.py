@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from tests.misbehave.who import MODELS
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.parametrize("place", [*MODELS, "hooks"])

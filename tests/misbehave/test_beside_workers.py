@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 from tests.graph.runners import Each
 from tests.graph.test_run import graph as graph_spec
 from tests.graph.test_run import node as node_spec
+from tests.waiting import PATIENCE_S
 
 import forebay
 from forebay.batching.queue import BatchConfig
@@ -110,7 +111,7 @@ def elsewhere(function: Any, *arguments: Any) -> Any:
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join(30)
+    thread.join(PATIENCE_S)
     return found.result(0)
 
 
@@ -342,7 +343,7 @@ async def test_what_reads_the_requests_of_a_graph(boom):
     await outer.start()
     try:
         with pytest.raises(ForebayError) as caught:
-            await asyncio.wait_for(outer.call({"x": 1}), 5)
+            await asyncio.wait_for(outer.call({"x": 1}), PATIENCE_S)
         assert failure_of(caught.value).error is caught.value
     finally:
         await outer.drain(0.0)

@@ -7,7 +7,7 @@ import pytest
 from tests.misbehave.catalogue import WAYS
 from tests.misbehave.who import PLACES, cells, who
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.parametrize("place", [*PLACES, "hooks", "key"])

@@ -8,6 +8,8 @@ import shutil
 import tempfile
 import threading
 
+from tests.waiting import PATIENCE_S
+
 from forebay.errors import ModelError, revive
 from forebay.types.failures import failure_of
 from forebay.workers.address import UnixAddress
@@ -16,8 +18,6 @@ from forebay.workers.child import WorkerConnection, serve, wire_error
 from forebay.workers.runner import WorkerContext
 from forebay.workers.worker_listener import WorkerListener
 from forebay.workers.worker_slot import WorkerSlot
-
-PATIENCE_S = 60.0
 
 
 class AttachedByThreads(AttachedPool[WorkerSlot]):

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from tests.pools.guests import AttachedByThreads
+from tests.waiting import PATIENCE_S
 
 from forebay.errors import BadOutcome, Code, ConfigError, ModelError, RunnerFailed, Unavailable, ValidationError
 from forebay.observe import model_log
@@ -36,7 +37,6 @@ from forebay.workers.threads import ThreadPool
 HERE = "tests.pools.runners"
 ROOT = str(Path(__file__).parents[2])
 ALL = ["inline", "async", "threads", "processes", "attached"]
-PATIENCE_S = 60.0
 
 
 def pool_of(kind, runner="Told", workers=1, threads=1, **kwargs):
@@ -606,7 +606,7 @@ def test_nothing_is_left_in_memory_of_a_server_that_was_killed(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", SERVER.format(root=ROOT, prefix=prefix)], env={**os.environ, "TMPDIR": str(tmp_path)}
     ) as server:
-        assert server.wait(60) == -signal.SIGKILL
+        assert server.wait(PATIENCE_S) == -signal.SIGKILL
     assert [*Path("/dev/shm").glob(prefix + "*"), *tmp_path.iterdir()] == []
 
 

@@ -11,6 +11,7 @@ import pytest
 from tests.pools.guests import AttachedByThreads
 from tests.pools.rude import FAULTS_OF_THE_CLIENT, HELD, RAISED
 from tests.pools.test_pool_contract import ALL, ROOT, Rig, call_off, eventually, run
+from tests.waiting import PATIENCE_S
 
 from forebay.errors import Code, ModelError, Unavailable
 from forebay.protocols import native
@@ -174,7 +175,7 @@ def test_a_server_that_stops_does_not_wait_for_a_coroutine_that_swallows_its_can
         await rig.pool.start()
         batch = rig.submit(["swallow", str(path)])
         await eventually(path.exists)
-        await asyncio.wait_for(rig.pool.stop(0.0), 5.0)
+        await asyncio.wait_for(rig.pool.stop(0.0), PATIENCE_S)
         assert [type(one.error) for one in rig.answers[batch][0]] == [Unavailable]
 
     run(main())

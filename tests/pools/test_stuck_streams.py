@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Request
@@ -66,7 +67,7 @@ def test_a_step_that_hangs_costs_its_worker_and_nothing_else(kind, tmp_path):
                     await asyncio.sleep(0.002)
                 batch.cancelled = True
                 batch.on_cancel()
-            await asyncio.wait_for(ended.wait(), 60)
+            await asyncio.wait_for(ended.wait(), PATIENCE_S)
             return parts, found
 
         began = tmp_path / "began"
@@ -76,7 +77,7 @@ def test_a_step_that_hangs_costs_its_worker_and_nothing_else(kind, tmp_path):
         assert type(outcome) is Failure
         while pool.idle < 2:
             idle.clear()
-            await asyncio.wait_for(idle.wait(), 60)
+            await asyncio.wait_for(idle.wait(), PATIENCE_S)
         assert await run(b"") == ([b"1", b"2"], [None])
         released.set()
         await pool.stop(5.0)

@@ -9,10 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from tests.waiting import PATIENCE_S
 
 from forebay import Batch, Serving
-
-PATIENCE_S = 60.0
 
 
 class Gate:

@@ -12,6 +12,7 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
+from tests.waiting import PATIENCE_S
 
 FILE = """
 import time
@@ -164,10 +165,10 @@ def test_streams_are_events(file, serve, name, body, events):
 def test_streams_of_a_serving_take_turns(file, serve, kind):  # F50
     server = serve(f"{file}:parts", "--worker-kind", kind, "--timeout-ms", "60000")
     url = f"{server.url}/models/parts"
-    with httpx.stream("POST", url, json=[7] * 8000, timeout=60) as first:
+    with httpx.stream("POST", url, json=[7] * 8000, timeout=PATIENCE_S) as first:
         lines = (line for line in first.iter_lines() if line)
         assert json.loads(next(lines).removeprefix("data: "))[0] == "batch"
-        assert post(url, [1, 2, 3], timeout=60).text.count("data:") == 2
+        assert post(url, [1, 2, 3], timeout=PATIENCE_S).text.count("data:") == 2
         assert server.metric("forebay_in_flight", endpoint="parts") == 1.0  # the first one goes on
         assert json.loads(next(lines).removeprefix("data: "))[:2] == ["batch", [14, 14]]
 

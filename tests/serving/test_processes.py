@@ -99,7 +99,7 @@ def test_a_module_that_does_not_start_says_why(tmp_path):
         "if __name__ == '__main__':\n"
         "    serving.start(worker_kind='process')\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=50)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert "ModelError: Broken could not be initialised: ValueError: no weights" in done.stderr
 
 
@@ -111,7 +111,7 @@ def test_a_script_that_starts_when_it_is_imported_is_told_so(tmp_path):
         "serving = Serving.new(lambda options: len)\n"
         "serving.start(worker_kind='process')\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=50)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert 'put the start under `if __name__ == "__main__":`' in done.stderr
     assert done.returncode == 1
 
@@ -177,7 +177,7 @@ def test_four_devices_are_four_partitions():
         "    assert all(to_host(out).tolist() == [2 * n] for n, out in found)\n"
     )
     env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    subprocess.run([sys.executable, "-c", code], check=True, env=env, timeout=55)
+    subprocess.run([sys.executable, "-c", code], check=True, env=env, timeout=PATIENCE_S)
 
 
 def test_a_process_that_never_gets_ready_fails_the_start(monkeypatch):
@@ -266,7 +266,7 @@ def test_a_script_that_imported_multiprocessing_is_found(tmp_path):
         "    with serving.start(worker_kind='process', batch_timeout_ms=1) as process:\n"
         "        print(process.batched_run(Batch.concatenate([np.array([1])])).tolist())\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=50)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert (done.stdout, done.stderr) == ("[2]\n", "")
 
 

@@ -606,7 +606,7 @@ def test_partitions_do_not_poll():
         "    print(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before)\n"
         "    caller.join()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=PATIENCE_S)
     assert int(done.stdout) < 10
 
 
@@ -783,7 +783,9 @@ print("well")
 
 def test_a_forked_child_is_told_that_the_threads_stayed_behind():
     # F35
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=False, timeout=40)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
     assert done.stdout == "well\n", done.stderr[-2000:]
 
 

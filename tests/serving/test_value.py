@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import PATIENCE_S
 
 from forebay import Batch, BatchResultMismatch, ConfigError, InvalidRequest, Serving
 from forebay.errors import BadOutcome, ModelError
@@ -337,7 +338,7 @@ def test_a_serving_in_a_test_needs_nothing_of_a_server():
         "heavy = {'uvicorn', 'starlette', 'httptools', 'uvloop', 'prometheus_client', 'pydantic', 'torch', 'jax'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
 
 
 def test_servings_with_arrays_are_compared_by_their_values():

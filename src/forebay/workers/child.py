@@ -354,7 +354,7 @@ def serve(connection: WorkerConnection, runner: Runner, metrics: MetricReporter 
             return
         if message[0] == "batch":
             _, batch_id, bodies, params, sizes, *rest = message
-            _run(connection, runner, batch_id, _items(bodies, params, sizes), Laps() if rest[:1] == [True] else None)
+            _run(connection, runner, batch_id, _items(bodies, params, sizes), is_told=rest[:1] == [True])
             if metrics is not None:
                 metrics.look()
         elif message[0] == "stop":
@@ -464,11 +464,12 @@ def _items(bodies: list[Any], params: Any, sizes: list[int] | None) -> list[Rece
 
 
 def _run(
-    connection: WorkerConnection, runner: Runner, batch_id: int, items: list[ReceivedItem], laps: Laps | None
+    connection: WorkerConnection, runner: Runner, batch_id: int, items: list[ReceivedItem], *, is_told: bool
 ) -> None:
     probe.set(connection.begin(batch_id))
-    lap.set(laps)
     started = time.monotonic()
+    laps = Laps(started) if is_told else None
+    lap.set(laps)
     outcomes, work = answered(runner.run, items, lambda steps: _stream(connection, batch_id, len(items), steps))
     seconds = time.monotonic() - started
     told = None if laps is None else [started, phases_of(runner, laps)]

@@ -116,8 +116,8 @@ class InlinePool:
         run = self._run
         assert run is not None
         context = contextvars.copy_context()
-        laps = None if batch.noted is None else Laps()
         started = time.monotonic()
+        laps = None if batch.noted is None else Laps(started)
         context.run(self._enter, batch, laps)
         result = attempt(context.run, run, batch.entries)
         if hasattr(result, "__await__") or hasattr(result, "__next__") or hasattr(result, "__anext__"):

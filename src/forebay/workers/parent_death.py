@@ -35,12 +35,21 @@ def end_with(server: int) -> bool:
         return False
     except (OSError, AttributeError):
         return True
-    threading.Thread(target=_watch, args=(alive,), name="forebay-leash", daemon=True).start()
+    _end_after(alive, select.POLLIN)
     return True
 
 
-def _watch(alive: int) -> None:
+def end_with_reader(pipe: int) -> None:
+    """End this process when nobody can read this pipe any more: its server had ended before `end_with` saw it."""
+    _end_after(pipe, 0)
+
+
+def _end_after(descriptor: int, event: int) -> None:
+    threading.Thread(target=_watch, args=(descriptor, event), name="forebay-leash", daemon=True).start()
+
+
+def _watch(descriptor: int, event: int) -> None:
     poll = select.poll()
-    poll.register(alive, select.POLLIN)
+    poll.register(descriptor, event)
     poll.poll()
     os._exit(1)

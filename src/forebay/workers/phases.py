@@ -25,9 +25,10 @@ WHOLE_BATCH: Final = -1
 class Laps:
     """Phases one after the other; calling it ends one, which began where the last one ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, started: float) -> None:
+        """Begin the first one when the batch itself began."""
         self.phases: list[Phase] = []
-        self._since = time.monotonic()
+        self._since = started
 
     def __call__(self, phase: str) -> None:
         """End a phase."""

@@ -427,9 +427,9 @@ class ThreadPool:
 
     def _run(self, runner: Runner, batch: EntryBatch, worker: int) -> tuple[Sequence[Any], list[Callable[[], object]]]:
         probe.set(lambda: batch.cancelled)
-        laps = None if batch.noted is None else Laps()
-        lap.set(laps)
         started = time.monotonic()
+        laps = None if batch.noted is None else Laps(started)
+        lap.set(laps)
         found = answered(runner.run, batch.entries, lambda steps: self._stream(batch, steps))
         batch.model_s = time.monotonic() - started
         if batch.noted is not None and laps is not None:

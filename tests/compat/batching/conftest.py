@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.waiting import PATIENCE_S
 
 FOREBAY = [sys.executable, "-c", "import sys; from forebay.cli.main import main; sys.exit(main())"]
-PATIENCE_S = 60.0
 """How long a test waits for what should come at once; only a failing test waits so long."""
 
 READY = b"\0\0\0\0"

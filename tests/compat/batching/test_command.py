@@ -7,6 +7,7 @@ import socket
 import time
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 
 def test_help_names_the_original_s_options_with_their_defaults(cli):  # B1
@@ -142,7 +143,7 @@ def test_a_second_signal_does_not_wait_for_a_stuck_worker(start):  # B30
 
 def _refuses(port):
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=60).close()
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S).close()
     except ConnectionRefusedError:
         return True
     return False

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 USUAL = ("-batch", "8", "-latency", "50", "-timeout", "50000")
 HURRIED = ("-batch", "4", "-capacity", "2", "-latency", "0", "-timeout", "600")
@@ -16,7 +17,7 @@ PATIENT = ("-batch", "4", "-latency", "500")
 
 def raw(front, data, until=b"\r\n\r\n"):
     """Sends bytes over a connection of its own and reads until a mark; returns what came and the socket."""
-    connection = socket.create_connection(("127.0.0.1", front.port), timeout=20)
+    connection = socket.create_connection(("127.0.0.1", front.port), timeout=PATIENCE_S)
     connection.sendall(data)
     found = b""
     while until not in found and (piece := connection.recv(65536)):
@@ -337,7 +338,7 @@ def test_live_figures_are_on_a_port_of_their_own(start):  # B36
         job = front.send(b"x")
         peer.serve()
         job.read()
-        with socket.create_connection(("127.0.0.1", int(url[1])), timeout=20) as connection:
+        with socket.create_connection(("127.0.0.1", int(url[1])), timeout=PATIENCE_S) as connection:
             connection.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
             page = b""
             while piece := connection.recv(65536):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.waiting import PATIENCE_S
 
 USUAL = ("-batch", "8", "-latency", "50", "-timeout", "50000")
 SINGLE = ("-batch", "1", "-timeout", "50000")
@@ -25,7 +26,7 @@ def packed(value):
 
 def in_turn(one, another):
     """Two workers, first the one that is given something next."""
-    heard, _, _ = select.select([one.socket, another.socket], [], [], 20)
+    heard, _, _ = select.select([one.socket, another.socket], [], [], PATIENCE_S)
     return (one, another) if one.socket in heard else (another, one)
 
 

@@ -17,6 +17,7 @@ import httpx
 import msgspec
 import pytest
 import yaml
+from tests.waiting import PATIENCE_S
 
 from forebay.surfaces.nucleus.runner import NucleusRunner
 from forebay.workers.runner import WorkerContext
@@ -50,7 +51,7 @@ class Server:
 
     def client(self, **more):
         # Loading certificates nobody needs here takes longer than most of what is measured.
-        return httpx.Client(base_url=self.url, timeout=60, verify=False, **more)
+        return httpx.Client(base_url=self.url, timeout=PATIENCE_S, verify=False, **more)
 
     def request(self, method="GET", path="/", **more):
         with self.client() as client:
@@ -83,7 +84,7 @@ class Server:
         self.url = found.group(1)
         return self
 
-    def stop(self, number=signal.SIGTERM, within_s=60):
+    def stop(self, number=signal.SIGTERM, within_s=PATIENCE_S):
         self.process.send_signal(number)
         return self.process.wait(within_s)
 
@@ -122,7 +123,7 @@ def serve(tmp_path_factory):
             server.process.send_signal(signal.SIGTERM)
     for server in started:
         try:
-            server.process.wait(60)
+            server.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             server.process.kill()
             server.process.wait()

@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from forebay.batching.queue import BatchConfig, BatchQueue
 from forebay.errors import ModelError
@@ -227,7 +228,7 @@ def test_batches_keep_the_order_of_arrival_and_do_not_overlap(server, eventually
     with contextlib.ExitStack() as stack:
         raws = []
         for number in range(100, 109):  # one connection each, strictly one after the other
-            raw = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+            raw = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S))
             mode = "hold" if number == 100 else "none"
             raw.sendall(
                 f"POST /?id={number}&mode={mode} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n"
@@ -316,7 +317,7 @@ def test_load_case_of_the_original_many_clients(serve):
     def caller(number):
         with server.client() as client:
             client.get("/")
-            connected.wait(120)
+            connected.wait(PATIENCE_S)
             for turn in range(4):
                 assert client.post("/", json=[number, turn]).json() == [number, turn]
 
@@ -351,7 +352,7 @@ def test_a_partial_batch_fires_at_once_while_draining(serve, at_once):
         return opened.post("/", json="x")
 
     def stop():
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while not re.search(r"^forebay_waiting\S* 1", page := opened.get("/metrics").text, re.MULTILINE):
             assert time.monotonic() < deadline, page
         return server.stop()

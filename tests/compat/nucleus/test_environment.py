@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from forebay.errors import ConfigError
 from forebay.surfaces.nucleus import environment
@@ -55,7 +56,7 @@ def work(project):
             cwd=config.project_dir,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=PATIENCE_S,
             check=False,
         )
         assert done.returncode == 0, done.stderr

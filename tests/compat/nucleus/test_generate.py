@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import yaml
+from tests.waiting import PATIENCE_S
 
 import forebay
 
@@ -368,7 +369,7 @@ def test_prepare_runs_the_steps_in_the_project_with_its_variables(project, cli, 
 def test_prepare_installs_with_the_running_pip(project, cli):  # N144
     # Nothing is fetched: what is asked for is there already.
     root = project(PYTHON, "handler.py", **{"requirements.txt": "pytest\n", "types.py": "raise RuntimeError\n"})
-    done = cli("nucleus", "prepare", root, timeout=50)
+    done = cli("nucleus", "prepare", root, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert f"{sys.executable} -P -m pip --no-cache-dir install -r requirements.txt" in done.stderr
     assert "already satisfied: pytest" in done.stdout

@@ -593,6 +593,6 @@ def test_a_handler_that_does_not_fit_the_service(tmp_path, monkeypatch, handler,
 def test_a_broken_file_ends_the_start(serve):
     # N62, N65
     server = serve(TWO, {"protobuf_path": "svc.proto"}, wait=False, **{"svc.proto": EMPTY + "servise A {}\n"})
-    assert server.process.wait(60) != 0
+    assert server.process.wait(PATIENCE_S) != 0
     assert "svc.proto:3:1: " in server.err.read_text()
     assert "Traceback" not in server.err.read_text()

@@ -4,6 +4,7 @@
 import pickle
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from forebay.errors import ModelError
 
@@ -97,7 +98,7 @@ def test_a_broken_handler_says_what_is_wrong(open_runner, handler, said):
 def test_a_broken_handler_ends_the_server(serve):
     # N28
     server = serve("import json\nraise ValueError('no luck')\nclass Handler: pass", wait=False)
-    assert server.process.wait(60) == 1
+    assert server.process.wait(PATIENCE_S) == 1
     assert "failed to start api" in server.out.read_text()
     text = server.err.read_text()
     assert "handler.py" in text
@@ -417,7 +418,7 @@ def test_expect_100_continue(server):
     # N43
     import socket
 
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as raw:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as raw:
         raw.sendall(b"POST / HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n")
         assert raw.recv(100).startswith(b"HTTP/1.1 100 ")
         raw.sendall(b"hi")

@@ -6,6 +6,7 @@ import signal
 import socket
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from forebay.errors import ConfigError
 from forebay.server.config import HttpConfig
@@ -60,7 +61,7 @@ def server(serve):
 
 def begin(server, until, note=""):
     """Sends a request that is answered once `until` exists."""
-    wire = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    wire = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
     wire.sendall(f"GET /?until={until}&note={note} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
     return wire
 
@@ -240,7 +241,7 @@ def test_readiness_files_and_the_end(serve, tmp_path, eventually):
         assert server.process.poll() is None
         go.touch()
         assert running.recv(4096).startswith(b"HTTP/1.1 200 ")
-    assert server.process.wait(60) == 0
+    assert server.process.wait(PATIENCE_S) == 0
     assert list(state.iterdir()) == []
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 START = "from forebay.surfaces.nucleus import shim\nshim.install()\nfrom cortex_internal.lib.log import logger\n"
 
@@ -23,7 +24,7 @@ def script():
             env={**base, **env},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=PATIENCE_S,
             check=False,
         )
         assert done.returncode == 0, done.stderr

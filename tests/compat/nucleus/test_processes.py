@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from forebay.server.config import HttpConfig
 from forebay.surfaces.contract import Options
@@ -106,7 +107,7 @@ def test_a_worker_that_dies_takes_the_server_down(serve, eventually):
     pid = server.request().json()[0]
     others = [int(path.name.split("-")[1]) for path in server.folder.glob("opened-*")]
     os.kill(pid, signal.SIGKILL)
-    assert server.process.wait(60) == 137
+    assert server.process.wait(PATIENCE_S) == 137
     assert not list(server.state.iterdir())
     for other in others:
         eventually(lambda other=other: not Path(f"/proc/{other}").exists())
@@ -178,7 +179,7 @@ def test_what_lost_its_worker_is_answered_and_not_run_again(serve, more):
     answer = server.request("POST", json="die")
     assert answer.status_code == 502
     assert "not run again" in answer.text
-    assert server.process.wait(60) == 3
+    assert server.process.wait(PATIENCE_S) == 3
     assert (server.folder / "runs").read_text() == "run\n"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.models.saved_models import saved_models
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 from forebay.runtimes.signature import Signature, Var
 from forebay.surfaces.nucleus.row_batches import NO_INPUT_AXIS, NO_OUTPUT_AXIS, RowBatches
@@ -205,7 +205,7 @@ def test_a_path_is_one_model_and_paths_have_names(serve, store):  # N97, N98, N1
 def test_a_handler_that_does_not_ask_for_its_models(serve, store):  # N125
     handler = "class Handler:\n    def handle_get(self): return 1\n"
     server = serve(handler, {"type": "tensorflow", "models": {"dir": str(store)}}, wait=False)
-    assert server.process.wait(60) == 1
+    assert server.process.wait(PATIENCE_S) == 1
     assert '"tensorflow_client" is a required argument, but was not provided' in server.err.read_text()
 
 
@@ -257,7 +257,7 @@ def test_a_handler_over_grpc(serve, store):  # N125
     server = serve(handler, config, flowers__proto=proto)
     with grpc.insecure_channel(server.url.removeprefix("grpc://")) as channel:
         packed = np.array(ROW, "<f4").tobytes()
-        assert channel.unary_unary("/Flowers/Classify")(b"\n\x10" + packed, timeout=30) == b"\x08\x02"
+        assert channel.unary_unary("/Flowers/Classify")(b"\n\x10" + packed, timeout=PATIENCE_S) == b"\x08\x02"
 
 
 # Without a server

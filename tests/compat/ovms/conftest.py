@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+from tests.waiting import PATIENCE_S
 
 from forebay.protocols.kserve.calls import InferRequest, InferResponse
 from forebay.server.config import HttpConfig, Overrides, RepositoryConfig
@@ -143,7 +144,7 @@ class Stream:
         self.inner.cancel()
 
     async def take(self):
-        return await asyncio.wait_for(self.answers.get(), 60)
+        return await asyncio.wait_for(self.answers.get(), PATIENCE_S)
 
     async def rest(self):
         """Reads until the end; the answers, and how it ended."""

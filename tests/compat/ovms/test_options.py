@@ -7,6 +7,7 @@ import socket
 import httpx
 import pytest
 from tests.compat.ovms.conftest import config, one_node, write
+from tests.waiting import PATIENCE_S
 
 from forebay.cli.main import main
 from forebay.cli.ovms import translated
@@ -103,7 +104,7 @@ def test_a_server_takes_the_options_of_the_original(serve, tmp_path, how):  # O1
     assert f"gRPC at 127.0.0.1:{port}" in server.log
     assert "warning: --grpc_workers is not used" in server.log
     asked = {"inputs": [{"name": "input", "shape": [1], "datatype": "FP32", "data": [1]}]}
-    answer = httpx.post(f"{server.url}/v2/models/g/infer", json=asked, timeout=60).json()
+    answer = httpx.post(f"{server.url}/v2/models/g/infer", json=asked, timeout=PATIENCE_S).json()
     assert answer["outputs"][0]["data"] == [*b"served"]
 
 

@@ -8,7 +8,7 @@ import struct
 import httpx
 import pytest
 from tests.compat.ovms.conftest import config, graph_text, one_node, python_node, write
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 LENGTH = "Inference-Header-Content-Length"
 TOLD = """
@@ -68,7 +68,7 @@ def post(server, name, *inputs, tail=b"", **more):
     headers = {"content-type": "application/json"}
     if tail:
         headers = {LENGTH: str(len(body))}
-    return httpx.post(f"{server.url}/v2/models/{name}/infer", content=body + tail, headers=headers, timeout=60)
+    return httpx.post(f"{server.url}/v2/models/{name}/infer", content=body + tail, headers=headers, timeout=PATIENCE_S)
 
 
 def given(datatype, shape, **more):
@@ -165,7 +165,7 @@ def test_errors_have_the_protocols_form(server, name, asked, status, told):  # O
 
 
 def test_the_server_is_ready_and_tells_what_is_not(server):  # O1, O109, O118, O119, O120, O43
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
         assert client.get("/v2/health/ready").json() == {"ready": True}
         assert client.get("/v2/models/numbers/ready").status_code == 200
         assert client.get("/v2/models/broken/ready").status_code in {404, 503}
@@ -182,7 +182,7 @@ def test_a_signal_ends_graphs_with_finalize(serve, tmp_path):  # O12
     server = serve(tmp_path / "g/graph.pbtxt")
     assert post(server, "g", given("FP32", [1], data=[1])).status_code == 200
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(60) == 0
+    assert server.process.wait(PATIENCE_S) == 0
     assert (tmp_path / "g/ended").exists()
 
 
@@ -214,7 +214,7 @@ def test_the_configuration_is_told_and_read_anew(serve, tmp_path):  # O112, O111
         return {name: (one["state"], one["status"]["error_code"]) for name, (one,) in versions.items()}
 
     def reload():
-        return httpx.post(f"{server.url}/v1/config/reload", timeout=60)
+        return httpx.post(f"{server.url}/v1/config/reload", timeout=PATIENCE_S)
 
     assert told() == {"a": ("AVAILABLE", "OK"), "b": ("LOADING", "FAILED_PRECONDITION")}
     assert reload().status_code == 200
@@ -234,7 +234,7 @@ def test_the_configuration_is_told_and_read_anew(serve, tmp_path):  # O112, O111
     assert reload().status_code == 412
     assert "config.json:2: mediapipe_config_lst" in reload().json()["error"]
     for what, status in (("unload", 404), ("load", 200)):
-        done = httpx.post(f"{server.url}/v2/repository/models/a/{what}", timeout=60)
+        done = httpx.post(f"{server.url}/v2/repository/models/a/{what}", timeout=PATIENCE_S)
         assert done.status_code == 200, done.text
         assert post(server, "a", given("FP32", [1], data=[1])).status_code == status
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.compat.ovms.conftest import LOOPBACK, graph_text, python_node, write
 from tests.compat.ovms.test_openvino import inference, save, session, to_openvino, to_python
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 HERE = Path(__file__).parent
 PYTHON = HERE.parents[2] / ".venv/environments/kserve-clients/bin/python"
@@ -209,7 +209,7 @@ def checked(launch, tmp_path_factory):
     found = re.search(r"gRPC at ([\d.:]+)", server.log)
     assert found is not None
     command = [PYTHON, HERE / "triton_client.py", found[1], server.url.removeprefix("http://"), folder]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     return dict(map(json.loads, ran.stdout.splitlines())), ran.stderr, server
 
 

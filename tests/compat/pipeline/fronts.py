@@ -12,6 +12,7 @@ import grpc
 import httpx
 import msgspec
 import uvloop
+from tests.waiting import PATIENCE_S
 
 from forebay.batching.queue import BatchConfig
 from forebay.protocols.pipeline.messages import PATH, Request, Response
@@ -26,7 +27,6 @@ from forebay.transports.grpc.listener import GrpcListener
 from forebay.transports.http.listener import HttpListener
 from forebay.transports.http.pages import ServerPages
 
-PATIENCE_S = 60.0
 ANY_PORT = HttpConfig(port=0)
 ANY_RPC_PORT = GrpcConfig()
 CHANNEL = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]

@@ -6,10 +6,9 @@ import time
 import pytest
 import yaml
 from tests.compat.pipeline.conftest import free_port, post, values_of
+from tests.waiting import PATIENCE_S
 
 from forebay.surfaces.pipeline.fronts.client import PipelineClient
-
-PATIENCE_S = 60.0
 
 INNER = """
 import time

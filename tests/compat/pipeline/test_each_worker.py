@@ -18,6 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.compat.pipeline.conftest import free_port, post, values_of
+from tests.waiting import PATIENCE_S
 
 from forebay.protocols.pipeline.messages import PATH, SERVICE, Request, Response
 from forebay.surfaces.pipeline import logs
@@ -28,7 +29,6 @@ from forebay.surfaces.pipeline.server import PipelineServer
 from forebay.workers.child import ReceivedItem
 from forebay.workers.runner import WorkerContext
 
-WAIT_S = 60.0
 EACH = {"build_dag_each_worker": True}
 
 SCRIPT = """
@@ -68,7 +68,7 @@ def told(answer):
 
 
 def counters_at(port):
-    page = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S).text
+    page = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S).text
     lines = [line.rsplit(" ", 1) for line in page.splitlines() if line.startswith("pd_")]
     return {name.replace("_total", ""): float(value) for name, value in lines if "_created" not in name}
 
@@ -84,7 +84,7 @@ def test_several_processes_are_one_server(pipeline, eventually, tmp_path):
     over_rest = [told(post(server, q="x")) for _ in range(200)]
     with grpc.insecure_channel(f"127.0.0.1:{rpc_port}") as channel:
         call = channel.unary_unary(PATH, Request.SerializeToString, Response.FromString)
-        asked = [call(Request(key=["q"], value=["x"]), timeout=WAIT_S) for _ in range(200)]
+        asked = [call(Request(key=["q"], value=["x"]), timeout=PATIENCE_S) for _ in range(200)]
     over_grpc = [values_of(one) for one in asked]
     pids = {one["pid"] for one in over_rest}
     assert len(pids) == 3
@@ -182,7 +182,7 @@ def test_requests_whose_clients_left_leave_the_graph(pipeline, eventually, tmp_p
     server = pipeline(SCRIPT, {**EACH, "worker_num": 1, "op": {"b": {"concurrency": 3}}})
 
     async def leave():
-        async with httpx.AsyncClient(base_url=server.url, timeout=WAIT_S, limits=httpx.Limits()) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S, limits=httpx.Limits()) as client:
             bodies = [{"key": ["q"], "value": [f"gate {number}"]} for number in range(100)]
             asked = [asyncio.ensure_future(client.post("/svc/prediction", json=body)) for body in bodies]
             await asyncio.to_thread(eventually, lambda: server.metric("forebay_in_flight", endpoint="svc") == 100)
@@ -197,7 +197,7 @@ def test_requests_whose_clients_left_leave_the_graph(pipeline, eventually, tmp_p
         eventually(lambda: server.metric("forebay_in_flight", endpoint="svc") == 4)
         eventually(lambda: server.metric("forebay_waiting_samples", endpoint="svc") == 0, "the end of the others")
         (tmp_path / "gate").touch()
-        answers = [told(one.result(WAIT_S))["q"] for one in asked]
+        answers = [told(one.result(PATIENCE_S))["q"] for one in asked]
     ran = (tmp_path / "ran").read_text().splitlines()
     assert sorted(ran[1:]) == sorted(answers * 2), "one had begun, of the others none ran"
 
@@ -220,11 +220,11 @@ def test_the_ports_know_health_services_and_methods(pipeline, tmp_path, mode):
 
         def status(service=""):
             request = health_pb2.HealthCheckRequest(service=service)
-            return health.Check(request, timeout=WAIT_S, wait_for_ready=True).status
+            return health.Check(request, timeout=PATIENCE_S, wait_for_ready=True).status
 
         assert status() == serving.NOT_SERVING
         assert status(SERVICE) == serving.NOT_SERVING
-        watching = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE), timeout=WAIT_S)
+        watching = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE), timeout=PATIENCE_S)
         assert next(watching).status == serving.NOT_SERVING
         (tmp_path / "gate").touch()
         assert next(watching).status == serving.SERVING
@@ -234,12 +234,12 @@ def test_the_ports_know_health_services_and_methods(pipeline, tmp_path, mode):
         assert told(post(server, q="x"))["q"] == "x"
         reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
         asked = [reflection_pb2.ServerReflectionRequest(list_services="")]
-        (listed,) = reflection.ServerReflectionInfo(iter(asked), timeout=WAIT_S)
+        (listed,) = reflection.ServerReflectionInfo(iter(asked), timeout=PATIENCE_S)
         assert SERVICE in {service.name for service in listed.list_services_response.service}
         assert post(server, "/svc/other", q="x")["err_no"] == 3000
         call = channel.unary_unary(PATH, Request.SerializeToString, Response.FromString)
-        assert call(Request(key=["q"], value=["x"], method="other"), timeout=WAIT_S).err_no == 3000
-        assert call(Request(key=["q"], value=["x"], method="prediction"), timeout=WAIT_S).err_no == 0
+        assert call(Request(key=["q"], value=["x"], method="other"), timeout=PATIENCE_S).err_no == 3000
+        assert call(Request(key=["q"], value=["x"], method="prediction"), timeout=PATIENCE_S).err_no == 0
 
 
 def test_a_process_without_a_request_says_at_once_what_is_wrong(monkeypatch, caplog):
@@ -301,7 +301,9 @@ def test_no_batches_are_made(at_once):
     runner.open(WorkerContext(index=0))
     try:
         item = ReceivedItem(
-            Request(key=["q"], value=["q"]).SerializeToString(), {"deadline": time.monotonic() + WAIT_S, "peer": ""}, 1
+            Request(key=["q"], value=["q"]).SerializeToString(),
+            {"deadline": time.monotonic() + PATIENCE_S, "peer": ""},
+            1,
         )
         for (outcome,) in at_once(*[lambda: runner.run([item])] * 6):
             values_of(Response.FromString(outcome))

@@ -21,11 +21,11 @@ import pytest
 from tests.compat.pipeline.conftest import ask, post, values_of
 from tests.compat.pipeline.predictor_models import onnx_model
 from tests.compat.pipeline.test_lifecycle import PROCESSES, UNGUARDED, is_gone, q_of
+from tests.waiting import PATIENCE_S
 
 from forebay.surfaces.pipeline.dag import served_graph
 from forebay.surfaces.pipeline.ops.op import Op, RequestOp
 
-WAIT_S = 60.0
 SLACK_S = 15.0
 """What a machine that is busy with other things may add to a time that is promised."""
 
@@ -91,13 +91,13 @@ def test_a_request_whose_only_worker_dies_is_answered_within_a_second_however_lo
     killed = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: status_of(server) == 503, "a server that is not ready")
-    answer = held.result(WAIT_S)
+    answer = held.result(PATIENCE_S)
     assert time.monotonic() - killed < 1.0 + SLACK_S
     assert answer["err_no"] == 9000
     assert "died" in answer["err_msg"]
     assert not any(one.done() for one in queued)
     (tmp_path / "closed").unlink()
-    assert [q_of(one.result(WAIT_S)) for one in queued] == [f"q{number}!" for number in range(8)]
+    assert [q_of(one.result(PATIENCE_S)) for one in queued] == [f"q{number}!" for number in range(8)]
     assert status_of(server) == 200
 
 
@@ -111,7 +111,7 @@ def test_a_request_whose_worker_dies_goes_to_one_that_is_idle(pipeline, tmp_path
     assert waiting_pid(held, tmp_path, eventually) != pid
     assert status_of(server) == 200
     (tmp_path / "go").touch()
-    assert q_of(held.result(WAIT_S)) == "wait!"
+    assert q_of(held.result(PATIENCE_S)) == "wait!"
     eventually(lambda: server.metric("forebay_workers", endpoint="svc/A") == 2)
 
 
@@ -119,7 +119,7 @@ def test_a_request_that_kills_every_worker_it_gets_costs_nobody_else_an_answer(p
     # P97
     server = pipeline(FAULTY, TWO_WORKERS)
     asked = [at_once(server, "die" if number == 10 else f"q{number}") for number in range(30)]
-    answers = [one.result(WAIT_S) for one in asked]
+    answers = [one.result(PATIENCE_S) for one in asked]
     deadly = answers.pop(10)
     assert deadly["err_no"] == 9000
     assert [q_of(one) for one in answers] == [f"q{number}!" for number in range(30) if number != 10]
@@ -271,7 +271,7 @@ class Hangs(Op):
         (found,) = input_dicts.values()
         if found["q"] == "hang":
             self.inside.add(id(self))
-            self.gate.wait(WAIT_S)
+            self.gate.wait(PATIENCE_S)
         return {"q": f"{found['q']}!"}, False, None, ""
 
 

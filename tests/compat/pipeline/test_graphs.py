@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.compat.pipeline.conftest import answer_of, ask, hosting, values_of
-from tests.waiting import reached
+from tests.waiting import PATIENCE_S, reached
 
 from forebay.errors import ConfigError, QueueFull
 from forebay.protocols.pipeline.messages import Request, Response
@@ -23,8 +23,6 @@ from forebay.surfaces.pipeline.ops.op import Op, RequestOp, ResponseOp
 from forebay.surfaces.pipeline.server import PipelineServer
 from forebay.workers.objects import UnpackedItem
 from forebay.workers.runner import WorkerContext
-
-WAIT_S = 60.0
 
 
 class Tag(Op):
@@ -115,7 +113,7 @@ def test_what_one_branch_changes_in_place_the_other_does_not_see(hosted):
 
 def test_branches_run_side_by_side(hosted):
     # P66
-    met = threading.Barrier(2, timeout=WAIT_S)
+    met = threading.Barrier(2, timeout=PATIENCE_S)
 
     class Meet(Tag):
         def preprocess(self, input_dicts, data_id, log_id):
@@ -131,7 +129,7 @@ def test_branches_run_side_by_side(hosted):
 def test_an_op_runs_as_many_requests_at_a_time_as_its_concurrency(hosted, concurrency):
     # P99
     inside, most = [], []
-    full = threading.Barrier(concurrency, timeout=WAIT_S)
+    full = threading.Barrier(concurrency, timeout=PATIENCE_S)
     lock = threading.Lock()
 
     class Count(Tag):
@@ -155,7 +153,7 @@ def test_no_more_requests_are_inside_than_worker_num_and_the_others_wait_outside
 
     class Gate(Tag):
         def preprocess(self, input_dicts, data_id, log_id):
-            gate.wait(WAIT_S)
+            gate.wait(PATIENCE_S)
             return super().preprocess(input_dicts, data_id, log_id)
 
     async def use(service):
@@ -177,7 +175,7 @@ def test_when_too_many_wait_outside_the_next_is_refused_at_once(hosted):
 
     class Gate(Tag):
         def preprocess(self, input_dicts, data_id, log_id):
-            gate.wait(WAIT_S)
+            gate.wait(PATIENCE_S)
             return super().preprocess(input_dicts, data_id, log_id)
 
     async def use(service):
@@ -232,8 +230,8 @@ def test_a_batch_leaves_when_it_is_full_or_its_first_sample_has_waited_long_enou
     found, taken_s, staggered_s = hosted(op, use, config)
     assert found == [str(number) for number in range(6)]
     assert op.sizes == [4, 2, 2]
-    assert 0.35 < taken_s < WAIT_S
-    assert 0.35 < staggered_s < WAIT_S
+    assert 0.35 < taken_s < PATIENCE_S
+    assert 0.35 < staggered_s < PATIENCE_S
 
 
 def test_requests_whose_clients_went_away_never_reach_an_op(hosted):
@@ -243,7 +241,7 @@ def test_requests_whose_clients_went_away_never_reach_an_op(hosted):
     class Gate(Tag):
         def preprocess(self, input_dicts, data_id, log_id):
             seen.append(data_id)
-            gate.wait(WAIT_S)
+            gate.wait(PATIENCE_S)
             return super().preprocess(input_dicts, data_id, log_id)
 
     async def use(service):
@@ -331,7 +329,7 @@ def test_an_op_takes_the_oldest_request_first(hosted):
     class Note(Tag):
         def preprocess(self, input_dicts, data_id, log_id):
             if not order:
-                gate.wait(WAIT_S)  # until the others wait for it, in whatever order they came
+                gate.wait(PATIENCE_S)  # until the others wait for it, in whatever order they came
             order.append(data_id)
             return super().preprocess(input_dicts, data_id, log_id)
 
@@ -353,7 +351,7 @@ def test_the_first_arrival_alone_goes_on_if_that_is_configured(hosted):
 
     class Slow(Tag):
         def preprocess(self, input_dicts, data_id, log_id):
-            gate.wait(WAIT_S)
+            gate.wait(PATIENCE_S)
             return super().preprocess(input_dicts, data_id, log_id)
 
     class Last(Tag):
@@ -426,7 +424,7 @@ def test_a_request_that_times_out_may_be_tried_again_as_a_whole_and_the_server_g
         def process(self, feed_batch, typical_logid):
             ran.append(1)
             if len(ran) == 1:
-                again.wait(WAIT_S)
+                again.wait(PATIENCE_S)
             again.set()
             return feed_batch[0], 0, ""
 
@@ -504,7 +502,9 @@ def test_a_graph_in_each_worker_numbers_its_requests_between_those_of_the_others
     runner.open(WorkerContext(index=1))
     try:
         item = UnpackedItem(
-            Request(key=["q"], value=["q"]).SerializeToString(), {"deadline": time.monotonic() + WAIT_S, "peer": ""}, 1
+            Request(key=["q"], value=["q"]).SerializeToString(),
+            {"deadline": time.monotonic() + PATIENCE_S, "peer": ""},
+            1,
         )
         for _ in range(3):
             (outcome,) = runner.run([item])
@@ -559,7 +559,7 @@ def test_a_request_op_of_ones_own_decides_what_is_accepted(hosted, hook, number)
     last = Tag(name="A", input_ops=[request_op])
 
     async def use(service):
-        return await answer_of(service, Request(method="go"), WAIT_S)
+        return await answer_of(service, Request(method="go"), PATIENCE_S)
 
     found = hosted(last, use)
     assert found.err_no == number

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from tests.compat.pipeline.conftest import ask, free_port, post, values_of
 from tests.compat.pipeline.predictor_models import REFERENCE, WEIGHTS, describe, onnx_model
+from tests.waiting import PATIENCE_S
 
 from forebay.errors import ConfigError
 from forebay.repository.watching import one_version
@@ -510,7 +511,7 @@ class Twice(Price):
     def process(self, feed_batch, typical_logid):
         first = self.client.predict(feed_batch[0])["price"]
         self.asked.set()
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(PATIENCE_S)
         return {"price": np.stack([first, self.client.predict(feed_batch[0])["price"]])}, None, ""
 
     def postprocess(self, input_dicts, fetch_data, data_id, log_id):
@@ -530,7 +531,7 @@ def test_a_request_sees_one_model_from_start_to_end(hosted, folder, new, caplog,
         import asyncio
 
         def change():
-            assert op.asked.wait(20)
+            assert op.asked.wait(PATIENCE_S)
             put(new, folder)
             eventually(lambda: "was replaced" in caplog.text, "the new model")
             op.go_on.set()
@@ -589,7 +590,7 @@ class Load:
 
     def _over_http(self, server):
         def go():
-            with httpx.Client(base_url=server.url, timeout=30) as client:
+            with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
                 while not self._stop.is_set():
                     found = client.post("/svc/prediction", json={"key": ["x"], "value": ["1,2,3"]}).json()
                     self.answers.append((found["err_no"], found["err_msg"], *map(float, found["value"])))
@@ -598,7 +599,7 @@ class Load:
 
     def _over_grpc(self, port):
         def go():
-            with PipelineClient(timeout=30) as client:
+            with PipelineClient(timeout=PATIENCE_S) as client:
                 client.connect([f"127.0.0.1:{port}"])
                 while not self._stop.is_set():
                     found = client.predict({"x": "1,2,3"}, fetch=["price"])

@@ -14,13 +14,12 @@ import grpc
 import httpx
 import pytest
 from tests.compat.pipeline.conftest import free_port, post
+from tests.waiting import PATIENCE_S
 
 from forebay.protocols.pipeline.messages import PATH, Request, Response
 from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline.config import _DAG_KEYS, _OP_KEYS
 from forebay.surfaces.pipeline.fronts import schema
-
-WAIT_S = 60.0
 
 ECHO = """
 import os, sys, time
@@ -142,7 +141,7 @@ def is_gone(pid):
         return True
 
 
-def call_grpc(port, request, timeout_s=WAIT_S):
+def call_grpc(port, request, timeout_s=PATIENCE_S):
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         return Response.FromString(channel.unary_unary(PATH)(request.SerializeToString(), timeout=timeout_s))
 
@@ -253,13 +252,13 @@ def test_python_runs_a_script_as_well_and_its_processes_get_its_arguments(tmp_pa
     )
     try:
         url = f"http://127.0.0.1:{port}"
-        with httpx.Client(base_url=url, timeout=WAIT_S) as client:
+        with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
             eventually(lambda: _is_ready(client))
             answer = client.post("/upper/prediction", json={"key": ["q"], "value": ["a"]}).json()
             assert q_of(answer) == "A!"
             over_grpc = call_grpc(port + 1, Request(key=["q"], value=["b"]))
         process.send_signal(signal.SIGTERM)
-        out, log = process.communicate(timeout=WAIT_S)
+        out, log = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, log
         assert out.startswith("about to serve\n")
         assert "upper <- @DAGExecutor" in log
@@ -321,7 +320,7 @@ def test_without_an_http_port_there_is_only_grpc(tmp_path, eventually):
 
         assert eventually(answered).value[0] == "xAB+xACD"
         process.send_signal(signal.SIGINT)
-        _, log = process.communicate(timeout=WAIT_S)
+        _, log = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0
         assert f"ready at grpc://127.0.0.1:{port}" in log
     finally:
@@ -338,7 +337,7 @@ def test_a_worker_that_dies_is_replaced_and_its_requests_are_answered(pipeline, 
     with ThreadPoolExecutor(8) as threads:
         asked = [threads.submit(post, server, q="sleep 0.02 ") for _ in range(40)]
         os.kill(int(before[-1][0]), signal.SIGKILL)
-        answers = [one.result(WAIT_S) for one in asked]
+        answers = [one.result(PATIENCE_S) for one in asked]
     assert {one["err_no"] for one in answers} <= {0, 9000, 10000}
     after = pids_in(eventually(lambda: (found := post(server, q="x"))["err_no"] == 0 and found))
     assert {pid for pid, _ in after}.isdisjoint({before[0][0], before[-1][0]})
@@ -359,7 +358,7 @@ def test_sigterm_under_load_leaves_no_request_without_an_answer(pipeline, eventu
         asked = [threads.submit(ask, number) for number in range(12)]
         eventually(lambda: sum(one.done() for one in asked) + server.metric("forebay_in_flight", endpoint="svc") >= 12)
         server.signal(signal.SIGTERM)
-        answers = [one.result(WAIT_S) for one in asked]
+        answers = [one.result(PATIENCE_S) for one in asked]
     assert server.wait() == 0
     assert set(answers) <= {0, 3001}, answers
 
@@ -384,7 +383,7 @@ def test_python_ends_with_a_status_when_a_script_cannot_serve(tmp_path):
         (tmp_path / "config.yml").write_text(f"rpc_port: {free_port()}\n")
         (tmp_path / "server.py").write_text("from forebay.surfaces.pipeline import shim\nshim.install()\n" + text)
         command = [sys.executable, "server.py"]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S, check=False)
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
     wrong = run(UNGUARDED.replace('name="B"', 'name="A"'))
     assert wrong.returncode == 1
@@ -407,7 +406,7 @@ def test_nothing_is_ready_before_every_op_is(pipeline, eventually, tmp_path):
     )
     port = free_port()
     server = pipeline(slow, {"http_port": port}, "--http-port", str(port), ready=False)
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
 
         def status(path, **more):
             try:
@@ -516,7 +515,7 @@ def test_large_requests_and_answers_pass_both_ports_in_both_modes(pipeline, conf
     options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(f"127.0.0.1:{rpc_port}", options) as channel:
         request = Request(key=["q", "more", "rest"], value=[blob, blob, "x" * 1_000_000])
-        answer = Response.FromString(channel.unary_unary(PATH)(request.SerializeToString(), timeout=WAIT_S))
+        answer = Response.FromString(channel.unary_unary(PATH)(request.SerializeToString(), timeout=PATIENCE_S))
     assert answer.value[0] == expected
 
 
@@ -572,7 +571,7 @@ def test_a_schema_of_ones_own_takes_the_place_of_the_usual_one(pipeline, tmp_pat
     assert (answer["err_no"], answer["value"], answer["credit"]) == (0, ["me"], 42)
     request, response = schema.load("mine.proto", tmp_path)
     with grpc.insecure_channel(f"127.0.0.1:{rpc_port}") as channel:
-        asked = channel.unary_unary(PATH)(request(tenant="you").SerializeToString(), timeout=WAIT_S)
+        asked = channel.unary_unary(PATH)(request(tenant="you").SerializeToString(), timeout=PATIENCE_S)
     assert response.FromString(asked).credit == 42
     assert list(response.FromString(asked).value) == ["you"]
 
@@ -589,7 +588,7 @@ def test_what_is_observed_goes_where_the_configuration_says(pipeline, tmp_path, 
     assert answer["key"] == ["q", "pids", "pipeline.profile"]
     assert answer["value"][0] == "xAB+xACD"
     assert answer["value"][2].count("PROFILE\t") == 5
-    page = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S).text
+    page = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S).text
     assert "pd_query_request_success_total 6.0" in page
     tracer = tmp_path / "logs" / "PipelineServingLogs" / "pipeline.tracer"
     eventually(lambda: tracer.exists() and "Query count[6]" in tracer.read_text())

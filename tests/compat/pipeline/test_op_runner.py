@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.compat.pipeline.op_items import Item, opened, request, requests, run_one, told
+from tests.waiting import PATIENCE_S
 
 from forebay.errors import ModelError, Unavailable
 from forebay.surfaces.pipeline.codes import CustomException, CustomExceptionCode, ProductErrCode, err_of
@@ -27,7 +28,6 @@ from forebay.workers.runner import RunnerSpec, WorkerContext
 from forebay.workers.threads import ThreadPool
 
 ROOT = str(Path(__file__).parents[3])
-PATIENCE_S = 60.0
 
 
 class Doubles(Op):

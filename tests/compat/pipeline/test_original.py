@@ -76,7 +76,7 @@ def by_original(endpoints, calls):
             capture_output=True,
             text=True,
             check=False,
-            timeout=150,
+            timeout=PATIENCE_S,
             cwd=folder,
         )
     assert ran.returncode == 0, ran.stderr

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.compat.pipeline.predictor_models import PRICES, REFERENCE, WEIGHTS, Counter, X, describe, onnx_model
+from tests.waiting import PATIENCE_S
 
 from forebay.errors import ConfigError, ForebayError
 from forebay.runtimes.signature import one_feed
@@ -524,7 +525,7 @@ def in_paddle(script, order, folder):
         capture_output=True,
         text=True,
         check=False,
-        timeout=150,
+        timeout=PATIENCE_S,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from tests.compat.pipeline.conftest import post
+from tests.waiting import PATIENCE_S
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError
@@ -454,7 +455,7 @@ def test_blocks_are_written_every_interval_and_when_it_ends(tmp_path):
             await writing
         return path.read_text()
 
-    text = asyncio.run(asyncio.wait_for(main(), 20))
+    text = asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
     assert text.count("Query count[1]") == 2
     assert "Error req[1]" in text.split("TRACER")[-2]
 
@@ -471,7 +472,7 @@ def test_prometheus_finds_counters_under_the_original_names_that_only_rise():  #
     try:
 
         def scrape():
-            page = httpx.get(f"http://127.0.0.1:{port.port}/metrics", timeout=20).text
+            page = httpx.get(f"http://127.0.0.1:{port.port}/metrics", timeout=PATIENCE_S).text
             lines = [line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#")]
             return {name: float(value) for name, value in lines}
 

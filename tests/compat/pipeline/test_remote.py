@@ -23,6 +23,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tests.compat.pipeline.fronts import Echo, Fronts
 from tests.compat.pipeline.predictor_models import PRICES, X, describe, onnx_model
+from tests.waiting import PATIENCE_S
 
 from forebay.arrays.tensors import from_array, to_array
 from forebay.errors import ConfigError, ForebayError
@@ -422,7 +423,7 @@ class RpcFace:
         return found if isinstance(found, bytes) else found.SerializeToString()
 
     def stop(self):
-        self.server.stop(None).wait(20)
+        self.server.stop(None).wait(PATIENCE_S)
 
 
 @pytest.fixture
@@ -538,7 +539,7 @@ def test_a_grpc_server_that_hangs_is_given_up_in_time(rpc_face, remote, describe
     over = threading.Event()
 
     def hang(request):
-        over.wait(20)
+        over.wait(PATIENCE_S)
         return rpc_prices(request)
 
     client = remote(
@@ -638,7 +639,7 @@ def kserve(tmp_path_factory, eventually):
     finally:
         server.terminate()
         try:
-            server.wait(60)
+            server.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
@@ -710,7 +711,7 @@ def test_a_kserve_server_reads_raw_and_typed_contents(kserve, raw):  # P112
     request = InferRequest(model="twice", id="a", inputs=[from_array("x", X)])
     calls = GrpcCalls(ServerAddress("grpc", "127.0.0.1", kserve[1]))
     try:
-        data = calls.call(rpc.INFER, rpc.encode_request(request, raw=raw), time.monotonic() + 20)
+        data = calls.call(rpc.INFER, rpc.encode_request(request, raw=raw), time.monotonic() + PATIENCE_S)
     finally:
         calls.close()
     answer = rpc.decode_response(data)
@@ -725,7 +726,7 @@ def test_a_kserve_server_reads_json_and_binary_tensors(kserve, binary, outputs):
     request = InferRequest(model="twice", id="a", inputs=[from_array("x", X)], outputs=outputs)
     body, headers = rest.encode_request(request, binary=binary)
     url = f"http://127.0.0.1:{kserve[0]}{rest.model_path('twice')}/infer"
-    response = httpx.post(url, content=body, headers=headers, timeout=20)
+    response = httpx.post(url, content=body, headers=headers, timeout=PATIENCE_S)
     assert response.status_code == 200, response.text
     length = response.headers.get(rest.LENGTH_HEADER)
     assert (length is not None) is binary

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 IMPORTS = """
 from {server}.pipeline import Op, RequestOp, ResponseOp, PipelineServer, PipelineClient, LocalServiceHandler, Analyst
@@ -34,7 +35,7 @@ def run(code, **options):
         [sys.executable, "-W", "error", "-c", code],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=PATIENCE_S,
         check=False,
         **options,
     )

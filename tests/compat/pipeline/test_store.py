@@ -23,13 +23,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.waiting import PATIENCE_S
 
 from forebay.errors import BadOutcome, ConfigError, NotFound, Unavailable
 from forebay.surfaces.pipeline.store import store as stores
 from forebay.surfaces.pipeline.store.redis import decode, encode
 from forebay.surfaces.pipeline.store.store import Storage, StoreConfig, Stored, open_store, store_config
-
-PATIENCE_S = 60.0
 
 
 def eventually(check):

@@ -19,6 +19,7 @@ from wsgiref.util import setup_testing_defaults
 import httpx
 import msgspec
 import pytest
+from tests.waiting import PATIENCE_S
 
 HERE = Path(__file__).parent
 LENGTHS = HERE / "projects" / "lengths.py"
@@ -31,7 +32,6 @@ del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 FOREBAY = [sys.executable, "-m", "forebay"]
-PATIENCE_S = 60.0
 
 
 def free_port():

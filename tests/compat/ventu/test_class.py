@@ -11,6 +11,7 @@ import numpy as np
 import pydantic
 import pydantic.v1
 import pytest
+from tests.waiting import PATIENCE_S
 
 from forebay.surfaces.ventu import Ventu
 
@@ -344,5 +345,7 @@ def test_without_pydantic_the_error_says_what_to_install():
         "try:\n    from forebay.surfaces.ventu import Ventu\n"
         "except Exception as error:\n    print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
     assert "pip install forebay[pydantic]" in done.stdout

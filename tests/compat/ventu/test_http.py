@@ -18,6 +18,7 @@ import pydantic
 import pydantic.v1
 import pytest
 from schemathesis.specs.openapi.definitions import OPENAPI_30
+from tests.waiting import PATIENCE_S
 
 from forebay.surfaces.ventu import Ventu
 
@@ -475,14 +476,14 @@ def test_gunicorn_serves_it_with_merged_metrics(run, tmp_path, eventually):
         prometheus_multiproc_dir=str(tmp_path / "metrics"),
     )
     found = eventually(lambda: re.search(r"Listening at: (http://\S+)", server.log.read_text()), server.log.read_text)
-    with httpx.Client(base_url=found[1], timeout=60) as client:
+    with httpx.Client(base_url=found[1], timeout=PATIENCE_S) as client:
         sizes = [client.post("/inference", json={"text": "x" * n}).json()["n"] for n in range(5)]
         assert sizes == [0, 1, 2, 3, 4]
     for n in range(5):  # each over a connection of its own, so that both workers get some
-        with httpx.Client(base_url=found[1], timeout=60) as client:
+        with httpx.Client(base_url=found[1], timeout=PATIENCE_S) as client:
             assert client.post("/inference", content=iter([b'{"text": "', b"x" * n, b'"}'])).json() == {"n": n}
     for _ in range(6):
-        page = httpx.get(f"{found[1]}/metrics", timeout=20).text
+        page = httpx.get(f"{found[1]}/metrics", timeout=PATIENCE_S).text
         assert 'single_process_time_count{process="inference"} 10.0' in page
     assert server.end() == 0
 
@@ -542,12 +543,15 @@ def test_run_http_answers_side_by_side_keeps_connections_and_drains(run, tmp_pat
 
     def is_up():
         try:
-            return httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).status_code == 200
+            return httpx.get(f"http://127.0.0.1:{port}/health", timeout=PATIENCE_S).status_code == 200
         except httpx.TransportError:
             return False
 
     eventually(is_up, server.log.read_text)
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client, ThreadPoolExecutor(2) as threads:
+    with (
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client,
+        ThreadPoolExecutor(2) as threads,
+    ):
         # Each of the two waits for the other one.
         both = list(threads.map(lambda _: client.post("/inference", json={"text": "together"}), range(2)))
         assert [answer.status_code for answer in both] == [200, 200]

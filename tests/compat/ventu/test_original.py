@@ -8,6 +8,7 @@ import re
 import httpx
 import msgspec
 import pytest
+from tests.waiting import PATIENCE_S
 
 KINDS = pytest.mark.parametrize("kind", ["original", "ours"])
 
@@ -55,7 +56,7 @@ def test_http_answers_are_those_of_the_original(
     servers = [
         run(lengths, "http", port, **environment) for run, port in zip((run_original, run_ours), ports, strict=True)
     ]
-    clients = [close_later(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20)) for port in ports]
+    clients = [close_later(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S)) for port in ports]
 
     def is_up(client):
         try:
@@ -137,7 +138,7 @@ def test_jobs_are_answered_byte_for_byte_as_the_original_does(
 def test_a_worker_joins_our_batching_service(kind, run_either, lengths, batching, port, eventually, run):
     service = batching("-protocol", "tcp", "-address", f"127.0.0.1:{port}", "-timeout", "5000")
     worker = run_either(kind)(lengths, "tcp", port)
-    with httpx.Client(base_url=service, timeout=20) as client:
+    with httpx.Client(base_url=service, timeout=PATIENCE_S) as client:
         eventually(lambda: client.post("/inference", json={"text": "hello"}).status_code == 200, worker.log.read_text)
         assert client.post("/inference", json={"text": "hello"}).json() == {"n": 5, "batch": 1}
         refused = client.post("/inference", json={"text": "x"})
@@ -154,7 +155,7 @@ def test_a_worker_joins_our_batching_service(kind, run_either, lengths, batching
 def test_a_worker_attaches_to_our_server(kind, run_either, lengths, attaching, eventually):
     url, address = attaching
     worker = run_either(kind)(lengths, "unix", address)
-    with httpx.Client(base_url=url, timeout=20) as client:
+    with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         eventually(lambda: client.get("/readyz").status_code == 200, worker.log.read_text)
         answer = client.post("/models/batching", content=json.dumps({"text": "hello"}).encode())
         assert (answer.status_code, json.loads(answer.content)) == (200, {"n": 5, "batch": 1})

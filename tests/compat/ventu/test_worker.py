@@ -15,10 +15,9 @@ import pydantic
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.waiting import PATIENCE_S
 
 from forebay.surfaces.ventu import Ventu
-
-PATIENCE_S = 60.0
 
 
 class Req(pydantic.BaseModel):

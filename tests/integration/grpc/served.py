@@ -17,6 +17,7 @@ import grpc
 import msgspec
 import uvloop
 from google.protobuf import descriptor_pb2
+from tests.waiting import PATIENCE_S
 
 from forebay.errors import (
     Cancelled,
@@ -32,7 +33,6 @@ from forebay.server.config import GrpcConfig
 from forebay.transports.grpc.listener import GrpcListener
 from forebay.transports.grpc.service import GrpcService
 
-PATIENCE_S = 60.0
 NAME = "test.Echo"
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 ALONE = [*UNLIMITED, ("grpc.use_local_subchannel_pool", 1)]

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 HERE = Path(__file__).parent
 PYTHON = HERE.parents[2] / ".venv/environments/kserve-clients/bin/python"
@@ -28,7 +28,7 @@ def address_of(server):
 def run(script, server, address=None):
     """Runs a script of the clients to its end, which is good."""
     command = [PYTHON, HERE / "clients" / script, address or address_of(server)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert ran.returncode == 0, ran.stderr[-3000:]
 
 

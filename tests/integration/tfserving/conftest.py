@@ -2,6 +2,7 @@
 import re
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from forebay.protocols.tfserving.messages import SERVING
 
@@ -22,7 +23,7 @@ class Client:
         ask = self.channel.unary_unary(f"/tensorflow.serving.{service}/{method}")
         data = request if isinstance(request, bytes) else request.SerializeToString()
         kind = gives or type(request).__name__.replace("Request", "Response")
-        return getattr(M, kind).FromString(ask(data, timeout=30))
+        return getattr(M, kind).FromString(ask(data, timeout=PATIENCE_S))
 
     def close(self):
         self.channel.close()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.later import jax, jnp
+from tests.waiting import PATIENCE_S
 
 from forebay import Batch, BatchMismatch, Lazy
 from forebay.arrays.libraries import Spec
@@ -36,7 +37,9 @@ def test_no_library_of_arrays_is_loaded_before_there_is_an_array():
         "import sys, forebay; forebay.jit(forebay.hook); forebay.Batch().pad(1).split(1); "
         "print({'numpy', 'torch', 'jax'} & {*sys.modules})"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
     assert done.stdout == "set()\n"
 
 

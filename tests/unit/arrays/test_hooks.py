@@ -8,6 +8,7 @@ import textwrap
 import numpy as np
 import pytest
 from tests.later import jax, jnp
+from tests.waiting import PATIENCE_S
 
 from forebay import Batch, ConfigError, hook, jit, print_value
 from forebay.arrays.hooks import collecting
@@ -176,7 +177,7 @@ def test_devices_run_at_once_and_hooks_reach_their_own_run():  # S53 S58
         env={"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu", "PYTHONPATH": "src"},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (done.stdout.split(), done.stderr) == (["4", "4"], "")

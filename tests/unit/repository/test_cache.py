@@ -7,6 +7,7 @@ import time
 import weakref
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from forebay.errors import Unavailable
 from forebay.repository.cache import Cache
@@ -23,7 +24,7 @@ def test_one_load_however_many_ask(at_once):  # N106
 
     def load():
         loads.append(1)
-        may_go.wait(60)
+        may_go.wait(PATIENCE_S)
         return Thing("a")
 
     def other():
@@ -42,7 +43,7 @@ def test_a_failure_is_shared_and_the_next_one_tries_again(at_once):  # N107
 
     def load():
         loads.append(1)
-        may_go.wait(60)
+        may_go.wait(PATIENCE_S)
         raise ValueError("no such thing")
 
     def ask():

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.models import model_files
+from tests.waiting import PATIENCE_S
 
 import forebay.runtimes
 from forebay.errors import ConfigError, ForebayError, InvalidRequest, RunnerFailed, ValidationError
@@ -112,7 +113,7 @@ def test_threads_take_turns_where_the_library_wants_that(is_shared, at_once):
         inside.append(1)
         most.append(len(inside))
         if is_shared:
-            meet.wait(30)
+            meet.wait(PATIENCE_S)
         inside.pop()
         return []
 

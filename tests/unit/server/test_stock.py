@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from tests.waiting import reached
+from tests.waiting import PATIENCE_S, reached
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError, ModelError, NotFound, Unavailable
@@ -50,7 +50,7 @@ class Files:
 
     def make(self, revision, folder):
         self.loads.append((revision.model, revision.number))
-        self.may_load.wait(60)
+        self.may_load.wait(PATIENCE_S)
         text = (folder / "text").read_text()
         if text == "bad":
             raise ModelError("it is bad")
@@ -126,7 +126,7 @@ async def serving(files, policy="latest", **more):
 
 def run(test):
     def wrapped(files):
-        asyncio.run(asyncio.wait_for(test(files), 60))
+        asyncio.run(asyncio.wait_for(test(files), PATIENCE_S))
 
     wrapped.__name__ = test.__name__
     return wrapped

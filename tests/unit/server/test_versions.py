@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from tests.waiting import reached
+from tests.waiting import PATIENCE_S, reached
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError, ForebayError, InvalidRequest, ModelError, NotFound, Unavailable
@@ -34,7 +34,7 @@ class Tells:
 
     def run(self, items):
         if self.until is not None:
-            self.until.wait(30)
+            self.until.wait(PATIENCE_S)
         return [self.version] * len(items)
 
     def close(self):
@@ -57,7 +57,7 @@ def run(*given):
                 app = App([served(*one) if isinstance(one, tuple) else one() for one in given])
                 await app.start()
                 try:
-                    await asyncio.wait_for(test(app), 60)
+                    await asyncio.wait_for(test(app), PATIENCE_S)
                 finally:
                     await app.drain(5.0)
 
@@ -175,7 +175,7 @@ async def test_a_load_that_hangs_ends_in_time_and_its_worker_does_not_stay(app):
     class Hangs(Tells):
         def open(self, ctx):
             entered.set()
-            over.wait(30)
+            over.wait(PATIENCE_S)
 
     def make():
         pool = ThreadPool(RunnerSpec(factory="", local=lambda: Hangs("2")))
@@ -226,7 +226,7 @@ async def test_who_stops_waiting_does_not_stop_a_load(app):
     go = threading.Event()
 
     def make():
-        go.wait(30)
+        go.wait(PATIENCE_S)
         return served("2")
 
     waiting = asyncio.ensure_future(app.load("iris", "2", make))
@@ -246,7 +246,9 @@ def test_an_app_that_drains_gives_up_what_it_loads_and_waits_for_what_leaves():
         late = asyncio.ensure_future(ask(app))
         await reached(lambda: before.pool.idle == 0)
         await app.load("iris", "1", lambda: served("1"))
-        loading = asyncio.ensure_future(app.load("iris", "2", lambda: opened.append(until.wait(30)) or served("2")))
+        loading = asyncio.ensure_future(
+            app.load("iris", "2", lambda: opened.append(until.wait(PATIENCE_S)) or served("2"))
+        )
         await asyncio.sleep(0)
         draining = asyncio.ensure_future(app.drain(30.0))
         with pytest.raises(asyncio.CancelledError):

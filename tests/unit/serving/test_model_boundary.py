@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from tests.waiting import timeouts
+from tests.waiting import PATIENCE_S, timeouts
 
 from forebay import Failure, Model, RequestError
 from forebay.batching.queue import BatchConfig
@@ -26,7 +26,6 @@ from forebay.workers.runner import RunnerSpec
 from forebay.workers.threads import ThreadPool
 
 JSON = {"in": "json", "out": "json"}
-PATIENCE_S = 60.0
 
 
 class Desk:

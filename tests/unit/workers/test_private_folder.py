@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from forebay.workers import private_folder
 from forebay.workers.private_folder import PrivateFolder
@@ -34,7 +35,7 @@ die()
 def killed(folder, when):
     """The end of a process that is killed at some time of the life of its folder."""
     process = subprocess.Popen([sys.executable, "-c", DIES, folder, when])
-    assert process.wait(60) == -signal.SIGKILL
+    assert process.wait(PATIENCE_S) == -signal.SIGKILL
     return process.pid
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.waiting import PATIENCE_S
 
 from forebay.errors import InvalidRequest
 from forebay.workers import shm
@@ -176,6 +177,6 @@ def test_nothing_is_left_of_an_arena_whose_server_was_killed():
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     before = set(Path("/dev/shm").iterdir())
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == -9
     assert not {path for path in set(Path("/dev/shm").iterdir()) - before if "arena" in path.name}

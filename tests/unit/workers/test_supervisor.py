@@ -10,11 +10,10 @@ import sys
 import threading
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from forebay.errors import ModelError
 from forebay.workers.supervisor import FIRST_PAUSE_S, LIVED_S, MAX_FAILURES, MAX_PAUSE_S, Restarts, Supervisor
-
-PATIENCE_S = 60.0
 
 
 def test_pauses_double_up_to_the_longest():

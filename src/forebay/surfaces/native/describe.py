@@ -22,7 +22,7 @@ from forebay.serving.models.methods import ModelMethod, check_paths
 from forebay.serving.models.model import ModelSettings, models_in, settings_of
 from forebay.serving.models.tensor_codec import codec_for
 from forebay.serving.tensor_face import TensorFace
-from forebay.workers.parent_death import end_with
+from forebay.workers.parent_death import end_with, end_with_reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -262,8 +262,9 @@ def main() -> None:
     from forebay.surfaces.native.graphs import compositions_of
     from forebay.surfaces.native.target_file import import_file, split_target
 
-    end_with(int(sys.argv[2]))
     answer = os.fdopen(os.dup(1), "wb")
+    if not end_with(int(sys.argv[2])):
+        end_with_reader(answer.fileno())
     os.dup2(2, 1)
     try:
         path, name = split_target(sys.argv[1])

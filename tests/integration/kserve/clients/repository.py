@@ -16,7 +16,7 @@ def state():
 
 assert state() == "READY"
 client.unload_model("upper")
-until = time.monotonic() + 20
+until = time.monotonic() + 120
 while state() == "UNLOADING" and time.monotonic() < until:
     time.sleep(0.01)
 assert state() == "UNAVAILABLE"

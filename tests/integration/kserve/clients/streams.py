@@ -30,7 +30,7 @@ client.start_stream(callback=lambda result, error: answers.put((result, error)))
 
 
 def answer():
-    result, error = answers.get(timeout=20)
+    result, error = answers.get(timeout=120)
     assert error is None, error
     return result
 
@@ -58,13 +58,13 @@ assert [answer().as_numpy("output").tolist() for _ in range(2)] == [[0], [1]]
 
 # An error is told at once, and the stream goes on.
 client.async_stream_infer("nothing", number(1), request_id="d")
-_, error = answers.get(timeout=20)
+_, error = answers.get(timeout=120)
 assert "there is no model 'nothing'" in error.message()
 client.async_stream_infer("add", number(1), request_id="e")
-_, error = answers.get(timeout=20)
+_, error = answers.get(timeout=120)
 assert "the model has no input 'input'" in error.message()
 client.async_stream_infer("broken", number(1), request_id="f")
-_, error = answers.get(timeout=20)
+_, error = answers.get(timeout=120)
 assert "the model failed" in error.message()
 client.async_stream_infer("upper", [tensor("input", np.array([b"on"], object), "BYTES")], request_id="g")
 assert answer().as_numpy("output").tolist() == [b"ON"]
@@ -85,7 +85,7 @@ assert answers.empty()
 # A deadline ends a stream.
 client.start_stream(callback=lambda result, error: answers.put((result, error)), stream_timeout=0.5)
 client.async_stream_infer("slow", [tensor("input", np.array([3.0]), "FP64")])
-_, error = answers.get(timeout=20)
+_, error = answers.get(timeout=120)
 assert "DEADLINE_EXCEEDED" in error.status(), error
 client.stop_stream()
 

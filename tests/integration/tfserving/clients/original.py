@@ -35,7 +35,7 @@ def predict(model, **inputs):
     request.model_spec.signature_name = "serving_default"
     for name, value in inputs.items():
         request.inputs[name].CopyFrom(tf.make_tensor_proto(value))
-    return predictions.Predict(request, timeout=30)
+    return predictions.Predict(request, timeout=120)
 
 
 def examples(request, model, *rows):
@@ -109,7 +109,7 @@ print(
             "unknown": refused(lambda: predict("specie", x=rows)),
             "shape": refused(lambda: predict("species", x=rows[0])),
             "unmanaged": refused(
-                lambda: models.HandleReloadConfigRequest(model_management_pb2.ReloadConfigRequest(), timeout=30)
+                lambda: models.HandleReloadConfigRequest(model_management_pb2.ReloadConfigRequest(), timeout=120)
             ),
             "codec": codec(),
         }
