@@ -37,9 +37,10 @@ from typing import Self
 from tests.buckets import Buckets, running_buckets
 
 from benchmarks import proc
-from benchmarks.client import Connection
+from benchmarks.client import post
 from benchmarks.launch import ROOT, environment, free_port
-from benchmarks.openloop import WARM_UP_S, Generator, arrivals
+from benchmarks.load_apart import LoadApart
+from benchmarks.openloop import WARM_UP_S
 
 FOREBAY = str(Path(sys.executable).with_name("forebay"))
 RESULTS = Path(ROOT, "benchmarks", "RESULTS-repository.md")
@@ -184,11 +185,9 @@ def swaps(stack: ExitStack, buckets: Buckets, folder: Path, options: argparse.Na
         os.utime(path, (old, old))
     poll = ["--repository-poll-s", "1"]
     server = stack.enter_context(Forebay(buckets, "swapped", folder / "swapped", *poll, core=0))
-    load = [sys.executable, "-m", "benchmarks.repository", "--load", f"{server.port}:{seconds}:{rate}"]
-    generator = subprocess.Popen(["taskset", "-c", "1", *load], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert generator.stdout is not None
-    generator.stdout.readline()
-    began = time.perf_counter() + WARM_UP_S
+    request = post("echo", "/models/net", b"1")
+    load = stack.enter_context(LoadApart(server.port, request, seconds, rate))
+    began = load.began + WARM_UP_S
     changes: list[tuple[float, float]] = []
 
     def change() -> None:
@@ -214,22 +213,22 @@ def swaps(stack: ExitStack, buckets: Buckets, folder: Path, options: argparse.Na
     threads = [threading.Thread(target=one) for one in (change, scrape)]
     for thread in threads:
         thread.start()
-    told = json.loads(generator.stdout.read())
+    told = load.told()
     is_over.set()
     for thread in threads:
         thread.join()
     calm, busy = [], []
-    for due, latency in told["latencies"]:
+    for due, latency in told.latencies:
         at = due - WARM_UP_S
         if at >= 0:
             (busy if any(start <= at <= end for start, end in changes) else calm).append(latency)
-    versions = sorted(int(text[2:-2]) for text in told["answers"] if re.fullmatch(r'"<\d+>"', text))
-    others = [text for text in told["answers"] if not re.fullmatch(r'"<\d+>"', text)]
-    many = sum(told["answers"].values())
+    versions = sorted(int(text[2:-2]) for text in told.answers if re.fullmatch(r'"<\d+>"', text))
+    others = [text for text in told.answers if not re.fullmatch(r'"<\d+>"', text)]
+    many = sum(one.count for one in told.answers.values())
     yield f"{seconds:g} s at {rate:,} requests a second, ten versions uploaded, three removed", f"{many:,} answers"
     yield (
         "failed; from a version that was not complete",
-        f"{told['errors']}; {sum(told['answers'][one] for one in others)}",
+        f"{told.errors}; {sum(told.answers[one].count for one in others)}",
     )
     yield "answers came from versions", ", ".join(map(str, versions))
     yield "versions that a scraper saw answer", ", ".join(sorted((one for one in seen if seen[one]), key=int))
@@ -237,7 +236,7 @@ def swaps(stack: ExitStack, buckets: Buckets, folder: Path, options: argparse.Na
     yield f"p99 from an upload to {BUSY_S:g} s after it", f"{_ms(_p99(busy))} of {len(busy):,}"
     yield (
         "p99.9 of the two, and the longest pause of the load's own",
-        (f"{_ms(_p99(calm, 1000))}, {_ms(_p99(busy, 1000))}, {_ms(told['stall_s'])}"),
+        (f"{_ms(_p99(calm, 1000))}, {_ms(_p99(busy, 1000))}, {_ms(told.stall_s)}"),
     )
 
 
@@ -247,44 +246,6 @@ def _p99(found: list[float], part: int = 100) -> float:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms"
-
-
-class Reader(Connection):
-    """A connection that keeps what was answered."""
-
-    body = b""
-
-    def on_body(self, body: bytes) -> None:
-        self.body = body
-
-
-class Load(Generator):
-    """Counts what is answered."""
-
-    connection = Reader
-
-    def __init__(self, request: bytes, due: list[float]) -> None:
-        super().__init__(request, due)
-        self.answers: dict[str, int] = {}
-
-    def answered(self, connection: Connection, status: int, due: float) -> None:
-        assert isinstance(connection, Reader)
-        if status == 200:
-            text = connection.body.decode()
-            self.answers[text] = self.answers.get(text, 0) + 1
-        super().answered(connection, status, due)
-
-
-async def send(port: int, seconds: float, rate: int) -> None:
-    """Send requests when they are due; the part of `swaps` that runs in a process of its own."""
-    head = (
-        b"POST /models/net HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 1\r\n\r\n1"
-    )
-    load = Load(head, arrivals(rate, WARM_UP_S + seconds, 3))
-    print("go", flush=True)
-    await load.run(port)
-    told = {"latencies": load.latencies, "answers": load.answers, "errors": load.errors, "stall_s": load.stall_s}
-    print(json.dumps(told))
 
 
 Part = Callable[[ExitStack, Buckets, Path, argparse.Namespace], Iterator[tuple[str, str]]]
@@ -314,14 +275,7 @@ def main() -> None:
     parser.add_argument("--swap-s", type=float, default=60.0)
     parser.add_argument("--rate", type=int, default=5000)
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
-    parser.add_argument("--load", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.load:
-        import uvloop
-
-        port, seconds, rate = options.load.split(":")
-        uvloop.run(send(int(port), float(seconds), int(rate)))
-        return
     found: dict[str, Rows] = {}
     with tempfile.TemporaryDirectory() as name, running_buckets(Path(name)) as buckets:
         for part in options.only:

@@ -24,8 +24,10 @@ from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 
+from benchmarks.client import post
 from benchmarks.launch import ROOT, environment, free_port
-from benchmarks.openloop import WARM_UP_S, Generator, arrivals
+from benchmarks.load_apart import LoadApart
+from benchmarks.openloop import WARM_UP_S
 
 RESULTS = Path(ROOT, "benchmarks", "RESULTS-repository-peers.md")
 FOREBAY = str(Path(sys.executable).with_name("forebay"))
@@ -60,11 +62,6 @@ class Text(forebay.Model):
         return [self.text] * len(batch)
 """
 BODY = b'{"inputs":[{"name":"input","shape":[1],"datatype":"INT64","data":[1]}]}'
-
-
-def request(name: str) -> bytes:
-    head = f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-    return f"{head}Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY
 
 
 @contextmanager
@@ -131,22 +128,11 @@ def load(port: int, name: str) -> float:
     return time.perf_counter() - began
 
 
-async def send(port: int, seconds: float, rate: int) -> None:
-    """Ask one model when requests are due; the part that runs in a process of its own."""
-    generator = Generator(request("m0"), arrivals(rate, WARM_UP_S + seconds, 3))
-    print("go", flush=True)
-    await generator.run(port)
-    print(json.dumps({"latencies": generator.latencies, "errors": generator.errors}))
-
-
 def measure(port: int, seconds: float, rate: int) -> list[str]:
     loads = [load(port, f"m{number}") for number in range(MODELS)]
     swaps = [load(port, f"m{number}") for number in range(MODELS)]
-    command = [sys.executable, "-m", "benchmarks.repository_peers", "--load", f"{port}:{seconds}:{rate}"]
-    generator = subprocess.Popen(["taskset", "-c", "1", *command], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert generator.stdout is not None
-    generator.stdout.readline()
-    began = time.perf_counter()
+    apart = LoadApart(port, post("echo", "/v2/models/m0/infer", BODY), seconds, rate)
+    began = apart.began
     at: list[float] = []
 
     def swap() -> None:
@@ -157,10 +143,10 @@ def measure(port: int, seconds: float, rate: int) -> list[str]:
 
     swapping = threading.Thread(target=swap)
     swapping.start()
-    told = json.loads(generator.stdout.read())
+    told = apart.told()
     swapping.join()
     during, beside = [], []
-    for due, latency in told["latencies"]:
+    for due, latency in told.latencies:
         if due >= WARM_UP_S:
             (during if any(0 <= due - one < SWAP_S for one in at) else beside).append(latency)
     return [
@@ -168,7 +154,7 @@ def measure(port: int, seconds: float, rate: int) -> list[str]:
         ms(statistics.median(swaps)),
         ms(sorted(beside)[-max(len(beside) // 100, 1)]),
         ms(sorted(during)[-max(len(during) // 100, 1)]),
-        f"{told['errors']} of {len(told['latencies']):,}",
+        f"{told.errors} of {len(told.latencies):,}",
     ]
 
 
@@ -182,14 +168,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--rate", type=int, default=300)
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
-    parser.add_argument("--load", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.load:
-        import uvloop
-
-        port, seconds, rate = options.load.split(":")
-        uvloop.run(send(int(port), float(seconds), int(rate)))
-        return
     heads = ["a load", "a swap", "p99 beside swaps", f"p99 within {SWAP_S:g} s of one", "requests that failed"]
     rows: list[list[str]] = []
     for name, start in (("forebay", forebay), ("MLServer", mlserver)):
