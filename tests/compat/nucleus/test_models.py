@@ -20,6 +20,7 @@ from tests.buckets import FORBIDDEN, GONE, Faults, running_buckets
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay.errors import ModelError
+from forebay.surfaces.nucleus import model_client
 from forebay.surfaces.nucleus.config import read_config
 from forebay.surfaces.nucleus.desk import Desk, DeskClient
 from forebay.surfaces.nucleus.handler import _check_models, constructor_arguments
@@ -331,6 +332,35 @@ def test_a_store_that_fails_changes_nothing(buckets, bucket, served, monkeypatch
     faults.fault = lambda _method, _path: None
     eventually(lambda: one.get().files == {"model": "twos"})
     faults.close()
+
+
+def test_a_defect_of_the_store_is_told_to_who_waits_for_a_model(served, tmp_path, monkeypatch):
+    (tmp_path / "models/iris/1").mkdir(parents=True)
+    (tmp_path / "models/iris/1/model").write_text("one")
+    one = served({"dir": str(tmp_path / "models"), "cache_size": 1, "disk_cache_size": 1})
+
+    def broken(_revision):
+        raise RuntimeError("a defect")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one.store, "_fetch", broken)
+        assert "the server could not bring it" in refused(one.get, "iris")
+    assert one.get("iris").files == {"model": "one"}
+
+
+def test_a_store_that_says_nothing_is_not_waited_for_without_end(served, tmp_path, monkeypatch):
+    (tmp_path / "models/iris/1").mkdir(parents=True)
+    (tmp_path / "models/iris/1/model").write_text("one")
+    one = served({"dir": str(tmp_path / "models"), "cache_size": 1, "disk_cache_size": 1})
+    late, released = [], []
+    take, release = one.desk.asked["take"], one.desk.asked["release"]
+    monkeypatch.setitem(one.desk.asked, "take", lambda *asked: late.append(asked))
+    monkeypatch.setitem(one.desk.asked, "release", lambda *asked: (released.append(asked), release(*asked)))
+    monkeypatch.setattr(model_client, "ANSWER_S", 0.01)
+    assert "no answer" in refused(one.get, "iris")
+    eventually(lambda: late)
+    one.loop.call_soon_threadsafe(take, *late[0])  # what comes all the same is given back
+    eventually(lambda: released)
 
 
 def test_two_edits_within_a_second_and_an_older_file_that_is_gone(served, tmp_path):

@@ -5,6 +5,7 @@ What only TensorFlow runs, and TensorFlow Serving, is in `test_tensorflow_backen
 """
 
 import base64
+import gc
 import json
 import shutil
 import threading
@@ -16,6 +17,7 @@ import pytest
 from tests.models.saved_models import saved_models
 from tests.waiting import PATIENCE_S, eventually
 
+from forebay.errors import DeadlineExceeded
 from forebay.runtimes.signature import Signature, Var
 from forebay.surfaces.nucleus.row_batches import NO_INPUT_AXIS, NO_OUTPUT_AXIS, RowBatches
 from forebay.surfaces.nucleus.shim import UserException
@@ -263,17 +265,21 @@ def test_a_handler_over_grpc(serve, store):  # N125
 # Without a server
 
 
+def batches(run, max_rows, interval_s, *, timeout_s=30.0):
+    return RowBatches(run, max_rows, interval_s, threads=2, timeout_s=timeout_s)
+
+
 def run_together(batches, *calls):
     """Runs calls in threads of their own; returns what each got or raised, in their order."""
     outcomes: list[Any] = [None] * len(calls)
 
-    def call(place, model, arrays, run):
+    def call(place, arrays):
         try:
-            outcomes[place] = batches.run(model, arrays, run)
+            outcomes[place] = batches.run(arrays)
         except Exception as error:
             outcomes[place] = error
 
-    threads = [threading.Thread(target=call, args=(place, *one)) for place, one in enumerate(calls)]
+    threads = [threading.Thread(target=call, args=one) for one in enumerate(calls)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -292,15 +298,12 @@ def test_rows_of_several_calls_run_together_and_unlike_ones_apart():  # N136, N1
         sizes.append(arrays["x"].shape)
         return {"y": arrays["x"] * 2}
 
-    batches = RowBatches(3, 30.0)
-    found = run_together(batches, ("m", rows([1.0]), run), ("m", rows([2.0], [3.0]), run))
+    found = run_together(batches(run, 3, 30.0), rows([1.0]), rows([2.0], [3.0]))
     assert [one["y"].tolist() for one in found] == [[[2.0]], [[4.0], [6.0]]]
     assert sizes == [(3, 1)]
-    batches, sizes[:] = RowBatches(2, 0.2), []
-    run_together(
-        batches, ("m", rows([1.0]), run), ("m", rows([1.0, 2.0]), run), ("n", rows([1.0]), run), ("m", rows([3.0]), run)
-    )
-    assert sorted(sizes) == [(1, 1), (1, 2), (2, 1)]
+    sizes.clear()
+    run_together(batches(run, 3, 30.0), rows([1.0]), rows([1.0, 2.0]), rows([3.0]))
+    assert sorted(sizes) == [(1, 2), (2, 1)]
 
 
 def test_a_batch_that_fails_is_run_call_by_call():
@@ -309,19 +312,42 @@ def test_a_batch_that_fails_is_run_call_by_call():
             raise ValueError("below 0")
         return {"y": arrays["x"]}
 
-    good, bad = run_together(RowBatches(2, 30.0), ("m", rows([1.0]), run), ("m", rows([-1.0]), run))
+    good, bad = run_together(batches(run, 2, 30.0), rows([1.0]), rows([-1.0]))
     assert good["y"].tolist() == [[1.0]]
     assert str(bad) == "below 0"
 
 
 def test_what_has_no_axis_of_rows_fails_alone():  # N137
-    batches = RowBatches(2, 0.01)
     with pytest.raises(ValueError, match=NO_INPUT_AXIS.replace("(", r"\(").replace(")", r"\)")):
-        batches.run("m", {"x": np.zeros((), np.float32)}, lambda arrays: arrays)
+        batches(dict, 2, 0.01).run({"x": np.zeros((), np.float32)})
     with pytest.raises(ValueError, match=NO_OUTPUT_AXIS):
-        batches.run("m", rows([1.0]), lambda arrays: {"y": arrays["x"].sum()})
+        batches(lambda arrays: {"y": arrays["x"].sum()}, 2, 0.01).run(rows([1.0]))
     with pytest.raises(ValueError, match="has the shape"):
-        batches.run("m", rows([1.0]), lambda arrays: {"y": np.zeros(3)})
+        batches(lambda _arrays: {"y": np.zeros(3)}, 2, 0.01).run(rows([1.0]))
+
+
+def test_a_model_that_hangs_holds_its_callers_for_a_limited_time():
+    go = threading.Event()
+
+    def run(arrays):
+        go.wait()
+        return arrays
+
+    first, second = run_together(batches(run, 2, 30.0, timeout_s=0.05), rows([1.0]), rows([2.0]))
+    go.set()
+    assert isinstance(first, DeadlineExceeded)
+    assert isinstance(second, DeadlineExceeded)
+
+
+def test_the_threads_of_a_model_end_with_it():
+    one = batches(dict, 2, 0.01)
+    assert one.run(rows([1.0]))["x"].tolist() == [[1.0]]
+    names = {thread.name for thread in threading.enumerate()}
+    mine = {name for name in names if name.startswith(one._serving.name)}
+    assert len(mine) == 2
+    del one
+    gc.collect()
+    eventually(lambda: not mine & {thread.name for thread in threading.enumerate()})
 
 
 def test_what_a_handler_gets_of_each_type():  # N130

@@ -344,6 +344,7 @@ def _spec(config: NucleusConfig, service: UserService | None) -> RunnerSpec:
                 "is_on_gpu": config.gpu,
                 "max_batch_size": batching and batching.max_batch_size,
                 "batch_interval_s": batching.batch_interval_seconds if batching else 0.0,
+                "threads": config.threads_per_process,
             }
     if service is None:
         batched = config.post_batching is not None

@@ -36,7 +36,8 @@ AGAIN_S: Final = 10.0
 """A version that could not be loaded anew, while its predecessor serves on, is not tried again before this."""
 FIRST_S: Final = 60.0
 """Time in which a worker must have been told what there is."""
-
+ANSWER_S: Final = 3600.0
+"""Time that the server has to bring a model or to have one loaded elsewhere; a large one may take long."""
 LOOK_S: Final = 10.0
 """Time that a call waits for the next look at a version whose files are others by now."""
 
@@ -248,13 +249,21 @@ class HandlerModels:
 
     def _take(self, key: str) -> str:
         """Return the folder of a version once the server has it; it stays until it is given back."""
+        return self._ask("take", key, late=lambda: self._desk.ask("release", key))
+
+    def _ask(self, kind: str, *what: str, late: Callable[[], object] = lambda: None) -> str:
+        """Ask the server and wait for its answer; `late` is called if one comes when nobody waits any more."""
         answer: Future[str] = Future()
         number = next(self._numbers)
         self._asked[number] = answer
         if self._is_over:
             raise Unavailable("the server is gone")
-        self._desk.ask("take", number, key)
-        return answer.result()
+        self._desk.ask(kind, number, *what)
+        try:
+            return answer.result(ANSWER_S)
+        except TimeoutError:
+            answer.add_done_callback(lambda answer: answer.exception() or late())
+            raise Unavailable(f"the server gave no answer within {ANSWER_S:g} s") from None
 
     def _unload(self, loaded: _Loaded) -> None:
         self._desk.ask("release", loaded.key)

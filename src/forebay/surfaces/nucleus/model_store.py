@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,9 +21,10 @@ from forebay.repository.repository import Repository
 from forebay.repository.source import SourceChanged
 from forebay.repository.tree_rules import TreeRules
 from forebay.surfaces.nucleus.config import DEFAULT_MODEL
+from forebay.types.failures import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from concurrent.futures import Future
 
     from forebay.repository.cache import Lease
@@ -269,28 +270,36 @@ class ModelStore:
         assert loop is not None
 
         def work() -> None:
-            for one in waiting:  # what was given back before makes room for this
-                one.result()
-            try:
-                if revision is None:
-                    raise SourceChanged("its files have changed")
-                lease = self._fetch(revision)
-                if self._tfs is not None:
-                    try:
-                        self._tfs.add(revision, lease.value)
-                    except BaseException:
-                        lease.release()
-                        raise
-            except SourceChanged as error:
-                assert self._repository is not None
-                self._repository.look_soon()
-                loop.call_soon_threadsafe(visitor.tell, "changed", number, error.message)
-            except ForebayError as error:
-                loop.call_soon_threadsafe(visitor.tell, "failed", number, error.message)
-            else:
-                loop.call_soon_threadsafe(self._taken, visitor, number, key, lease)
+            wait(waiting)  # what was given back before makes room for this
+            if revision is None:
+                raise SourceChanged("its files have changed")
+            lease = self._fetch(revision)
+            if self._tfs is not None:
+                try:
+                    self._tfs.add(revision, lease.value)
+                except BaseException:
+                    lease.release()
+                    raise
+            loop.call_soon_threadsafe(self._taken, visitor, number, key, lease)
 
-        self._fetchers.submit(work)
+        self._fetchers.submit(self._work_for, visitor, number, work)
+
+    def _work_for(self, visitor: DeskVisitor, number: int, work: Callable[[], None]) -> None:
+        """Do what a visitor waits for, in a thread; whatever fails is told, for it would wait on."""
+        loop = self._loop
+        assert loop is not None
+        try:
+            work()
+        except SourceChanged as error:
+            assert self._repository is not None
+            self._repository.look_soon()
+            loop.call_soon_threadsafe(visitor.tell, "changed", number, error.message)
+        except ForebayError as error:
+            loop.call_soon_threadsafe(visitor.tell, "failed", number, error.message)
+        except Exception as error:
+            log.exception("a model could not be brought to a worker")
+            told = f"the server could not bring it: {text_of(error)}"
+            loop.call_soon_threadsafe(visitor.tell, "failed", number, told)
 
     def _taken(self, visitor: DeskVisitor, number: int, key: str, lease: Lease[Path]) -> None:
         if visitor not in self._leases:
@@ -311,14 +320,10 @@ class ModelStore:
         assert loop is not None
 
         def work() -> None:
-            try:
-                tfs.restore()
-            except ForebayError as error:
-                loop.call_soon_threadsafe(visitor.tell, "failed", number, error.message)
-            else:
-                loop.call_soon_threadsafe(visitor.tell, "restored", number)
+            tfs.restore()
+            loop.call_soon_threadsafe(visitor.tell, "restored", number)
 
-        self._fetchers.submit(work)
+        self._fetchers.submit(self._work_for, visitor, number, work)
 
     def _let_go(self, key: str, lease: Lease[Path], used: Revision | None = None) -> None:
         """Give a folder back; what was used until now leaves the disk later than what was not."""

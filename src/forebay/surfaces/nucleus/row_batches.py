@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of several threads that run together: whoever comes first waits for others, and runs what has come.
-
-A batch is run by the thread that opened it, when it is full or its time is over, so there is no thread beside those of
-the handler. Batches of unlike rows are apart. One that fails is run again call by call: each gets its own error.
-"""
+"""Calls of a handler's threads that run together below it: a model as a serving, and what it makes of a call."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.workers.user_code import caught
+from forebay.arrays.batch import Batch
+from forebay.errors import ServingCrashed
+from forebay.serving.servings.definition import Serving
 
 if TYPE_CHECKING:
     from forebay.runtimes.signature import Array
@@ -24,109 +22,60 @@ NO_INPUT_AXIS: Final = "Batching session Run() input tensors must have at least 
 NO_OUTPUT_AXIS: Final = "Batched output tensor has 0 dimensions."
 
 
-class _Batch:
-    def __init__(self) -> None:
-        self.parts: list[Arrays] = []
-        self.rows = 0
-        self.is_full = threading.Event()
-        self.is_done = threading.Event()
-        self.outcomes: list[tuple[Any, BaseException | None]] = []
-
-
 class RowBatches:
-    """Puts calls together."""
+    """Runs calls of one model together, unlike ones apart; its threads end with it."""
 
-    def __init__(self, max_rows: int, interval_s: float) -> None:
-        """Run up to so many rows together, so long after the first of them came at the latest."""
+    def __init__(self, run: Run, max_rows: int, interval_s: float, *, threads: int, timeout_s: float) -> None:
+        """Describe how.
+
+        Args:
+            run: The model.
+            max_rows: Rows that run together at most.
+            interval_s: Time that the first of them waits for others.
+            threads: Batches that run at a time.
+            timeout_s: Time that a call may take.
+        """
+        self._run = run
         self._max_rows = max_rows
-        self._interval_s = interval_s
-        self._open: dict[Hashable, _Batch] = {}
-        self._lock = threading.Lock()
+        self._timeout_s = timeout_s
 
-    def run(self, model: Hashable, arrays: Arrays, run: Run) -> Arrays:
-        """Run a call with others of the same model.
+        def run_batch(batch: Batch) -> Arrays:
+            return _checked(run(batch.realize()), batch.size)
+
+        def module(_options: Any) -> Callable[[Batch], Arrays]:
+            return run_batch
+
+        serving = Serving.new(module)
+        self._serving: Any = serving.batch_size(max_rows).start(
+            batch_timeout_ms=interval_s * 1000, partitions=threads, shutdown_ms=0
+        )
+        weakref.finalize(self, self._serving.stop)
+
+    def run(self, arrays: Arrays) -> Arrays:
+        """Run a call with others.
 
         Raises:
             ValueError: If an input or an output has no axis of rows.
-            BaseException: What `run` raises.
+            ForebayError: If it was late, or too many wait.
+            Exception: What the model raises.
         """
-        rows = _rows(arrays.values(), NO_INPUT_AXIS)
-        if rows is None or rows >= self._max_rows:
-            return run(arrays)
-        key = (model, tuple((name, array.dtype.str, array.shape[1:]) for name, array in sorted(arrays.items())))
-        with self._lock:
-            batch = self._open.get(key)
-            if batch is not None and batch.rows + rows > self._max_rows:
-                batch.is_full.set()
-                batch = None
-            is_first = batch is None
-            if batch is None:
-                batch = self._open[key] = _Batch()
-            place = len(batch.parts)
-            batch.parts.append(arrays)
-            batch.rows += rows
-            if batch.rows >= self._max_rows:
-                del self._open[key]
-                batch.is_full.set()
-        if is_first:
-            batch.is_full.wait(self._interval_s)
-            with self._lock:
-                if self._open.get(key) is batch:
-                    del self._open[key]
-            try:
-                batch.outcomes = _outcomes(batch.parts, run)
-            finally:
-                batch.is_done.set()
-        batch.is_done.wait()
-        found, error = batch.outcomes[place]
-        if error is not None:
-            raise error
-        return found
+        shapes = {array.shape[:1] for array in arrays.values()}
+        if () in shapes:
+            raise ValueError(NO_INPUT_AXIS)
+        rows = next(iter(shapes))[0] if len(shapes) == 1 else 0
+        if not 0 < rows < self._max_rows:
+            return self._run(arrays)
+        try:
+            return self._serving.batched_run(Batch.concatenate([arrays]), timeout_s=self._timeout_s)
+        except ServingCrashed:
+            return _checked(self._run(arrays), rows)  # alone: it gets an error of its own, or none
 
 
-def _outcomes(parts: Sequence[Arrays], run: Run) -> list[tuple[Any, BaseException | None]]:
-    """Return what each part gets: its rows, or its error."""
-    if len(parts) > 1:
-        found, error = caught(_together, parts, run)
-        if error is None:
-            return [(one, None) for one in found]
-    return [_alone(part, run) for part in parts]
-
-
-def _alone(part: Arrays, run: Run) -> tuple[Any, BaseException | None]:
-    found, error = caught(_together, [part], run)
-    return (None if error is not None else found[0]), error
-
-
-def _together(parts: Sequence[Arrays], run: Run) -> list[Arrays]:
-    import numpy as np
-
-    sizes = [next(iter(part.values())).shape[0] for part in parts]
-    joined = (
-        parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    )
-    found = run(joined)
-    total = sum(sizes)
+def _checked(found: Arrays, rows: int) -> Arrays:
     for name, array in found.items():
         if not array.ndim:
             raise ValueError(NO_OUTPUT_AXIS)
-        if array.shape[0] != total:
-            msg = f"output '{name}' has the shape {list(array.shape)} for {total} rows, so its calls cannot be batched"
+        if array.shape[0] != rows:
+            msg = f"output '{name}' has the shape {list(array.shape)} for {rows} rows, so its calls cannot be batched"
             raise ValueError(msg)
-    ends = np.cumsum(sizes)
-    return [
-        {name: array[end - size : end] for name, array in found.items()}
-        for size, end in zip(sizes, ends.tolist(), strict=True)
-    ]
-
-
-def _rows(arrays: Any, problem: str) -> int | None:
-    """Return how many rows all arrays have; None if they have unlike numbers of them.
-
-    Raises:
-        ValueError: If one has no axis of rows.
-    """
-    found = {array.shape[:1] for array in arrays}
-    if () in found:
-        raise ValueError(problem)
-    return next(iter(found))[0] if len(found) == 1 else None
+    return found

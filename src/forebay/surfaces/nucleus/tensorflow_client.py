@@ -6,13 +6,12 @@ Which models there are, and when one is loaded anew or leaves, is what it is for
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.errors import ForebayError, Unavailable
+from forebay.errors import ForebayError
 from forebay.runtimes.contract import RunOptions, accelerator
 from forebay.runtimes.model_file import load_with
 from forebay.runtimes.signature import Value
@@ -42,6 +41,7 @@ class TensorFlowRules(msgspec.Struct, frozen=True, kw_only=True):
         is_on_gpu: Whether they run on a GPU there.
         max_batch_size: Rows that run together at most; None where calls run alone.
         batch_interval_s: How long they wait for others.
+        threads: Calls that a worker has at a time.
     """
 
     keys: SignatureKeys = SignatureKeys()
@@ -49,6 +49,7 @@ class TensorFlowRules(msgspec.Struct, frozen=True, kw_only=True):
     is_on_gpu: bool = False
     max_batch_size: int | None = None
     batch_interval_s: float = 0.0
+    threads: int = 1
 
 
 class _Model(msgspec.Struct, frozen=True, eq=False):
@@ -79,13 +80,7 @@ class TensorFlowModels(HandlerModels):
 
     def restore(self) -> None:
         """Have TensorFlow Serving load anew what it should have."""
-        answer: Future[str] = Future()
-        number = next(self._numbers)
-        self._asked[number] = answer
-        if self._is_over:
-            raise Unavailable("the server is gone")
-        self._desk.ask("restore", number)
-        answer.result()
+        self._ask("restore")
 
     def _no_model(self, name: str, version: str | int | None) -> Exception:
         if self._rules.kind == "paths" and name not in self._rules.names:
@@ -112,9 +107,6 @@ class TensorFlowClient:
         """
         self._models = models
         self._rules = rules
-        self._batches = (
-            None if rules.max_batch_size is None else RowBatches(rules.max_batch_size, rules.batch_interval_s)
-        )
         self._calls: Any = None
         if rules.address:
             from forebay.remotes.servers import ServerAddress
@@ -143,7 +135,7 @@ class TensorFlowClient:
         told = model.told
         arrays = arrays_of(told.signature, told.shapes, model_input, model.name, model.version)
         try:
-            found = model.run(arrays) if self._batches is None else self._batches.run(model, arrays, model.run)
+            found = model.run(arrays)
         except (ForebayError, ValueError) as error:
             what = f"model '{model.name}' of version '{model.version}' cannot be run"
             raise UserException(what, error.message if isinstance(error, ForebayError) else str(error)) from error
@@ -154,7 +146,15 @@ class TensorFlowClient:
         name, version = path.parent.name, path.name
         told = signature_of(path, self._rules.keys, name, version)
         run = self._here(path, told) if self._calls is None else self._remote(name, version, told)
-        return _Model(name, version, told, run)
+        return _Model(name, version, told, self._batched(run))
+
+    def _batched(self, run: Run) -> Run:
+        """Return what runs a call, with others where the project says so."""
+        rules = self._rules
+        if rules.max_batch_size is None:
+            return run
+        interval_s, threads = rules.batch_interval_s, rules.threads
+        return RowBatches(run, rules.max_batch_size, interval_s, threads=threads, timeout_s=TIMEOUT_S).run
 
     def _here(self, folder: Path, told: KeyedSignature) -> Run:
         device = accelerator("gpu") if self._rules.is_on_gpu else None
