@@ -18,7 +18,7 @@ ENVIRONMENTS = HERE.parents[1] / ".venv/environments"
     [("kserve-clients", "triton_http.py"), ("kserve", "kserve_http.py")],
     ids=["triton", "kserve"],
 )
-def test_a_client_over_http(launch, models, environment, script):  # O123 to O137, O142 to O146
+def test_a_client_over_http(launch, models, environment, script):
     python = ENVIRONMENTS / environment / "bin/python"
     if not python.exists():
         pytest.skip(f"make environment NAME={environment} makes what this needs")

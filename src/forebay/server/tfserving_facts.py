@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from forebay.serving.tensor_face import TensorFace
     from forebay.types.tensor import TensorMetadata
 
+ANY: Final = "0"
+"""The version that clients name who mean none, as the one of OpenVINO Model Server does; one called so is meant."""
+
 _STATES: Final = {
     "ready": "AVAILABLE",
     "available": "AVAILABLE",  # it is loaded for who asks
@@ -40,7 +43,8 @@ def find_version(app: App, name: str, version: str = "", label: str = "") -> str
         NotFound: If there is no such model, or nobody gave it the label.
     """
     if not label:
-        return version or None
+        is_any = version == ANY and not any(one["version"] == ANY for one in _described(app, name))
+        return None if is_any else version or None
     labels = app.labels.get(name, {})
     if label not in labels:
         app.versions(name)

@@ -23,7 +23,7 @@ NAME = {"name": "name", "datatype": "BYTES", "shape": [1], "data": ["Ada"]}
 
 
 def infer(server, *inputs):
-    (about,) = httpx.post(f"{server.url}/v2/repository/index").json()
+    (about,) = httpx.post(f"{server.url}/v2/repository/index").json()  # T10: no body
     return httpx.post(f"{server.url}/v2/models/{about['name']}/infer", json={"inputs": inputs})
 
 

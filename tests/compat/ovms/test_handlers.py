@@ -112,6 +112,25 @@ async def test_initialize_is_told_names_in_the_order_of_the_file(tmp_path):  # O
     assert order == ["a", "b", "c"]  # O54: by the tags
 
 
+@pytest.mark.parametrize("is_absolute", [False, True])
+async def test_handlers_are_looked_for_from_the_base_path(tmp_path, is_absolute):  # O5, T15
+    handler = """
+        from pyovms import Tensor
+        class OvmsPythonModel:
+            def initialize(self, kwargs):
+                self.base = kwargs["base_path"]
+            def execute(self, inputs):
+                return [Tensor("output", self.base.encode())]
+        """
+    path = str(tmp_path / "base/more/own.py") if is_absolute else "more/own.py"
+    text = one_node().replace('"model.py"', f'"{path}"')
+    where = {"base_path": "base", "graph_path": "../graphs/g.pbtxt"}
+    write(tmp_path, {"config.json": config(g=where), "graphs/g.pbtxt": text, "base/more/own.py": handler})
+    async with serving(tmp_path) as face:
+        answer = await face.infer("g", tensor("input", [1]))
+    assert bytes(answer.outputs[0].data).decode() == str(tmp_path / "base/more")  # O4
+
+
 async def test_inputs_come_in_the_order_of_their_tags_byte_by_byte(tmp_path):  # O54
     tags = ["INPUT10", "INPUT2", "INPUT1"]
     text = graph_text(
@@ -131,7 +150,7 @@ async def test_inputs_come_in_the_order_of_their_tags_byte_by_byte(tmp_path):  #
     assert bytes(answer.outputs[0].data) == b"input1,input10,input2"
 
 
-async def test_what_was_initialised_is_finalised_if_a_sibling_fails(tmp_path):  # O6, O12
+async def test_what_was_initialised_is_finalised_if_a_sibling_fails(tmp_path):  # O6, O12, T14
     text = graph_text(
         ["OVMS_PY_TENSOR:input"],
         ["OVMS_PY_TENSOR:output"],

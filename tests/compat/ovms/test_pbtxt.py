@@ -160,7 +160,7 @@ BROKEN = {
         "another node 'n' at line 4",
     ),
     "no options": (re.sub(r"node_options: \{.*?\}\s*\}", "", GOOD, flags=re.DOTALL), "no node_options"),
-    "no handler": (GOOD.replace('handler_path: "model.py"', ""), "no handler_path"),
+    "no handler": (GOOD.replace('handler_path: "model.py"', ""), "no handler_path"),  # O49, T23
     "no handler file": (GOOD.replace("model.py", "modle.py"), r":\d+: .*'modle.py', and /.*/modle.py is no file"),  # O5
     "no resources": (GOOD.replace('input_side_packet: "PYTHON_NODE_RESOURCES:py"', ""), "PYTHON_NODE_RESOURCES:py"),
     "no input of a node": (graph_text(IN, OUT, python_node("n", [], ["OUT:output"])), "'n' has no input_stream"),
@@ -277,7 +277,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):  # O43
 
 
 @pytest.mark.parametrize("written, takes", [("AUTO", False), ("4", False), ("0", True)])
-def test_a_queue_of_graphs_is_read_and_not_needed(read, written, takes):  # O59
+def test_a_queue_of_graphs_is_read_and_not_needed(read, written, takes):  # O59, T22
     assert read(f"# OVMS_GRAPH_QUEUE_MAX_SIZE: {written}\n{GOOD}").takes_side_packets is takes
 
 

@@ -35,7 +35,7 @@ async def said(face, name):
     return bytes(answer.outputs[0].data).decode()
 
 
-async def test_only_what_changed_is_loaded_anew(tmp_path, monkeypatch):  # O110, O111, O113
+async def test_only_what_changed_is_loaded_anew(tmp_path, monkeypatch):  # O110, O111, O113; T24: the other way round
     files = {"config.json": config(a={}, b={})}
     for name in "ab":
         files |= {f"{name}/graph.pbtxt": one_node(), f"{name}/model.py": handler("1")}

@@ -91,7 +91,7 @@ def raw(server, name, datatype, shape, content, **more):
         ("INT8", [-1]),
     ],
 )
-def test_numbers_go_through_json_whole(server, datatype, values):  # O37, O42
+def test_numbers_go_through_json_whole(server, datatype, values):  # O37, O42, T18
     answer = post(server, "numbers", given(datatype, [len(values)], data=values), id="7").json()
     assert answer["outputs"] == [{"name": "output", "datatype": datatype, "shape": [len(values)], "data": values}]
     assert (answer["model_name"], answer["model_version"], answer["id"]) == ("numbers", "1", "7")

@@ -9,11 +9,15 @@ import re
 import subprocess
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from tests.compat.ovms.conftest import LOOPBACK, graph_text, python_node, write
 from tests.compat.ovms.test_openvino import inference, save, session, to_openvino, to_python
 from tests.waiting import PATIENCE_S, eventually
 
+SERVING = health_pb2.HealthCheckResponse.SERVING
 HERE = Path(__file__).parent
 PYTHON = HERE.parents[2] / ".venv/environments/kserve-clients/bin/python"
 CHECKS = re.findall(r"^def (\w+)\(\):  # O", (HERE / "triton_client.py").read_text(), re.MULTILINE)
@@ -41,6 +45,7 @@ EXECUTE = {
         array = np.array(inputs[0])
         return [Tensor(self.name, array + array.dtype.type(10))]""",
     "told": """
+        print("said by a handler")
         told = [[t.name, t.datatype, t.shape, t.data.format, t.data.shape, t.size] for t in inputs]
         return [Tensor(self.name, json.dumps(told).encode())]""",
     "layouts": """
@@ -103,6 +108,10 @@ EXECUTE = {
         for step in range(int(bytes(inputs[0]))):
             buffer[:] = step
             yield [Tensor("output", buffer)]""",
+    "signals": """
+        for character in bytes(inputs[0]):
+            yield [Tensor("output", bytes([character]))]
+        yield [Tensor("end_signal", "".encode())]""",
     "names": """
         return [Tensor(self.name, " ".join(one.name for one in inputs).encode())]""",
     "labels": """
@@ -134,6 +143,7 @@ def graph(inputs=("input",), outputs=("output",), *, more="", side=""):
 GRAPHS = {
     **{name: (graph(), name) for name in ("echo", "plus", "told", "counts", "returns", "together", "ended")},
     **{name: (graph(more=LOOPBACK), name) for name in ("count", "gaps", "gate", "forever", "reuse")},
+    "signals": (graph(outputs=("output", "end_signal"), more=LOOPBACK), "signals"),
     "loop_returns": (graph(more=LOOPBACK), "echo"),
     "broken": ("node {", "echo"),
     "typed": (graph(), "echo"),
@@ -217,6 +227,23 @@ def checked(launch, tmp_path_factory):
 def test_client(checked, check):
     results, said, _ = checked
     assert results.get(check, said[-3000:]) == ""
+
+
+def test_health_knows_graphs_and_reflection_the_service(checked):  # O141
+    _, _, server = checked
+    with grpc.insecure_channel(re.search(r"gRPC at ([\d.:]+)", server.log)[1]) as channel:
+        ask = health_pb2_grpc.HealthStub(channel).Check
+        status = {name: ask(health_pb2.HealthCheckRequest(service=name), timeout=60).status for name in ("", "echo")}
+        assert status == {"": SERVING, "echo": SERVING}
+        with pytest.raises(grpc.RpcError, match="NOT_FOUND"):
+            ask(health_pb2.HealthCheckRequest(service="nobody"), timeout=60)
+        services = ProtoReflectionDescriptorDatabase(channel).get_services()
+        assert {"inference.GRPCInferenceService", "grpc.health.v1.Health"} <= set(services)
+
+
+def test_what_handlers_print_is_in_the_log(checked):  # T25
+    _, _, server = checked
+    eventually(lambda: "said by a handler" in server.log, "what a handler printed")
 
 
 def test_nothing_is_left_of_all_that(checked):

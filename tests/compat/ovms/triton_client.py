@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # pyright: reportMissingImports=false
-"""What tritonclient does with graphs, over gRPC and HTTP; run in an environment of its own.
+"""What tritonclient and ovmsclient do with graphs, over gRPC and HTTP; run in an environment of its own.
 
     python triton_client.py GRPC-ADDRESS HTTP-ADDRESS FOLDER
 
 Each function with an O number is one check; a line of JSON tells how it went. `test_triton_client.py` has the server.
 """
 
+import functools
 import gc
 import itertools
 import json
@@ -110,10 +111,10 @@ def content(result, at=0):
     return result.get_response().raw_output_contents[at]
 
 
-def refused(call, *asked, **more):
+def refused(call, *asked, kind=InferenceServerException, **more):
     try:
         call(*asked, **more)
-    except InferenceServerException as error:
+    except kind as error:
         return error
     raise AssertionError("it was not refused")
 
@@ -229,7 +230,7 @@ def as_many_raw_contents_as_inputs_or_none():  # O39
     refusal("INVALID_ARGUMENT", "raw|contents", "default", *two)
 
 
-def texts_are_framed_and_raw_bytes_are_not():  # O35, O36
+def texts_are_framed_and_raw_bytes_are_not():  # O35, O36, T4
     texts = typed("BYTES", [3], bytes=[b"abc", b"", "é".encode()])
     assert content(infer("echo", texts)) == b"\3\0\0\0abc\0\0\0\0\2\0\0\0" + "é".encode()
     result = infer("told", raw(b"unframed"))
@@ -250,7 +251,7 @@ def types_of_ones_own_go_through_raw():  # O34
     refusal("INVALID_ARGUMENT", "my_string", "echo", typed("my_string", [1], bytes=[b"a"]))
 
 
-def arrays_of_any_layout_go_row_by_row():  # O31, O28, O30
+def arrays_of_any_layout_go_row_by_row():  # O31, O28, O30, T3
     found = infer("layouts", raw(b"x"))
     for name, wanted in {
         "strided": np.arange(10)[::2],
@@ -265,7 +266,7 @@ def arrays_of_any_layout_go_row_by_row():  # O31, O28, O30
         assert found.as_numpy(name).dtype == wanted.dtype  # O28: int64 is INT64
 
 
-def inputs_are_sorted_by_tag_and_told_by_name():  # O3, O54
+def inputs_are_sorted_by_tag_and_told_by_name():  # O3, O54, T1, T2
     order = infer("sorted", *(raw(name.encode(), name=name) for name in ("in2", "in1", "in10")))
     told = json.loads(content(order))
     assert told == {"order": ["in1", "in10", "in2"], "input_names": ["in10", "in2", "in1"], "output_names": ["output"]}
@@ -283,7 +284,7 @@ def an_output_that_never_came_is_named():  # O65
     refusal("INVALID_ARGUMENT", "written the output 'a'", "many", raw(b"only c"))
 
 
-def inputs_are_checked_before_anything_runs():  # O89
+def inputs_are_checked_before_anything_runs():  # O89, T17
     before = json.loads(content(infer("counts", raw(b"0"))))
     for asked in ([], [raw(b"1", name="inptu")], [raw(b"1"), raw(b"1")], [raw(b"1"), raw(b"1", name="more")]):
         assert refused(infer, "counts", *asked).status() == "StatusCode.INVALID_ARGUMENT"
@@ -305,7 +306,7 @@ def requests_wait_for_each_other_nowhere():  # O11
     assert results == [b"4"] * 4
 
 
-def parameters_are_side_packets_or_reserved():  # O90, O91, O92, O137
+def parameters_are_side_packets_or_reserved():  # O90, O91, O92, O137, T7
     assert content(infer("echo", raw(b"x"), priority=1, timeout=10**7, sequence_id=3)) == b"x"
     assert content(infer("echo", raw(b"x"), sequence_id="three", sequence_start=True)) == b"x"
     for value in ("text", 3, True):
@@ -323,7 +324,7 @@ def parameters_are_side_packets_or_reserved():  # O90, O91, O92, O137
         assert "needs the parameter 'val'" in error.message(), error
 
 
-def timestamps_are_those_of_the_request_or_rise():  # O66, O67, O68, O71
+def timestamps_are_those_of_the_request_or_rise():  # O66, O67, O68, O71, T12
     assert stamp_of(infer("echo", raw(b"x"), parameters={STAMP: 43166520112}).get_response()) == 43166520112
     for bad in (2**63 - 1, 2**63 - 2, -(2**63), -(2**63) + 1, "text", True):
         refusal("INVALID_ARGUMENT", STAMP, "echo", raw(b"x"), parameters={STAMP: bad})
@@ -406,7 +407,7 @@ def streams_without_a_request_leave_nothing():  # O84
     assert content(infer("echo", raw(b"x"))) == b"x"
 
 
-def generators_say_a_set_a_moment():  # O17, O18, O69, O72, O76
+def generators_say_a_set_a_moment():  # O17, O18, O69, O72, O76, T20
     streams = [Stream("count") for _ in range(8)]
     for stream in streams:
         stream.say(b"20", stamp=64)
@@ -425,7 +426,27 @@ def generators_say_a_set_a_moment():  # O17, O18, O69, O72, O76
         assert [stamp_of(stream.take()[1]) for _ in range(2)] == [10, 13]
 
 
-def an_item_is_sent_before_the_next_is_computed():  # O20
+def an_empty_output_is_there_and_any_other_is_not():  # O30, O77, T6
+    results = queue.Queue()
+    with tg.InferenceServerClient(GRPC) as client:
+        client.start_stream(lambda result, error: results.put((result, error)))
+        client.async_stream_infer("signals", [raw(b"ab")])
+        ends = []
+        while not ends:
+            result, error = results.get(timeout=PATIENCE_S)
+            assert error is None, error
+            if result.as_numpy("end_signal") is not None:
+                ends.append(result.as_numpy("end_signal").tolist())
+            else:
+                said = result.as_numpy("output")
+                assert (said.dtype, said.shape) == (np.uint8, (1,))  # T5
+        assert ends == [[]]
+    answer = infer("told", raw(b"x"))
+    assert answer.as_numpy("output").dtype == np.uint8  # T5: of bytes; a type of one's own is read raw
+    assert bytes(answer.as_numpy("output")) == content(answer)
+
+
+def an_item_is_sent_before_the_next_is_computed():  # O20, T11
     with Stream("gate") as stream:
         stream.say(b"x")
         assert stream.take()[0] == b"0"  # the second one waits for a file that is not there yet
@@ -433,7 +454,7 @@ def an_item_is_sent_before_the_next_is_computed():  # O20
         assert stream.take()[0] == b"1"
 
 
-def new_data_for_a_node_that_generates_ends_the_stream():  # O73
+def new_data_for_a_node_that_generates_ends_the_stream():  # O73, T16
     with Stream("forever") as stream:
         stream.say(b"x")
         stream.take()
@@ -447,7 +468,7 @@ def new_data_for_a_node_that_generates_ends_the_stream():  # O73
         assert error.status() == "StatusCode.INVALID_ARGUMENT"
 
 
-def one_answer_is_not_for_generators():  # O78
+def one_answer_is_not_for_generators():  # O78, T13
     refusal("INVALID_ARGUMENT", "ModelStreamInfer", "count", raw(b"3"))
     assert content(infer("loop_returns", raw(b"3"))) == b"3"
 
@@ -462,7 +483,7 @@ def final_answers_are_told_to_who_wants_to_know():  # O87
         assert "triton_final_response" not in stream.take()[1].parameters
 
 
-def who_has_said_all_gets_all_and_who_goes_ends_it():  # O19
+def who_has_said_all_gets_all_and_who_goes_ends_it():  # O19, T11
     stream = Stream("count")
     stream.say(b"50")
     stream.end()
@@ -480,7 +501,7 @@ def one_buffer_for_all_items_corrupts_none():  # O21
         assert [stream.take()[0] for _ in range(5)] == [bytes([step]) * 4 for step in range(5)]
 
 
-def inputs_of_one_moment_come_together():  # O60, O61, O64
+def inputs_of_one_moment_come_together():  # O60, O61, O64, T28
     with Stream("default") as stream:
         stream.say(b"a", name="input", stamp=64)
         stream.say(b"b", name="other", stamp=64)
@@ -492,7 +513,7 @@ def inputs_of_one_moment_come_together():  # O60, O61, O64
         assert stream.take()[0] == b"other"
 
 
-def inputs_come_as_they_are_where_the_graph_says_so():  # O62, O15
+def inputs_come_as_they_are_where_the_graph_says_so():  # O62, O15, T26
     with Stream("immediate") as stream:
         stream.say(b"labels", name="input")  # no answer
         for _ in range(3):
@@ -541,7 +562,23 @@ def a_model_answers_streams():  # O86
         assert got == {"0": 1, "1": 2, "2": 3}
 
 
-def large_tensors_go_through():  # O130, O138
+def the_client_of_the_original_asks_a_model():  # O147: it speaks TensorFlow Serving's protocol only
+    import ovmsclient
+
+    for client in (ovmsclient.make_grpc_client(GRPC), ovmsclient.make_http_client(HTTP)):
+        found = client.predict(inputs={"input": np.array([1, 2], np.float32)}, model_name="add")
+        np.testing.assert_array_equal(found, [2, 3])
+        assert client.get_model_status(model_name="add")[2]["state"] == "AVAILABLE"
+        ask = functools.partial(client.predict, model_name="add")
+        for wrong, told in (({"inptu": np.zeros(1)}, "inptu"), ({"input": np.zeros((1, 1), np.float32)}, "shape")):
+            assert told in str(refused(ask, wrong, kind=ovmsclient.InvalidInputError))
+        error = refused(client.predict, {"input": np.zeros(1)}, "nobody", kind=ovmsclient.ModelNotFoundError)
+        assert "nobody" in str(error), error
+    about = ovmsclient.make_grpc_client(GRPC).get_model_metadata(model_name="add")
+    assert (about["model_version"], about["inputs"]) == (2, {"input": {"shape": [-1], "dtype": "DT_FLOAT"}})
+
+
+def large_tensors_go_through():  # O130, O138, T9
     array = np.arange(4 * 1024 * 1024, dtype=np.float32)
     np.testing.assert_array_equal(infer("plus", numbers(array)).as_numpy("output"), array + 1)
 

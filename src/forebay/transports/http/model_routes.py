@@ -98,11 +98,6 @@ class ModelRoutes:
         ready, weights = versions.ready, versions.weights
         sharing = [ready[version] for version in weights]
         model = f"/models/{quote(versions.model, safe='')}"
-        for version, served in ready.items():
-            for target, make in self._inferring(served, version).items():
-                yield target, make(is_one_of_several=False)
-            for path in self._paths(served):
-                yield f"{model}/versions/{quote(version, safe='')}{path}", self._route(served, path)
         inferring = {served: self._inferring(served) for served in sharing}
         for target in dict.fromkeys(target for made in inferring.values() for target in made):
             among = {served: made[target] for served, made in inferring.items() if target in made}
@@ -111,6 +106,11 @@ class ModelRoutes:
             yield target, _shared(versions, each)
         for path in dict.fromkeys(path for one in sharing for path in self._paths(one)):
             yield model + path, self._shared_route(versions, sharing, path)
+        for version, served in ready.items():
+            for target, make in self._inferring(served, version).items():
+                yield target, make(is_one_of_several=False)
+            for path in self._paths(served):
+                yield f"{model}/versions/{quote(version, safe='')}{path}", self._route(served, path)
 
     def _inferring(self, served: Served, version: str = "") -> dict[str, Callable[..., Route]]:
         """Return what makes the routes of a version in the protocols that speak tensors."""

@@ -161,7 +161,7 @@ def routes_for(
 ) -> dict[str, Callable[..., Route]]:
     """Return what makes the routes of a version, by target; it is told whether the route `is_one_of_several`."""
     name = quote(served.endpoint.name, safe="")
-    below = [f"{name}/versions/{quote(version, safe='')}"] if version else [name]
+    below = [f"{name}/versions/{quote(version, safe='')}"] if version else [name, f"{name}/versions/{facts.ANY}"]
     below += [f"{name}/labels/{quote(label, safe='')}" for label, of in (labels or {}).items() if of == version]
     found: dict[str, Callable[..., Route]] = {}
     for one in below:
@@ -206,7 +206,7 @@ def about(app: App, name: str, below: str) -> dict[str, Any]:
     """
     match below.split("/") if below else []:
         case ["versions", version, *rest_of]:
-            found: str | None = version
+            found = facts.find_version(app, name, version)
         case ["labels", label, *rest_of]:
             found = facts.find_version(app, name, label=label)
         case rest_of:

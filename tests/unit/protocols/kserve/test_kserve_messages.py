@@ -3,6 +3,7 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 from google.protobuf import descriptor_pb2, descriptor_pool
@@ -55,3 +56,17 @@ print(json.dumps(told(descriptor_pool.Default(), {SERVICE!r})))
             # What excludes what in a configuration is not told: we give one of each.
             assert about[:4] == their[:4], (name, field)
             assert about[4] == their[4] or name == "inference.ModelConfig", (name, field)
+
+
+def test_clients_of_other_libraries_may_be_in_the_same_process():  # T8, T27: a handler imports tritonclient
+    script = """
+from google.protobuf import descriptor_pb2, descriptor_pool
+from forebay.protocols.kserve.messages import described, messages
+before = messages().ModelInferRequest(model_name="ours")
+theirs = descriptor_pb2.FileDescriptorProto.FromString(described())
+theirs.name = "grpc_service.proto"
+descriptor_pool.Default().Add(theirs)
+descriptor_pool.Default().FindMessageTypeByName("inference.ModelInferRequest")
+assert messages().ModelInferRequest.FromString(before.SerializeToString()).model_name == "ours"
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

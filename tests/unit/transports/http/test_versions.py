@@ -11,6 +11,7 @@ from forebay.errors import NotFound
 from forebay.protocols.native import Contract
 from forebay.server.app import App
 from forebay.server.served import Served
+from forebay.server.tfserving_facts import find_version
 from forebay.transports.http.model_routes import routes_of
 
 FRESH = iter(range(1_000_000))
@@ -121,6 +122,14 @@ def test_a_version_has_a_path_of_its_own(houses):  # F51
     for target, expected in [("/models/iris", b"1.1 x"), ("/models/iris/versions/2", b"2.2 x")] * 3:
         client.send(request("iris", b"x", target=target))
         assert client.answers[-1] == (200, expected)
+
+
+@pytest.mark.parametrize("versions, answers", [(("1",), "1"), (("0", "1"), "0"), (("1", "0"), "0")])
+def test_version_0_is_whichever_answers_if_none_is_called_so(houses, versions, answers):  # O147
+    house = houses(*versions)
+    route = house.door.routes[b"/v1/models/iris/versions/0:predict"]
+    assert route.endpoint.config.version == answers
+    assert find_version(house.app, "iris", "0") == ("0" if answers == "0" else None)
 
 
 def test_a_remembered_head_goes_to_the_version_that_took_over(houses):
