@@ -43,7 +43,7 @@ def find_version(app: App, name: str, version: str = "", label: str = "") -> str
         NotFound: If there is no such model, or nobody gave it the label.
     """
     if not label:
-        is_any = version == ANY and not any(one["version"] == ANY for one in _described(app, name))
+        is_any = version == ANY and not any(one["version"] == ANY for one in app.describe_versions(name))
         return None if is_any else version or None
     labels = app.labels.get(name, {})
     if label not in labels:

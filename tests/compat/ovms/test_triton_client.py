@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -194,6 +195,12 @@ GRAPHS = {
 }
 
 
+def grpc_of(server):
+    found = re.search(r"gRPC at ([\d.:]+)", server.log)
+    assert found is not None
+    return found[1]
+
+
 @pytest.fixture(scope="module")
 def checked(launch, tmp_path_factory):
     """What came of every check."""
@@ -216,9 +223,7 @@ def checked(launch, tmp_path_factory):
             },
         )
     server = launch(folder, "--grpc-port", "0", "--manage")
-    found = re.search(r"gRPC at ([\d.:]+)", server.log)
-    assert found is not None
-    command = [PYTHON, HERE / "triton_client.py", found[1], server.url.removeprefix("http://"), folder]
+    command = [PYTHON, HERE / "triton_client.py", grpc_of(server), server.url.removeprefix("http://"), folder]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     return dict(map(json.loads, ran.stdout.splitlines())), ran.stderr, server
 
@@ -231,8 +236,9 @@ def test_client(checked, check):
 
 def test_health_knows_graphs_and_reflection_the_service(checked):  # O141
     _, _, server = checked
-    with grpc.insecure_channel(re.search(r"gRPC at ([\d.:]+)", server.log)[1]) as channel:
-        ask = health_pb2_grpc.HealthStub(channel).Check
+    with grpc.insecure_channel(grpc_of(server)) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        ask = stub.Check
         status = {name: ask(health_pb2.HealthCheckRequest(service=name), timeout=60).status for name in ("", "echo")}
         assert status == {"": SERVING, "echo": SERVING}
         with pytest.raises(grpc.RpcError, match="NOT_FOUND"):
