@@ -80,7 +80,7 @@ class Side:
                 if route.endpoint is endpoint:
                     endpoint.cancel = self.cancel
                     if lands:
-                        route.lands = True
+                        route.places = landing.HERE
         self.door.lane.forget()
 
     def _submit(self, endpoint):

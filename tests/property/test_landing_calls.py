@@ -20,7 +20,7 @@ from forebay.transports.grpc.messages import prefix
 from forebay.transports.grpc.methods import by_path
 from forebay.transports.grpc.port import GrpcPort
 from forebay.transports.grpc.service import GrpcService
-from forebay.workers.landing import LANDING_BYTES, landed_in
+from forebay.workers.landing import HERE, LANDING_BYTES, landed_in
 
 SIZES = st.sampled_from([0, 5, 20_000, LANDING_BYTES - 1, LANDING_BYTES, LANDING_BYTES + 1, 150_000])
 STREAMED = PLAIN.replace(literal(b":path", b"/a.B/Echo"), literal(b":path", b"/a.B/Each"))
@@ -96,7 +96,7 @@ def talk(pieces: list[bytes], *, lands: bool) -> tuple[Any, ...]:
 
     async def run() -> int:
         loop = asyncio.get_running_loop()
-        names = frozenset({"Echo", "Each"} if lands else set())
+        names = {name: lambda _: HERE for name in (("Echo", "Each") if lands else ())}
         echo = lambda message, call: call.reply(note("echo", message))  # noqa: E731
         methods = by_path(
             [GrpcService(full_name="a.B", direct={"Echo": echo}, streams={"Each": each}, lands=names)], "none"

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from forebay.batching.queue import BatchConfig
     from forebay.types.batch import EntryBatch
     from forebay.types.call import Outcome
+    from forebay.workers.landing import Places
     from forebay.workers.pool import Pool
 
 log = logging.getLogger("forebay.requests")
@@ -104,8 +105,8 @@ class Endpoint:
         self.config = config
         self.batching = batching
         self.pool = pool
-        self.shares_memory: bool = getattr(pool, "shares_memory", False)
-        """Whether all its workers can read what is in files in memory of this process."""
+        self.places: Places | None = getattr(pool, "places", None)
+        """Where bodies land that all its workers can read there; None where they cannot."""
         self.metrics = EndpointMetrics()
         self.accepting = False
         self.answering: EntryBatch | None = None

@@ -16,6 +16,7 @@ from forebay.types.call import Failure
 from forebay.types.failures import failure_of
 from forebay.workers.cancel import probe
 from forebay.workers.inline_streams import CANCEL_S, MAX_LEFT, InlineStreams
+from forebay.workers.landing import HERE
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.phases import Laps, lap, note
 from forebay.workers.pool import CREDIT, PoolStatistics, not_opened
@@ -41,7 +42,7 @@ class InlinePool:
     A coroutine is cancelled once nobody waits for its batch. With seats for streams, one task steps them all.
     """
 
-    shares_memory: Final = True
+    places: Final = HERE
 
     def __init__(self, spec: RunnerSpec, *, slots: int = 1, devices: Sequence[Device] = (), seats: int = 0) -> None:
         """Describe the worker; `start` opens its runner.

@@ -10,6 +10,10 @@ New memory costs more than a copy into it, and to give it back costs as much at 
 another body once nobody in this process refers to the one in it, and stays mapped; here and in the workers that have
 seen its file (`LandedFiles`). A worker process may look at a body until its batch is answered.
 
+A worker has all of a file mapped, and what lay in it before is not cleared. So each pool of processes has `Places` of
+its own, in files that no other pool is told of: a model sees what its own clients have sent, and nobody else's. Where a
+body lands is chosen when it begins; one that goes to another pool after all is copied for it (`shm.py`).
+
 Places have a power of two of bytes, and those up to 1 MiB share files: a file costs a descriptor, of which connections
 need theirs. Of a file there is only as much memory as was reserved for pieces: what is merely announced costs nothing.
 """
@@ -17,13 +21,17 @@ need theirs. Of a file there is only as much memory as was reserved for pieces: 
 from __future__ import annotations
 
 import _thread
+import contextlib
 import ctypes
 import mmap
 import os
 from functools import cache
-from typing import Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from forebay.workers.memory_file import make_file, open_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LANDING_BYTES: Final = 1 << 16
 """Bodies of this size land if their length is known before; smaller ones are joined."""
@@ -65,19 +73,19 @@ class Joining(list[bytes]):
 
 
 class _File:
-    """A file that is mapped as a whole; its descriptor is closed with the last place in it."""
+    """A file that is mapped as a whole; it ends with the last place in it."""
 
     __slots__ = ("descriptor", "inode", "map")
 
     def __init__(self, size: int) -> None:
         self.descriptor = make_file("forebay-body")
-        try:
-            os.ftruncate(self.descriptor, size)
-            self.inode = os.fstat(self.descriptor).st_ino
-            self.map = mmap.mmap(self.descriptor, size)
-        except BaseException:
-            os.close(self.descriptor)
-            raise
+        os.ftruncate(self.descriptor, size)
+        self.inode = os.fstat(self.descriptor).st_ino
+        self.map = mmap.mmap(self.descriptor, size)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # modules may be gone before it
+        if hasattr(self, "descriptor"):
+            close(self.descriptor)
 
 
 class _Place:
@@ -88,15 +96,17 @@ class _Place:
         offset: Where in there.
         size: How long it is.
         reserved: For how much of it there is memory.
+        owner: Whose it is.
     """
 
-    __slots__ = ("file", "offset", "reserved", "size")
+    __slots__ = ("file", "offset", "owner", "reserved", "size")
 
-    def __init__(self, file: _File, offset: int, size: int) -> None:
+    def __init__(self, file: _File, offset: int, size: int, owner: Places) -> None:
         self.file = file
         self.offset = offset
         self.size = size
         self.reserved = 0
+        self.owner = owner
 
     def reserve(self, size: int) -> None:
         """Have memory for so many bytes, or some more.
@@ -111,47 +121,122 @@ class _Place:
             self.reserved = end
 
     def leave(self) -> None:
-        """Let another body have it, or give its memory back: beside the loop, for that takes long."""
-        kept = sum(size * len(places) for size, places in list(_free.items()))
-        if kept + self.size <= KEPT_BYTES:
-            _free.setdefault(self.size, []).append(self)
-        else:
-            _thread.start_new_thread(self._give_back, ())
+        """Let another body of the same owner have it.
 
-    def _give_back(self) -> None:
-        if self.size > LONGEST_SHARED_BYTES:
-            os.close(self.file.descriptor)  # its map ends with the body
-            return
-        self.file.map.madvise(mmap.MADV_REMOVE, self.offset, self.size)
-        self.reserved = 0
-        _empty.setdefault(self.size, []).append(self)
+        If that is more memory than is kept, those give some back whose places nobody has used for the longest time.
+        """
+        if self.size > KEPT_BYTES or not self.owner.keep(self):
+            _thread.start_new_thread(self.give_back, ())
+        while sum(map(_memory, list(_kept.items()))) > KEPT_BYTES:
+            _, places = max(list(_kept.items()), key=_memory)
+            oldest = next(iter(list(places)), None)
+            if oldest is not None and places.pop(oldest, False):
+                oldest.owner.forget(oldest)
+                _thread.start_new_thread(oldest.give_back, ())
+
+    def give_back(self) -> None:
+        """Give its memory back; beside the loop, for that takes long."""
+        if self.size <= LONGEST_SHARED_BYTES:  # else its file ends with it
+            self.file.map.madvise(mmap.MADV_REMOVE, self.offset, self.size)
+            self.reserved = 0
+            self.owner.add_empty([self])
 
 
-_free: dict[int, list[_Place]] = {}
-"""Places that nobody uses any more, by their size."""
-_empty: dict[int, list[_Place]] = {}
-"""Places without any memory."""
+_kept: dict[int, dict[_Place, bool]] = {}
+"""Places that nobody uses and that have memory, of all owners, by their size; the oldest first."""
 
 
-def _take(size: int) -> _Place:
-    """Return a place for a body of this size.
+def _memory(kept: tuple[int, dict[_Place, bool]]) -> int:
+    size, places = kept
+    return size * len(places)
 
-    Raises:
-        OSError: If there is no more memory for it, or no more files.
-    """
-    size = max(1 << (size - 1).bit_length(), LANDING_BYTES)
-    for places in (_free.get(size), _empty.get(size)):
+
+class Places:
+    """Where the bodies of one pool land; threads may ask at the same time, and leave."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._free: dict[int, list[_Place]] = {}
+        self._empty: dict[int, list[_Place]] = {}
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Give all memory back; that of bodies that are still there goes with them."""
+        self._is_closed = True
+        ending = [place for lists in (self._free, self._empty) for places in lists.values() for place in places]
+        for place in ending:
+            _kept.get(place.size, {}).pop(place, False)
+        self._free.clear()
+        self._empty.clear()
+        _thread.start_new_thread(ending.clear, ())  # files end beside the loop, for that takes long
+
+    def take(self, size: int) -> _Place:
+        """Return a place for a body of this size.
+
+        Raises:
+            OSError: If there is no more memory for it, or no more files.
+        """
+        size = max(1 << (size - 1).bit_length(), LANDING_BYTES)
         try:
-            if places:
-                return places.pop()
-        except IndexError:  # another thread took it
+            places = self._free[size]
+            kept = _kept[size]
+            while not kept.pop(place := places.pop(), False):
+                pass  # its memory was given back meanwhile
+            return place
+        except (KeyError, IndexError):
             pass
-    if size > LONGEST_SHARED_BYTES:
-        return _Place(_File(size), 0, size)
-    file = _File(SHARED_BYTES)
-    first, *others = (_Place(file, offset, size) for offset in range(0, SHARED_BYTES, size))
-    _empty.setdefault(size, []).extend(reversed(others))
-    return first
+        try:
+            return self._empty[size].pop()
+        except (KeyError, IndexError):
+            pass
+        if size > LONGEST_SHARED_BYTES:
+            return _Place(_File(size), 0, size, self)
+        file = _File(SHARED_BYTES)
+        first, *others = (_Place(file, offset, size, self) for offset in range(0, SHARED_BYTES, size))
+        self.add_empty(others[::-1])
+        return first
+
+    def room(self, size: int, reserved: int) -> memoryview:
+        """Return room for a body, with memory for a part of it.
+
+        Raises:
+            OSError: If there is none.
+        """
+        place = self.take(size)
+        try:
+            place.reserve(reserved)
+        except OSError:
+            place.leave()
+            raise
+        body = _kind(place.size).from_buffer(place.file.map, place.offset)
+        body.place = place
+        return memoryview(body).cast("B")
+
+    def has(self, body: memoryview) -> bool:
+        """Tell whether a body lies here, so that the workers of this pool may look at it."""
+        whole: Any = body.obj
+        return isinstance(whole, Landed) and whole.place.owner is self
+
+    def keep(self, place: _Place) -> bool:
+        """Have a place ready for another body; tells whether there may be one."""
+        if not self._is_closed:
+            _kept.setdefault(place.size, {})[place] = True
+            self._free.setdefault(place.size, []).append(place)
+        return not self._is_closed
+
+    def forget(self, place: _Place) -> None:
+        """Have it ready no more."""
+        with contextlib.suppress(KeyError, ValueError):  # who wanted to take it has found out
+            self._free[place.size].remove(place)
+
+    def add_empty(self, places: list[_Place]) -> None:
+        """Take places that have no memory."""
+        if not self._is_closed:
+            self._empty.setdefault(places[0].size, []).extend(places)
+
+
+HERE: Final = Places()
+"""For what runs in this process, or goes nobody knows where."""
 
 
 class Landed:
@@ -172,14 +257,16 @@ def _kind(size: int) -> Any:
 class Landing:
     """A body that lands once it is long enough. Where there is no such memory, it stays in pieces."""
 
-    __slots__ = ("_at", "_expected", "_pieces", "_stays", "_view")
+    __slots__ = ("_at", "_expected", "_pieces", "_places", "_stays", "_view")
 
-    def __init__(self, expected: int = 0) -> None:
+    def __init__(self, expected: int = 0, places: Places = HERE) -> None:
         """Wait for a body.
 
         Args:
             expected: How long it will be; 0 if nobody knows.
+            places: Where it lands.
         """
+        self._places = places
         self._pieces = Joining()
         self._expected = expected
         self._stays = 0 < expected < LANDING_BYTES
@@ -231,7 +318,7 @@ class Landing:
             return None
         try:
             if end > len(view):  # nobody knew how long it would be
-                self._view, moved = _placed(2 * end, end), view
+                self._view, moved = self._places.room(2 * end, end), view
                 self._view[: self._at] = moved[: self._at]
             else:
                 _place_of(view).reserve(end)
@@ -243,30 +330,13 @@ class Landing:
     def _land(self, end: int) -> None:
         """Put what is there in its place, which has memory for so many bytes."""
         try:
-            view = _placed(self._expected or 16 * UNKNOWN_BYTES, end)
+            view = self._places.room(self._expected or 16 * UNKNOWN_BYTES, end)
         except OSError:
             self._stays = True
             return
         view[: self._at] = self._pieces.getvalue()
         self._pieces.clear()
         self._view = view
-
-
-def _placed(size: int, reserved: int) -> memoryview:
-    """Return room for a body, with memory for a part of it.
-
-    Raises:
-        OSError: If there is none.
-    """
-    place = _take(size)
-    try:
-        place.reserve(reserved)
-    except OSError:
-        place.leave()
-        raise
-    body = _kind(place.size).from_buffer(place.file.map, place.offset)
-    body.place = place
-    return memoryview(body).cast("B")
 
 
 def _place_of(view: memoryview) -> _Place:

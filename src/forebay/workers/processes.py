@@ -24,6 +24,7 @@ from forebay.observe import model_log
 from forebay.observe.model_log import Voice
 from forebay.workers import shm
 from forebay.workers.devices import environment_on
+from forebay.workers.landing import Places
 from forebay.workers.pool import STUCK_S, PoolStatistics, not_opened
 from forebay.workers.private_socket import PrivateSocket
 from forebay.workers.slot_pool import SlotPool, running
@@ -91,8 +92,6 @@ class Worker:
 class ProcessPool(SlotPool[WorkerSlot]):
     """`workers` processes with `threads` slots each."""
 
-    shares_memory: Final = True
-
     def __init__(  # noqa: PLR0913 - each is one plain fact about the workers
         self,
         spec: RunnerSpec,
@@ -141,6 +140,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         spec.require_portable()
         self.restarts = 0
         self._spec = spec
+        self.places = Places()
         self._threads = threads
         self._devices = [devices[index % len(devices)] for index in range(workers)] if devices else []
         base = os.environ if env is None else env
@@ -235,6 +235,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         self._fail_orphans()
         if self._entrance is not None:
             self._entrance.close()
+        self.places.close()
 
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""
@@ -308,7 +309,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
 
     def shared(self) -> Shared | None:
         """Make the slot's shared memory."""
-        return shm.make_arenas()
+        return shm.make_arenas(self.places)
 
     def _end_stuck(self, slot: WorkerSlot, batch_id: int) -> None:
         if slot.is_running(batch_id):

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forebay.errors import InvalidRequest
 from forebay.workers.frames import landed, shared
 from forebay.workers.landing import landed_in
 from forebay.workers.memory_file import make_file, open_file
+
+if TYPE_CHECKING:
+    from forebay.workers.landing import Places
 
 THRESHOLD_BYTES = 64 * 1024
 """Bodies of this size and more go through the arena; a smaller one is cheaper inside the frame."""
@@ -38,8 +41,11 @@ class Arenas:
         handle: What a worker is told of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, places: Places | None = None) -> None:
         """Make them.
+
+        Args:
+            places: Whose files the worker may see beside them, with the bodies that have landed there.
 
         Raises:
             OSError: If there are too many open files, or this system has no such memory.
@@ -51,7 +57,7 @@ class Arenas:
             os.close(outgoing)
             raise
         self.handle: dict[str, Any] = {"bodies": _told(outgoing), "results": _told(incoming)}
-        self._outgoing = ArenaWriter(outgoing)
+        self._outgoing = ArenaWriter(outgoing, places=places)
         self._incoming = ArenaReader(incoming)
         self.place = self._outgoing.place
         self.view = self._incoming.view
@@ -62,10 +68,10 @@ class Arenas:
         self._incoming.close()
 
 
-def make_arenas() -> Arenas | None:
+def make_arenas(places: Places | None = None) -> Arenas | None:
     """Make the arenas of a slot; None where that is not possible, and everything goes inside of frames."""
     try:
-        return Arenas()
+        return Arenas(places)
     except OSError:
         return None
 
@@ -99,9 +105,11 @@ class ArenaWriter:
     Args:
         descriptor: The arena's; belongs to the writer from then on.
         max_bytes: The arena never grows beyond this; what does not fit goes inside the frame.
+        places: What has landed there stays where it is; None where the other side is not to see such files.
     """
 
-    def __init__(self, descriptor: int, max_bytes: int = MAX_ARENA_BYTES) -> None:
+    def __init__(self, descriptor: int, max_bytes: int = MAX_ARENA_BYTES, places: Places | None = None) -> None:
+        self._places = places
         self._fd = descriptor
         self._max_bytes = max_bytes
         self._size = 0
@@ -128,11 +136,17 @@ class ArenaWriter:
         if kinds.isdisjoint(_BUFFERS) and (list not in kinds or not depth):
             return bodies
         placed: list[Any] = []
+        places = self._places
         for body in bodies:
             kind = body.__class__
             if kind is list and depth:
                 placed.append(self._placed(body, depth - 1))
-            elif kind is memoryview and (found := landed_in(body)) is not None:
+            elif (
+                kind is memoryview
+                and places is not None
+                and places.has(body)
+                and (found := landed_in(body)) is not None
+            ):
                 placed.append(landed(*found))
             elif kind in _BUFFERS and len(body) >= THRESHOLD_BYTES and self._reserve(self._used + len(body)):
                 assert self._map is not None

@@ -19,6 +19,7 @@ from forebay.types.call import Failure
 from forebay.types.devices import Device
 from forebay.workers.cancel import probe
 from forebay.workers.devices import run_on
+from forebay.workers.landing import HERE
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.phases import Laps, lap, note
 from forebay.workers.pool import CREDIT, MAX_LEFT, STUCK_S, PoolStatistics, not_opened
@@ -85,7 +86,7 @@ class ThreadPool:
     behind. Once no other is there, the pool refuses until one comes back. Models that may crash belong in processes.
     """
 
-    shares_memory: Final = True
+    places: Final = HERE
 
     def __init__(
         self,

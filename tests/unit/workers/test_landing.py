@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from forebay.errors import InvalidRequest
 from forebay.workers import landing
 from forebay.workers.frames import LANDED, FrameReader, encode, landed
-from forebay.workers.landing import LANDING_BYTES, UNKNOWN_BYTES, LandedFiles, Landing, landed_in, own
+from forebay.workers.landing import HERE, LANDING_BYTES, UNKNOWN_BYTES, LandedFiles, Landing, Places, landed_in, own
 from forebay.workers.shm import ArenaWriter
 
 SIZES = st.lists(st.sampled_from((1, 100, 40_000, LANDING_BYTES, 262_144, UNKNOWN_BYTES)), min_size=1, max_size=8)
@@ -26,9 +26,21 @@ def pieces_of(sizes):
     return [os.urandom(32) * (size // 32) + b"x" * (size % 32) for size in sizes]
 
 
-def written(pieces, *, is_known: bool = True, is_direct: bool = False) -> Any:
+@pytest.fixture
+def alone(monkeypatch):
+    """Places that are empty, and nobody else's are kept."""
+    monkeypatch.setattr(landing, "_kept", {})
+    return Places()
+
+
+def kept():
+    """The lengths of the places that are kept."""
+    return [size for size, places in landing._kept.items() for _ in places]
+
+
+def written(pieces, *, is_known: bool = True, is_direct: bool = False, places=HERE) -> Any:
     """A body in pieces; directly is as the kernel does it, where there is room."""
-    sink = Landing(sum(map(len, pieces)) if is_known else 0)
+    sink = Landing(sum(map(len, pieces)) if is_known else 0, places)
     for piece in pieces:
         while piece:
             room = sink.room(len(piece)) if is_direct else None
@@ -42,7 +54,7 @@ def written(pieces, *, is_known: bool = True, is_direct: bool = False) -> Any:
 
 
 def seen_by_a_worker(body):
-    ((seen,),) = FrameReader(view_landed=LandedFiles().view).feed(encode(ArenaWriter(-1).place([body])))
+    ((seen,),) = FrameReader(view_landed=LandedFiles().view).feed(encode(ArenaWriter(-1, places=HERE).place([body])))
     return seen
 
 
@@ -76,77 +88,77 @@ def test_without_more_memory_the_body_goes_on_elsewhere_and_is_the_same(sizes, i
         reserve(descriptor, offset, size)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(landing, "_free", {})
-        patched.setattr(landing, "_empty", {})
         patched.setattr(landing.os, "posix_fallocate", posix_fallocate)
         pieces = pieces_of(sizes)
-        body = written(pieces, is_known=is_known, is_direct=is_direct)
+        body = written(pieces, is_known=is_known, is_direct=is_direct, places=Places())
     assert bytes(body) == b"".join(pieces)
 
 
 def test_a_worker_sees_it():
     pieces = pieces_of((LANDING_BYTES, 5))
     body = written(pieces)
-    placed = ArenaWriter(-1).place([body])
+    placed = ArenaWriter(-1, places=HERE).place([body])
     assert placed[0].code == LANDED
     seen = seen_by_a_worker(body)
     assert seen.readonly
     assert seen == body == own(body) == b"".join(pieces)
 
 
-@given(st.lists(st.tuples(SIZES, st.booleans(), st.booleans()), max_size=8), st.integers(0, 4 * UNKNOWN_BYTES))
+@given(
+    st.lists(st.tuples(SIZES, st.booleans(), st.booleans(), st.integers(0, 1)), max_size=8),
+    st.integers(0, 4 * UNKNOWN_BYTES),
+)
 @settings(max_examples=25, deadline=None)
 def test_places_are_used_again_and_never_while_somebody_refers_to_them(bodies, kept_bytes):
-    kept = []
+    held = []
     seen = LandedFiles()
+    owners = [Places(), Places()]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(landing, "KEPT_BYTES", kept_bytes)
-        patched.setattr(landing, "_free", free := {})
-        patched.setattr(landing, "_empty", {})
-        for sizes, is_known, is_kept in bodies:
+        patched.setattr(landing, "_kept", {})
+        files: list[set[int]] = [set(), set()]
+        for sizes, is_known, is_kept, owner in bodies:
             pieces = pieces_of(sizes)
-            body = written(pieces, is_known=is_known, is_direct=is_known)
+            body = written(pieces, is_known=is_known, is_direct=is_known, places=owners[owner])
             assert bytes(body) == b"".join(pieces)
             if type(body) is memoryview and (place := landed_in(body)) is not None:
                 assert seen.view(*place) == body, "a map that was made for another body shows this one"
+                assert [one.has(body) for one in owners] == [owner == 0, owner == 1]
+                files[owner].add(place[1])
             if is_kept:
-                kept.append((body[1:], b"".join(pieces)[1:]))
+                held.append((body[1:], b"".join(pieces)[1:]))
             del body
-            assert sum(size * len(places) for size, places in free.items()) <= kept_bytes
-    for view, whole in kept:
+            assert sum(kept()) <= kept_bytes
+        assert files[0].isdisjoint(files[1])
+    for view, whole in held:
         assert bytes(view) == whole
 
 
-def test_memory_that_is_not_kept_is_given_back(monkeypatch, eventually):
-    monkeypatch.setattr(landing, "_free", free := {})
-    monkeypatch.setattr(landing, "_empty", {})
+def test_memory_that_is_not_kept_is_given_back(alone, monkeypatch, eventually):
     monkeypatch.setattr(landing, "KEPT_BYTES", 2 * UNKNOWN_BYTES)
     before = descriptors()
-    body, other, arriving = (written([bytes(UNKNOWN_BYTES + 1)]) for _ in range(3))
+    body, other, arriving = (written([bytes(UNKNOWN_BYTES + 1)], places=alone) for _ in range(3))
     assert descriptors() == before + 6, "the map of a file has a descriptor of its own"
     del body, other, arriving
     eventually(lambda: descriptors() == before + 2)
-    assert sum(map(len, free.values())) == 1
+    assert len(kept()) == 1
 
 
-def test_a_place_that_shares_its_file_gives_its_memory_back(monkeypatch, eventually):
-    monkeypatch.setattr(landing, "_free", {})
-    monkeypatch.setattr(landing, "_empty", empty := {})
+def test_a_place_that_shares_its_file_gives_its_memory_back(alone, monkeypatch, eventually):
     monkeypatch.setattr(landing, "KEPT_BYTES", 0)
-    body = written([os.urandom(500_000)])
+    body = written([os.urandom(500_000)], places=alone)
     place = landed_in(body)
     assert place is not None
     descriptor = place[0].rpartition("/")[2]
     before = os.fstat(int(descriptor)).st_blocks
-    places = len(empty[1 << 19])
+    places = len(alone._empty[1 << 19])
     del body
-    eventually(lambda: len(empty[1 << 19]) == places + 1)
+    eventually(lambda: len(alone._empty[1 << 19]) == places + 1)
     assert os.fstat(int(descriptor)).st_blocks * 512 <= before * 512 - 500_000
 
 
-def test_a_length_that_is_only_announced_takes_no_memory(monkeypatch):
-    monkeypatch.setattr(landing, "_free", {})
-    waiting: Any = Landing(1 << 28)
+def test_a_length_that_is_only_announced_takes_no_memory():
+    waiting: Any = Landing(1 << 28, Places())
     place = landing._place_of(waiting.room(1 << 28))
     assert place.reserved == landing.STEP_BYTES
     for _ in range(100):
@@ -193,8 +205,37 @@ def test_without_files_in_memory_bodies_stay_in_the_server(monkeypatch):
     def refuse(*_):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(landing, "_free", {})
-    monkeypatch.setattr(landing, "_empty", {})
     monkeypatch.setattr(landing, "make_file", refuse)
     pieces = pieces_of((LANDING_BYTES, 10))
-    assert written(pieces) == b"".join(pieces)
+    assert written(pieces, places=Places()) == b"".join(pieces)
+
+
+def test_who_has_not_used_its_places_for_the_longest_time_gives_memory_back_for_others(alone, monkeypatch, eventually):
+    monkeypatch.setattr(landing, "KEPT_BYTES", 4 * LANDING_BYTES)
+    other = Places()
+    mine = [written([bytes(LANDING_BYTES)], places=alone) for _ in range(4)]
+    first = landed_in(mine[0])
+    assert first is not None
+    mine.clear()
+    assert len(kept()) == 4
+    theirs = [written([bytes(LANDING_BYTES)], places=other) for _ in range(3)]
+    assert len(kept()) == 4
+    theirs.clear()
+    assert len(kept()) == 4
+    assert [len(places._free[LANDING_BYTES]) for places in (alone, other)] == [1, 3]
+    eventually(lambda: len(alone._empty[LANDING_BYTES]) == landing.SHARED_BYTES // LANDING_BYTES - 1)
+    again = [written([bytes([number]) * LANDING_BYTES], places=alone) for number in range(6)]
+    assert [bytes(body) for body in again] == [bytes([number]) * LANDING_BYTES for number in range(6)]
+
+
+@pytest.mark.parametrize("size", [LANDING_BYTES, 2 * UNKNOWN_BYTES])
+def test_files_end_with_the_pool_whose_they_were_and_bodies_in_them_later(size, alone, eventually):
+    before = descriptors()
+    left, body = (written([b"x" * size], places=alone) for _ in range(2))
+    del left
+    alone.close()
+    assert not kept()
+    assert bytes(body) == b"x" * size
+    del body
+    eventually(lambda: descriptors() == before)
+    assert not kept()

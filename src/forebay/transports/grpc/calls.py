@@ -264,7 +264,7 @@ class OpenCall:
         inbox = self._inbox
         if inbox is None:
             limit = self._connection.port.config.max_message_bytes
-            inbox = self._inbox = MessageBuffer(self.head.encoding, limit, lands=self.head.lands)
+            inbox = self._inbox = MessageBuffer(self.head.encoding, limit, self.head.lands)
         inbox.add(payload)
         self._received_more(inbox, len(payload))
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from forebay.transports.grpc.hpack import Field
+    from forebay.transports.grpc.messages import PlacesOf
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -37,7 +38,8 @@ class Method:
 
     Attributes:
         begin: Called with the call and its only message; for a stream with the call alone, as soon as it begins.
-        lands: Whether it takes a long message as a view of where it has landed.
+        lands: Says from its beginning where a long message lands, of which the method takes a view; None if it takes
+            bytes.
     """
 
     __slots__ = ("begin", "is_public", "is_stream", "lands")
@@ -46,7 +48,7 @@ class Method:
         self.begin = begin
         self.is_stream = is_stream
         self.is_public = is_public
-        self.lands = False
+        self.lands: PlacesOf | None = None
 
 
 class CallHead:
@@ -59,7 +61,8 @@ class CallHead:
         encoding: How its messages may be compressed.
         length: Bytes that will come, -1 if that was not said.
         is_public: Whether the method needs no API key.
-        lands: Whether it takes a long message as a view of where it has landed.
+        lands: Says from its beginning where a long message lands, of which the method takes a view; None if it takes
+            bytes.
         metadata: What the client says beside its messages.
         path: Service and method.
         refusal: The header block of its answer if nothing of it is wanted.
@@ -86,7 +89,7 @@ class CallHead:
         self.begin: Callable[..., None] = _nothing
         self.is_stream = False
         self.is_public = False
-        self.lands = False
+        self.lands: PlacesOf | None = None
         self.timeout_s: float | None = None
         self.encoding = b"identity"
         self.length = -1

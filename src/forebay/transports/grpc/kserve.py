@@ -25,6 +25,7 @@ from forebay.transports.grpc.inference import STATUSES, InferMethods
 from forebay.transports.grpc.lending import Lending
 from forebay.transports.grpc.service import GrpcService
 from forebay.transports.grpc.statuses import NotOffered
+from forebay.workers.landing import HERE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -32,12 +33,15 @@ if TYPE_CHECKING:
     from forebay.server.app import App
     from forebay.server.shared_regions import SharedRegions
     from forebay.transports.grpc.service import Call, Direct, Unary
+    from forebay.workers.landing import Places
 
 _MISSING: Final = (
     *("CudaSharedMemoryStatus", "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"),
     *("TraceSetting", "LogSettings"),
 )
 """Methods that there are and that do nothing here."""
+_NAME_FIRST: Final = 0x0A
+"""How a call of a model begins that names it first: the tag of that field; its length comes next."""
 
 
 class KServe:
@@ -85,9 +89,18 @@ class KServe:
             direct={**direct, "ModelInfer": self._inference.infer},
             unary={name: _unary(name, answer) for name, answer in slow.items()} | {"RepositoryIndex": self._index},
             streams={"ModelStreamInfer": self._inference.infer_stream},
-            lands=frozenset({"ModelInfer", "ModelStreamInfer"}),
+            lands={"ModelInfer": self._places_of, "ModelStreamInfer": self._places_of},
             files=[described()],
         )
+
+    def _places_of(self, beginning: memoryview) -> Places:
+        """Return where a call lands: at the model whose name stands first, as clients write it."""
+        if len(beginning) > 1 and beginning[0] == _NAME_FIRST:
+            name = str(beginning[2 : 2 + beginning[1]], "utf-8", "replace")
+            served = self._app.served.get(name)
+            if served is not None and served.endpoint.places is not None:
+                return served.endpoint.places
+        return HERE
 
     def _lent(self, given: str, method: Direct) -> Direct:
         """Return a method that has the model loaded of which it tells."""

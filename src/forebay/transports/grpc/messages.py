@@ -12,8 +12,11 @@ from forebay.transports.grpc.statuses import Status
 from forebay.workers.landing import LANDING_BYTES, Landing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from forebay.workers.landing import Places
+
+    PlacesOf = Callable[[memoryview], Places]
 
 PREFIX_BYTES: Final = 5
 
@@ -47,13 +50,13 @@ def prefix(size: int) -> bytes:
 class MessageBuffer:
     """The bytes of one call that have come and were not taken yet."""
 
-    def __init__(self, encoding: bytes, max_bytes: int, *, lands: bool = False) -> None:
+    def __init__(self, encoding: bytes, max_bytes: int, lands: PlacesOf | None = None) -> None:
         """Begin with nothing.
 
         Args:
             encoding: How messages are compressed, if they say that they are.
             max_bytes: Longest message, whether packed or unpacked.
-            lands: Whether a long message, if it is not packed, lands where workers see it.
+            lands: Says from its beginning where a long message lands, if it is not packed; None if none does.
         """
         self._encoding = encoding
         self._max_bytes = max_bytes
@@ -68,11 +71,11 @@ class MessageBuffer:
 
     def add(self, data: bytes | memoryview) -> None:
         """Keep what has come."""
-        if self._lands and self._landing is None and len(self._data) < PREFIX_BYTES:
+        if self._lands is not None and self._landing is None and len(self._data) < PREFIX_BYTES:
             data, self._data = bytes(self._data) + data if self._data else data, bytearray()
             if (size := self._long_size(data)) > 0:
-                self._landing, self._size, self._missing = Landing(size), size, size
                 data = memoryview(data)[PREFIX_BYTES:]
+                self._landing, self._size, self._missing = Landing(size, self._lands(data)), size, size
         if self._missing:
             piece = data[: self._missing]
             assert self._landing is not None
@@ -100,7 +103,7 @@ class MessageBuffer:
 
     def _look(self) -> None:
         """Have the next message land if it is long and has begun to come."""
-        if self._lands and self._long_size(self._data):
+        if self._lands is not None and self._long_size(self._data):
             rest, self._data = bytes(self._data), bytearray()
             self.add(rest)
 

@@ -31,8 +31,8 @@ def by_path(services: Sequence[GrpcService], public: str) -> dict[bytes, Method]
             found[(prefix + name).encode()] = _unary(name, unary, is_public=is_public)
         for name, stream in service.streams.items():
             found[(prefix + name).encode()] = _stream(name, stream, is_public=is_public)
-        for name in service.lands:
-            found[(prefix + name).encode()].lands = True
+        for name, places_of in service.lands.items():
+            found[(prefix + name).encode()].lands = places_of
     return found
 
 

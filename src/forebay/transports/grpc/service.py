@@ -14,6 +14,7 @@ from forebay.transports.grpc.statuses import NONE
 if TYPE_CHECKING:
     from forebay.serving.endpoint import Endpoint
     from forebay.transports.grpc.heads import Metadata
+    from forebay.transports.grpc.messages import PlacesOf
     from forebay.transports.grpc.statuses import Status
     from forebay.types.call import Request
 
@@ -89,7 +90,8 @@ class GrpcService(msgspec.Struct, frozen=True, kw_only=True):
         direct: Methods that answer without a task, by name.
         unary: Methods that are coroutines, by name.
         streams: Methods that take and give any number of messages, by name.
-        lands: Methods that take a long message as a view of where it has landed, and not as bytes.
+        lands: Methods that take a long message as a view of where it has landed, and not as bytes; and what says, of
+            the message's beginning, where that is to be.
         files: Serialized descriptors of the files it is described in, each after those it imports; without them it
             cannot be looked up by reflection.
     """
@@ -98,5 +100,5 @@ class GrpcService(msgspec.Struct, frozen=True, kw_only=True):
     direct: Mapping[str, Direct] = {}
     unary: Mapping[str, Unary] = {}
     streams: Mapping[str, Stream] = {}
-    lands: frozenset[str] = frozenset()
+    lands: Mapping[str, PlacesOf] = {}
     files: Sequence[bytes] = ()

@@ -404,7 +404,8 @@ class HttpConnection(HttpToolsProtocol):
         else:
             self._hold(len(body))
             if self._sink is None:
-                self._sink = Landing(max(head.length, 0)) if head.route.lands else Joining()
+                places = head.route.places
+                self._sink = Joining() if places is None else Landing(max(head.length, 0), places)
             self._sink.write(body)
 
     def _hold(self, size: int) -> None:

@@ -87,7 +87,7 @@ class OpenAiModels:
         answering: The batch whose requests are being replied to right now.
     """
 
-    shares_memory = False  # a body is read here before it is clear who answers it
+    places = None  # a body is read here before it is clear who answers it
 
     def __init__(self, app: App, path: str) -> None:
         """Look up which models are asked at a path."""

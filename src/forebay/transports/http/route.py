@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from forebay.transports.http.forms_and_gzip import Staged, Staging
     from forebay.types.call import Origin, Reply
     from forebay.types.tensor import Data
+    from forebay.workers.landing import Places
 
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
 _MAX_DIGITS: Final = 16
@@ -140,8 +141,8 @@ class AskedEndpoint(Answering, Protocol):
         ...
 
     @property
-    def shares_memory(self) -> bool:
-        """Whether all its workers can read what is in files in memory of this process."""
+    def places(self) -> Places | None:
+        """Where bodies land that all its workers can read there; None where they cannot."""
         ...
 
     def submit(self, request: Request) -> None:
@@ -173,7 +174,7 @@ class Route:
 
     Attributes:
         is_retired: Whether its target has another route by now, or none. It then takes no further request.
-        lands: Whether a long body lands where workers see it.
+        places: Where a long body lands, so that workers see it; None if it does not.
         successor: The route of its target after it was retired.
         is_one_of_several: Whether the next request to the same target may have another route.
         head_class: What `read_head` makes.
@@ -199,7 +200,7 @@ class Route:
         self.successor: Route | None = None
         contract = served.contract
         # An array of samples is taken apart on the loop.
-        self.lands = self.endpoint.shares_memory and not contract.batchable
+        self.places = None if contract.batchable else self.endpoint.places
         self.is_simple = not (contract.batchable or contract.streams or contract.has_context)
         self.contract = served.contract
         self.unpacks = not contract.raw_input

@@ -21,7 +21,7 @@ from forebay.transports.http.route import Route, StandIn
 class Endpoint:
     """Answers with its name and the body, at once or when it is told to."""
 
-    shares_memory = False
+    places = None
     batching = BatchConfig(max_size=1, capacity=100)
     answering = None
 

@@ -27,7 +27,7 @@ class Config:
 class Endpoint:
     """Answers with its version and the body, at once or when it is told to; refuses nobody and notes who it should."""
 
-    shares_memory = False
+    places = None
 
     class batching:
         capacity = 100

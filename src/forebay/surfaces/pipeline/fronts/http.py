@@ -87,7 +87,7 @@ class Gateway(Mapping[bytes, Route]):
 class AskedPipeline:
     """A service and a method in the form of an endpoint, as far as routes need one."""
 
-    shares_memory = False
+    places = None
 
     def __init__(self, inference: Predictions, name: str, method: str) -> None:
         self.name = name
