@@ -10,6 +10,7 @@ must be answered as the same request alone on a connection of its own, and what 
 
 import itertools
 import random
+import select
 import sys
 import time
 from collections import Counter
@@ -22,7 +23,8 @@ import h2.settings
 import hpack
 import msgspec
 from h2.settings import SettingCodes
-from tests.integration.grpc.served import PATIENCE_S, Port
+from tests.fuzz.patience import HANG_S, NEVER_S, Watch, awake
+from tests.integration.grpc.served import Port
 from tests.integration.grpc.wire import (
     ACK,
     CONTINUATION,
@@ -291,6 +293,21 @@ def shown(answer):
     )
 
 
+class Patient(Wire):
+    """A connection that gives up once nothing came while this process was awake."""
+
+    def __init__(self, port, *, opening):
+        super().__init__(port, opening=opening)
+        self.socket.settimeout(None)
+
+    def read_bytes(self):
+        until = awake() + HANG_S / 2
+        while not select.select([self.socket], [], [], 1.0)[0]:
+            if awake() > until:
+                raise TimeoutError
+        return super().read_bytes()
+
+
 class Fuzz:
     """A port, and everything that has been asked of it."""
 
@@ -313,7 +330,7 @@ class Fuzz:
                 self.alone.clear()
             block = packed(fields)
             parts = [body[at : at + 16_000] for at in range(0, len(body), 16_000)] or [b""]
-            with Wire(self.port, opening=OPENING) as wire:
+            with Patient(self.port, opening=OPENING) as wire:
                 wire.send(frame(HEADERS, block, flags=END_HEADERS, stream=1))
                 for index, part in enumerate(parts):
                     wire.send(data(part, stream=1, flags=END_STREAM if index == len(parts) - 1 else 0))
@@ -325,7 +342,7 @@ class Fuzz:
         """Several clients at once."""
         dice = self.dice
         clients = [Client(dice) for _ in range(dice.randint(1, 3))]
-        wires = [Wire(self.port, opening=OPENING) for _ in clients]
+        wires = [Patient(self.port, opening=OPENING) for _ in clients]
         segments = [self.cut(b"".join(client.frames)) for client in clients]
         while any(segments):
             index = dice.choice([index for index, left in enumerate(segments) if left])
@@ -472,17 +489,18 @@ OF_SECOND = ("Conflicting content-length headers", "Invalid content-length heade
 def main(seconds: float, seed: int, enough: int = 20) -> int:
     """Fuzz for a time, or until there are enough differences; returns how many there were."""
     dice = random.Random(seed)
-    with Port(api_keys=KEYS, read_timeout_s=PATIENCE_S) as port:
+    with Port(api_keys=KEYS, read_timeout_s=NEVER_S, write_timeout_s=NEVER_S) as port, Watch("door_grpc") as watch:
         fuzz = Fuzz(port, dice)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and len(fuzz.differences) < enough:
+        end = awake() + seconds
+        while awake() < end and len(fuzz.differences) < enough:
+            watch.note()
             for _ in range(20):
                 fuzz.blocks()
             fuzz.round()
         shared = port.listener._port
         assert shared is not None
-        deadline = time.monotonic() + PATIENCE_S
-        while (shared.calls or shared.buffered_bytes or shared.connections) and time.monotonic() < deadline:
+        deadline = awake() + HANG_S
+        while (shared.calls or shared.buffered_bytes or shared.connections) and awake() < deadline:
             time.sleep(0.01)
         if shared.calls or shared.buffered_bytes:
             fuzz.differ(f"left behind: {shared.calls} calls, {shared.buffered_bytes} bytes")

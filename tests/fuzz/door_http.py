@@ -23,11 +23,11 @@ import math
 import random
 import re
 import sys
-import time
 import traceback
 from unittest import mock
 
 import h11
+from tests.fuzz.patience import awake
 from tests.unit.transports.http.driven import Door
 
 from forebay.workers import landing
@@ -417,7 +417,7 @@ def fuzz(lanes, end):
     """Compare until that time; returns the number of requests and of differences."""
     requests = differences = 0
     for number in lanes:
-        if time.monotonic() > end:
+        if awake() > end:
             break
         chance = random.Random(number)
         warm, maker = Side(lands=True), Maker()
@@ -442,7 +442,7 @@ def main(seconds: float, seed: int) -> int:
     log = logging.getLogger("forebay.refusals")
     was, log.disabled = log.disabled, True
     try:
-        requests, differences = fuzz(itertools.count(seed * LANES_A_SEED), time.monotonic() + seconds)
+        requests, differences = fuzz(itertools.count(seed * LANES_A_SEED), awake() + seconds)
     finally:
         log.disabled = was
     print(f"door_http: {requests} requests, seed {seed}, {differences} differences", flush=True)

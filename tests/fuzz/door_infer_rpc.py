@@ -9,16 +9,17 @@ anything else is refused with a status that blames the client. Nothing is a faul
 
 import random
 import sys
-import time
 from collections import Counter
 from typing import Any
 
 import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
+from tests.fuzz.patience import NEVER_S, Watch, awake
 from tests.integration.kserve.served import KServed, M
 
 from forebay.protocols.kserve.messages import SERVICE
+from forebay.server.config import Overrides
 
 BLAMES = {"INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED"}
 
@@ -89,14 +90,19 @@ def main(seconds: float, seed: int) -> int:
     dice = random.Random(seed)
     counts: Counter[str] = Counter()
     differences = 0
-    with KServed() as port:
+    patient = Overrides(worker_kind="thread", timeout_ms=3_600_000)
+    with (
+        KServed(overrides=patient, read_timeout_s=NEVER_S, write_timeout_s=NEVER_S) as port,
+        Watch("infer_rpc") as watch,
+    ):
         infer = port.connect().unary_unary(f"/{SERVICE}/ModelInfer")
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and differences < 20:
+        end = awake() + seconds
+        while awake() < end and differences < 20:
+            watch.note()
             data = body(dice)
             wanted = expected(data)
             try:
-                answer = M.ModelInferResponse.FromString(infer(data, timeout=8.0))
+                answer = M.ModelInferResponse.FromString(infer(data))
                 found = (
                     np.frombuffer(answer.raw_output_contents[0], "f4").reshape(tuple(answer.outputs[0].shape)).tolist()
                 )

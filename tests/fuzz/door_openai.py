@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from tests.fuzz.patience import HANG_S, awake
 from tests.fuzz.serving import Findings, Running, Sender, is_text, pick, running
 from tests.models.spoken import tokens_of
 
@@ -326,9 +327,9 @@ def main(seconds: float, seed: int) -> int:
     findings = Findings("openai")
     with running(str(TARGET)) as server:
         findings.run(seconds, seed, lambda dice: Client(findings, server.ports["http"], dice))
-        end = time.monotonic() + 30
+        end = awake() + HANG_S
         while not is_empty(server):
-            if time.monotonic() > end:
+            if awake() > end:
                 findings.differ("somebody is left in a model")
                 break
             time.sleep(0.05)

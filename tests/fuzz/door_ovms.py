@@ -14,11 +14,11 @@ import random
 import re
 import sys
 import tempfile
-import time
 import traceback
 from pathlib import Path
 
 import msgspec
+from tests.fuzz.patience import awake
 
 from forebay.cli.main import main as forebay
 from forebay.errors import ConfigError
@@ -255,7 +255,7 @@ def try_check(folder):
 
 def fuzz(seed, count=None, seconds=float("inf")):
     """Tries so many files; returns how many, and what was wrong."""
-    until, wrong, tried = time.monotonic() + seconds, [], 0
+    until, wrong, tried = awake() + seconds, [], 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "model.py").write_text("class OvmsPythonModel:\n    def execute(self, inputs): pass\n")
@@ -263,7 +263,7 @@ def fuzz(seed, count=None, seconds=float("inf")):
         (folder / "add/1").mkdir(parents=True)
         (folder / "add/1/add.xml").touch()
         (folder / "config.json").touch()
-        while tried != count and time.monotonic() < until:
+        while tried != count and awake() < until:
             draw = random.Random(f"{seed}.{tried}")
             tried += 1
             try:

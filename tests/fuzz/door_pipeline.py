@@ -25,6 +25,7 @@ import numpy as np
 import uvloop
 from google.protobuf import json_format
 from tests.compat.pipeline.conftest import hosting
+from tests.fuzz.patience import NEVER_S, Watch, awake
 
 from forebay.protocols.pipeline.array_texts import array_text
 from forebay.protocols.pipeline.messages import PATH, Request, Response
@@ -201,14 +202,18 @@ class Ports:
         self._loop.close()
 
     async def _serve(self) -> None:
-        http_config = HttpConfig(port=0)
+        http_config = HttpConfig(
+            port=0, keep_alive_s=NEVER_S, read_timeout_s=NEVER_S, write_timeout_s=NEVER_S, min_bytes_per_s=0
+        )
         last = Describe(name="describe", input_ops=[RequestOp()])
         async with hosting(last, {"dag": {"request_parse": "literal"}, "max_queue": 1000}) as service:
             gateway = Gateway(service, http_config)
             http = HttpListener(
                 http_config, gateway, PipelineHttp(gateway, http_config, ServerPages(App([]), http_config))
             )
-            rpc = GrpcListener(GrpcConfig(), services(service), lambda: True)
+            rpc = GrpcListener(
+                GrpcConfig(read_timeout_s=NEVER_S, write_timeout_s=NEVER_S), services(service), lambda: True
+            )
             self.host, self.http_port = await http.start()
             _, self.grpc_port = await rpc.start()
             ticking = asyncio.ensure_future(self._tick())
@@ -267,7 +272,7 @@ class Fuzz:
         """The answer over gRPC, or its status."""
         self.counts["requests"] += 1
         try:
-            found = Response.FromString(self.method(data, timeout=PATIENCE_S))
+            found = Response.FromString(self.method(data))
         except grpc.RpcError as error:
             code: Any = error.code()
             if code != grpc.StatusCode.INVALID_ARGUMENT:
@@ -321,13 +326,13 @@ def main(seconds: float, seed: int) -> int:
     dice = random.Random(seed)
     with contextlib.ExitStack() as stack:
         ports = stack.enter_context(Ports())
-        client = stack.enter_context(
-            httpx.Client(base_url=f"http://{ports.host}:{ports.http_port}", timeout=PATIENCE_S)
-        )
+        client = stack.enter_context(httpx.Client(base_url=f"http://{ports.host}:{ports.http_port}", timeout=None))
         channel = stack.enter_context(grpc.insecure_channel(f"{ports.host}:{ports.grpc_port}"))
         fuzz = Fuzz(ports, client, channel, dice)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and len(fuzz.differences) < 20:
+        watch = stack.enter_context(Watch("pipeline"))
+        end = awake() + seconds
+        while awake() < end and len(fuzz.differences) < 20:
+            watch.note()
             fuzz.round()
             if ports.faults.found:
                 fuzz.differ("the server logged a fault", *ports.faults.found[:2])

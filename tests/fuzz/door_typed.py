@@ -285,7 +285,7 @@ class Client:
         made.raw_input_contents.extend(raw)
         wanted = expected(told)
         try:
-            answer = M.ModelInferResponse.FromString(self._infer(made.SerializeToString(), timeout=30))
+            answer = M.ModelInferResponse.FromString(self._infer(made.SerializeToString()))
         except grpc.RpcError as error:
             status = error.code().name
             self._findings.counts[status] += 1

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tests.fuzz.patience import HANG_S, UNHURRIED, awake
 from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Running:
 
     def __init__(self, *targets: str, options: tuple[str, ...] = ()) -> None:
         command = [sys.executable, "-m", "forebay", "serve", *targets, "--http-port", "0", "--worker-kind", "thread"]
+        command += UNHURRIED
         self.process = subprocess.Popen(
             [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -78,7 +80,7 @@ class Sender:
 
     def __init__(self, port: int, dice: random.Random) -> None:
         self._dice = dice
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+        self._connection = http.client.HTTPConnection("127.0.0.1", port)
 
     def post(self, path: str, body: bytes, headers: dict[str, Any] | None = None) -> http.client.HTTPResponse:
         """Send; the answer is still to be read."""
@@ -140,13 +142,13 @@ class Findings:
             seed: Of the dice.
             client: Makes a client.
         """
-        end = time.monotonic() + seconds
+        end = awake() + seconds
 
         def go(number: int) -> None:
             dice = random.Random(f"{seed} {number}")
             try:
                 with contextlib.closing(client(dice)) as one:
-                    while time.monotonic() < end and self.differences < ENOUGH:
+                    while awake() < end and self.differences < ENOUGH:
                         one.round()
             except Exception as error:
                 import traceback
@@ -157,9 +159,10 @@ class Findings:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(seconds + 120)
+            while thread.is_alive() and awake() < end + HANG_S:
+                thread.join(1.0)
             if thread.is_alive():
-                self.differ("a client got no answer for two minutes")
+                self.differ(f"a client got no answer for {HANG_S:g} seconds")
 
     def end(self, server: Running) -> int:
         """Look into the log; returns how many differences there were."""
