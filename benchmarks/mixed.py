@@ -33,11 +33,16 @@ from benchmarks.launch import ROOT, environment, free_port, stop
 
 LEAVING = 0.05
 READ_S = 5.0
-PATIENCE_S = 60.0
+PATIENCE_S = 900.0
 FINE = {200, 500, 503, 504}
 """What a client may be told while workers are killed."""
 GROWTH = 1.05
-KINDS = ("json", "array", "stream", "graph", "rest", "rpc")
+KINDS = ("json", "array", "stream", "large", "graph", "rest", "rpc")
+
+
+STREAMED = {"stream", "large"}
+LARGE = 10_000
+"""How often a long text repeats its token."""
 
 
 class Account:
@@ -62,6 +67,8 @@ def question(kind: str, token: str) -> tuple[str, Any, Any]:
         return "/models/doubles", numbers, [2 * number for number in numbers]
     if kind == "stream":
         return "/models/words", f"{token} and on", [token, "and", "on"]
+    if kind == "large":  # lands where workers see it
+        return "/models/words", token * LARGE, [token * LARGE]
     if kind == "graph":
         return "/models/diamond", {"token": token}, token
     if kind == "rest":
@@ -70,7 +77,7 @@ def question(kind: str, token: str) -> tuple[str, Any, Any]:
 
 
 def answer_of(kind: str, body: bytes) -> Any:
-    if kind == "stream":
+    if kind in STREAMED:
         return [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: ")]
     if kind == "rest":
         return json.loads(body)["value"]
@@ -112,7 +119,7 @@ async def ask(kind: str, port: int, account: Account, end: float, draw: random.R
                 continue
             async with asyncio.timeout(PATIENCE_S):
                 status, content = await read_answer(reader)
-            if kind == "stream" and b"event: error" in content:
+            if kind in STREAMED and b"event: error" in content:
                 status = 503  # its worker was killed after the answer had begun
             if kind == "rest" and status == 200 and json.loads(content)["err_no"]:
                 status = 500  # pipelines tell errors of their ops in answers of their own
@@ -203,7 +210,7 @@ def main() -> None:
     options = parser.parse_args()
     native, graph, rpc, rest = free_port(), free_port(), free_port(), free_port()
     program = str(Path(sys.executable).with_name("forebay"))
-    quiet = ["--log-level", "error"]
+    quiet = ["--log-level", "error", "--keep-alive-s", "3600", "--read-timeout-s", "3600", "--write-timeout-s", "3600"]
     commands = [
         [program, "serve", "benchmarks/jobs/mixed.py", "--http-port", str(native), *quiet],
         [program, "serve", "benchmarks/jobs/chaos.py:diamond", "--http-port", str(graph), *quiet],
