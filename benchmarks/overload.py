@@ -3,10 +3,12 @@
 
     benchmarks/.venv/bin/python -m benchmarks.overload
 
-The batchmodel job, server on core 0, load on core 1. In each round every server is first measured in a closed loop
-(256 connections, which its queue holds), then at 0.8 of that rate in an open loop, then at 1.3, 3 and 10 times
-of it with 400 and with 2,000 connections, each between two closed loops of its own;
-`flood.py` says what is counted. Medians over the rounds are written to RESULTS-overload.md.
+The batchmodel job, server on core 0, load on core 1. In each round one client measures a server: in a closed loop (256
+connections, which its queue holds), at 0.8 of that rate in an open loop, then at 1.3, 3 and 10 times of it with 400
+and with 2,000 connections, each between two closed loops. `flood.py` says what is counted. The speed of the machine
+drifts within seconds, so phases are short, each flood is compared with the closed loops just before and after it, and
+RESULTS-overload.md has the medians of many rounds. With `--raw` rounds are kept in a file and those of several runs
+make one table; `--long` adds a flood of so many seconds in a row, with the memory meanwhile.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -24,9 +27,8 @@ from statistics import median
 import msgspec
 
 from benchmarks import proc, report
-from benchmarks.flood import Flood
+from benchmarks.flood import Flood, Phase
 from benchmarks.launch import Running, ServerFailed, python_helper, start
-from benchmarks.load import run_wrk
 from benchmarks.servers import SERVERS, Server, forebay_command
 
 SERVER_CORES, LOAD_CORES = frozenset({0}), frozenset({1})
@@ -35,6 +37,10 @@ CALM = 0.8
 FACTORS = (1.3, 3.0, 10.0)
 CONNECTIONS = (400, 2000)
 CLOSED_CONNECTIONS = 256
+CLOSED_S = 0.6
+CALM_S = 1.5
+PSS_S = 10.0
+"""Between two looks at the memory."""
 QUEUE = 256
 LIMITS = ("--max-queue", str(QUEUE), "--max-connections", "20000")
 
@@ -49,120 +55,163 @@ def servers() -> dict[str, Server]:
     return {server.name: server for server in (*ours, *others)}
 
 
-@dataclass
-class Figures:
-    """What one server did, one entry a round."""
+class Round(msgspec.Struct):
+    """What one server did in one round."""
 
-    closed: list[float] = field(default_factory=list)
-    calm_p99_ms: list[float] = field(default_factory=list)
-    floods: dict[tuple[float, int], list[tuple[Flood, float]]] = field(default_factory=dict)
-    """What came of a flood, and of the closed loops just before and after it: the machine's speed drifts."""
-    memory: list[tuple[float, float]] = field(default_factory=list)
+    server: str
+    at: str
+    idle: int
+    phases: list[Phase]
+    floods: list[Flood]
+    pss_mib: list[float]
+    """Before, every `PSS_S`, and after."""
 
-
-def flood(running: Running, rate: float, connections: int, options: argparse.Namespace, seed: int) -> Flood:
-    facts = {
-        "port": running.port,
-        "path": running.server.path,
-        "rate": rate,
-        "connections": connections,
-        "seconds": options.seconds,
-        "idle": options.idle,
-        "seed": seed,
-    }
-    flags = [text for name, value in facts.items() for text in (f"--{name}", str(value))]
-    return msgspec.convert(python_helper("flood", "--job", JOB, *flags, cores=LOAD_CORES), Flood)
-
-
-def measure(running: Running, figures: Figures, options: argparse.Namespace, round_: int) -> None:
-    running.check_answer()
-    closed = closed_loop(running, options)
-    figures.closed.append(closed)
-    calm = flood(running, CALM * closed, CONNECTIONS[0], options, round_)
-    figures.calm_p99_ms.append(calm.accepted_p99_ms)
-    say(f"{running.server.name:16} closed {closed:9,.0f}/s   at {CALM}: p99 {calm.accepted_p99_ms:.1f} ms")
-    before = sum(map(proc.pss_mib, running.pids()))
-    for connections in options.connections:
-        for factor in options.factors:
-            rate_before = closed_loop(running, options)
-            found = flood(running, factor * rate_before, connections, options, round_)
-            closed = (rate_before + closed_loop(running, options)) / 2
-            figures.closed.append(closed)
-            figures.floods.setdefault((factor, connections), []).append((found, closed))
-            say(
-                f"{running.server.name:16} {factor:4g}x {connections:5} connections: accepted {found.accepted:9,.0f}/s"
-                f" ({found.accepted / closed:.2f}), p99 {found.accepted_p99_ms:.0f} ms, no: {found.refused:8,.0f}/s,"
-                f" p99 {found.refused_p99_ms:.0f} ms; errors {found.errors}"
-            )
-    figures.memory.append((before, sum(map(proc.pss_mib, running.pids()))))
-    running.check_answer()
-
-
-def closed_loop(running: Running, options: argparse.Namespace) -> float:
-    """Answers a second to as many clients as its queue holds, from the same client."""
-    return flood(running, 0.0, CLOSED_CONNECTIONS, options, 0).accepted
-
-
-def rows_of(name: str, figures: Figures) -> list[list[str]]:
-    rows: list[list[str]] = []
-    for (factor, connections), measured in figures.floods.items():
-        floods = [found for found, _ in measured]
-        shares = [found.accepted / closed for found, closed in measured]
-        slower = [
-            found.accepted_p99_ms / max(calm, 0.001) for found, calm in zip(floods, figures.calm_p99_ms, strict=False)
+    @property
+    def calm_p99_ms(self) -> list[float]:
+        return [
+            flood.accepted_p99_ms for phase, flood in zip(self.phases, self.floods, strict=True) if phase.factor == CALM
         ]
-        accepted, late = median(shares), median(slower)
-        refused = median(found.refused_p99_ms for found in floods)
+
+    def over(self) -> Iterable[tuple[Phase, Flood, Flood, Flood]]:
+        """Give each flood with the closed loops just before and after it."""
+        for place, phase in enumerate(self.phases):
+            if phase.factor > 1:
+                yield phase, self.floods[place], self.floods[place - 1], self.floods[place + 1]
+
+
+def plan(options: argparse.Namespace) -> list[Phase]:
+    closed = Phase(CLOSED_CONNECTIONS, 0, CLOSED_S)
+    loads = [Phase(CONNECTIONS[0], CALM, CALM_S)]
+    if options.long:
+        loads.append(Phase(max(options.connections), options.factors[-1], options.long))
+    else:
+        loads += [
+            Phase(connections, factor, options.seconds)
+            for connections in options.connections
+            for factor in options.factors
+        ]
+    return [closed, *(phase for load in loads for phase in (load, closed))]
+
+
+def measure(running: Running, options: argparse.Namespace, seed: int) -> Round:
+    running.check_answer()
+    phases, pids = plan(options), running.pids()
+    found = Round(running.server.name, time.strftime("%d %b %Y %H:%M"), options.idle, phases, [], [])
+    is_over = threading.Event()
+
+    def look() -> None:
+        found.pss_mib.append(sum(map(proc.pss_mib, pids)))
+
+    def watch() -> None:
+        while not is_over.wait(PSS_S):
+            look()
+
+    look()
+    watching = threading.Thread(target=watch)
+    watching.start()
+    facts = {"port": running.port, "path": running.server.path, "idle": options.idle, "seed": seed}
+    flags = [text for name, value in facts.items() for text in (f"--{name}", str(value))]
+    flags += ["--phases", msgspec.json.encode(phases).decode(), "--pids", msgspec.json.encode(pids).decode()]
+    try:
+        found.floods = msgspec.convert(python_helper("flood", "--job", JOB, *flags, cores=LOAD_CORES), list[Flood])
+    finally:
+        is_over.set()
+        watching.join()
+    look()
+    running.check_answer()
+    for phase, flood, before, after in found.over():
+        say(
+            f"{found.server:16} {phase.factor:4g}x {phase.connections:5} connections: accepted {flood.accepted:9,.0f}/s"
+            f" ({share(flood, before, after):.2f}), p99 {flood.accepted_p99_ms:.0f} ms, no: {flood.refused:8,.0f}/s,"
+            f" p99 {flood.refused_p99_ms:.0f} ms; errors {flood.errors}; client stood still {flood.stall_ms:.0f} ms"
+        )
+    return found
+
+
+def share(flood: Flood, before: Flood, after: Flood) -> float:
+    return flood.accepted / ((before.accepted + after.accepted) / 2)
+
+
+def rows_of(rounds: list[Round]) -> list[list[str]]:
+    """Tell of one server in the same surroundings, a row for each kind of flood."""
+    kinds: dict[tuple[float, int], list[tuple[Flood, Flood, Flood]]] = {}
+    for each in rounds:
+        for phase, *three in each.over():
+            kinds.setdefault((phase.factor, phase.connections), []).append((three[0], three[1], three[2]))
+    calm_ms = median(ms for each in rounds for ms in each.calm_p99_ms)
+    rows: list[list[str]] = []
+    for (factor, connections), found in kinds.items():
+        floods = [flood for flood, _, _ in found]
+        accepted = median(share(*three) for three in found)
+        p99_ms = median(flood.accepted_p99_ms for flood in floods)
+        refused_ms = median(flood.refused_p99_ms for flood in floods)
+        errors = sum(flood.errors for flood in floods)
+        cpu = median((before.cpu_us + after.cpu_us) / 2 / max(flood.cpu_us, 1) for flood, before, after in found)
         passes = (
-            accepted >= ACCEPTED_BAR
-            and late <= LATENCY_BAR
-            and refused <= REFUSED_BARS_MS.get(connections, 1000.0)
-            and not any(found.errors for found in floods)
+            round(accepted, 2) >= ACCEPTED_BAR
+            and p99_ms <= LATENCY_BAR * calm_ms
+            and refused_ms <= REFUSED_BARS_MS.get(connections, 1000.0)
+            and not errors
         )
         rows.append(
             [
-                name,
+                rounds[0].server,
                 f"{factor:g}x",
                 f"{connections:,}",
-                f"{median(found.accepted for found in floods):,.0f}",
+                f"{median(flood.accepted for flood in floods):,.0f}",
                 f"{accepted:.2f}",
-                f"{median(found.accepted_p99_ms for found in floods):.0f}",
-                f"{late:.1f}",
-                f"{median(found.refused for found in floods):,.0f}",
-                f"{refused:.0f}",
-                f"{sum(found.errors for found in floods):,}",
-                ("pass" if passes else "**FAIL**") if name.startswith("forebay") else "",
+                f"{cpu:.2f}",
+                f"{p99_ms:.0f}",
+                f"{p99_ms / max(calm_ms, 0.001):.1f}",
+                f"{median(flood.refused for flood in floods):,.0f}",
+                f"{refused_ms:.0f}",
+                f"{errors:,}",
+                ("pass" if passes else "**FAIL**") if rounds[0].server.startswith("forebay") else "",
             ]
         )
     return rows
 
 
-def write(path: Path, all_figures: dict[str, Figures], options: argparse.Namespace) -> None:
-    heads = ["server", "offered", "connections", "accepted/s", "/ closed loop", "p99 ms", "/ p99 at 0.8"]
+def write(path: Path, rounds: list[Round]) -> None:
+    heads = ["server", "offered", "connections", "accepted/s", "/ closed loop", "by CPU", "p99 ms", "/ p99 at 0.8"]
     heads += ["refused/s", "p99 ms", "errors", ""]
-    rows = [row for name, figures in all_figures.items() for row in rows_of(name, figures)]
-    memory = [
-        [name, f"{median(f.closed):,.0f}", f"{median(f.calm_p99_ms):.1f}"]
-        + [f"{median(pair[i] for pair in f.memory):.0f}" for i in (0, 1)]
-        for name, f in all_figures.items()
-        if f.memory
-    ]
+    groups: dict[str, dict[str, list[Round]]] = {}
+    for each in rounds:
+        longest_s = max(phase.seconds for phase in each.phases)
+        title = f"{longest_s:g} s in a row" if longest_s > CALM_S else "Offered more than it can serve"
+        if each.idle:
+            title += f", with {each.idle:,} idle connections beside it"
+        groups.setdefault(title, {}).setdefault(each.server, []).append(each)
     facts = {
-        "date": time.strftime("%d %b %Y %H:%M"),
+        "date": f"{min(each.at for each in rounds)} to {max(each.at for each in rounds)[-5:]}",
         **report.machine(),
-        "rounds": f"{options.rounds}, {options.seconds:g} s a flood, {options.idle:,} idle connections beside it",
         "bars": f"accepted / closed loop >= {ACCEPTED_BAR}, its p99 at most {LATENCY_BAR:g} times that at {CALM} of the"
         " closed loop's rate, refusals' p99 at most 100 ms (400 connections) and 1 s (2,000), no error",
     }
     text = [
         "# Overload\n\nWritten by `python -m benchmarks.overload`; [README.md](README.md) says how it measures.\n",
         report.table(["", ""], [[key, value] for key, value in facts.items()]),
-        "\n## Offered more than it can serve\n",
-        report.table(heads, rows),
-        "\n## Closed loop, and memory around the floods\n",
-        report.table(["server", "closed loop/s", f"p99 ms at {CALM}", "PSS MiB before", "after"], memory),
     ]
+    for title, by_server in sorted(groups.items()):
+        rows = [row for found in by_server.values() for row in rows_of(found)]
+        told = [
+            [
+                name,
+                str(len(found)),
+                f"{median(phase[1].accepted for each in found for phase in closed(each)):,.0f}",
+                f"{median(ms for each in found for ms in each.calm_p99_ms):.1f}",
+                " ".join(f"{mib:.0f}" for mib in found[-1].pss_mib),
+            ]
+            for name, found in by_server.items()
+        ]
+        text += [f"\n## {title}\n", report.table(heads, rows), ""]
+        columns = ["server", "rounds", "closed loop/s", f"p99 ms at {CALM}", f"PSS MiB, every {PSS_S:g} s"]
+        text.append(report.table(columns, told))
     path.write_text("\n".join(text) + "\n")
+
+
+def closed(each: Round) -> list[tuple[Phase, Flood]]:
+    return [pair for pair in zip(each.phases, each.floods, strict=True) if not pair[0].factor]
 
 
 def say(text: str) -> None:
@@ -178,25 +227,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.overload", description=__doc__.partition("\n")[0])
     parser.add_argument("--servers", default=",".join(known), help=f"of {','.join(known)}")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=10.0, help="a flood")
+    parser.add_argument("--seconds", type=float, default=0.8, help="a flood, once it has settled")
+    parser.add_argument("--long", type=float, default=0.0, help="one flood in a row instead, of so many seconds")
     parser.add_argument("--factors", type=partial(numbers, float), default=FACTORS)
     parser.add_argument("--connections", type=partial(numbers, int), default=CONNECTIONS)
     parser.add_argument("--idle", type=int, default=0, help="connections that say nothing, beside it")
+    parser.add_argument("--raw", type=Path, help="file with the rounds of earlier runs; those of this one are added")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("RESULTS-overload.md"))
     options = parser.parse_args()
     os.sched_setaffinity(0, LOAD_CORES)
-    figures = {name: Figures() for name in options.servers.split(",")}
+    rounds: list[Round] = []
+    if options.raw and options.raw.exists():
+        rounds = msgspec.json.decode(options.raw.read_bytes(), type=list[Round])
     with ExitStack() as stack:
-        up = [stack.enter_context(start(known[name], JOB, SERVER_CORES)) for name in figures]
-        for running in up:
-            run_wrk(running, CLOSED_CONNECTIONS, 1, LOAD_CORES)
-        for round_ in range(options.rounds):
+        up = [stack.enter_context(start(known[name], JOB, SERVER_CORES)) for name in options.servers.split(",")]
+        for _ in range(options.rounds):
             for running in up:
                 try:
-                    measure(running, figures[running.server.name], options, round_)
+                    rounds.append(measure(running, options, len(rounds)))
                 except (ServerFailed, OSError) as error:
                     say(f"FAILED {running.server.name}: {error}")
-    write(options.output, figures, options)
+            if options.raw:
+                options.raw.write_bytes(msgspec.json.encode(rounds))
+    write(options.output, rounds)
     print(options.output.read_text())
 
 

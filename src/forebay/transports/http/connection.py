@@ -212,7 +212,6 @@ class HttpConnection(HttpToolsProtocol):
                         self._learn(data, raw)
                     return
                 self._usual = head
-            body = data[head.raw_bytes :]
             self._seen = self._lane.epoch
             talk.state = DUE  # WHOLE
             if head.is_full():
@@ -220,10 +219,11 @@ class HttpConnection(HttpToolsProtocol):
                 self._lane.refusals.refuse(self)
             elif head.is_simple:
                 self._active = head
+                body = data[head.raw_bytes :]
                 request = self._request = Request(body, self._reply_method, head.params, self)
                 head.submit(request)
             else:
-                self._answer(head, body)
+                self._answer(head, data[head.raw_bytes :])
         elif talk.state.reads:
             self._parse(data)
             if len(data) >= LARGE_READ_BYTES:
@@ -606,7 +606,11 @@ class HttpConnection(HttpToolsProtocol):
         pieces = head.refusal if head.refusal_stamp == lane.epoch else lane.write_refusal(head)
         self._send((b"%08x" % next(_answers)).join(pieces))
         self._active = None
-        self._advance()
+        talk = self._talk
+        if talk.state is DUE and not talk.waiting:
+            talk.state = IDLE  # SETTLED
+        else:
+            self._advance()
 
     def _reply_in_full(self, head: Head, request: Request, outcome: Outcome) -> None:
         """Answer in one of the ways that are not the common one."""
