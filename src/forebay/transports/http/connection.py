@@ -19,17 +19,16 @@ One sweep a second looks at all connections; no request sets a timer.
 from __future__ import annotations
 
 import itertools
-import logging
-import re
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from forebay.errors import ForebayError, InternalError, QueueFull, Unavailable
+from forebay.errors import ForebayError, QueueFull, Unavailable
 from forebay.observe.access_log import CALLED_OFF, EndedCall
 from forebay.serving.endpoint import next_id
 from forebay.transports.body_reader import TURN_BYTES, read_bodies
+from forebay.transports.http.arriving_body import ArrivingBody
 from forebay.transports.http.asgi_calls import TOLD
 from forebay.transports.http.connection_state import (
     ASKED,
@@ -51,10 +50,17 @@ from forebay.transports.http.connection_state import (
     check_framing,
 )
 from forebay.transports.http.errors import NotHttp, TooSlow, error_answer
+from forebay.transports.http.parsers import (
+    new_parser,
+    parser_of_rest,
+    refusal_of,
+    stop_parsing,
+    with_known_method,
+)
 from forebay.transports.http.port import SWEEP_S
 from forebay.transports.http.route import UNREAD, Head
+from forebay.transports.http.streamed_answer import StreamedAnswer
 from forebay.types.call import Failure, Request
-from forebay.workers.landing import Joining, Landing
 
 if TYPE_CHECKING:
     import asyncio
@@ -66,7 +72,6 @@ if TYPE_CHECKING:
     from forebay.transports.http.port import HttpPort
     from forebay.types.call import Outcome
     from forebay.types.tensor import Data
-    from forebay.workers.landing import Sink
 
 LINGER_S: Final = 1.0
 """How long a refused client may go on sending before it is cut off; without it the refusal could be lost."""
@@ -76,8 +81,6 @@ LARGE_READ_BYTES: Final = 64 * 1024
 """A client of whom so much has arrived at once has its next turn after the others."""
 MAX_HEAD_BYTES: Final = 2048
 """Longest head that is remembered."""
-_METHOD: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64} ")
-_TOLD_METHODS: Final = b"POST ", b"GET ", b"HEAD ", b"CONNECT "
 
 _answers = itertools.count(1)
 
@@ -89,9 +92,7 @@ class HttpConnection(HttpToolsProtocol):
         "_active",
         "_body",
         "_detour",
-        "_has_started",
         "_is_advancing",
-        "_is_chunked",
         "_is_staged",
         "_lands",
         "_lane",
@@ -104,14 +105,13 @@ class HttpConnection(HttpToolsProtocol):
         "_seen",
         "_send",
         "_sent_bytes",
-        "_sink",
-        "_stalled",
+        "_stream",
         "_stuck_since",
         "_talk",
         "_usual",
         "_working",
-        "held_bytes",
         "release",
+        "stalled",
     )
 
     def __init__(
@@ -133,21 +133,17 @@ class HttpConnection(HttpToolsProtocol):
         self._send: Callable[[bytes], None] = _nowhere
         # What is being read.
         self._reading: Head | None = None
-        self._body: bytes | memoryview = b""
-        self._sink: Sink | None = None
+        self._body = ArrivingBody(lane)
         self._lands = False
         self._detour = b""
-        self.held_bytes = 0
-        """Of a body that is arriving, as counted in the lane."""
         # What is being answered: by the fast lane, or by the slow one.
         self._active: Head | None = None
         self._working: RequestResponseCycle | None = None
         self._request: Request | None = None
         self._request_id = ""
         self._refusal: ForebayError | None = None
-        self._has_started = False
+        self._stream: StreamedAnswer | None = None
         self._sent_bytes = 0
-        self._is_chunked = True
         self._is_advancing = False
         self._is_staged = False
         # The head this client sent last.
@@ -155,7 +151,8 @@ class HttpConnection(HttpToolsProtocol):
         # Limits.
         self._seen = lane.epoch
         self._stuck_since: int | None = None
-        self._stalled: list[Callable[[], object]] = []
+        self.stalled: list[Callable[[], object]] = []
+        """What to call once the client has room again."""
 
     # Bytes in
 
@@ -180,11 +177,15 @@ class HttpConnection(HttpToolsProtocol):
         """Nobody reads answers here any more: cancel what is being answered and forget what waits."""
         self._talk.on(LOSE)
         self._talk.waiting.clear()
-        self._drop_body()
-        active, request = self._active, self._request
+        self._body.drop()
+        active, request, stream = self._active, self._request, self._stream
         if active is not None and self._lane.tells:
-            self._tell(active, 200 if self._has_started else CALLED_OFF, request, "cancelled")
-        self._active = self._request = None
+            has_started = self._has_started()
+            self._request_id = request.id if has_started and request is not None else self._request_id
+            self._tell(active, 200 if has_started else CALLED_OFF, request, "cancelled")
+        if stream is not None:
+            stream.give_up()
+        self._active = self._request = self._stream = None
         if active is not None and active.route is not None and request is not None:
             active.route.endpoint.cancel(request)
         self._let_go()
@@ -231,23 +232,21 @@ class HttpConnection(HttpToolsProtocol):
 
     def room(self) -> memoryview | None:
         """Return where the rest of the body that is being read is to be put; None if the parser must read it."""
-        head, sink, talk = self._reading, self._sink, self._talk
-        if talk.state is not BODY or head is None or type(sink) is not Landing or self._detour or head.length <= 0:
+        head, talk = self._reading, self._talk
+        if talk.state is not BODY or head is None or self._detour or head.length <= 0:
             return None
-        return sink.room(head.length - talk.body_bytes)
+        return self._body.room(head.length - talk.body_bytes)
 
     def advance(self, size: int) -> None:
         """Take note of how much of the body was put there."""
         talk, lane, head = self._talk, self._lane, self._reading
         self._seen = lane.epoch
-        assert type(self._sink) is Landing
         assert head is not None
-        self._sink.advance(size)
+        self._body.placed(size)
         talk.begin_segment()
         talk.body_bytes += size
-        try:
-            self._hold(size)
-        except _Enough:
+        self._body.hold(size)
+        if not talk.state.reads:
             return
         talk.end_segment(size, lane.epoch)
         if talk.body_bytes == head.length:
@@ -255,6 +254,11 @@ class HttpConnection(HttpToolsProtocol):
             self.on_message_complete()
         elif size >= TURN_BYTES:  # else all that has come was read
             self._give_way()
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of a body that is arriving."""
+        return self._body.held_bytes
 
     def _give_way(self) -> None:
         """Read no more in this turn: a client that sends quickly would be read for megabytes before anybody else."""
@@ -285,7 +289,7 @@ class HttpConnection(HttpToolsProtocol):
         talk, lane = self._talk, self._lane
         self._seen = lane.epoch
         if lane.is_any_method and not talk.state.is_inside:
-            data = _with_known_method(data)
+            data = with_known_method(data)
         talk.begin_segment()
         try:
             try:
@@ -299,28 +303,27 @@ class HttpConnection(HttpToolsProtocol):
                 read_bodies(self.transport, self)
         except httptools.HttpParserError as error:
             if talk.state.reads:
-                self._refuse(_refusal(error), self._reading)
+                self._refuse(refusal_of(error), self._reading)
         except ForebayError as error:
             self._refuse(error, self._reading)
 
     def _change_parser(self, rest: bytes) -> None:
         """Have another parser read the body: one that was asked for another protocol stops before it."""
         frame, self._detour = self._detour, b""
-        self._parser = self.parser = httptools.HttpRequestParser(_Rest(self))
-        self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % frame)
+        self._parser = self.parser = parser_of_rest(self, frame)
         self._parser.feed_data(rest)
 
     def on_message_begin(self) -> None:
         """Begin a request; the parser calls this and the methods below."""
         talk = self._talk
         if not talk.state.reads:
-            _stop_parsing()
+            stop_parsing()
         talk.begin()
         self.url = b""
         self.headers = []
         self._reading = None
         self._is_staged = False
-        self._body, self._sink = b"", None
+        self._body.begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Note a header; what comes as a trailer says nothing here."""
@@ -389,7 +392,7 @@ class HttpConnection(HttpToolsProtocol):
             if not self.cycle.response_complete:
                 super().on_body(body)
                 # What is read in steps has left the cycle by then, to where it is counted.
-                self._hold(len(self.cycle.body) - self.held_bytes if self._is_staged else len(body))
+                self._hold(len(self.cycle.body) - self._body.held_bytes if self._is_staged else len(body))
             elif received > self._lane.config.max_body_bytes:  # its answer did not say that the connection closes
                 raise NotHttp("the request was answered, and its body goes on")
             return
@@ -399,30 +402,16 @@ class HttpConnection(HttpToolsProtocol):
         if head.problem is not None:
             if received > MAX_DROPPED_BYTES:
                 raise head.problem
-        elif received == head.length and self._sink is None:
-            self._body = body
         else:
-            self._hold(len(body))
-            if self._sink is None:
-                places = head.route.places
-                self._sink = Joining() if places is None else Landing(max(head.length, 0), places)
-            self._sink.write(body)
+            self._body.take(body, head, received)
+            if not talk.state.reads:
+                stop_parsing()
 
     def _hold(self, size: int) -> None:
-        """Count what is kept of a body that is arriving."""
-        lane = self._lane
-        self.held_bytes += size
-        lane.held_bytes += size
-        if lane.held_bytes > lane.config.max_buffered_bytes:
-            lane.make_room()
-            if not self._talk.state.reads:
-                _stop_parsing()
-
-    def _drop_body(self) -> None:
-        """Drop the body that is being read; it belongs to somebody else now, or to nobody."""
-        self._lane.held_bytes -= self.held_bytes
-        self.held_bytes = 0
-        self._body, self._sink = b"", None
+        """Count what the slow lane keeps of a body that is arriving."""
+        self._body.hold(size)
+        if not self._talk.state.reads:
+            stop_parsing()
 
     def on_message_complete(self) -> None:
         """Answer the request, or put it off if another one comes first."""
@@ -430,10 +419,7 @@ class HttpConnection(HttpToolsProtocol):
             return  # the body comes yet: it is only this parser that will not read it
         talk = self._talk
         head = self._reading
-        body = self._body if self._sink is None else self._sink.getvalue()
-        self._body, self._sink = b"", None
-        if self.held_bytes:
-            self._drop_body()
+        body = self._body.taken()
         if head is None:
             cycle = self.cycle
             super().on_message_complete()
@@ -549,8 +535,9 @@ class HttpConnection(HttpToolsProtocol):
             self._fail(head, error)
             return
         if route.contract.streams:
-            request.on_part = self._part
-            request.on_bundle = self._bundle
+            stream = self._stream = StreamedAnswer(self, self._lane, head, request)
+            request.on_part = stream.part
+            request.on_bundle = stream.bundle
         route.endpoint.submit(request)
 
     def _reply(self, request: Request, outcome: Outcome) -> None:
@@ -581,7 +568,7 @@ class HttpConnection(HttpToolsProtocol):
         number = b"" if head.id else b"%x" % next(_answers)
         self.transport.write(b"%b%b\r\ncontent-length: %d\r\n\r\n" % (prefix, number, size))
         self.transport.write(outcome)
-        self._active = None
+        self._active = self._stream = None
         if head.keep_alive:
             self._advance()
         else:
@@ -618,13 +605,15 @@ class HttpConnection(HttpToolsProtocol):
         assert route is not None
         if type(outcome) is Failure:
             self._request_id = request.id
-            if isinstance(outcome.error, QueueFull) and not self._has_started:
+            if isinstance(outcome.error, QueueFull) and not self._has_started():
                 self._refusal = outcome.error
                 self._lane.refusals.refuse(self)
             else:
                 self._fail(head, outcome.error, request)
         elif outcome is None and route.contract.streams:
-            self._end_stream(head, b"")
+            assert self._stream is not None
+            self._stream.end(b"")
+            self._request_id = request.id
             self._answered(head, 200, request)
         else:
             try:
@@ -639,9 +628,10 @@ class HttpConnection(HttpToolsProtocol):
     def _fail(self, head: Head, error: ForebayError, request: Request | None = None) -> None:
         self._request_id = self._request_id or head.id or next_id()
         status = 200
-        if self._has_started:
+        if self._has_started():
+            assert self._stream is not None
             assert head.route is not None
-            self._end_stream(head, head.route.last_part(error, self._request_id))
+            self._stream.end(head.route.last_part(error, self._request_id))
         else:
             tell = error_answer if head.route is None else head.route.fault
             status, headers, body = tell(error, self._request_id)
@@ -650,91 +640,31 @@ class HttpConnection(HttpToolsProtocol):
 
     def _write(self, status: int, headers: list[tuple[bytes, bytes]], pieces: Sequence[Data], head: Head) -> None:
         size = self._sent_bytes = sum(map(len, pieces))
-        first = self._lane.write_head(status, headers, size, keep_alive=self._keeps_alive(head))
+        first = self._lane.write_head(status, headers, size, keep_alive=self.keeps_alive(head))
         if size < SEPARATE_BYTES:
             self.transport.write(b"".join([first, *pieces]))
         else:
             self.transport.writelines([first, *pieces])
 
     def _answered(self, head: Head, status: int, request: Request | None, code: str = "ok") -> None:
-        keep_alive = self._keeps_alive(head) and (self._is_chunked or not self._has_started)
+        stream = self._stream
+        keep_alive = self.keeps_alive(head) and (stream is None or stream.is_chunked or not stream.has_started)
         if self._lane.tells:
             self._tell(head, status, request, code)
-        self._active = self._request = None
+        self._active = self._request = self._stream = None
         self._request_id = ""
-        self._has_started = False
         self._sent_bytes = 0
-        self._is_chunked = True
         if not keep_alive:
             self._hang_up()
         else:
             self._advance()
 
-    def _keeps_alive(self, head: Head) -> bool:
+    def _has_started(self) -> bool:
+        return self._stream is not None and self._stream.has_started
+
+    def keeps_alive(self, head: Head) -> bool:
+        """Tell whether the connection goes on after an answer."""
         return head.keep_alive and not (self._lane.is_draining and not self._talk.waiting)
-
-    # Streamed answers
-
-    def _part(self, part: bytes, release: Callable[[], object]) -> None:
-        """Send one part of a streamed answer; `release` is called once the client has room for more."""
-        head = self._active
-        if head is None:  # the connection was given up in this very step
-            release()
-            return
-        assert head.route is not None
-        self._begin_stream(head)
-        self._write_chunk(head.route.part(part))
-        if self.flow.write_paused:
-            self._stalled.append(release)
-        else:
-            release()
-
-    def _bundle(self, parts: Sequence[bytes], release: Callable[[], object]) -> None:
-        """Send several parts of a streamed answer in one piece; see `_part`."""
-        head = self._active
-        if head is None:
-            release()
-            return
-        assert head.route is not None
-        self._begin_stream(head)
-        self._write_chunk(head.route.bundle(parts))
-        if self.flow.write_paused:
-            self._stalled.append(release)
-        else:
-            release()
-
-    def _begin_stream(self, head: Head) -> None:
-        if self._has_started:
-            return
-        assert head.route is not None
-        self._has_started = True
-        self._is_chunked = head.chunked
-        request = self._request
-        self._request_id = (request.id if request is not None else head.id) or next_id()
-        if request is not None:
-            request.id = self._request_id
-        lines = [
-            STATUS_LINE[200] + b"content-type: " + head.route.stream_type,
-            b"cache-control: no-store",
-            b"x-accel-buffering: no",
-            b"date: " + self._lane.date,
-            b"x-request-id: " + self._request_id.encode(),
-            b"transfer-encoding: chunked" if self._is_chunked else b"connection: close",
-        ]
-        if self._is_chunked and not self._keeps_alive(head):
-            lines.append(b"connection: close")
-        self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n")
-
-    def _end_stream(self, head: Head, last: bytes) -> None:
-        self._begin_stream(head)
-        if last:
-            self._write_chunk(last)
-        if self._is_chunked:
-            self.transport.write(b"0\r\n\r\n")
-
-    def _write_chunk(self, data: bytes) -> None:
-        self._sent_bytes += len(data)
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
 
     # Limits
 
@@ -779,7 +709,7 @@ class HttpConnection(HttpToolsProtocol):
         self._advance()
 
     def _let_go(self) -> None:
-        stalled, self._stalled = self._stalled, []
+        stalled, self.stalled = self.stalled, []
         for release in stalled:
             release()
 
@@ -793,7 +723,7 @@ class HttpConnection(HttpToolsProtocol):
         if not self._takes_back(error):
             return
         talk.on(REFUSE)
-        self._drop_body()
+        self._body.drop()
         if head is None:
             head = Head(target=self.url.partition(b"?")[0])
             head.method = self._parser.get_method() if self.url else b""
@@ -835,7 +765,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def _hang_up(self) -> None:
         talk = self._talk
-        self._drop_body()
+        self._body.drop()
         talk.on(LEAVE)
         if talk.state is LINGER and self.transport.can_write_eof() and not self.transport.is_closing():
             self.transport.write_eof()
@@ -848,19 +778,14 @@ class HttpConnection(HttpToolsProtocol):
         client = ":".join(map(str, self.client)) if self.client else ""
         call = EndedCall(head.method.decode("latin-1"), head.target.decode("latin-1"), client=client, status=status)
         call.code, call.body_bytes, call.request_id = code, self._sent_bytes, self._request_id
+        if self._stream is not None:
+            call.body_bytes += self._stream.sent_bytes
         if head.route is not None:
             call.model = head.route.endpoint.name
             call.parent = head.parent.decode("latin-1")
             if request is not None:
                 call.answered_by(head.route.endpoint, request)
         self._lane.tell_ended(call)
-
-
-def new_parser(connection: HttpConnection) -> Any:
-    """Return a parser as uvicorn makes it, which is between two messages."""
-    parser = httptools.HttpRequestParser(connection)
-    parser.set_dangerous_leniencies(lenient_data_after_close=True)
-    return parser
 
 
 def _nowhere(_data: bytes) -> None:
@@ -874,45 +799,3 @@ class _LastWords:
         self.write = connection.transport.write
         self.is_closing = connection.transport.is_closing
         self.close = connection.hang_up_early
-
-
-def _with_known_method(data: bytes) -> bytes:
-    """Replace the method that begins a message by one that the parser knows, unless it matters to the parser."""
-    if data.startswith(_TOLD_METHODS):
-        return data
-    method = _METHOD.match(data)
-    return b"POST " + data[method.end() :] if method is not None else data
-
-
-class _Rest:
-    """Reads the rest of a message whose head another parser has read, and nothing after it."""
-
-    def __init__(self, connection: HttpConnection) -> None:
-        self.on_body = connection.on_body
-        self.on_message_complete = connection.on_message_complete
-        self._has_begun = False
-
-    def on_message_begin(self) -> None:
-        """Stop at the second one."""
-        if self._has_begun:
-            _stop_parsing()
-        self._has_begun = True
-
-
-class _Enough(Exception):
-    """Makes the parser stop: nobody wants what it would read."""
-
-
-def _stop_parsing() -> NoReturn:
-    raise _Enough
-
-
-def _refusal(error: httptools.HttpParserError) -> ForebayError:
-    """Tell bad requests and refusals apart from a defect of ours in one of the parser's callbacks."""
-    cause = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error
-    if isinstance(cause, ForebayError):
-        return cause
-    if isinstance(cause, httptools.HttpParserError | UnicodeError):
-        return NotHttp(f"this is not a request this server can read: {str(cause)[:200]}")
-    logging.getLogger("forebay").error("a request could not be read", exc_info=cause)
-    return InternalError("the server failed to read the request; this is a defect of forebay")

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The body of the message that a connection of the fast lane is reading: whole, joined, or where workers see it.
+
+What is kept of bodies that are still arriving is counted for all connections of the port together.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forebay.workers.landing import Joining, Landing
+
+if TYPE_CHECKING:
+    from forebay.transports.http.port import HttpPort
+    from forebay.transports.http.route import Head
+    from forebay.workers.landing import Sink
+
+
+class ArrivingBody:
+    """A body, piece by piece.
+
+    Attributes:
+        held_bytes: What is kept of it, as counted in the port.
+    """
+
+    __slots__ = ("_lane", "_sink", "_whole", "held_bytes")
+
+    def __init__(self, lane: HttpPort) -> None:
+        self._lane = lane
+        self._whole: bytes | memoryview = b""
+        self._sink: Sink | None = None
+        self.held_bytes = 0
+
+    def begin(self) -> None:
+        """Forget what came before."""
+        self._whole, self._sink = b"", None
+
+    def hold(self, size: int) -> None:
+        """Count what is kept; whoever has most may be refused for it."""
+        lane = self._lane
+        self.held_bytes += size
+        lane.held_bytes += size
+        if lane.held_bytes > lane.config.max_buffered_bytes:
+            lane.make_room()
+
+    def take(self, piece: bytes, head: Head, received: int) -> None:
+        """Keep a piece; `received` counts it and all before."""
+        if received == head.length and self._sink is None:
+            self._whole = piece
+            return
+        self.hold(len(piece))
+        if not self.held_bytes:  # it was the one that was refused
+            return
+        if self._sink is None:
+            assert head.route is not None
+            places = head.route.places
+            self._sink = Joining() if places is None else Landing(max(head.length, 0), places)
+        self._sink.write(piece)
+
+    def room(self, size: int) -> memoryview | None:
+        """Return where so much is to be put by the kernel; None if it does not land."""
+        return self._sink.room(size) if type(self._sink) is Landing else None
+
+    def placed(self, size: int) -> None:
+        """Take note that so much was put there."""
+        assert type(self._sink) is Landing
+        self._sink.advance(size)
+
+    def taken(self) -> bytes | memoryview:
+        """Hand over the whole."""
+        body = self._whole if self._sink is None else self._sink.getvalue()
+        self.drop()
+        return body
+
+    def drop(self) -> None:
+        """Forget it; it belongs to somebody else now, or to nobody."""
+        self._lane.held_bytes -= self.held_bytes
+        self.held_bytes = 0
+        self._whole, self._sink = b"", None

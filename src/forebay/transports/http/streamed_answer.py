@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One answer of the fast lane that leaves in parts, as fast as its client takes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from forebay.serving.endpoint import next_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from forebay.transports.http.connection import HttpConnection
+    from forebay.transports.http.port import HttpPort
+    from forebay.transports.http.route import Head
+    from forebay.types.call import Request
+
+
+class StreamedAnswer:
+    """Writes the head of an answer with its first part, since until then it may become an error, and then the others.
+
+    Attributes:
+        has_started: Whether its head was written.
+        is_chunked: Whether its client is told where it ends; otherwise the connection has to close.
+        sent_bytes: Of its parts.
+    """
+
+    __slots__ = ("_connection", "_head", "_lane", "_request", "has_started", "is_chunked", "sent_bytes")
+
+    def __init__(self, connection: HttpConnection, lane: HttpPort, head: Head, request: Request) -> None:
+        self._connection = connection
+        self._lane = lane
+        self._head = head
+        self._request: Request | None = request
+        self.has_started = False
+        self.is_chunked = head.chunked
+        self.sent_bytes = 0
+
+    def part(self, part: bytes, release: Callable[[], object]) -> None:
+        """Send a part; `release` is called once the client has room for more."""
+        if self._request is None:  # the connection was given up in this very step
+            release()
+            return
+        assert self._head.route is not None
+        self._send(self._head.route.part(part), release)
+
+    def bundle(self, parts: Sequence[bytes], release: Callable[[], object]) -> None:
+        """Send several parts in one piece; see `part`."""
+        if self._request is None:
+            release()
+            return
+        assert self._head.route is not None
+        self._send(self._head.route.bundle(parts), release)
+
+    def end(self, last: bytes) -> None:
+        """Send what comes last, if there is anything, and the end."""
+        self._begin()
+        if last:
+            self._write_chunk(last)
+        if self.is_chunked:
+            self._connection.transport.write(b"0\r\n\r\n")
+        self._request = None
+
+    def give_up(self) -> None:
+        """Send nothing more."""
+        self._request = None
+
+    def _send(self, data: bytes, release: Callable[[], object]) -> None:
+        self._begin()
+        self._write_chunk(data)
+        if self._connection.flow.write_paused:
+            self._connection.stalled.append(release)
+        else:
+            release()
+
+    def _begin(self) -> None:
+        if self.has_started:
+            return
+        head, request = self._head, self._request
+        assert head.route is not None
+        assert request is not None
+        self.has_started = True
+        request.id = request.id or next_id()
+        lines = [
+            STATUS_LINE[200] + b"content-type: " + head.route.stream_type,
+            b"cache-control: no-store",
+            b"x-accel-buffering: no",
+            b"date: " + self._lane.date,
+            b"x-request-id: " + request.id.encode(),
+            b"transfer-encoding: chunked" if self.is_chunked else b"connection: close",
+        ]
+        if self.is_chunked and not self._connection.keeps_alive(head):
+            lines.append(b"connection: close")
+        self._connection.transport.write(b"\r\n".join(lines) + b"\r\n\r\n")
+
+    def _write_chunk(self, data: bytes) -> None:
+        self.sent_bytes += len(data)
+        self._connection.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.is_chunked else data)
