@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 
 
+class NoRoom(Unavailable):
+    """All that is kept is in use."""
+
+
 class Lease(Generic[V]):
     """The use of something that stays where it is until this is given back; `with` does so.
 
@@ -94,7 +98,15 @@ class Cache(Generic[V]):
         """Tell whether it is there, loaded."""
         return key in self._values
 
-    def take(self, key: str, size: int, load: Callable[[], V], *, timeout_s: float | None = None) -> Lease[V]:
+    def take(
+        self,
+        key: str,
+        size: int,
+        load: Callable[[], V],
+        *,
+        timeout_s: float | None = None,
+        beside: Collection[str] = (),
+    ) -> Lease[V]:
         """Return the use of a thing, which is loaded if it is not there.
 
         Args:
@@ -102,9 +114,11 @@ class Cache(Generic[V]):
             size: Its size.
             load: Loads it; what it raises goes through, to all who wait.
             timeout_s: How long somebody else's loading is waited for.
+            beside: What is in use and does not take its room: what whoever asks uses already, and what it replaces.
 
         Raises:
-            Unavailable: If there is no room for it, or it was not loaded in time.
+            NoRoom: If there is no room for it.
+            Unavailable: If it was not loaded in time.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -114,7 +128,7 @@ class Cache(Generic[V]):
                     self._shelf.revive(key)  # it was to leave, is still in use, and is wanted again
                     if self._shelf.take(key):
                         return Lease(self._values[key], lambda: self._release(key))
-                    leaving = self._admit(key, size)
+                    leaving = self._admit(key, size, beside)
                     mine = self._loading[key] = _Loading()
                     break
             if loading.thread == threading.get_ident():
@@ -161,19 +175,19 @@ class Cache(Generic[V]):
         for value in leaving:
             self._unload(value)
 
-    def _admit(self, key: str, size: int) -> list[V]:
+    def _admit(self, key: str, size: int, beside: Collection[str]) -> list[V]:
         try:
-            return [self._values.pop(gone) for gone in self._shelf.admit(key, size, may_exceed=self._may_exceed)]
+            gone = self._shelf.admit(key, size, beside=beside, may_exceed=self._may_exceed)
         except Full:
             held = self._shelf.statistics()
             msg = f"{self._what}: there is no room, all {held.count} that are kept are in use; try again later"
-            raise Unavailable(msg) from None
+            raise NoRoom(msg) from None
+        return [self._values.pop(one) for one in gone]
 
     def _release(self, key: str) -> None:
         with self._lock:
             gone = [key] if self._shelf.give_back(key) else []
-            if self._may_exceed:
-                gone += self._shelf.trim()
+            gone += self._shelf.trim()
             leaving = [self._values.pop(one) for one in gone]
         for value in leaving:
             self._unload(value)

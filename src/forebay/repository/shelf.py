@@ -82,13 +82,16 @@ class Shelf(Generic[K]):
         if found is not None:
             self._kept[key] = found
 
-    def admit(self, key: K, size: int, *, busy: Collection[K] = (), may_exceed: bool = False) -> list[K]:
+    def admit(
+        self, key: K, size: int, *, busy: Collection[K] = (), beside: Collection[K] = (), may_exceed: bool = False
+    ) -> list[K]:
         """Make room for something that is not there, and take a lease of it.
 
         Args:
             key: Its key.
             size: Its size in bytes.
             busy: What is in use without a lease.
+            beside: What stands in its way only as far as it can leave.
             may_exceed: Whether it is let in although there is no room.
 
         Returns:
@@ -99,7 +102,8 @@ class Shelf(Generic[K]):
         """
         assert key not in self._kept
         leaving = self._victims(1, size, busy)
-        if not may_exceed and self._is_over(1 - len(leaving), size - sum(self._kept[one].size for one in leaving)):
+        gone = {*leaving, *(one for one in beside if one in self._kept)}
+        if not may_exceed and self._is_over(1 - len(gone), size - sum(self._kept[one].size for one in gone)):
             raise Full
         self._leave(leaving)
         self._kept[key] = _Kept(size)

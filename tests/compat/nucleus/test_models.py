@@ -19,13 +19,14 @@ import yaml
 from tests.buckets import FORBIDDEN, GONE, Faults, running_buckets
 from tests.waiting import PATIENCE_S, eventually
 
-from forebay.errors import ModelError
+from forebay.errors import ModelError, Unavailable
 from forebay.surfaces.nucleus import model_client
 from forebay.surfaces.nucleus.config import read_config
 from forebay.surfaces.nucleus.desk import Desk, DeskClient
 from forebay.surfaces.nucleus.handler import _check_models, constructor_arguments
-from forebay.surfaces.nucleus.model_client import HandlerModels, ModelRules
+from forebay.surfaces.nucleus.model_client import HandlerModels, ModelRules, NoRoom
 from forebay.surfaces.nucleus.model_store import ModelStore, source_for
+from forebay.surfaces.nucleus.rpc_runner import RpcRunner
 from forebay.surfaces.nucleus.shim import UserRuntimeException
 
 
@@ -50,6 +51,12 @@ class Model:
         self.folder = Path(folder)
         files = sorted(file for file in self.folder.rglob("*") if file.is_file())
         self.files = {file.relative_to(self.folder).as_posix(): file.read_text() for file in files}
+
+
+def _elsewhere(function):
+    """Calls a function as another call of the handler would: in a thread of its own."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(function).result(PATIENCE_S)
 
 
 class Served:
@@ -453,11 +460,12 @@ def test_a_store_that_fails_at_the_second_file(buckets, bucket, served, monkeypa
 
 
 def test_models_that_evict_each_other_while_calls_use_them(buckets, bucket, served, parallel):
-    # N120, N121: room for one of three, four callers: what a call has stays whole, and afterwards there is one
+    # N120, N121: room for two of three, four callers: what a call has stays whole, and there are never more than two
     for name in "abc":
         buckets.put(f"{bucket}/{name}/1/model", name.encode())
-    many = served({"dir": f"s3://{bucket}", "cache_size": 1, "disk_cache_size": 1})
+    many = served({"dir": f"s3://{bucket}", "cache_size": 2, "disk_cache_size": 2})
     in_memory: set[int] = set()
+    refused: list[str] = []
 
     class Counted(Model):
         def __init__(self, folder):
@@ -479,16 +487,50 @@ def test_models_that_evict_each_other_while_calls_use_them(buckets, bucket, serv
             try:
                 model = many.get(name)
                 assert model.files == Model(model.folder).files == {"model": name}
-                assert len(in_memory) <= 4  # each caller has one at most
+                assert len(in_memory) <= 2
                 del model
+            except NoRoom as error:
+                refused.append(str(error))
             finally:
                 many.client.end()
 
     parallel(call, range(4))
     gc.collect()
-    assert len(in_memory) <= 1
-    eventually(lambda: len(many.kept()) == 1)
+    assert len(in_memory) <= 2
+    eventually(lambda: len(many.kept()) <= 2)
     assert len(many.loaded) > 3
+    assert len(refused) < 160
+    full = "models in memory: there is no room, all 2 that are kept are in use; try again later"
+    assert set(refused) <= {f"error: {full}: runtime exception"}
+
+
+def test_a_call_may_use_more_models_than_are_kept(buckets, bucket, served):
+    # N121: waiting would not help it, for they are in nobody else's way; others have to wait
+    for name in "abc":
+        buckets.put(f"{bucket}/{name}/1/model", name.encode())
+    many = served({"dir": f"s3://{bucket}", "cache_size": 1, "disk_cache_size": 1})
+    many.client.begin()
+    one, two = many.get("a"), many.get("b")
+    with pytest.raises(NoRoom, match="all 2 that are kept are in use"):
+        _elsewhere(lambda: many.get("c"))
+    assert [Model(each.folder).files for each in (one, two)] == [{"model": "a"}, {"model": "b"}]
+    many.client.end()
+    eventually(lambda: len(many.kept()) == 1)
+    assert many.get("c").files == {"model": "c"}
+
+
+def test_a_cached_model_that_changes_while_a_call_uses_it(buckets, bucket, served):
+    # N122: its successor has room although it is still in use
+    buckets.put(f"{bucket}/a/1/model", b"one")
+    many = served({"dir": f"s3://{bucket}", "cache_size": 1, "disk_cache_size": 1})
+    many.client.begin()
+    old = many.get("a")
+    buckets.put(f"{bucket}/a/1/model", b"two-two")
+    assert _elsewhere(lambda: eventually(lambda: many.get("a").files == {"model": "two-two"}))
+    assert Model(old.folder).files == {"model": "one"}
+    many.client.end()
+    assert many.get("a").files == {"model": "two-two"}
+    eventually(lambda: many.kept() == ["a/1"])
 
 
 def test_the_cache_keeps_what_was_used_last(buckets, bucket, served):
@@ -604,6 +646,68 @@ def test_a_constructor_that_asks_for_a_cached_model(buckets, bucket, serve):
     config = {"models": {"dir": f"s3://{bucket}", "cache_size": 1, "disk_cache_size": 1}}
     server = serve(HANDLER.replace("get_model()", "get_model('iris')"), config, __env=told)
     assert server.request("POST", json="iris").json() == ["iris", True, True]
+
+
+BUSY = """
+    import os, time
+    from pathlib import Path
+
+    class Handler:
+        def __init__(self, config, model_client):
+            self.client = model_client
+
+        def load_model(self, model_path):
+            return Path(model_path, "model").read_text()
+
+        def handle_post(self, payload):
+            text = self.client.get_model(payload["model"])
+            while payload.get("until") and not os.path.exists(payload["until"]):
+                Path(payload["begun"]).touch()
+                time.sleep(0.01)
+            return text
+"""
+
+
+def test_a_cache_that_is_in_use_is_503_and_when_to_come_back(buckets, bucket, serve, tmp_path):
+    # N120, N121: through the front door, where others go on
+    for name in "ab":
+        buckets.put(f"{bucket}/{name}/1/model", name.encode())
+    told = "\n".join(f"{name}={value}" for name, value in buckets.environment().items())
+    caching = {"dir": f"s3://{bucket}", "cache_size": 1, "disk_cache_size": 1}
+    server = serve(BUSY, {"multi_model_reloading": caching, "threads_per_process": 3}, __env=told)
+    begun, until = tmp_path / "begun", tmp_path / "until"
+    with ThreadPoolExecutor(1) as thread:
+        long = {"model": "a", "begun": str(begun), "until": str(until)}
+        running = thread.submit(lambda: server.request("POST", json=long))
+        eventually(begun.exists)
+        refused = server.request("POST", json={"model": "b"})
+        same = server.request("POST", json={"model": "a"})
+        until.touch()
+        assert running.result().text == "a"
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert refused.text == "models in memory: there is no room, all 1 that are kept are in use; try again later"
+    assert refused.headers["access-control-allow-origin"] == "*"
+    assert (same.status_code, same.text) == (200, "a")
+    assert server.request("POST", json={"model": "b"}).text == "b"
+    assert server.process.poll() is None
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_no_room_is_the_answer_of_single_calls_and_of_batches(open_runner, items, batched):
+    # N121
+    handler = """
+        from forebay.surfaces.nucleus.model_client import NoRoom
+
+        class Handler:
+            def handle_post(self, payload):
+                raise NoRoom("all are in use")
+    """
+    runner = open_runner(handler, batched=batched)
+    nothing: Any = None
+    for outcome in runner.run([items(body=b"1"), items(body=b"2")]):
+        assert type(outcome.error) is Unavailable
+        assert outcome.error.message == "all are in use"
+    assert RpcRunner._status_of(nothing, NoRoom("all are in use")) == (14, "all are in use")
 
 
 WATCHING = """

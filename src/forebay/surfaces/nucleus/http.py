@@ -21,6 +21,7 @@ from forebay.surfaces.nucleus.runner import INTERNAL_ERROR
 from forebay.transports.api_keys import lets_in
 from forebay.transports.http.asgi_calls import answered_by
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
+from forebay.transports.http.errors import error_headers
 from forebay.transports.http.inference import PUBLIC_PATHS, is_inference_path
 from forebay.types.call import ALONE, Failure, Request
 
@@ -163,7 +164,7 @@ class NucleusHttp:
     async def _verb(self, scope: Scope, receive: Receive, send: Send) -> int:
         verb = scope["method"].lower()
         if not self._verbs:
-            return await _write(send, answers.text(503, "the handler is loading; try again later"), CORS)
+            return await _write(send, _error(Unavailable("the handler is loading; try again later")), CORS)
         if verb not in self._verbs:
             return await _write(send, _not_allowed([*(name.upper() for name in self._verbs), "OPTIONS"]), CORS)
         try:
@@ -319,7 +320,8 @@ def _without_port(host: bytes) -> bytes:
 
 def _error(error: ForebayError) -> Answer:
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
-    return answers.text(status, INTERNAL_ERROR if status == 500 else error.message)
+    status, headers, body = answers.text(status, INTERNAL_ERROR if status == 500 else error.message)
+    return [status, [*headers, *error_headers(error)], body]
 
 
 def _not_allowed(allowed: Sequence[str]) -> Answer:
@@ -328,7 +330,7 @@ def _not_allowed(allowed: Sequence[str]) -> Answer:
 
 
 def _too_many() -> Answer:
-    return answers.text(503, "too many requests are in flight; try again later")
+    return _error(Unavailable("too many requests are in flight; try again later"))
 
 
 def _unauthorized() -> Answer:

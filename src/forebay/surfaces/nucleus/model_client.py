@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 import msgspec
 
 from forebay.errors import Unavailable
+from forebay.repository import cache
 from forebay.repository.cache import Cache
 from forebay.surfaces.nucleus.config import DEFAULT_MODEL
 from forebay.surfaces.nucleus.logs import logger
@@ -58,6 +59,18 @@ class ModelRules(msgspec.Struct, frozen=True, kw_only=True):
     cache_size: int | None = None
 
 
+class NoRoom(UserRuntimeException):
+    """Other calls use as many models as are kept in memory. A request that ends with this is to come again.
+
+    Attributes:
+        reason: The same for clients.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class _Loaded:
     """A version in memory."""
 
@@ -80,9 +93,7 @@ class HandlerModels:
         self._is_told = threading.Event()
         self._news = threading.Condition()
         self._is_over = False
-        self._cache: Cache[_Loaded] = Cache(
-            "models in memory", self._unload, max_count=rules.cache_size, may_exceed=True
-        )
+        self._cache: Cache[_Loaded] = Cache("models in memory", self._unload, max_count=rules.cache_size)
         self._asked: dict[int, Future[str]] = {}
         self._numbers = itertools.count(1)
         self._here = threading.local()
@@ -105,6 +116,7 @@ class HandlerModels:
 
         Raises:
             UserRuntimeException: If there is no such model or version, or it cannot be loaded.
+            NoRoom: If other calls use all that is kept.
         """
         if not self._is_told.wait(FIRST_S):
             raise UserRuntimeException("the server does not say which models there are")
@@ -216,7 +228,7 @@ class HandlerModels:
             return self._loaded(name, number, version, key, size)
         if time.monotonic() < self._failed.get(key, 0.0):
             return old
-        new, error = caught(self._loaded, name, number, version, key, size)
+        new, error = caught(self._loaded, name, number, version, key, size, before)
         if error is not None:
             self._failed[key] = time.monotonic() + AGAIN_S
             logger.error("%s; the model that was loaded before serves on", text_of(error))
@@ -225,8 +237,17 @@ class HandlerModels:
         old.release()
         return new
 
-    def _loaded(self, name: str, number: int, version: str, key: str, size: int) -> Lease[_Loaded]:
-        lease = self._cache.take(key, size, functools.partial(self._load, name, version, key))
+    def _loaded(
+        self, name: str, number: int, version: str, key: str, size: int, before: str | None = None
+    ) -> Lease[_Loaded]:
+        """Return the use of a version, which takes the place of what was loaded `before`."""
+        leases: list[Lease[_Loaded]] = getattr(self._here, "leases", None) or []
+        own = [lease.value.key for lease in leases]  # this call would wait for itself
+        beside = own if before is None else [*own, before]
+        try:
+            lease = self._cache.take(key, size, functools.partial(self._load, name, version, key), beside=beside)
+        except cache.NoRoom as error:
+            raise NoRoom(error.message) from error
         if self._served.get((name, number)) != key:
             self._served[name, number] = key
             self._drop()

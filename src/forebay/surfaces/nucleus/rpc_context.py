@@ -16,6 +16,7 @@ OK: Final = 0
 CANCELLED: Final = 1
 UNKNOWN: Final = 2
 INTERNAL: Final = 13
+UNAVAILABLE: Final = 14
 _HIGHEST: Final = 16
 _NAME: Final = re.compile(r"[0-9a-z_.-]+")
 

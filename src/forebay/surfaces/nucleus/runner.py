@@ -17,11 +17,12 @@ import msgspec
 from starlette.datastructures import Headers, QueryParams
 from starlette.exceptions import HTTPException
 
-from forebay.errors import ModelError, NotFound
+from forebay.errors import ModelError, NotFound, Unavailable
 from forebay.surfaces.nucleus import answers, tensors
 from forebay.surfaces.nucleus.answers import Streamed
 from forebay.surfaces.nucleus.handler import Arguments, HandlerHost, match, shown
 from forebay.surfaces.nucleus.logs import logger
+from forebay.surfaces.nucleus.model_client import NoRoom
 from forebay.surfaces.nucleus.payload import BadPayload, parse
 from forebay.types.call import After, Failure
 from forebay.types.failures import text_of, words_of
@@ -121,6 +122,8 @@ class NucleusRunner(HandlerHost):
             return outcome
         if isinstance(error, HTTPException):
             return _http_error(error)
+        if isinstance(error, NoRoom):
+            return Failure(Unavailable(error.reason))
         _report(error)
         return answers.text(500, INTERNAL_ERROR)
 
@@ -151,6 +154,8 @@ class NucleusRunner(HandlerHost):
         results, error = caught(self._call, verb, values)
         if isinstance(error, HTTPException):
             return [_Refused(_http_error(error))] * count
+        if isinstance(error, NoRoom):
+            return [_Refused(Failure(Unavailable(error.reason)))] * count
         if error is not None:
             _report(error)
             return [_Refused(answers.text(500, words_of(error)))] * count
@@ -221,7 +226,7 @@ class NucleusRunner(HandlerHost):
 class _Refused(msgspec.Struct, frozen=True):
     """In place of a result: the answer to every request of a batch that failed."""
 
-    answer: Answer
+    answer: Answer | Failure
 
 
 def verbs_of(cls: type, *, batched: bool) -> dict[str, Arguments]:
