@@ -67,13 +67,53 @@ def test_saved_models_in_a_bucket(serve, tmp_path):
         assert one.call("plain", IRIS).json()["class_ids"] == 2  # the place is a model itself
 
 
-def test_tensorflow_serves_what_only_it_can(serve):
-    server = serve(
-        saved_models() / "texts/1",
-        "--worker-kind",
-        "thread",
-        command=[str(PYTHON), "-m", "forebay", "serve"],
-        env={**QUIET, "PYTHONPATH": str(SOURCE)},
-    )
-    assert server.call("texts", {"texts": "b\u00fc"}).json() == {"length": 3, "upper": "B\u00fc"}
-    assert server.call("texts", {"texts": 3}).status_code == 422
+@pytest.fixture(scope="module")
+def in_tensorflow(launch, tmp_path_factory):
+    """What only TensorFlow serves."""
+    folder = tmp_path_factory.mktemp("in-tensorflow")
+    names = ("texts", "two", "keras", "several")
+    listed = [f"  - target: {saved_models()}/{name}/1\n    worker_kind: thread\n" for name in names]
+    (folder / "forebay.yaml").write_text("models:\n" + "".join(listed))
+    command = [str(PYTHON), "-m", "forebay", "serve"]
+    return launch(folder / "forebay.yaml", command=command, env={**QUIET, "PYTHONPATH": str(SOURCE)})
+
+
+def test_tensorflow_serves_what_only_it_can(in_tensorflow):
+    assert in_tensorflow.call("texts", {"texts": "b\u00fc"}).json() == {"length": 3, "upper": "B\u00fc"}
+    assert in_tensorflow.call("texts", {"texts": 3}).status_code == 422
+
+
+def _asked(server, name, **body):
+    answer = server.client.post(f"/v1/models/{name}:predict", json=body)
+    assert answer.status_code == 200, answer.text + server.log
+    return answer.json()["predictions"]
+
+
+def test_every_signature_is_served(in_tensorflow):
+    """Deliverable 4: at a path of its own, and by its name in TensorFlow Serving's protocol."""
+    server = in_tensorflow
+    rows = [[1, 2, 3, 4], [0, 0, 0, 0]]
+    assert _asked(server, "two", signature_name="total", instances=rows) == [10, 0]
+    assert [one["class_ids"] for one in _asked(server, "two", signature_name="predict", instances=rows)] == [2, 0]
+    assert _asked(server, "two", instances=rows) == _asked(server, "two", signature_name="predict", instances=rows)
+    assert server.client.post("/models/two/total", json=IRIS).json() == {"total": 10}
+    assert server.client.post("/models/two/total", json={"x": [1]}).status_code == 422
+    told = server.client.get("/v1/models/two/metadata").json()["metadata"]["signature_def"]["signature_def"]
+    assert {name: sorted(one["outputs"]) for name, one in told.items()} == {
+        "predict": ["class_ids", "scores"],
+        "total": ["total"],
+    }
+    refused = server.client.post("/v1/models/two:predict", json={"signature_name": "sum", "instances": rows})
+    assert (refused.status_code, "no signature 'sum'; there is 'predict', 'total'" in refused.text) == (400, True)
+    same = [_asked(server, "keras", signature_name=name, instances=rows) for name in ("serve", "serving_default")]
+    assert same[0] == same[1]
+    assert _asked(server, "several", signature_name="b", instances=rows) == [10, 0]
+    assert _asked(server, "several", instances=rows) == _asked(server, "several", signature_name="a", instances=rows)
+    assert "has no signature 'serving_default'; what names none is answered by 'a'" in server.log
+
+
+def test_what_only_tensorflow_serves_is_named(serve):
+    server = serve(saved_models() / "keras/1", "--worker-kind", "thread")
+    assert "the signatures 'serve' are not served; TensorFlow can: pip install" in server.log
+    refused = server.client.post("/v1/models/keras:predict", json={"signature_name": "serve", "instances": [[1] * 4]})
+    assert "the model 'keras' has no signature 'serve'; did you mean 'serving_default'?" in refused.json()["error"]

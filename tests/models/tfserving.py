@@ -6,7 +6,7 @@ from typing import Literal, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from forebay import Model
+from forebay import Model, endpoint
 
 Four = np.ndarray[tuple[Literal[4]], np.dtype[np.float32]]
 
@@ -42,11 +42,24 @@ class Classes(TypedDict):
     scores: list[float]
 
 
+class Marks(TypedDict):
+    mark_bytes: str
+    first: float
+
+
 class Species(Model):
     """Classifies."""
 
     def predict(self, batch: list[Flower]) -> list[Classes]:
         return [{"classes": ["small", "large"], "scores": [1.0, float(one["x"].sum())]} for one in batch]
+
+    @endpoint("/weight")
+    def weight(self, batch: list[Flower]) -> list[float]:
+        return [float(one["x"].sum()) / 2 for one in batch]
+
+    @endpoint("/marks")
+    def marks(self, batch: list[Flower]) -> list[Marks]:
+        return [{"mark_bytes": "m", "first": float(one["x"][0])} for one in batch]
 
 
 class House(TypedDict):

@@ -83,7 +83,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         threads: Threads that compute one batch; None leaves it to the library.
         device: Where it runs; None is the CPU.
         precision: fp32, fp16, bf16 or int8, where the library can choose.
-        signature: Which signature of a SavedModel; None takes the one that is meant where none is named.
+        signature: Which signature of a SavedModel; None takes the one that is meant where none is named, an empty one
+            the first if that may be any of several.
         paddle: What only Paddle knows.
         openvino: What only OpenVINO knows.
     """

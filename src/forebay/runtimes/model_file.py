@@ -18,6 +18,7 @@ from forebay.runtimes.openvino import OpenVino
 from forebay.runtimes.paddle import Paddle
 from forebay.runtimes.saved_model import folder_of, runtime_of
 from forebay.runtimes.signature import named
+from forebay.runtimes.tensorflow import TensorFlow
 from forebay.types.failures import failure_of, trace_of, words_of
 from forebay.workers.user_code import caught
 
@@ -93,6 +94,14 @@ class ModelFile:
     def signature(self) -> Signature:
         """Return what its file says of inputs and outputs."""
         return self.runtime.signature
+
+    def signatures(self) -> tuple[str, dict[str, ModelFile]]:
+        """Return which signature of a SavedModel this is, and its others, loaded with it; none of what has one only."""
+        runtime = self.runtime
+        if not isinstance(runtime, TensorFlow):
+            return "", {}
+        names = [name for name in runtime.signatures if name != runtime.name]
+        return runtime.name, {name: ModelFile(self.name, runtime.of(name)) for name in names}
 
     def run(self, feed: Feed, fetch: Sequence[Var], id: int = 0) -> Sequence[Value]:
         """Run it, as `Backend.run`."""

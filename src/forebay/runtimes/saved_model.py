@@ -108,13 +108,15 @@ def runtime_of(folder: Path, options: RunOptions) -> Callable[[RunOptions], Runt
         ConfigError: If it has not the signature that is wanted, or nothing here runs it.
     """
     signatures = signatures_of(folder)
-    name = chosen(signatures, options.signature)
+    name = chosen(signatures, options.signature or None)
+    is_any = options.signature == "" and importlib.util.find_spec("tensorflow") is not None
+    name = next(iter(signatures)) if name is None and is_any else name
     if name is None:
-        what = "no signature" if options.signature is None else f"no signature '{options.signature}'"
+        what = "no signature" if not options.signature else f"no signature '{options.signature}'"
         msg = f"it has {what} that would be meant, but {', '.join(map(repr, signatures))}; name one of them"
         raise ConfigError(msg)
     if importlib.util.find_spec("tensorflow") is not None:
-        return partial(TensorFlow, folder, name, signatures[name])
+        return partial(TensorFlow, folder, name, signatures)
     if DEFAULT in signatures and name != DEFAULT:
         msg = f"its signature '{name}' beside '{DEFAULT}' is run by TensorFlow only; pip install 'forebay[tensorflow]'"
         raise ConfigError(msg)

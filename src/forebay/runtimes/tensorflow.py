@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from forebay.runtimes.contract import RunOptions, library, ordinary, runs_on_cpu
 from forebay.runtimes.signature import Signature, Value
@@ -20,17 +21,22 @@ log = logging.getLogger("forebay.runtimes")
 
 
 class TensorFlow:
-    """One signature of a SavedModel."""
+    """One signature of a SavedModel.
+
+    Attributes:
+        name: Which.
+        signatures: What all that it has take and give.
+    """
 
     is_shared: ClassVar = True
 
-    def __init__(self, folder: Path, name: str, signature: Signature, options: RunOptions) -> None:
+    def __init__(self, folder: Path, name: str, signatures: Mapping[str, Signature], options: RunOptions) -> None:
         """Load it.
 
         Args:
             folder: Its folder.
             name: Which signature.
-            signature: What that takes and gives.
+            signatures: What all that it has take and give.
             options: How it runs; the number of threads holds for the process, and the first model says it.
         """
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else it tells how it was built
@@ -49,13 +55,23 @@ class TensorFlow:
                 runs_on_cpu(folder, "TensorFlow", options.device)
         with tensorflow.device(self._device):
             self._model = tensorflow.saved_model.load(str(folder), tags=["serve"])  # kept: its variables live with it
+        self.file = folder
+        self.signatures = signatures
+        self._take(name)
+
+    def of(self, name: str) -> Self:
+        """Return another signature of the same model, which is not loaded again."""
+        other = copy.copy(self)
+        other._take(name)  # noqa: SLF001 - its own class
+        return other
+
+    def _take(self, name: str) -> None:
+        self.name, self.signature = name, self.signatures[name]
         self._function: Any = self._model.signatures[name]
         self._types = {
-            var.name: tensorflow.dtypes.as_dtype(self._function.structured_input_signature[1][var.name].dtype)
-            for var in signature.feeds
+            var.name: self._tensorflow.dtypes.as_dtype(self._function.structured_input_signature[1][var.name].dtype)
+            for var in self.signature.feeds
         }
-        self.file = folder
-        self.signature = signature
 
     def can_run_on(self, device: Device) -> bool:
         """Tell whether TensorFlow finds such a device here."""

@@ -25,6 +25,7 @@ class ServedMethod(msgspec.Struct, frozen=True):
 
     contract: Contract
     described: Described
+    tensors: TensorFace | None = None
 
 
 def contract_of(described: Described, *, has_context: bool = False, shares_disk: bool = True) -> Contract:

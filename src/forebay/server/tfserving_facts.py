@@ -9,19 +9,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from forebay.errors import InvalidRequest, NotFound, nearest
+from forebay.protocols.native import Contract
 from forebay.repository.tree_rules import number_of
 from forebay.runtimes.saved_model import DEFAULT
+from forebay.serving.models.methods import CALL
+from forebay.serving.tensor_face import TensorFace
 from forebay.types.datatypes import DATATYPES
 from forebay.types.tensorflow import PREDICT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from forebay.server.app import App
     from forebay.server.served import Served
-    from forebay.serving.tensor_face import TensorFace
-    from forebay.types.tensor import TensorMetadata
+    from forebay.types.tensor import Tensor, TensorMetadata
 
 ANY: Final = "0"
 """The version that clients name who mean none, as the one of OpenVINO Model Server does; one called so is meant."""
@@ -54,31 +58,59 @@ def find_version(app: App, name: str, version: str = "", label: str = "") -> str
     return labels[label]
 
 
-def face_of(one: Served) -> TensorFace:
-    """Return what tensors a version takes and gives.
+class Asked(msgspec.Struct, frozen=True):
+    """What answers by the name of a signature: a version, or a further method of it.
+
+    Attributes:
+        name: Of the signature.
+        face: What tensors it takes and gives.
+        contract: How its bytes are moved.
+    """
+
+    name: str
+    face: TensorFace
+    contract: Contract
+
+    def ask(self, inputs: Sequence[Tensor], outputs: Sequence[str] = ()) -> tuple[dict[str, Any], int]:
+        """Check a call, as its face does, and address it."""
+        params, size = self.face.ask(inputs, outputs)
+        if self.contract.call:
+            params[CALL] = self.contract.call
+        return params, size
+
+
+def asked(one: Served, signature: str = "") -> Asked:
+    """Return what answers for a version where a signature is named; none, and the default, mean its own.
 
     Raises:
-        InvalidRequest: If it takes none, or answers in parts.
+        InvalidRequest: If it has no such signature, takes no tensors, or answers in parts.
     """
-    name = one.endpoint.name
     if one.tensors is None:
-        msg = f"the model '{name}' takes no tensors; ask it over HTTP at /models/{name}"
+        msg = f"the model '{one.endpoint.name}' takes no tensors; ask it over HTTP at /models/{one.endpoint.name}"
         raise InvalidRequest(msg)
-    if one.contract.streams:
-        msg = f"the model '{name}' answers in any number of parts; ask it over HTTP at /models/{name}"
+    found = Asked(one.tensors.signature or DEFAULT, one.tensors, one.contract)
+    if signature not in {"", DEFAULT, found.name}:
+        others = _others(one)
+        if signature not in others:
+            hint = nearest(signature, [found.name, *others])
+            names = ", ".join(map(repr, [found.name, *others]))
+            meant = f"did you mean '{hint}'?" if hint else f"there is {names}"
+            msg = f"the model '{one.endpoint.name}' has no signature '{signature[:100]}'; {meant}"
+            raise InvalidRequest(msg)
+        found = others[signature]
+    if found.contract.streams:
+        path = f"/models/{one.endpoint.name}"
+        msg = f"the model '{one.endpoint.name}' answers in any number of parts; ask it over HTTP at {path}"
         raise InvalidRequest(msg)
-    return one.tensors
+    return found
 
 
-def check_signature(name: str) -> None:
-    """Hold the name of a signature to what a served model has: one, which is the default.
-
-    Raises:
-        InvalidRequest: If it is another one.
-    """
-    if name not in {"", DEFAULT}:
-        msg = f"the model has no signature '{name[:100]}'; what is served of it is '{DEFAULT}'"
-        raise InvalidRequest(msg)
+def _others(one: Served) -> dict[str, Asked]:
+    return {
+        method.tensors.signature: Asked(method.tensors.signature, method.tensors, method.contract)
+        for method in one.methods
+        if method.tensors is not None and not method.contract.streams
+    }
 
 
 def number(version: str) -> int:
@@ -87,15 +119,12 @@ def number(version: str) -> int:
 
 
 def signature_map(one: Served) -> dict[str, Any]:
-    """Return what a version takes and gives, as the only signature it has.
+    """Return what a version takes and gives, by its signatures.
 
     Raises:
         InvalidRequest: If it takes no tensors.
     """
-    face = face_of(one)
-    sides = {"inputs": face.inputs, "outputs": face.outputs}
-    told = {side: {each.name: _tensor_info(each) for each in ports} for side, ports in sides.items()}
-    return {DEFAULT: {**told, "method_name": PREDICT}}
+    return {one.name: _signature(one.face) for one in (asked(one), *_others(one).values())}
 
 
 def statuses(app: App, name: str, version: str | None = None) -> list[dict[str, Any]]:
@@ -124,6 +153,12 @@ def statuses(app: App, name: str, version: str | None = None) -> list[dict[str, 
 
 def _described(app: App, name: str) -> Iterable[dict[str, Any]]:
     return app.describe(name)["versions"] if name in app.served else app.describe_versions(name)
+
+
+def _signature(face: TensorFace) -> dict[str, Any]:
+    sides = {"inputs": face.inputs, "outputs": face.outputs}
+    told = {side: {each.name: _tensor_info(each) for each in ports} for side, ports in sides.items()}
+    return {**told, "method_name": PREDICT}
 
 
 def _tensor_info(port: TensorMetadata) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class TensorFace(msgspec.Struct, frozen=True, kw_only=True):
         is_bare: Whether an only input or output may go without its name where that is a choice of the protocol, as with
             models that are files: nobody gave them types in which the name counts.
         is_decoupled: Whether one request on a stream may have any number of answers.
+        signature: What it is called where a model has several; empty if nobody said.
     """
 
     inputs: Sequence[TensorMetadata] = ()
@@ -57,6 +58,7 @@ class TensorFace(msgspec.Struct, frozen=True, kw_only=True):
     is_open: bool = False
     is_bare: bool = False
     is_decoupled: bool = False
+    signature: str = ""
 
     def ask(
         self,

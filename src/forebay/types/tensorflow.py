@@ -33,6 +33,8 @@ TYPE_NAMES: Final = dict(
 """What the types of tensors are called, by number."""
 PREDICT: Final = "tensorflow/serving/predict"
 """The method of a signature that takes and gives tensors; `classify` and `regress` are the others."""
+CLASSIFY: Final = "tensorflow/serving/classify"
+REGRESS: Final = "tensorflow/serving/regress"
 
 TENSORFLOW: Final = ProtoTable(
     "forebay/tensorflow.proto",

@@ -167,6 +167,62 @@ def test_what_examples_may_be(client, method, model, rows, said):
     assert said in text
 
 
+def tasks(*asked, rows=({"x": [1.0, 2.0, 3.0, 4.0]}, {"x": [0.0] * 4})):
+    request = M.MultiInferenceRequest()
+    for model, signature, method in asked:
+        spec = {"name": model, "signature_name": signature}
+        request.tasks.add(model_spec=spec, method_name=f"tensorflow/serving/{method}")
+    for row in rows:
+        fill(request.input.example_list.examples.add(), row)
+    return request
+
+
+def test_further_methods_are_signatures(client):
+    # deliverable 4: every signature is reached by its name, here those of a class
+    answer = client.call("Predict", predict("species", {"x": ROWS}, signature_name="weight"))
+    assert arrays_of(answer)["output"].tolist() == [5, 1]
+    assert answer.model_spec.signature_name == "weight"
+    request = examples("Regress", "species", {"x": [1.0, 2.0, 3.0, 4.0]})
+    request.model_spec.signature_name = "weight"
+    assert [one.value for one in client.call("Regress", request).result.regressions] == [5]
+    request.model_spec.signature_name = "wait"
+    assert refused(client, "Regress", request) == (
+        "INVALID_ARGUMENT",
+        "the model 'species' has no signature 'wait'; did you mean 'weight'?",
+    )
+
+
+def test_several_signatures_are_asked_with_the_same_examples(client):
+    answer = client.call("MultiInference", tasks(("species", "", "classify"), ("species", "weight", "regress")))
+    classes, values = answer.results
+    told = [[(one.label, one.score) for one in row.classes] for row in classes.classification_result.classifications]
+    assert told == [[("small", 1.0), ("large", 10.0)], [("small", 1.0), ("large", 0.0)]]
+    assert [one.value for one in values.regression_result.regressions] == [5, 0]
+    assert [one.model_spec.signature_name for one in answer.results] == ["serving_default", "weight"]
+
+
+@pytest.mark.parametrize(
+    "asked, code, said",
+    [
+        ([], "INVALID_ARGUMENT", "there are no tasks"),
+        ([("species", "", "predict")], "INVALID_ARGUMENT", "a task has the method 'tensorflow/serving/predict'"),
+        ([("species", "", "classify"), ("price", "", "regress")], "INVALID_ARGUMENT", "all must ask the same model"),
+        ([("species", "", "classify")] * 2, "INVALID_ARGUMENT", "two tasks ask the signature ''"),
+        ([("species", "", "classify"), ("species", "s", "regress")], "INVALID_ARGUMENT", "no signature 's'"),
+        ([("species", "", "classify"), ("species", "marks", "regress")], "", ""),
+        ([("species", "", "regress"), ("species", "weight", "regress")], "INVALID_ARGUMENT", "does no regression"),
+        ([("specie", "", "classify")], "NOT_FOUND", "did you mean 'species'?"),
+    ],
+)
+def test_what_several_refuse(client, asked, code, said):
+    if not code:
+        assert client.call("MultiInference", tasks(*asked)).results[1].regression_result.regressions[0].value == 1
+        return
+    found, text = refused(client, "MultiInference", tasks(*asked))
+    assert found == code
+    assert said in text
+
+
 def test_metadata(client):
     request = M.GetModelMetadataRequest(metadata_field=["signature_def"])
     request.model_spec.name = "species"
@@ -177,6 +233,9 @@ def test_metadata(client):
     x = signature.inputs["x"]
     assert (x.dtype, [axis.size for axis in x.tensor_shape.dim]) == (1, [-1, 4])
     assert set(signature.outputs) == {"classes", "scores"}
+    told = M.SignatureDefMap.FromString(answer.metadata["signature_def"].value).signature_def
+    assert set(told) == {"serving_default", "weight", "marks"}
+    assert set(told["weight"].outputs) == {"output"}
     wrong = M.GetModelMetadataRequest(metadata_field=["graph"], model_spec={"name": "species"})
     assert refused(client, "GetModelMetadata", wrong)[0] == "INVALID_ARGUMENT"
     assert "is needed" in refused(client, "GetModelMetadata", M.GetModelMetadataRequest())[1]
@@ -201,4 +260,10 @@ def test_the_services_can_be_looked_up(client):
     found = ProtoReflectionDescriptorDatabase(client.channel)
     assert {"tensorflow.serving.PredictionService", "tensorflow.serving.ModelService"} <= set(found.get_services())
     service = DescriptorPool(found).FindServiceByName("tensorflow.serving.PredictionService")
-    assert [method.name for method in service.methods] == ["Classify", "Regress", "Predict", "GetModelMetadata"]
+    assert [method.name for method in service.methods] == [
+        "Classify",
+        "Regress",
+        "Predict",
+        "MultiInference",
+        "GetModelMetadata",
+    ]

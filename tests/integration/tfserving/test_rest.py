@@ -85,6 +85,21 @@ def test_bytes_stand_in_base64(server):
     }
 
 
+def test_further_methods_are_signatures(server):
+    # deliverable 4: every signature is reached by its name
+    weight = {"signature_name": "weight"}
+    assert answered(server, "species:predict", {**weight, "instances": [{"x": ROW}]}) == {"predictions": [5]}
+    assert answered(server, "species:predict", {**weight, "inputs": {"x": [ROW]}}) == {"outputs": [5]}
+    marks = answered(server, "species:predict", {"signature_name": "marks", "instances": [{"x": ROW}]})
+    assert marks == {"predictions": [{"mark_bytes": {"b64": "bQ=="}, "first": 1}]}
+    assert answered(server, "species:regress", {**weight, "examples": [{"x": ROW}]}) == {"result": [5]}
+    status, text = refused(post(server, "species:predict", {"signature_name": "w", "instances": [{"x": ROW}]}))
+    assert (status, text) == (
+        400,
+        "the model 'species' has no signature 'w'; there is 'serving_default', 'marks', 'weight'",
+    )
+
+
 def test_classify_and_regress(server):
     found = answered(server, "species:classify", {"examples": [{"x": ROW}, {"x": [0.0] * 4}]})
     assert found == {"result": [[["small", 1], ["large", 10]], [["small", 1], ["large", 0]]]}
@@ -105,7 +120,9 @@ def test_status(server):
 def test_metadata(server):
     found = server.client.get("/v1/models/species/metadata").json()
     assert found["model_spec"] == {"name": "species", "signature_name": "", "version": "1"}
-    signature = found["metadata"]["signature_def"]["signature_def"]["serving_default"]
+    signatures = found["metadata"]["signature_def"]["signature_def"]
+    assert set(signatures) == {"serving_default", "weight", "marks"}
+    signature = signatures["serving_default"]
     assert signature["method_name"] == "tensorflow/serving/predict"
     dim = [{"size": "-1", "name": ""}, {"size": "4", "name": ""}]
     shape = {"dim": dim, "unknown_rank": False}

@@ -24,6 +24,10 @@ import forebay.runtimes
 from forebay.errors import ForebayError
 from forebay.runtimes.sharing import sharing_of
 from forebay.runtimes.signature import Value
+from forebay.server.config import Overrides
+from forebay.surfaces.native.model_files import read_model_file
+from forebay.workers.runner import RunnerSpec, WorkerContext
+import msgspec
 
 folder, rows = Path(sys.argv[1]), np.array(json.loads(sys.argv[2]), np.float32)
 
@@ -43,6 +47,23 @@ def refused(work):
         return error.message
 
 
+class Item(msgspec.Struct):
+    body: bytes
+    params: dict
+    size: int = 1
+
+
+def asked(spec):
+    # Both signatures, as a worker process builds its runner.
+    runner = RunnerSpec(spec.factory, msgspec.msgpack.decode(msgspec.msgpack.encode(spec.kwargs))).build()
+    runner.open(WorkerContext())
+    plain = {"in": "json", "out": "json"}
+    given = [Item(b'{"x": [1, 2, 3, 4]}', params) for params in (plain, {**plain, "call": "total"})]
+    found = [json.loads(runner.run([item])[0]) for item in given]
+    together = [Item(body, {**plain, "call": "total"}) for body in (b'{"x": [1e99, 0, 0, 0]}', b'{"x": [1, 2, 3, 4]}')]
+    return [*found, *[getattr(one, "error", one) is one and json.loads(one) for one in runner.run(together)]]
+
+
 scalar = load("scalar")
 numbers = np.array([-1, 0, 2.5], np.float32)
 print(json.dumps({
@@ -59,6 +80,7 @@ print(json.dumps({
     "shape": refused(lambda: load("iris")({"x": rows[:, :2]})),
     "several": refused(lambda: load("several")),
     "unknown": refused(lambda: load("two", signature="totals")),
+    "runner": asked(read_model_file(folder / "two/1", Overrides()).spec),
 }))
 """
 
@@ -203,3 +225,10 @@ def test_what_tensorflow_is_not_asked_is_told(in_tensorflow):
 
 def test_how_samples_share_a_run_of_tensorflow(in_tensorflow):
     assert in_tensorflow["has_rows"] == {"iris": True, "picky": False, "scalar": False, "texts": True}
+
+
+def test_a_worker_process_runs_every_signature(in_tensorflow):
+    main, total, failed, beside = in_tensorflow["runner"]
+    assert main["class_ids"] == 2
+    assert total == beside == {"total": 10}
+    assert failed is False  # a number that is no FP32, alone

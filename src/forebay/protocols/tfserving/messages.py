@@ -42,6 +42,13 @@ SERVING: Final = ProtoTable(
         "RegressionResult": "1 Regression* regressions",
         "RegressionRequest": "1 ModelSpec model_spec, 2 Input input",
         "RegressionResponse": "1 RegressionResult result, 2 ModelSpec model_spec",
+        "InferenceTask": "1 ModelSpec model_spec, 2 string method_name",
+        "MultiInferenceRequest": "1 InferenceTask* tasks, 2 Input input",
+        "InferenceResult": (
+            "1 ModelSpec model_spec, 2 ClassificationResult|result classification_result, "
+            "3 RegressionResult|result regression_result"
+        ),
+        "MultiInferenceResponse": "1 InferenceResult* results",
         "SignatureDefMap": "1 map:tensorflow.SignatureDef signature_def",
         "GetModelMetadataRequest": "1 ModelSpec model_spec, 2 string* metadata_field",
         "GetModelMetadataResponse": "1 ModelSpec model_spec, 2 map:google.protobuf.Any metadata",
@@ -72,6 +79,7 @@ SERVING: Final = ProtoTable(
             "Classify": ProtoMethod("ClassificationRequest", "ClassificationResponse"),
             "Regress": ProtoMethod("RegressionRequest", "RegressionResponse"),
             "Predict": ProtoMethod("PredictRequest", "PredictResponse"),
+            "MultiInference": ProtoMethod("MultiInferenceRequest", "MultiInferenceResponse"),
             "GetModelMetadata": ProtoMethod("GetModelMetadataRequest", "GetModelMetadataResponse"),
         },
         "ModelService": {

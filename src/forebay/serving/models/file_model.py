@@ -21,14 +21,28 @@ from forebay.runtimes.contract import RunOptions, accelerator
 from forebay.runtimes.model_file import ModelFile, load_with
 from forebay.runtimes.sharing import Sharing
 from forebay.runtimes.signature import Signature, Value, Var
+from forebay.serving.models.methods import endpoint, methods_of, path_like
 from forebay.serving.models.model import Model
-from forebay.serving.models.model_runner import ModelRunner
+from forebay.serving.models.model_runner import MethodsRunner, ModelRunner, runner_for
 from forebay.serving.models.padding import Pad, Padded
 from forebay.serving.models.tensor_codec import TensorCodec, TensorPort, TensorSide
+from forebay.workers.user_code import caught
 
 _KINDS: Final[Mapping[str, Any]] = {"b": bool, "f": float, "i": int, "u": int}
 _BOUNDED: Final = 32
 """Whole numbers of more bits are not bounded in the type: JSON schemas and msgspec end there."""
+
+
+class SignaturePlan(msgspec.Struct, frozen=True):
+    """How a signature of a model file is served.
+
+    Attributes:
+        signature: What it takes and gives.
+        sharing: How samples share runs of it.
+    """
+
+    signature: Signature
+    sharing: Sharing = Sharing()
 
 
 class FilePlan(msgspec.Struct, frozen=True):
@@ -36,15 +50,17 @@ class FilePlan(msgspec.Struct, frozen=True):
 
     Attributes:
         path: The file.
-        signature: What it takes and gives.
-        sharing: How samples share runs of it.
+        main: What its own path asks.
         threads: Threads that compute one batch; None takes one for each processor that the worker has.
+        name: What the file calls that; empty if there is no other.
+        others: Its other signatures by name, each of which has a path below.
     """
 
     path: str
-    signature: Signature
-    sharing: Sharing
+    main: SignaturePlan
     threads: int | None = None
+    name: str = ""
+    others: dict[str, SignaturePlan] = {}
 
 
 class FileModel(Model):
@@ -54,22 +70,44 @@ class FileModel(Model):
     borrows_input = True
     check_outputs = False
     plan: ClassVar[FilePlan]
-    tensor_codec: ClassVar[TensorCodec]
+    tensor_codecs: ClassVar[Mapping[str, TensorCodec]]
     loaded: ClassVar[Any] = None
     """Returns the model, if it is in memory already."""
 
     def load(self) -> None:
         """Load the file, or take the model that is in memory."""
         threads = self.plan.threads or len(os.sched_getaffinity(0))
-        options = RunOptions(threads=threads, device=accelerator(self.device))
-        self._file: ModelFile = load_with(Path(self.plan.path), options) if self.loaded is None else self.loaded()
+        options = RunOptions(threads=threads, device=accelerator(self.device), signature=self.plan.name)
+        file: ModelFile = load_with(Path(self.plan.path), options) if self.loaded is None else self.loaded()
+        others = file.signatures()[1] if self.plan.others else {}
+        self._main = _Asked(file, self.plan.main)
+        self._others = {name: _Asked(others[name], one) for name, one in self.plan.others.items()}
 
     def preprocess(self, sample: Any) -> dict[str, Any]:
         """Make arrays of what the client sent, with the types of the file."""
-        return {var.alias: _array(var, sample[var.alias]) for var in self.plan.signature.feeds}
+        return _arrays(self.plan.main, sample)
 
     def predict(self, batch: Any) -> list[Any]:
         """Run the model once for all samples that go together."""
+        return self._main.answers(batch)
+
+    def ask(self, name: str, batch: Sequence[Any]) -> list[Any]:
+        """Do both with another signature; a sample of which no arrays can be made fails alone."""
+        asked = self._others[name]
+        made = [caught(_arrays, asked.plan, sample) for sample in batch]
+        answers = iter(asked.answers([arrays for arrays, error in made if error is None]))
+        return [next(answers) if error is None else error for _, error in made]
+
+
+class _Asked:
+    """A signature that is asked."""
+
+    def __init__(self, file: ModelFile, plan: SignaturePlan) -> None:
+        self._file = file
+        self.plan = plan
+
+    def answers(self, batch: Any) -> list[Any]:
+        """Run it once for all samples that go together."""
         if not self.plan.sharing.has_rows:
             return [self._run(sample) for sample in batch]
         if isinstance(batch, Padded):
@@ -105,6 +143,10 @@ class FileModel(Model):
         return {var.alias: value.array for var, value in zip(signature.fetches, values, strict=True)}
 
 
+def _arrays(plan: SignaturePlan, sample: Any) -> dict[str, Any]:
+    return {var.alias: _array(var, sample[var.alias]) for var in plan.signature.feeds}
+
+
 def class_of(plan: FilePlan, loaded: Callable[[], ModelFile] | None = None) -> type[FileModel]:
     """Make the class of a model file.
 
@@ -115,20 +157,14 @@ def class_of(plan: FilePlan, loaded: Callable[[], ModelFile] | None = None) -> t
     Raises:
         ConfigError: If it takes or gives something that requests cannot carry.
     """
-    path, sharing = Path(plan.path), plan.sharing
-    for what, side in (("input", plan.signature.feeds), ("output", plan.signature.fetches)):
-        for var in side:
-            if var.datatype in {None, "BF16"}:
-                msg = (
-                    f"the model is '{path}', and its {what} '{var.name}' is of the type {var.type}, which cannot be "
-                    "served; tensors of bool, int8 to uint64, float16 to float64 and string can"
-                )
-                raise ConfigError(msg)
+    path, sharing = Path(plan.path), plan.main.sharing
+    if problem := unserved(plan.main.signature):
+        msg = f"the model is '{path}', and its {problem}"
+        raise ConfigError(msg)
     # A folder that is called by its version lies in one that is called like the model.
     stem = path.parent.name if path.name.isdigit() else path.stem
     title = "".join(word[:1].upper() + word[1:] for word in re.split(r"[^A-Za-z0-9]+", stem)) or "Model"
-    given = _record(f"{title}Input", plan.signature.feeds, has_rows=sharing.has_rows)
-    answer = _record(f"{title}Output", plan.signature.fetches, has_rows=sharing.has_rows)
+    given, answer = _types(title, plan.main)
 
     def preprocess(self: FileModel, sample: Any) -> Any:
         return FileModel.preprocess(self, sample)
@@ -143,11 +179,7 @@ def class_of(plan: FilePlan, loaded: Callable[[], ModelFile] | None = None) -> t
     members: dict[str, Any] = {
         "__doc__": f"The model in {path.name}.",
         "plan": plan,
-        "tensor_codec": TensorCodec(
-            _side(plan.signature.feeds, has_rows=sharing.has_rows),
-            _side(plan.signature.fetches, has_rows=sharing.has_rows),
-            has_rows=sharing.has_rows,
-        ),
+        "tensor_codecs": {"": _codec(plan.main, plan.name)},
         "name": re.sub(r"^[^A-Za-z0-9]+", "", re.sub(r"[^A-Za-z0-9._-]+", "-", stem))[:128] or "model",
         "preprocess": preprocess,
         "predict": predict,
@@ -157,14 +189,56 @@ def class_of(plan: FilePlan, loaded: Callable[[], ModelFile] | None = None) -> t
         members["max_batch_size"] = 1
     if loaded is not None:
         members["loaded"] = staticmethod(loaded)
+    for name, one in plan.others.items():
+        method = f"{name}_signature" if name in members or hasattr(FileModel, name) else name
+        taken = [each.path for each in methods_of(type(title, (FileModel,), members))]
+        asked = endpoint(path_like(name, taken))(_method(name, *_types(f"{title}-{name}", one), path.name))
+        members[method], members["tensor_codecs"][method] = asked, _codec(one, name)
     made = type(title, (FileModel,), members)
     made.__module__ = made.__qualname__ = path.name
     return made
 
 
-def runner_of(plan: Any, *, isolate_errors: bool = True) -> ModelRunner:
+def runner_of(plan: Any, *, isolate_errors: bool = True) -> ModelRunner | MethodsRunner:
     """Build the runner of a model file; the reference that worker processes are given."""
-    return ModelRunner(class_of(msgspec.convert(plan, FilePlan)), isolate_errors=isolate_errors)
+    return runner_for(class_of(msgspec.convert(plan, FilePlan)), isolate_errors=isolate_errors)
+
+
+def unserved(signature: Signature) -> str:
+    """Return what of a signature requests cannot carry; empty if they can carry all of it."""
+    for what, side in (("input", signature.feeds), ("output", signature.fetches)):
+        for var in side:
+            if var.datatype in {None, "BF16"}:
+                return (
+                    f"{what} '{var.name}' is of the type {var.type}, which cannot be served; tensors of bool, int8 to "
+                    "uint64, float16 to float64 and string can"
+                )
+    return ""
+
+
+def _method(name: str, given: Any, answer: Any, module: str) -> Callable[..., Any]:
+    """Make the method that asks another signature."""
+
+    def ask(self: FileModel, batch: Any) -> Any:
+        return self.ask(name, batch)
+
+    ask.__name__, ask.__module__, ask.__doc__ = name, module, f"The signature '{name}'."
+    ask.__annotations__ = {"batch": list[given], "return": list[answer]}
+    return ask
+
+
+def _types(title: str, plan: SignaturePlan) -> tuple[Any, Any]:
+    """Return the types of a sample and of a result."""
+    sides = {"Input": plan.signature.feeds, "Output": plan.signature.fetches}
+    given, answer = (_record(title + what, side, has_rows=plan.sharing.has_rows) for what, side in sides.items())
+    return given, answer
+
+
+def _codec(plan: SignaturePlan, name: str) -> TensorCodec:
+    has_rows = plan.sharing.has_rows
+    given = _side(plan.signature.feeds, has_rows=has_rows)
+    answer = _side(plan.signature.fetches, has_rows=has_rows)
+    return TensorCodec(given, answer, has_rows=has_rows, signature=name)
 
 
 def _record(name: str, side: Sequence[Var], *, has_rows: bool) -> Any:

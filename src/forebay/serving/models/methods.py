@@ -130,6 +130,15 @@ def check_paths(methods: Sequence[ModelMethod]) -> None:
         raise ConfigError(msg)
 
 
+def path_like(name: str, taken: Collection[str]) -> str:
+    """Return the nearest path to a name that comes from elsewhere, and that no other one has."""
+    path = f"/{name}"
+    path = _spelled(path, name) if _problem(path, name) else path
+    while path in taken:
+        path += "-2"
+    return path
+
+
 def _marks(model: type[Any]) -> Iterator[tuple[str, _Mark]]:
     names = sorted({name for cls in model.__mro__ for name, value in vars(cls).items() if is_marked(value)})
     for name in names:

@@ -99,13 +99,14 @@ class ModelRunner(BatchRunner):
         if not self._no_media and not takes_media:
             self._no_media = "it does not declare any; annotate them, as in list[dict | forebay.Media]"
         self._batchable = self._settings.batchable
+        self._name = "" if method is None else method.name
         self._types = given, answer
         self.borrows_input = model_class.borrows_input or not given.refers
 
     @cached_property
     def _tensors(self) -> TensorCodec:
         """What reads and writes tensors."""
-        return codec_for(self._class, *self._types)
+        return codec_for(self._class, *self._types, self._name)
 
     def _decoded(self, items: Sequence[Item]) -> Samples:
         if len(items) > 1 and items[0].params["in"] == TENSORS:

@@ -81,7 +81,13 @@ class TensorCodec:
     """Reads the samples of one servable from tensors, and writes its results as such."""
 
     def __init__(
-        self, given: TensorSide, answer: TensorSide, wire: WireType | None = None, *, has_rows: bool = True
+        self,
+        given: TensorSide,
+        answer: TensorSide,
+        wire: WireType | None = None,
+        *,
+        has_rows: bool = True,
+        signature: str = "",
     ) -> None:
         """Describe both sides.
 
@@ -90,7 +96,9 @@ class TensorCodec:
             answer: What comes out.
             wire: The type that samples are converted to; None leaves them as they are.
             has_rows: Whether the first axis counts samples; otherwise a request is one.
+            signature: What protocols call it where a model has several.
         """
+        self._signature = signature
         self._given, self._answer, self._wire, self._has_rows = given, answer, wire, has_rows
         self._ports = {port.name: port for port in given.ports}
         self._convert: Callable[[Any], Any] | None = None
@@ -105,7 +113,7 @@ class TensorCodec:
     def face(self) -> TensorFace:
         """What protocols must know of it."""
         found = face_of(self._given, self._answer, has_rows=self._has_rows)
-        return msgspec.structs.replace(found, is_bare=self._wire is None)
+        return msgspec.structs.replace(found, is_bare=self._wire is None, signature=self._signature)
 
     def decode(self, data: Sequence[Any], params: Mapping[str, Any], size: int) -> list[Any]:
         """Return the samples of a request.
@@ -243,10 +251,11 @@ def codec_of(given: WireType, answer: WireType) -> TensorCodec:
     return TensorCodec(side_of(given), side_of(answer), given)
 
 
-def codec_for(model: type, given: WireType, answer: WireType) -> TensorCodec:
-    """Return the codec of a model class: its own, as model files have one, or that of its types."""
-    own: TensorCodec | None = getattr(model, "tensor_codec", None)
-    return codec_of(given, answer) if own is None else own
+def codec_for(model: type, given: WireType, answer: WireType, method: str = "") -> TensorCodec:
+    """Return the codec of `predict`, or of a further method: the class's own, as model files have, or of its types."""
+    own: Mapping[str, TensorCodec] = getattr(model, "tensor_codecs", {})
+    found = own.get(method)
+    return TensorCodec(side_of(given), side_of(answer), given, signature=method) if found is None else found
 
 
 def face_of(given: TensorSide, answer: TensorSide, *, has_rows: bool = True) -> TensorFace:

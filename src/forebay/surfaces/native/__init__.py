@@ -283,7 +283,8 @@ def serve_model(
         settings.pad.require_fields(f"{where}.pad", given.annotation)
     keys = _keys_of(where, settings, given)
     endpoint = endpoint_of(where, settings, _pool(model, settings, overrides, spec, files), overrides, keys)
-    methods = [(one, io_types(model, one)) for one in settings.methods]
+    typed = [(one, io_types(model, one)) for one in settings.methods]
+    methods = [(one, types, codec_for(model, *types, one.name).face) for one, types in typed]
     face, further = faces_of(settings, (given, answer), methods, shares_disk=True)
     tensors = codec_for(model, given, answer).face
     return Served(endpoint, face.contract, face.described, methods=further, tensors=tensors)

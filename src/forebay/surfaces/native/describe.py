@@ -68,6 +68,7 @@ class DescribedMethod(msgspec.Struct, frozen=True):
     method: ModelMethod
     input: WireSchema
     output: WireSchema
+    tensors: TensorFace | None = None
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +108,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         return faces_of(
             self,
             (self.input, self.output),
-            [(one.method, (one.input, one.output)) for one in self.methods],
+            [(one.method, (one.input, one.output), one.tensors) for one in self.methods],
             shares_disk=False,
         )
 
@@ -132,7 +133,7 @@ _PLAIN = tuple(
 def faces_of(
     model: ModelSettings | Description,
     types: tuple[Documented, Documented],
-    methods: Iterable[tuple[ModelMethod, tuple[Documented, Documented]]],
+    methods: Iterable[tuple[ModelMethod, tuple[Documented, Documented], TensorFace | None]],
     *,
     shares_disk: bool,
 ) -> tuple[ServedMethod, list[ServedMethod]]:
@@ -141,12 +142,15 @@ def faces_of(
     Args:
         model: What it says of itself.
         types: Those of a sample and of a result.
-        methods: Its further methods, with theirs.
+        methods: Its further methods, with theirs, and what tensors they take.
         shares_disk: Whether its workers see the files of the server.
     """
 
     def face(
-        told: ModelSettings | Description | ModelMethod, types: tuple[Documented, Documented], **more: Any
+        told: ModelSettings | Description | ModelMethod,
+        types: tuple[Documented, Documented],
+        tensors: TensorFace | None = None,
+        **more: Any,
     ) -> ServedMethod:
         described = Described(
             name=model.name,
@@ -158,9 +162,13 @@ def faces_of(
             batchable=told.batchable,
             **more,
         )
-        return ServedMethod(contract_of(described, has_context=told.has_context, shares_disk=shares_disk), described)
+        contract = contract_of(described, has_context=told.has_context, shares_disk=shares_disk)
+        return ServedMethod(contract, described, tensors)
 
-    further = [face(one, types, is_named=True, path=one.path, verbs=one.verbs, call=one.name) for one, types in methods]
+    further = [
+        face(one, types, tensors, is_named=True, path=one.path, verbs=one.verbs, call=one.name)
+        for one, types, tensors in methods
+    ]
     is_named = model.is_named if isinstance(model, Description) else True
     return face(model, types, is_named=is_named, methods=[one.described for one in further]), further
 
@@ -186,10 +194,14 @@ def describe(model: type[Model]) -> Description:
         raise ConfigError(msg)
     given, answer = io_types(model)
     plain = {name: getattr(settings, name) for name in _PLAIN}
-    methods = tuple(DescribedMethod(one, *map(_schema, io_types(model, one))) for one in settings.methods)
+    methods: list[DescribedMethod] = []
+    for one in settings.methods:
+        types = io_types(model, one)
+        face = codec_for(model, *types, one.name).face
+        methods.append(DescribedMethod(one, _schema(types[0]), _schema(types[1]), face))
     tensors = codec_for(model, given, answer).face
     return Description(
-        input=_schema(given), output=_schema(answer), is_named=True, methods=methods, tensors=tensors, **plain
+        input=_schema(given), output=_schema(answer), is_named=True, methods=tuple(methods), tensors=tensors, **plain
     )
 
 

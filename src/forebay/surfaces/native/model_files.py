@@ -12,14 +12,14 @@ import msgspec
 from forebay.errors import ConfigError
 from forebay.runtimes.contract import RunOptions
 from forebay.runtimes.model_file import load_with
-from forebay.runtimes.saved_model import folder_of
-from forebay.runtimes.sharing import Sharing, sharing_of
-from forebay.serving.models.file_model import FileModel, FilePlan, class_of
+from forebay.runtimes.saved_model import chosen, folder_of, signatures_of
+from forebay.runtimes.sharing import sharing_of
+from forebay.serving.models.file_model import FileModel, FilePlan, SignaturePlan, class_of, unserved
 from forebay.surfaces.native.model_options import devices_of, workers_of
 from forebay.workers.runner import RunnerSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from forebay.runtimes.model_file import ModelFile
     from forebay.server.config import Overrides
@@ -57,7 +57,7 @@ def read_model_file(path: Path, overrides: Overrides, loaded: Callable[[], Model
         raise ConfigError(msg)
     devices = devices_of(str(path), overrides.devices, overrides.worker_kind)
     threads = max(1, len(os.sched_getaffinity(0)) // workers_of(overrides.workers, devices))
-    file = load_with(path, RunOptions(threads=threads)) if loaded is None else loaded()
+    file = load_with(path, RunOptions(threads=threads, signature="")) if loaded is None else loaded()
     for device in devices:
         if device.kind != "cpu" and not file.runtime.can_run_on(device):
             msg = (
@@ -65,12 +65,19 @@ def read_model_file(path: Path, overrides: Overrides, loaded: Callable[[], Model
             )
             raise ConfigError(msg)
     is_tied = any(device.cores for device in devices)
-    plan = FilePlan(str(path.absolute()), file.signature(), Sharing(), None if is_tied else threads)
+    plan = FilePlan(str(path.absolute()), SignaturePlan(file.signature()), None if is_tied else threads)
     class_of(plan)  # what cannot be carried is said before it is tried
     sharing = sharing_of(file)
-    plan = msgspec.structs.replace(plan, sharing=sharing)
+    name, others = file.signatures()
+    told = {
+        one: SignaturePlan(other.signature(), sharing_of(other))
+        for one, other in others.items()
+        if not unserved(other.signature())
+    }
+    plan = msgspec.structs.replace(plan, main=SignaturePlan(file.signature(), sharing), name=name, others=told)
     spec = RunnerSpec(factory="forebay.serving.models.file_model:runner_of", kwargs={"plan": msgspec.to_builtins(plan)})
     warnings = [f"{path} is run on one request at a time: {sharing.why_not}"] if sharing.why_not else []
+    warnings += _unreached(path, name, told)
     if loaded is None:
         return ModelTarget(class_of(plan), spec, warnings)
     looked_at = [file]  # the first worker takes it, so that it does not leave the memory between
@@ -79,3 +86,22 @@ def read_model_file(path: Path, overrides: Overrides, loaded: Callable[[], Model
         return looked_at.pop() if looked_at else loaded()
 
     return ModelTarget(class_of(plan, take), spec, warnings)
+
+
+def _unreached(path: Path, name: str, others: Collection[str]) -> list[str]:
+    """Return what is to be said of a SavedModel's signatures: those that are not served, and one that was picked."""
+    if folder_of(path) is None:
+        return []
+    known = signatures_of(path)
+    told: list[str] = []
+    if chosen(known) is None:
+        told.append(f"{path} has no signature 'serving_default'; what names none is answered by '{name}'")
+    left = [one for one in known if one not in others and one != (name or chosen(known))]
+    if left and not name:
+        names = ", ".join(map(repr, left))
+        told.append(
+            f"of {path} the signatures {names} are not served; TensorFlow can: pip install 'forebay[tensorflow]'"
+        )
+    elif left:
+        told.append(f"of {path} the signatures {', '.join(map(repr, left))} have types that requests cannot carry")
+    return told

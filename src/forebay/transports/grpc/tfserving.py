@@ -23,6 +23,7 @@ from forebay.server import tfserving_facts as facts
 from forebay.server.model_reload import WantedModel, reload
 from forebay.serving.tensor_face import TensorRequest, tensors_of
 from forebay.transports.grpc.inference import QUICK_BYTES, READERS, STATUSES, context_of
+from forebay.transports.grpc.multi_inference import multi_inference
 from forebay.transports.grpc.service import GrpcService
 from forebay.types.call import Failure
 from forebay.types.context import PARAM
@@ -64,7 +65,7 @@ class _Asked(msgspec.Struct, eq=False):
     call: Call
     kind: _Kind
     served: Served
-    signature: str
+    asked: facts.Asked
     request: TensorRequest
     answered: asyncio.Future[None] | None = None
 
@@ -94,7 +95,7 @@ class TfServing:
         return [
             GrpcService(
                 full_name=PREDICTION,
-                direct={**asking, "GetModelMetadata": self._metadata},
+                direct={**asking, "MultiInference": multi_inference(asking), "GetModelMetadata": self._metadata},
                 files=[*files, described],
             ),
             GrpcService(
@@ -110,12 +111,13 @@ class TfServing:
     def _method(self, kind: _Kind) -> Direct:
         def method(message: bytes, call: Call) -> None:
             try:
-                asked = SERVING.parsed(kind.takes, message)
-                version, served = self._find(asked.model_spec)
+                given = SERVING.parsed(kind.takes, message)
+                version, served = self._find(given.model_spec)
                 if served is not None and len(message) <= QUICK_BYTES:
-                    call.on_cancel = self._begin(kind, asked, served, call, *_read(kind, asked, served)).cancel
+                    asked = facts.asked(served, given.model_spec.signature_name)
+                    call.on_cancel = self._begin(kind, served, asked, call, *kind.read(given, asked.face)).cancel
                 else:
-                    work = self._slowly(kind, asked, served, version, call)
+                    work = self._slowly(kind, given, served, version, call)
                     call.on_cancel = asyncio.ensure_future(work).cancel
             except ForebayError as error:
                 call.fail(error, STATUSES)
@@ -133,7 +135,6 @@ class TfServing:
             raise NotFound(f"the model '{name[:100]}' has no version {spec.version.value}")
         said = str(spec.version.value) if choice == "version" else ""
         version = facts.find_version(self._app, name, said, spec.version_label)
-        facts.check_signature(spec.signature_name)
         versions, stock = self._app.versions_of(name), self._app.stock
         if versions is not None and (version in versions.ready if version else versions.weights):
             return version, versions.turn() if version is None else versions.ready[version]
@@ -141,7 +142,7 @@ class TfServing:
             return version, None
         raise self._app.versions(name).unknown(version or "")
 
-    async def _slowly(self, kind: _Kind, asked: Any, served: Served | None, version: str | None, call: Call) -> None:
+    async def _slowly(self, kind: _Kind, given: Any, served: Served | None, version: str | None, call: Call) -> None:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 if served is None:
@@ -150,16 +151,17 @@ class TfServing:
                     try:
                         async with asyncio.timeout(wait_s):
                             served = await stack.enter_async_context(
-                                self._app.stock.lend(asked.model_spec.name, version)
+                                self._app.stock.lend(given.model_spec.name, version)
                             )
                     except TimeoutError:
-                        raise Unavailable(f"the model '{asked.model_spec.name}' is still being loaded") from None
+                        raise Unavailable(f"the model '{given.model_spec.name}' is still being loaded") from None
                 if self._threads is None:
                     self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="forebay-tensors")
                 loop = asyncio.get_running_loop()
-                inputs, outputs = await loop.run_in_executor(self._threads, _read, kind, asked, served)
+                asked = facts.asked(served, given.model_spec.signature_name)
+                inputs, outputs = await loop.run_in_executor(self._threads, kind.read, given, asked.face)
                 answered = loop.create_future()
-                begun = self._begin(kind, asked, served, call, inputs, outputs, answered)
+                begun = self._begin(kind, served, asked, call, inputs, outputs, answered)
                 try:
                     await answered
                 except asyncio.CancelledError:
@@ -171,8 +173,8 @@ class TfServing:
     def _begin(
         self,
         kind: _Kind,
-        asked: Any,
         served: Served,
+        asked: facts.Asked,
         call: Call,
         inputs: Sequence[Tensor],
         outputs: Sequence[str],
@@ -183,11 +185,10 @@ class TfServing:
         Raises:
             ForebayError: Why it cannot be answered.
         """
-        face = facts.face_of(served)
-        params, size = face.ask(inputs, outputs)
+        params, size = asked.ask(inputs, outputs)
         request = TensorRequest([one.data for one in inputs], _replied, params, None, call.deadline, size)
-        begun = request.call = _Asked(call, kind, served, asked.model_spec.signature_name, request, answered)
-        if served.contract.has_context:
+        begun = request.call = _Asked(call, kind, served, asked, request, answered)
+        if asked.contract.has_context:
             request.id = next_id()
             request.params = {**params, PARAM: context_of(call, request, served)}
         served.endpoint.submit(request)
@@ -211,7 +212,7 @@ class TfServing:
         told = SERVING.classes().SignatureDefMap()
         json_format.ParseDict({"signature_def": facts.signature_map(served)}, told)
         found = SERVING.classes().GetModelMetadataResponse()
-        _put_spec(found.model_spec, served, "")
+        _put_spec(found.model_spec, served, facts.DEFAULT)
         found.metadata[_SIGNATURES].type_url = f"type.googleapis.com/{told.DESCRIPTOR.full_name}"
         found.metadata[_SIGNATURES].value = told.SerializeToString()
         call.reply(found.SerializeToString())
@@ -258,25 +259,16 @@ def _replied(request: Request, outcome: Outcome) -> None:
         except ForebayError as error:
             call.fail(error, STATUSES)
         else:
-            _put_spec(answer.model_spec, asked.served, asked.signature)
+            _put_spec(answer.model_spec, asked.served, asked.asked.name)
             call.reply(answer.SerializeToString())
     if asked.answered is not None and not asked.answered.done():
         asked.answered.set_result(None)
 
 
-def _read(kind: _Kind, asked: Any, served: Served) -> tuple[list[Tensor], Sequence[str]]:
-    """Read the tensors of a call.
-
-    Raises:
-        ForebayError: If they are not what they should be, or the model takes none.
-    """
-    return kind.read(asked, facts.face_of(served))
-
-
 def _put_spec(into: Any, served: Served, signature: str) -> None:
     """Say who answered."""
     config = served.endpoint.config
-    into.name, into.signature_name = config.name, signature or facts.DEFAULT
+    into.name, into.signature_name = config.name, signature
     into.version.value = facts.number(config.version)
 
 

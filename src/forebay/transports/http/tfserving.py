@@ -19,17 +19,18 @@ from forebay.errors import BadOutcome, InvalidRequest, NotFound, TooLarge, Unava
 from forebay.protocols.tfserving import examples, rest
 from forebay.server import tfserving_facts as facts
 from forebay.server.inference_facts import find_served
-from forebay.serving.tensor_face import TensorRequest, tensors_of
+from forebay.serving.models.methods import CALL
+from forebay.serving.tensor_face import TensorFace, TensorRequest, tensors_of
 from forebay.transports.http.inference import JSON, InferenceRoute
 from forebay.types.call import ROWS, Media, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from forebay.protocols.native import Contract
     from forebay.server.app import App
     from forebay.server.config import HttpConfig
     from forebay.server.served import Served
-    from forebay.serving.tensor_face import TensorFace
     from forebay.transports.http.forms_and_gzip import Staging
     from forebay.transports.http.route import Head, Route
     from forebay.types.call import Origin, Outcome, Reply
@@ -37,6 +38,22 @@ if TYPE_CHECKING:
 
 _SAMPLES: Final = {"in": "json", "out": "json", ROWS: "1"}
 _COLUMNS: Final = "columns"
+
+
+class _Rows:
+    """How rows of JSON go to what answers by the name of a signature."""
+
+    def __init__(self, contract: Contract, face: TensorFace | None) -> None:
+        self.contract = contract
+        self.params = {**_SAMPLES, CALL: contract.call} if contract.call else _SAMPLES
+        self.is_raw = contract.raw_input or contract.raw_output
+        face = face or TensorFace()
+        self.only_input = face.inputs[0].name if face.is_bare and len(face.inputs) == 1 else ""
+        self.only_output = face.outputs[0].name if face.is_bare and len(face.outputs) == 1 else ""
+        self.takes_bytes = any(one.datatype == "BYTES" for one in face.inputs)
+        self.gives_bytes = any(
+            one.datatype == "BYTES" and one.name.endswith(rest.BYTES_SUFFIX) for one in face.outputs
+        )
 
 
 class PredictRoute(InferenceRoute):
@@ -48,15 +65,9 @@ class PredictRoute(InferenceRoute):
         """Answer for a version."""
         super().__init__(served, config, staging, is_one_of_several=is_one_of_several)
         self._served = served
-        self._is_raw = served.contract.raw_input or served.contract.raw_output
-        face = served.tensors
-        is_bare = face is not None and face.is_bare
-        self._only_input = face.inputs[0].name if face is not None and is_bare and len(face.inputs) == 1 else ""
-        self._only_output = face.outputs[0].name if face is not None and is_bare and len(face.outputs) == 1 else ""
-        self._takes_bytes = face is not None and any(one.datatype == "BYTES" for one in face.inputs)
-        self._gives_bytes = face is not None and any(
-            one.datatype == "BYTES" and one.name.endswith(rest.BYTES_SUFFIX) for one in face.outputs
-        )
+        self._own = _Rows(served.contract, served.tensors)
+        further = [_Rows(one.contract, one.tensors) for one in served.methods]
+        self._rows = {one.contract.call: one for one in (self._own, *further)}
 
     def request(self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None) -> Request:
         """Make a request of a head and its body.
@@ -66,23 +77,26 @@ class PredictRoute(InferenceRoute):
         """
         self.require_whole()
         asked = rest.decode_predict(body)
-        facts.check_signature(asked.signature_name)
+        named = facts.asked(self._served, asked.signature_name) if asked.signature_name else None
         if asked.instances is None:
-            face = facts.face_of(self._served)
-            return self._of_tensors(rest.columns_as_tensors(asked.inputs, face), face, _COLUMNS, head, reply, origin)
+            named = named or facts.asked(self._served)
+            return self._of_tensors(
+                rest.columns_as_tensors(asked.inputs, named.face), named, _COLUMNS, head, reply, origin
+            )
+        told = self._own if named is None else self._rows[named.contract.call]
         rows = asked.instances
         if len(rows) > self.endpoint.batching.capacity:
             msg = f"there are {len(rows)} instances, more than may wait here ({self.endpoint.batching.capacity})"
             raise TooLarge(msg)
-        if self._gives_bytes or (self._takes_bytes and b'"b64"' in bytes(body)):
-            face = facts.face_of(self._served)
-            return self._of_tensors(rest.rows_as_tensors(rows, face), face, ROWS, head, reply, origin)
-        if self._is_raw:
+        if told.gives_bytes or (told.takes_bytes and b'"b64"' in bytes(body)):
+            named = named or facts.asked(self._served)
+            return self._of_tensors(rest.rows_as_tensors(rows, named.face), named, ROWS, head, reply, origin)
+        if told.is_raw:
             msg = f"the model '{self.endpoint.name}' takes or gives bytes, which are no instances; use /v2 or /models"
             raise InvalidRequest(msg)
-        name = self._only_input
+        name = told.only_input
         data = [memoryview(rest.row_of(one, name) if name else one) for one in rows]
-        request = Request(data, reply, _SAMPLES, origin, size=len(rows), id=head.id)
+        request = Request(data, reply, told.params, origin, size=len(rows), id=head.id)
         self.complete(request, head, origin)
         return request
 
@@ -95,20 +109,20 @@ class PredictRoute(InferenceRoute):
         if any(type(one) is Media for one in outcome):
             msg = "a prediction is a forebay.Media, which an array in JSON cannot hold"
             raise BadOutcome(msg)
-        name = self._only_output
+        name = self._rows[request.params.get(CALL, "")].only_output
         told = [rest.bare(one, name) for one in outcome] if name else outcome
         return [JSON], [b'{"predictions":[' + b",".join(told) + b"]}"]
 
     def _of_tensors(
         self,
         tensors: Sequence[Tensor],
-        face: TensorFace,
+        asked: facts.Asked,
         form: str,
         head: Head,
         reply: Reply,
         origin: Origin | None,
     ) -> TensorRequest:
-        params, size = face.ask(tensors)
+        params, size = asked.ask(tensors)
         request = TensorRequest([one.data for one in tensors], reply, params, origin, size=size, id=head.id, call=form)
         self.complete(request, head, origin)
         return request
@@ -138,11 +152,10 @@ class ExamplesRoute(InferenceRoute):
             ForebayError: If the model does not take it.
         """
         self.require_whole()
-        face = facts.face_of(self._served)
         given, signature = rest.decode_examples(body)
-        facts.check_signature(signature)
-        tensors = examples.tensors_of(examples.checked(given), face)
-        params, size = face.ask(tensors)
+        asked = facts.asked(self._served, signature)
+        tensors = examples.tensors_of(examples.checked(given), asked.face)
+        params, size = asked.ask(tensors)
         request = TensorRequest([one.data for one in tensors], reply, params, origin, size=size, id=head.id)
         self.complete(request, head, origin)
         return request
