@@ -51,9 +51,7 @@ class _Rows:
         self.only_input = face.inputs[0].name if face.is_bare and len(face.inputs) == 1 else ""
         self.only_output = face.outputs[0].name if face.is_bare and len(face.outputs) == 1 else ""
         self.takes_bytes = any(one.datatype == "BYTES" for one in face.inputs)
-        self.gives_bytes = any(
-            one.datatype == "BYTES" and one.name.endswith(rest.BYTES_SUFFIX) for one in face.outputs
-        )
+        self.gives_bytes = any(one.datatype == "BYTES" and one.name.endswith(rest.BYTES_SUFFIX) for one in face.outputs)
 
 
 class PredictRoute(InferenceRoute):
