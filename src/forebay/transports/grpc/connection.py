@@ -157,7 +157,7 @@ class GrpcConnection(asyncio.Protocol):
         if not self._lands and self._receiver.room() is not None:
             self._lands = True
             read_bodies(transport, self)
-        self.port.loop.call_soon(self._read_on)
+        self.port.turns.wait(self._read_on)
 
     def _read_on(self) -> None:
         if not self._is_paused and self._transport is not None and not self._transport.is_closing():

@@ -15,6 +15,7 @@ from forebay.transports.grpc.calls import NEVER
 from forebay.transports.grpc.frames import MIN_FRAME_BYTES
 from forebay.transports.grpc.messages import PREFIX_BYTES
 from forebay.transports.grpc.statuses import Status
+from forebay.transports.reading_turns import ReadingTurns
 from forebay.transports.refusal_line import RefusalLine
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class GrpcPort:
         buffered_bytes: What is held of messages that were not taken yet, and all that was unpacked.
         tasks: Those of methods that run.
         refusals: Where calls that came to a full queue wait for their status.
+        turns: Where clients that send quickly wait until they are read again.
         unpacking: Held by those that unpack a step of a large message.
         tells: Whether somebody wants to know of each call that has ended.
         max_small_bytes: Longest answer, with its prefix, that fits in one frame.
@@ -63,6 +65,7 @@ class GrpcPort:
         self.buffered_bytes = 0
         self.tasks: set[asyncio.Task[None]] = set()
         self.refusals = RefusalLine(loop)
+        self.turns = ReadingTurns(loop)
         self.max_small_bytes = min(MIN_FRAME_BYTES, config.max_message_bytes + PREFIX_BYTES)
         self._timer: asyncio.TimerHandle | None = None
         self._timed: dict[OpenCall, None] = {}

@@ -264,7 +264,7 @@ class HttpConnection(HttpToolsProtocol):
         """Read no more in this turn: a client that sends quickly would be read for megabytes before anybody else."""
         if not self.flow.read_paused and not self.transport.is_closing():
             self.flow.pause_reading()
-            self.loop.call_soon(self._read_on)
+            self._lane.turns.wait(self._read_on)
 
     def _read_on(self) -> None:
         if not self._talk.waiting and not self.flow.write_paused and not self.transport.is_closing():

@@ -15,6 +15,7 @@ from forebay.observe import access_log
 from forebay.observe.refusals import RefusalLog
 from forebay.protocols import native
 from forebay.transports.http.hosts import Hosts
+from forebay.transports.reading_turns import ReadingTurns
 from forebay.transports.refusal_line import RefusalLine
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class HttpPort:
         self.greeted = 0
         self.connections: set[HttpConnection] = set()
         self._line: RefusalLine | None = None
+        self._turns: ReadingTurns | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ids = os.urandom(4).hex().encode()
         self._told = RefusalLog("client")
@@ -76,6 +78,7 @@ class HttpPort:
     def start(self, loop: asyncio.AbstractEventLoop, state: ServerState) -> None:
         """Begin to sweep, and to refuse."""
         self._line = self._line or RefusalLine(loop)
+        self._turns = self._turns or ReadingTurns(loop)
         self._sweep(loop, state)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop, state: ServerState) -> None:
@@ -108,6 +111,12 @@ class HttpPort:
         """Where requests that came to a full queue wait for their answer."""
         assert self._line is not None
         return self._line
+
+    @property
+    def turns(self) -> ReadingTurns:
+        """Where clients that send quickly wait until they are read again."""
+        assert self._turns is not None
+        return self._turns
 
     def remember(self, raw: bytes, head: Head) -> None:
         """Remember that these bytes are this head, so that they need not be parsed again."""

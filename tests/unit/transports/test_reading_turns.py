@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""However many clients send large bodies, a turn of the loop reads a few of them."""  # F72
+
+import asyncio
+
+import pytest
+from tests.unit.transports.http.driven import Door, request
+
+from forebay.transports.body_reader import TURN_BYTES
+from forebay.transports.reading_turns import AT_ONCE, ReadingTurns
+
+BODY = bytes(3 * TURN_BYTES)
+CLIENTS = 5
+
+
+@pytest.fixture
+def door():
+    door = Door()
+    door.alpha.shares_memory = True
+    door.routes[b"/models/alpha"].lands = True
+    yield door
+    door.close()
+
+
+def turn(loop):
+    """Lets the loop do what it has to do in one turn."""
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+
+
+def test_of_many_that_send_large_bodies_few_are_read_in_a_turn_and_all_in_the_end(door):
+    clients = [door.connect() for _ in range(CLIENTS)]
+    sent = request("alpha", BODY)
+    left = {}
+    for client in clients:
+        client.connection.data_received(sent[:1000])
+        left[client] = client.transport.receive(sent[1000:])
+    assert all(client.transport.is_paused for client in clients)
+    turns = 0
+    while any(left.values()):
+        turn(door.loop)
+        reading = [client for client in clients if not client.transport.is_paused and left[client]]
+        assert len(reading) <= AT_ONCE
+        for client in reading:
+            left[client] = client.transport.receive(left[client])
+        turns += 1
+        assert turns < 100
+    assert [client.answers for client in clients] == [[(200, b"alpha " + BODY)]] * CLIENTS
+
+
+def test_who_has_waited_longest_is_next():
+    loop = asyncio.new_event_loop()
+    turns, read = ReadingTurns(loop), []
+
+    def reads(name):
+        read.append(name)
+        if read.count(name) < 3:
+            turns.wait(lambda: reads(name))
+
+    for name in "abcd":
+        turns.wait(lambda name=name: reads(name))
+    counts = []
+    while len(read) < 12:
+        turn(loop)
+        counts.append(len(read))
+    loop.close()
+    assert "".join(read) == "abcd" * 3
+    assert counts == [2, 4, 6, 8, 10, 12]
