@@ -8,6 +8,7 @@ from tests.unit.transports.http.driven import Door, request
 
 from forebay.transports.body_reader import TURN_BYTES
 from forebay.transports.reading_turns import AT_ONCE, ReadingTurns
+from forebay.workers.landing import HERE
 
 BODY = bytes(3 * TURN_BYTES)
 CLIENTS = 5
@@ -16,8 +17,7 @@ CLIENTS = 5
 @pytest.fixture
 def door():
     door = Door()
-    door.alpha.shares_memory = True
-    door.routes[b"/models/alpha"].lands = True
+    door.routes[b"/models/alpha"].places = HERE
     yield door
     door.close()
 
