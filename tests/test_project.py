@@ -147,6 +147,26 @@ def test_the_readme_names_every_extra_that_it_should():
     assert text.index("pip install") < text.index("make demo")
 
 
+def test_the_pages_about_the_tree_name_every_room():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (layers,) = [one["layers"] for one in settings["tool"]["importlinter"]["contracts"] if one["id"] == "layers"]
+    contributing = (ROOT / "CONTRIBUTING.md").read_text()
+    table = contributing.partition("| layer | what it holds |")[2].partition("\n\n")[0]
+    rows = [re.findall(r"`(\w+)`", line.split("|")[1]) for line in table.splitlines()[2:]]
+    written = [name.strip().removeprefix("forebay.") for layer in layers for name in layer.split("|")]
+    assert [name for row in rows for name in row] == written
+    rooms = {path.parent for path in (ROOT / "src" / "forebay").rglob("*.py")} - {ROOT / "src" / "forebay"}
+    architecture = (ROOT / "ARCHITECTURE.md").read_text()
+    assert [room for room in rooms if not re.search(rf"`[\w/{{}},]*\b{room.name}\b", architecture)] == []
+
+
+def test_every_module_that_the_pages_name_is_there():
+    sources = {path.name for path in (ROOT / "src" / "forebay").rglob("*.py")}
+    pages = [ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]
+    named = {name for page in pages for name in re.findall(r"`(?:[\w/]+/)?(\w+\.py)`", page.read_text())}
+    assert named - sources - {"test_docs.py"} == set()
+
+
 def test_the_wheel_has_all_that_the_package_has(tmp_path):
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE_S)
