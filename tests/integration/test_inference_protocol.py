@@ -371,7 +371,7 @@ def test_nobody_and_nothing_is_there(server):  # O122, O125, O129
     assert "did you mean 'doubled'?" in refusal(ask(server, "dubled", ROW))[1]
     assert refusal(CLIENT.get(f"{server.url}/v2/models/doubled/infer"))[0] == 405
     assert refusal(CLIENT.post(f"{server.url}/v2/models/doubled"))[0] == 405
-    assert refusal(CLIENT.get(f"{server.url}/v2/trace/setting"))[0] == 404  # O146
+    assert refusal(CLIENT.get(f"{server.url}/v2/cudasharedmemory/status"))[0] == 404  # O146
     status, text = refusal(ask(server, "words", tensor("input", "BYTES", [1], ["a"])))
     assert status == 400
     assert "streams its answers" in text

@@ -67,9 +67,31 @@ def plain(url):
         status, text = refused(lambda: client.infer("doubled", inputs_of(rows[:, :2])))
         assert (status, "the shape [11, 2]" in text) == ("400", True), text
         assert refused(lambda: client.infer("nobody", inputs_of(rows)))[0] == "404"
-        assert refused(client.get_trace_settings)[0] == "404"  # O146
+        # Settings are read, and not changed (O146).
+        traced = {"trace_level": ["OFF"], "trace_mode": "opentelemetry", "trace_rate": "1", "trace_count": "-1"}
+        assert client.get_trace_settings() == client.get_trace_settings("doubled") == traced
+        assert client.update_trace_settings(settings={}) == traced
+        assert refused(lambda: client.get_trace_settings("nobody"))[0] == "404"
+        logged = client.get_log_settings()
+        assert (logged["log_error"], logged["log_verbose_level"], logged["log_format"]) == (True, 0, "json")
+        for change in (
+            lambda: client.update_trace_settings(settings={"trace_level": "TIMESTAMPS"}),
+            lambda: client.update_log_settings({"log_verbose_level": 1}),
+        ):
+            status, text = refused(change)
+            assert (status, "where the server is started" in text) == ("405", True), text
+        assert client.get_log_settings() == logged
         stats = client.get_inference_statistics("doubled")["model_stats"][0]
         assert stats["inference_count"] >= 11
+        times = stats["inference_stats"]  # O144
+        assert times["success"]["count"] == times["compute_infer"]["count"] >= times["queue"]["count"] > 0
+        assert times["compute_infer"]["ns"] > 0
+        assert 0 < times["queue"]["ns"] < times["success"]["ns"]
+        sizes = {one["batch_size"]: one["compute_infer"] for one in stats["batch_stats"]}
+        assert sum(one["count"] for one in sizes.values()) == stats["execution_count"]
+        assert sum(size * one["count"] for size, one in sizes.items()) == stats["inference_count"]
+        assert 4 in sizes
+        assert all(one["ns"] > 0 for one in sizes.values())
         assert abs(stats["last_inference"] / 1000 - time.time()) < 60
         assert len(client.get_inference_statistics()["model_stats"]) > 1
         names = [one["name"] for one in client.get_model_repository_index()]

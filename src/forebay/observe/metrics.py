@@ -99,12 +99,14 @@ class EndpointMetrics:
         request_s: From submission to outcome.
         queue_s: From submission to leaving the queue.
         model_s: Time of each batch in the worker.
-        batch_size: Samples of each batch.
+        sizes: For each number of samples in a batch how many batches there were, how long they ran together, and the
+            same once for each of their requests; no more than the largest batch has samples.
+        failed_s: The part of `request_s` that ended in an error.
         parts: Parts of streamed answers that were handed to clients.
         last: When the last batch was answered, in the loop's clock; 0 if none was.
     """
 
-    __slots__ = ("batch_size", "codes", "last", "model_s", "parts", "queue_s", "reasons", "request_s")
+    __slots__ = ("codes", "failed_s", "last", "model_s", "parts", "queue_s", "reasons", "request_s", "sizes")
 
     def __init__(self) -> None:
         self.codes: dict[str, int] = {"ok": 0}
@@ -112,9 +114,31 @@ class EndpointMetrics:
         self.request_s = Histogram(SECONDS)
         self.queue_s = Histogram(SECONDS)
         self.model_s = Histogram(SECONDS)
-        self.batch_size = Histogram(ROWS)
+        self.sizes: dict[int, list[float]] = {}
+        self.failed_s = 0.0
         self.parts = 0
         self.last = 0.0
+
+    @property
+    def batch_size(self) -> Histogram:
+        """Samples of each batch; made of `sizes` for whoever asks."""
+        found = Histogram(ROWS)
+        for rows, (batches, _, _) in self.sizes.items():
+            found.observe(rows, int(batches))
+        return found
+
+    def ran(self, rows: int, requests: int, seconds: float, times: int = 1) -> None:
+        """Count a batch, or several that were alike."""
+        size = self.sizes.get(rows)
+        if size is None:
+            size = self.sizes[rows] = [0, 0.0, 0.0]
+        took = seconds * times
+        size[0] += times
+        size[1] += took
+        size[2] += took * requests
+        told = self.model_s
+        told.counts[bisect_left(SECONDS, seconds)] += times
+        told.total += took
 
     def failed(self, error: ForebayError, request_id: str = "") -> None:
         """Count one request that got an error."""

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 import forebay
 from forebay.errors import NotFound, Unavailable
+from forebay.observe import timeline
+from forebay.observe.log import JsonFormatter
 from forebay.serving.tensor_face import TensorFace
 
 if TYPE_CHECKING:
@@ -122,29 +125,76 @@ def config_of(one: Served) -> dict[str, Any]:
 
 
 def statistics_of(one: Served) -> dict[str, Any]:
-    """Return what was counted of a version, since the start."""
+    """Return what was counted of a version, since the start.
+
+    Reading samples, the model and writing its results are one time, that of the worker: `compute_infer`.
+    """
     metrics, config = one.endpoint.metrics, one.endpoint.config
     succeeded = metrics.codes["ok"]
     failed = sum(metrics.codes.values()) - succeeded
 
-    def told(count: int, seconds: float = 0.0) -> dict[str, int]:
-        return {"count": count, "ns": round(seconds * 1e9)}
+    sizes = sorted(metrics.sizes.items())
+
+    def told(count: float = 0, seconds: float = 0.0) -> dict[str, int]:
+        return {"count": round(count), "ns": round(seconds * 1e9)}
 
     return {
         "name": config.name,
         "version": config.version,
         "last_inference": round((time.time() - time.monotonic() + metrics.last) * 1000) if metrics.last else 0,
-        "inference_count": round(metrics.batch_size.total),
-        "execution_count": metrics.batch_size.count,
+        "inference_count": round(sum(rows * batches for rows, (batches, _, _) in sizes)),
+        "execution_count": round(sum(batches for _, (batches, _, _) in sizes)),
         "inference_stats": {
-            "success": told(succeeded, metrics.request_s.total),
-            "fail": told(failed),
+            "success": told(succeeded, metrics.request_s.total - metrics.failed_s),
+            "fail": told(failed, metrics.failed_s),
             "queue": told(metrics.queue_s.count, metrics.queue_s.total),
-            "compute_input": told(succeeded),
-            "compute_infer": told(succeeded, metrics.model_s.total),
-            "compute_output": told(succeeded),
-            "cache_hit": told(0),
-            "cache_miss": told(0),
+            "compute_input": told(),
+            "compute_infer": told(succeeded, sum(once_each for _, (_, _, once_each) in sizes)),
+            "compute_output": told(),
+            "cache_hit": told(),
+            "cache_miss": told(),
         },
-        "batch_stats": [],
+        "batch_stats": [
+            {
+                "batch_size": rows,
+                "compute_input": told(),
+                "compute_infer": told(batches, seconds),
+                "compute_output": told(),
+            }
+            for rows, (batches, seconds, _) in sizes
+        ],
     }
+
+
+def trace_settings(app: App, model: str = "", version: str = "") -> dict[str, list[str]]:
+    """Return what is traced, in Triton's words: of all models the same.
+
+    Raises:
+        NotFound: If there is no such model.
+    """
+    if model:
+        find_served(app, model, version)
+    level = "TIMESTAMPS" if timeline.listeners else "OFF"
+    return {"trace_level": [level], "trace_mode": ["opentelemetry"], "trace_rate": ["1"], "trace_count": ["-1"]}
+
+
+def log_settings() -> dict[str, bool | int | str]:
+    """Return what is logged, in Triton's words."""
+    log = logging.getLogger("forebay")
+    is_json = any(isinstance(handler.formatter, JsonFormatter) for handler in log.handlers)
+    return {
+        "log_file": "",  # standard error
+        "log_info": log.isEnabledFor(logging.INFO),
+        "log_warning": log.isEnabledFor(logging.WARNING),
+        "log_error": log.isEnabledFor(logging.ERROR),
+        "log_verbose_level": int(log.isEnabledFor(logging.DEBUG)),
+        "log_format": "json" if is_json else "text",
+    }
+
+
+def unchangeable(settings: Iterable[str]) -> str:
+    """Return why clients do not change settings of traces and logs."""
+    return (
+        f"{', '.join(settings)[:100]}: clients read settings of traces and logs; they are changed where the server is "
+        "started (--log-level, --log-format, --otel)"
+    )

@@ -446,11 +446,9 @@ class Endpoint:
         metrics = self.metrics
         metrics.last = now
         if self._runs_one_by_one:
-            metrics.batch_size.observe(1, batch.rows)
-            metrics.model_s.observe(batch.model_s / batch.rows, batch.rows)
+            metrics.ran(1, 1, batch.model_s / batch.rows, batch.rows)
         else:
-            metrics.batch_size.observe(batch.rows)
-            metrics.model_s.observe(batch.model_s)
+            metrics.ran(batch.rows, len(batch.entries), batch.model_s)
         if batch.noted is not None:
             timeline.end(self, batch, batch.noted, now)
         if len(answered) == 1:
@@ -515,6 +513,7 @@ class Endpoint:
         metrics = self.metrics
         if type(outcome) is Failure:
             metrics.failed(outcome.error, request.id)
+            metrics.failed_s += now - request.arrived
         else:
             metrics.codes["ok"] += 1
         metrics.request_s.observe(now - request.arrived)

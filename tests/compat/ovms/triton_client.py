@@ -610,7 +610,10 @@ def statistics_and_metrics_count():  # O132, O144
     with th.InferenceServerClient(HTTP) as client:
         text = client._get("metrics", None, None).read().decode()
         assert re.search(r'forebay_requests_total\{[^}]*endpoint="many"', text), text[:500]
-        assert refused(client.get_trace_settings).status() in {"404", "501", None}  # O146
+        assert client.get_trace_settings("many")["trace_level"] == ["OFF"]  # O146
+        (stats,) = client.get_inference_statistics("many")["model_stats"]
+        assert stats["inference_stats"]["fail"]["ns"] > 0
+        assert [one["batch_size"] for one in stats["batch_stats"]] == [1]
 
 
 def graphs_are_unloaded_and_loaded():  # O12, O145

@@ -69,7 +69,7 @@ def page(accept="text/plain"):
     metrics.codes["ok"] = 3
     metrics.failed(InternalError("a defect"))
     for rows in (1, 2, 64, 5000):
-        metrics.batch_size.observe(rows)
+        metrics.ran(rows, 1, 0.0)
     reading = Reading(
         endpoint="iris", version="2", metrics=metrics, in_flight=4, waiting=5, workers_alive=1, worker_restarts=7
     )

@@ -21,8 +21,7 @@ class One:
     def call(self, seconds=0.003):
         self.metrics.codes["ok"] += 1
         self.metrics.request_s.observe(seconds)
-        self.metrics.batch_size.observe(2)
-        self.metrics.model_s.observe(0.5)
+        self.metrics.ran(2, 1, 0.5)
 
     def read(self):
         return Reading(self.name, "1", self.metrics, 0, self.waiting, 1, 0, idle=1, slots=2)

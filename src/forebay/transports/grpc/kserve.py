@@ -16,9 +16,12 @@ from forebay.server.inference_facts import (
     find_served,
     is_model_ready,
     is_served_ready,
+    log_settings,
     model_metadata,
     server_metadata,
     statistics_of,
+    trace_settings,
+    unchangeable,
 )
 from forebay.server.shared_regions import Region
 from forebay.transports.grpc.inference import STATUSES, InferMethods
@@ -35,10 +38,7 @@ if TYPE_CHECKING:
     from forebay.transports.grpc.service import Call, Direct, Unary
     from forebay.workers.landing import Places
 
-_MISSING: Final = (
-    *("CudaSharedMemoryStatus", "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"),
-    *("TraceSetting", "LogSettings"),
-)
+_MISSING: Final = ("CudaSharedMemoryStatus", "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister")
 """Methods that there are and that do nothing here."""
 _NAME_FIRST: Final = 0x0A
 """How a call of a model begins that names it first: the tag of that field; its length comes next."""
@@ -72,6 +72,8 @@ class KServe:
             "ModelStatistics": lambda asked: {
                 "model_stats": [statistics_of(one) for one in every_version(app, asked.name, asked.version)]
             },
+            "TraceSetting": self._tracing,
+            "LogSettings": self._logging,
             "SystemSharedMemoryStatus": self._regions,
             "SystemSharedMemoryRegister": self._register,
             "SystemSharedMemoryUnregister": self._unregister,
@@ -141,6 +143,16 @@ class KServe:
             msg = "models are loaded and unloaded by clients where calls need a key (--api-key), or with --manage"
             raise Unavailable(msg)
 
+    def _tracing(self, asked: Any) -> Mapping[str, Any]:
+        _check_reads(asked)
+        told = trace_settings(self._app, asked.model_name)
+        return {"settings": {name: {"value": values} for name, values in told.items()}}
+
+    def _logging(self, asked: Any) -> Mapping[str, Any]:
+        _check_reads(asked)
+        kinds = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+        return {"settings": {name: {kinds[type(value)]: value} for name, value in log_settings().items()}}
+
     def _regions(self, asked: Any) -> Mapping[str, Any]:
         return {"regions": self._shared_regions().status(asked.name)}
 
@@ -181,6 +193,16 @@ def _unary(name: str, work: Callable[[Any], Awaitable[None]]) -> Unary:
     return method
 
 
+def _check_reads(asked: Any) -> None:
+    """Refuse to change settings.
+
+    Raises:
+        NotOffered: If that is what is asked for.
+    """
+    if asked.settings:
+        raise NotOffered(unchangeable(asked.settings))
+
+
 def _missing(_message: bytes, _call: Call) -> None:
-    msg = "this server has neither shared memory of CUDA nor settings for traces and logs that clients may change"
+    msg = "this server has no shared memory of CUDA"
     raise NotOffered(msg)

@@ -34,9 +34,12 @@ from forebay.server.inference_facts import (
     every_version,
     find_served,
     is_model_ready,
+    log_settings,
     model_metadata,
     server_metadata,
     statistics_of,
+    trace_settings,
+    unchangeable,
 )
 from forebay.server.shared_regions import Region
 from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
@@ -342,6 +345,14 @@ class InferencePages:
             case ["v2", "repository", "index"]:
                 _require("POST", scope)
                 return self._told(scope, await self._index(receive), verb="POST")
+            case ["v2", "logging"]:
+                return await self._settings(scope, receive, log_settings())
+            case ["v2", "trace", "setting"]:
+                return await self._settings(scope, receive, _single(trace_settings(self._app)))
+            case ["v2", "models", name, "trace", "setting"]:
+                return await self._settings(scope, receive, _single(trace_settings(self._app, name)))
+            case ["v2", "models", name, "versions", version, "trace", "setting"]:
+                return await self._settings(scope, receive, _single(trace_settings(self._app, name, version)))
             case ["v2", "systemsharedmemory", *asked]:
                 return self._told_shared(scope, asked, await _json_body(receive))
             case ["v2", "repository", "models", name, ("load" | "unload") as what]:
@@ -392,6 +403,19 @@ class InferencePages:
         asked = await _json_body(receive)
         return await self._app.model_index.index(only_ready=asked.get("ready") is True)
 
+    async def _settings(
+        self, scope: Scope, receive: Receive, told: Any
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """Tell settings of traces or logs; clients of Triton ask for them by a change of nothing, too.
+
+        Raises:
+            MethodNotAllowed: If a client wants to change some.
+        """
+        verb = "POST" if scope["method"] == "POST" else "GET"
+        if verb == "POST" and (changed := await _json_body(receive)):
+            raise MethodNotAllowed(unchangeable(changed))
+        return self._told(scope, told, verb=verb)
+
     def _told_shared(
         self, scope: Scope, asked: Sequence[str], body: Mapping[str, Any]
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
@@ -440,6 +464,11 @@ class InferencePages:
             await self._app.model_index.unload(name)
         else:
             await self._app.model_index.load(name)
+
+
+def _single(settings: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Return settings as JSON has them: all but the level have a value each."""
+    return {name: values if name == "trace_level" else values[0] for name, values in settings.items()}
 
 
 def _require(verb: str, scope: Scope) -> None:

@@ -111,9 +111,20 @@ assert client.get_inference_statistics("add").model_stats[0].inference_count == 
 assert {one.name for one in client.get_inference_statistics().model_stats} >= {"add", "count"}
 index = client.get_model_repository_index()
 assert {(one.name, one.version, one.state) for one in index.models} >= {("add", "1", "READY")}
+traced = client.get_trace_settings(as_json=True)["settings"]  # O146
+assert traced["trace_level"] == {"value": ["OFF"]}
+assert client.get_trace_settings("add", as_json=True)["settings"] == traced
+logged = client.get_log_settings(as_json=True)["settings"]
+assert logged["log_error"] == {"bool_param": True}
+assert logged["log_verbose_level"] == {"uint32_param": 0}
+for change in (
+    lambda: client.update_trace_settings(settings={"trace_level": "TIMESTAMPS"}),
+    lambda: client.update_log_settings({"log_verbose_level": 1}),
+):
+    assert "UNIMPLEMENTED: " in (said := refused(change)), said
+    assert "where the server is started" in said
+assert client.get_log_settings(as_json=True)["settings"] == logged
 for missing in (
-    client.get_trace_settings,
-    client.get_log_settings,
     client.get_cuda_shared_memory_status,
     client.get_system_shared_memory_status,
 ):
