@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from forebay.errors import InvalidRequest, TooLarge, ValidationError
-from forebay.openai import MAX_CHOICES, MAX_INPUTS, Choices, Stop, Stops, StreamOptions
+from forebay.openai import MAX_CHOICES, MAX_INPUTS, Choices, Stop, Stops, StreamOptions, Tokens
 from forebay.protocols import native
 from forebay.serving.models.unreadable import refusal
 
@@ -22,6 +22,8 @@ PATHS: Final = (CHAT, COMPLETIONS, EMBEDDINGS)
 """Where models answer below `/v1`."""
 MAX_COPIED_BYTES: Final = 1 << 25
 """What the samples of one request may have together where they repeat each other."""
+MAX_CHECKED_BYTES: Final = 1 << 18
+"""Longest body of several prompts that is looked at before its stream begins; of longer ones the worker tells."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +66,13 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         return self.encoding_format == "base64"
 
 
+class _Several(msgspec.Struct, frozen=True):
+    """A body with several prompts."""
+
+    prompt: list[str | Tokens]
+
+
+_several: Final = msgspec.json.Decoder(_Several)
 _asked: Final = msgspec.json.Decoder(Asked)
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _DIGITS: Final = {b"%d" % digit for digit in range(10)} | {b"-"}
@@ -95,6 +104,8 @@ def samples_of(path: str, asked: Asked, body: bytes) -> list[bytes]:
         found = [body]
     elif path == COMPLETIONS:
         prompts = _each("prompt", asked.prompt, MAX_CHOICES // asked.choices)
+        if asked.stream and prompts is not None and len(body) <= MAX_CHECKED_BYTES:
+            _check_prompts(body)
         found = [body] if prompts is None else _with_each(body, "prompt", prompts)
     else:
         if asked.encoding_format not in {None, "float", "base64"}:
@@ -136,6 +147,18 @@ def _each(name: str, given: msgspec.Raw, limit: int) -> list[bytes] | None:
         raise TooLarge(msg, detail={"path": f"$.{name}"}) from None
     except ValidationError:
         raise _invalid(name, "is empty") from None
+
+
+def _check_prompts(body: bytes) -> None:
+    """Look at all prompts before a stream begins, whose status cannot be another one later.
+
+    Raises:
+        InvalidRequest: If one of them is none.
+    """
+    try:
+        _several.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise refusal(error, body) from None
 
 
 def _with_each(body: bytes, name: str, values: list[bytes], without: str = "") -> list[bytes]:
