@@ -2,6 +2,7 @@
 """A headless Chromium, told what to do over its pipe (the DevTools protocol); it needs no library and no port."""
 
 import base64
+import contextlib
 import itertools
 import json
 import os
@@ -27,6 +28,10 @@ for place, copy in zip((3, 4), copies):
     os.dup2(copy, place)
 os.execv(sys.argv[3], sys.argv[3:])
 """
+
+
+class Left(Exception):
+    """The page that was asked is being replaced by another one."""
 
 
 class Browser:
@@ -86,6 +91,8 @@ class Browser:
         while True:
             answer = self._read()
             if answer.get("id") == number:
+                if "navigated" in answer.get("error", {}).get("message", ""):
+                    raise Left(method)
                 assert "error" not in answer, (method, answer["error"])
                 return answer["result"]
             if "method" in answer and (page := self._pages.get(answer.get("sessionId"))) is not None:
@@ -170,8 +177,10 @@ class Page:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             whole = f"(found => found instanceof Node || found)({script})"
-            told = self.call("Runtime.evaluate", expression=whole, returnByValue=True)
-            if "exceptionDetails" not in told and (found := told["result"].get("value")):
+            told = {}
+            with contextlib.suppress(Left):
+                told = self.call("Runtime.evaluate", expression=whole, returnByValue=True)
+            if "exceptionDetails" not in told and (found := told.get("result", {}).get("value")):
                 return found
             assert time.monotonic() < deadline, (script, told, self.said, self.eval("document.body.innerText"))
             time.sleep(0.05)

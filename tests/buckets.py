@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
 KEY, SECRET = "test", "secret-of-the-tests"
@@ -62,9 +63,7 @@ def running_buckets(folder: Path):
     """Runs the server as long as the block."""
     data = folder / "buckets"
     data.mkdir()
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "nanio", "serve", "--data-dir", data, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--no-access-log", "--log-level", "error"]
     told = {**os.environ, "NANIO_ACCESS_KEY": KEY, "NANIO_SECRET_KEY": SECRET}

@@ -5,7 +5,6 @@ import importlib.util
 import json
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -150,12 +150,6 @@ class TestAnswers:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Both examples, through the command line
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def run(command):

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pipeline-ensemble"
@@ -67,15 +67,6 @@ def test_a_bag_of_words_cannot_tell_what_is_not_bad(project):
     assert likely["cnn"] > 0.5 > likely["bow"]
 
 
-def free_ports(count):
-    """Ports that nobody listens on, all different."""
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
 def wait_ready(process, url, log):
     deadline = time.monotonic() + PATIENCE_S
     while process.poll() is None and time.monotonic() < deadline:
@@ -91,7 +82,7 @@ def wait_ready(process, url, log):
 @pytest.fixture(scope="module")
 def addresses(project):
     """REST and gRPC addresses of the example's server, which runs as long as the module's tests."""
-    rest, rpc = free_ports(2)
+    rest, rpc = free_port(), free_port()
     config = (project / "config.yml").read_text()
     config = config.replace("18071", str(rest)).replace("18080", str(rpc))
     (project / "config.yml").write_text(config)

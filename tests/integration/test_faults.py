@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
 from forebay.transports.signals import LAST_S
@@ -90,8 +91,7 @@ def test_nothing_is_left_of_a_server_that_is_killed(stubborn, tmp_path, eventual
     for name in (stage, "temporary", *([] if is_up else ["hold"])):
         (tmp_path / name).mkdir()
     (tmp_path / "sitecustomize.py").write_text(HELD)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     more = {"importing": ["--python", sys.executable], "starting": ["--workers", "3"]}.get(stage, [])
     env = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", "TMPDIR": str(tmp_path / "temporary")}
     server = stubborn("Stubborn", *PROCESS, *more, ready=is_up, port=port, env=env)
@@ -157,7 +157,7 @@ def test_no_process_outlives_a_program_with_a_serving_that_is_killed(tmp_path, e
 
 
 def test_what_a_model_forks_keeps_neither_the_port_nor_a_connection(stubborn, tmp_path, eventually):
-    server = stubborn("Forking", "--worker-kind", "thread")
+    server = stubborn("Forking", "--worker-kind", "thread", port=free_port())
     with server.connect() as wire:
         assert wire.ask("POST", "/", b"1").status == 200
         (child,) = eventually(lambda: at(tmp_path, "forked"))
@@ -328,8 +328,7 @@ def test_a_worker_without_memory_or_room_for_files_costs_that_request_only(starv
 @pytest.mark.parametrize("closed", [(2,), (0, 1, 2)])
 def test_standard_files_that_are_closed_are_missed_by_nobody(closed, models, tmp_path, eventually):
     # F26
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     closing = " ".join(f"{number}>&-" for number in closed)
     run = "import sys; from forebay.cli.main import main; sys.exit(main())"
     served = f'serve "{models}/single.py" {" ".join(PROCESS)} --http-port {port}'
@@ -359,9 +358,8 @@ def test_standard_files_that_are_closed_are_missed_by_nobody(closed, models, tmp
 
 
 def test_a_full_disk_behind_the_log_costs_the_log_only(models, eventually):
-    with Path("/dev/full").open("wb") as full, socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-        free.close()
+    port = free_port()
+    with Path("/dev/full").open("wb") as full:
         run = "import sys; from forebay.cli.main import main; sys.exit(main())"
         command = [sys.executable, "-c", run, "serve", models / "single.py", "--worker-kind", "thread"]
         process = subprocess.Popen([*command, "--http-port", str(port), "--access-log"], stdout=full, stderr=full)

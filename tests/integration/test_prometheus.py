@@ -2,11 +2,11 @@
 """Debian's Prometheus reads our page, and its linter has nothing to say about it."""
 
 import shutil
-import socket
 import subprocess
 
 import httpx
 import pytest
+from tests.ports import free_port
 from tests.waiting import eventually
 
 MODEL = """
@@ -103,8 +103,7 @@ def test_prometheus_scrapes_it(serve, model, tmp_path):
         "global: {scrape_interval: 1s}\n"
         f"scrape_configs: [{{job_name: forebay, static_configs: [{{targets: ['127.0.0.1:{server.port}']}}]}}]\n"
     )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={tmp_path}/data"]
     command.append(f"--web.listen-address=127.0.0.1:{port}")
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as prometheus:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handlers over gRPC: section 3 of the specification."""
 
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +12,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from tests.compat.nucleus.conftest import write_project
+from tests.ports import free_port
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay.errors import ConfigError, ModelError
@@ -484,9 +484,7 @@ DYING = """
 
 def test_health_follows_the_handler_and_a_stream_ends_with_its_worker(serve):
     # N60, N61, N76: not serving while it is constructed; whoever has a stream is told when it dies
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     options = ["--http-port", str(port)]
     server = serve(DYING, {"protobuf_path": "dying.proto"}, *options, wait=False, **{"dying.proto": SMALL})
     channel = grpc.insecure_channel(f"127.0.0.1:{port}")

@@ -7,7 +7,6 @@ Debian nor the package index has.
 
 import os
 import shutil
-import socket
 import subprocess
 
 import pytest
@@ -15,6 +14,7 @@ from tests.compat.nucleus.conftest import Server, write_project
 from tests.compat.nucleus.test_tensorflow import HANDLER, ROW, ask, copied, text_of
 from tests.conftest import Server as Forebay
 from tests.models.saved_models import PYTHON, QUIET, SOURCE, saved_models
+from tests.ports import free_port
 from tests.waiting import eventually
 
 pytest.importorskip("grpc")
@@ -63,8 +63,7 @@ def test_texts_and_other_signatures(embedded):  # N128, N131
 
 @pytest.fixture
 def port():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
+    return free_port()
 
 
 @pytest.fixture

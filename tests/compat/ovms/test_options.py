@@ -2,11 +2,11 @@
 """The options of the original under `forebay serve` and `check`."""
 
 import json
-import socket
 
 import httpx
 import pytest
 from tests.compat.ovms.conftest import config, one_node, write
+from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
 from forebay.cli.main import main
@@ -94,8 +94,7 @@ def test_options_of_models_are_none_of_graphs(tmp_path):  # O108
 @pytest.mark.parametrize("how", ["config", "model"])
 def test_a_server_takes_the_options_of_the_original(serve, tmp_path, how):  # O107, O108
     write(tmp_path, {"config.json": config(g={}), "g/graph.pbtxt": one_node(), "g/model.py": HANDLER})
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port = held.getsockname()[1]
+    port = free_port()
     named = ["--config_path", tmp_path / "config.json"]
     if how == "model":
         named = ["--model_path", tmp_path / "g", "--model_name", "g"]

@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import itertools
 import math
-import socket
 import sys
 import textwrap
 import time
@@ -74,19 +73,6 @@ def hosted():
         return asyncio.run(main())
 
     return run
-
-
-def free_port(followed_by=0):
-    """A port that nothing has, nor those after it."""
-    while True:
-        with contextlib.ExitStack() as stack:
-            probes = [stack.enter_context(socket.socket()) for _ in range(1 + followed_by)]
-            probes[0].bind(("127.0.0.1", 0))
-            first = probes[0].getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                for offset, probe in enumerate(probes[1:], 1):
-                    probe.bind(("127.0.0.1", first + offset))
-                return first
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ import time
 
 import pytest
 import yaml
-from tests.compat.pipeline.conftest import free_port, post, values_of
+from tests.compat.pipeline.conftest import post, values_of
+from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
 from forebay.surfaces.pipeline.fronts.client import PipelineClient

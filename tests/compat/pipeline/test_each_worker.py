@@ -17,7 +17,8 @@ import msgspec
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from tests.compat.pipeline.conftest import free_port, post, values_of
+from tests.compat.pipeline.conftest import post, values_of
+from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
 from forebay.protocols.pipeline.messages import PATH, SERVICE, Request, Response

@@ -15,8 +15,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from tests.compat.pipeline.conftest import ask, free_port, post, values_of
+from tests.compat.pipeline.conftest import ask, post, values_of
 from tests.compat.pipeline.predictor_models import REFERENCE, WEIGHTS, describe, onnx_model
+from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
 from forebay.errors import ConfigError

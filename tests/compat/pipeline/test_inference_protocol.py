@@ -3,7 +3,7 @@
 
 import httpx
 import pytest
-from tests.compat.pipeline.conftest import free_port
+from tests.ports import free_port
 
 SCRIPT = """
 import numpy as np

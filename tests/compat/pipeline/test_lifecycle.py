@@ -13,7 +13,8 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-from tests.compat.pipeline.conftest import free_port, post
+from tests.compat.pipeline.conftest import post
+from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
 from forebay.protocols.pipeline.messages import PATH, Request, Response

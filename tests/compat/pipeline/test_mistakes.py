@@ -8,7 +8,7 @@ import socket
 import textwrap
 
 import pytest
-from tests.compat.pipeline.conftest import free_port
+from tests.ports import free_port
 
 from forebay.errors import ConfigError
 from forebay.server.config import HttpConfig

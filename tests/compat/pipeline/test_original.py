@@ -17,8 +17,8 @@ import httpx
 import numpy as np
 import pytest
 import yaml
-from tests.compat.pipeline.conftest import free_port
 from tests.compat.pipeline.fronts import PATIENCE_S, Echo, Fronts
+from tests.ports import free_port
 
 from forebay.errors import ForebayError
 from forebay.protocols.pipeline.messages import Response

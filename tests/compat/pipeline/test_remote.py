@@ -23,6 +23,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tests.compat.pipeline.fronts import Echo, Fronts
 from tests.compat.pipeline.predictor_models import PRICES, X, describe, onnx_model
+from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
 from forebay.arrays.tensors import from_array, to_array
@@ -38,12 +39,6 @@ from forebay.surfaces.pipeline.predictors import PredictorSettings, client_for, 
 
 HERE = Path(__file__).parent
 KSERVE = HERE.parents[2] / ".venv/environments/kserve/bin/python"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def number_of(caught):

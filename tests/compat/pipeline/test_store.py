@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
 from forebay.errors import BadOutcome, ConfigError, NotFound, Unavailable
@@ -45,9 +46,7 @@ class RedisServer:
         program = shutil.which("redis-server")
         if program is None:
             pytest.skip("no redis-server on the PATH (Debian: apt-get install redis-server)")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.command = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
         self.process = None
         self.url = f"redis://127.0.0.1:{self.port}/0"

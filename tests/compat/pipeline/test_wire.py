@@ -13,10 +13,12 @@ import textwrap
 import grpc
 import pytest
 from tests.compat.pipeline.fronts import PATIENCE_S, Echo, Fronts, status_of
+from tests.ports import free_port
 
 from forebay.errors import ConfigError
 from forebay.protocols.pipeline.messages import OldRequest, Request
 from forebay.server.app import App
+from forebay.server.config import GrpcConfig, HttpConfig
 from forebay.surfaces.pipeline.fronts import schema
 from forebay.transports.server import Server
 
@@ -266,8 +268,9 @@ def test_the_protocol_is_imported_without_grpc_and_numpy(name):
 
 
 def test_ports_are_free_again_when_they_are_closed():  # P96
-    with Fronts(Echo()) as fronts:
-        ports = fronts.http_port, fronts.grpc_port
+    ports = free_port(), free_port()
+    with Fronts(Echo(), http=HttpConfig(port=ports[0]), rpc=GrpcConfig(port=ports[1])):
+        pass
     for port in ports:
         with socket.create_server(("127.0.0.1", port)):
             pass

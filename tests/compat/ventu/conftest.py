@@ -19,6 +19,7 @@ from wsgiref.util import setup_testing_defaults
 import httpx
 import msgspec
 import pytest
+from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
 HERE = Path(__file__).parent
@@ -32,12 +33,6 @@ del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 FOREBAY = [sys.executable, "-m", "forebay"]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Front:

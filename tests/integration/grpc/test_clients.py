@@ -6,7 +6,6 @@ import base64
 import concurrent.futures
 import itertools
 import random
-import socket
 import threading
 import time
 from typing import Any
@@ -20,6 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from tests.integration.grpc.served import ALONE, ERRORS, HIDDEN, NAME, PATIENCE_S, UNLIMITED, ask, path, status_of
 from tests.integration.grpc.wire import ENHANCE_YOUR_CALM, Wire
+from tests.ports import free_port
 from tests.waiting import eventually
 
 from forebay.errors import ConfigError
@@ -462,12 +462,6 @@ def test_every_question_of_reflection_is_answered(port):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # coming and going
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_a_client_may_be_there_first(open_port):

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import pytest
 from tests.buckets import BUSY, FORBIDDEN, Faults
+from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
 from forebay.repository import fetching
@@ -51,12 +52,6 @@ def running(command, port):
             yield
         finally:
             process.kill()
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 class Google:
