@@ -120,14 +120,15 @@ class Faults:
                 length = int(self.headers.get("content-length") or 0)
                 upstream_port = upstream
                 connection = http.client.HTTPConnection("127.0.0.1", upstream_port, timeout=PATIENCE_S)
-                connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-                for name, value in self.headers.items():
-                    connection.putheader(name, value)
-                connection.endheaders(self.rfile.read(length) if length else None)
-                found = connection.getresponse()
-                headers = {n: v for n, v in found.getheaders() if n.lower() not in {"transfer-encoding", "connection"}}
-                self.answer(found.status, headers, found.read(), fault)
-                connection.close()
+                with contextlib.closing(connection):
+                    connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+                    for name, value in self.headers.items():
+                        connection.putheader(name, value)
+                    connection.endheaders(self.rfile.read(length) if length else None)
+                    found = connection.getresponse()
+                    body, status = found.read(), found.status
+                dropped = {"transfer-encoding", "connection"}
+                self.answer(status, {n: v for n, v in found.getheaders() if n.lower() not in dropped}, body, fault)
 
             do_HEAD = do_PUT = do_GET
 

@@ -55,7 +55,7 @@ def run_tensorflow(*arguments, **more):
         env=env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
         check=False,
         **more,
     )

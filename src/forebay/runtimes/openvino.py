@@ -30,9 +30,7 @@ class OpenVino:
             model: The `.xml` file, beside its `.bin`, or the folder of a SavedModel.
             options: How it runs.
         """
-        # Else the import tells the maker's server of itself, from a process that it forks off this one.
-        sys.modules.setdefault("openvino_telemetry", cast("Any", None))
-        openvino = library("openvino", f"{model.name} is run by OpenVINO", "forebay[openvino]")
+        openvino = silent_library(f"{model.name} is run by OpenVINO", "forebay[openvino]")
         # A file that is mapped and then copied over changes the model that is in use, or ends its process.
         config: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "ENABLE_MMAP": False}
         device = options.device
@@ -81,6 +79,16 @@ class OpenVino:
         self._request.infer({self._inputs[name]: array for name, array in arrays.items()})
         # The tensors belong to the request and are written over by the next one.
         return [Value(self._request.get_tensor(self._outputs[name]).data.copy()) for name in fetch]
+
+
+def silent_library(why: str, install: str) -> Any:
+    """Import OpenVINO without its telling the maker's server of that, from a process that it forks off this one.
+
+    Raises:
+        ConfigError: If it is not installed, with what to install.
+    """
+    sys.modules.setdefault("openvino_telemetry", cast("Any", None))
+    return library("openvino", why, install)
 
 
 def _by_name(known: Sequence[Var], ports: Sequence[Any]) -> dict[str, Any]:

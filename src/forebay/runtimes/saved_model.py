@@ -12,7 +12,7 @@ import msgspec
 
 from forebay.errors import ConfigError, ForebayError
 from forebay.runtimes.contract import library
-from forebay.runtimes.openvino import OpenVino
+from forebay.runtimes.openvino import OpenVino, silent_library
 from forebay.runtimes.signature import Signature, Var, rows_and_sample
 from forebay.runtimes.tensorflow import TensorFlow
 from forebay.types.datatypes import BY_TENSORFLOW
@@ -132,7 +132,7 @@ def _light(folder: Path, signature: Signature, options: RunOptions) -> Runtime:
     Raises:
         ConfigError: If OpenVINO is not installed, or the model does what only TensorFlow can.
     """
-    library("openvino", "a SavedModel is run by TensorFlow or OpenVINO", "forebay[tensorflow]")
+    silent_library("a SavedModel is run by TensorFlow or OpenVINO", "forebay[tensorflow]")
     try:
         if options.precision == "fp32":  # what TensorFlow answers is answered here
             options = msgspec.structs.replace(options, precision="exact")

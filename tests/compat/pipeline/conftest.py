@@ -5,10 +5,8 @@ import asyncio
 import contextlib
 import itertools
 import math
-import sys
 import textwrap
 import time
-from typing import Any, cast
 
 import pytest
 import yaml
@@ -18,9 +16,6 @@ from forebay.surfaces.pipeline.config import read
 from forebay.surfaces.pipeline.dag.served_graph import ServedGraph
 from forebay.surfaces.pipeline.dag.wiring import wire
 from forebay.surfaces.pipeline.ops.op import ResponseOp
-
-# Tests that make models with OpenVINO import it before forebay does, which keeps it from reporting that to its maker.
-sys.modules.setdefault("openvino_telemetry", cast("Any", None))
 
 
 @contextlib.asynccontextmanager

@@ -3,6 +3,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -109,6 +111,18 @@ def test_openvino_runs_a_saved_model(name):  # N104: `plain` has no variables
     found = load(name)({"x": np.array(ROWS)})
     assert found["class_ids"].tolist() == SCORES.argmax(1).tolist()
     np.testing.assert_allclose(found["scores"], SCORES, rtol=1e-5)  # not in bf16, as OpenVINO likes to
+
+
+def test_openvino_reports_to_nobody_that_it_is_used():
+    code = """
+import os, sys
+os.register_at_fork(before=lambda: print("forked"))
+import forebay.runtimes
+forebay.runtimes.load(sys.argv[1])
+print(sys.modules.get("openvino_telemetry"))
+"""
+    command = [sys.executable, "-c", code, str(saved_models() / "iris/1")]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "None\n"
 
 
 def test_the_file_says_what_it_takes_and_gives():
