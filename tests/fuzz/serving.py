@@ -28,8 +28,8 @@ CLIENTS = 3
 class Running:
     """A server in a process of its own."""
 
-    def __init__(self, *targets: str, options: tuple[str, ...] = ()) -> None:
-        command = [sys.executable, "-m", "forebay", "serve", *targets, "--http-port", "0", "--worker-kind", "thread"]
+    def __init__(self, *targets: str, options: tuple[str, ...] = ("--worker-kind", "thread")) -> None:
+        command = [sys.executable, "-m", "forebay", "serve", *targets, "--http-port", "0"]
         command += UNHURRIED
         self.process = subprocess.Popen(
             [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -66,7 +66,7 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(*targets: str, options: tuple[str, ...] = ()) -> Iterator[Running]:
+def running(*targets: str, options: tuple[str, ...] = ("--worker-kind", "thread")) -> Iterator[Running]:
     """A server for as long as the block runs."""
     found = Running(*targets, options=options)
     try:
@@ -134,13 +134,14 @@ class Findings:
             self.differences += 1
             print(f"DIFFERENCE in {self.door}: {what}", *(str(one)[:1500] for one in details), sep="\n  ", flush=True)
 
-    def run(self, seconds: float, seed: int, client: Callable[[random.Random], Asking]) -> None:
+    def run(self, seconds: float, seed: int, client: Callable[[random.Random], Asking], clients: int = CLIENTS) -> None:
         """Have several clients go round until the time is over; each has dice of its own.
 
         Args:
             seconds: How long.
             seed: Of the dice.
             client: Makes a client.
+            clients: How many.
         """
         end = awake() + seconds
 
@@ -155,7 +156,7 @@ class Findings:
 
                 self.differ("a client broke down", repr(error), traceback.format_exc())
 
-        threads = [threading.Thread(target=go, args=(number,), daemon=True) for number in range(CLIENTS)]
+        threads = [threading.Thread(target=go, args=(number,), daemon=True) for number in range(clients)]
         for thread in threads:
             thread.start()
         for thread in threads:
