@@ -356,6 +356,65 @@ def test_keys_are_secrets_and_in_no_file(tmp_path):
     assert "secrets" in documents(tmp_path, "compose.yaml")[0]
 
 
+@pytest.mark.parametrize("keyfile", ["key.pem", None])
+def test_a_certificate_is_mounted_and_the_probes_speak_tls(tmp_path, checker, keyfile):
+    # deliverable 5: no key in the image, and the server is told where its certificate lies
+    lay(tmp_path, {"model.py": MODEL, "chain.pem": "a chain\n", "key.pem": "very-secret\n"})
+    named = [] if keyfile is None else ["--keyfile", keyfile]
+    done = generate(tmp_path, "model.py", "--certfile", "chain.pem", *named, "--grpc-port", "9000")
+    assert done.returncode == 0, done.stderr
+    key = keyfile or "chain.pem"
+    secret = f"kubectl create secret tls {tmp_path.name.replace('_', '-')}-tls --cert=chain.pem --key={key}"
+    assert secret in done.stdout
+    assert command_of(tmp_path) == ["forebay", "serve", "model.py", "--grpc-port", "9000"]
+    assert {"chain.pem", key} <= {*(tmp_path / "deploy/Dockerfile.dockerignore").read_text().splitlines()}
+    told = {"FOREBAY_CERTFILE": "/run/tls/tls.crt", "FOREBAY_KEYFILE": "/run/tls/tls.key"}
+    specs = [
+        documents(tmp_path, "kubernetes/deployment.yaml")[0]["spec"]["template"]["spec"],
+        documents(tmp_path, "kserve.yaml")[0]["spec"]["predictor"],
+    ]
+    for spec in specs:
+        (container,) = spec["containers"]
+        assert told.items() <= {one["name"]: one["value"] for one in container["env"]}.items()
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert container[probe]["httpGet"]["scheme"] == "HTTPS"
+        assert {"name": "tls", "mountPath": "/run/tls", "readOnly": True} in container["volumeMounts"]
+        assert {"name": "tls", "secret": {"secretName": secret.split()[4]}} in spec["volumes"]
+    annotations = documents(tmp_path, "kubernetes/deployment.yaml")[0]["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/scheme"] == "https"
+    ports = {one["name"]: one["port"] for one in documents(tmp_path, "kubernetes/service.yaml")[0]["spec"]["ports"]}
+    assert ports == {"http": 443, "grpc": 9000}
+    compose = documents(tmp_path, "compose.yaml")[0]
+    service = compose["services"]["model"]
+    assert told.items() <= service["environment"].items()
+    found = {one["target"]: compose["secrets"][one["source"]]["file"] for one in service["secrets"]}
+    assert found == {"/run/tls/tls.crt": "../chain.pem", "/run/tls/tls.key": f"../{key}"}
+    file = tmp_path / "deploy/compose.yaml"
+    result = run(checker("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", file)
+    assert result.returncode == 0, result.stdout
+    names = ("deployment.yaml", "service.yaml", "autoscaling.yaml")
+    result = run(checker("kubernetes-validate"), "--strict", *(tmp_path / "deploy/kubernetes" / name for name in names))
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_private_index_is_honoured_by_both_builders(tmp_path, checker):
+    # deliverable 5: it is told to the commands that install, and is in no layer
+    lay(tmp_path, {"model.py": MODEL, "pip.conf": "[global]\nindex-url = very-secret\n", "requirements.txt": "numpy\n"})
+    done = generate(tmp_path, "model.py")
+    assert done.returncode == 0, done.stderr
+    assert " --secret id=pip.conf,src=pip.conf ." in done.stdout
+    assert "pip.conf" in (tmp_path / "deploy/Dockerfile.dockerignore").read_text().splitlines()
+    compose = documents(tmp_path, "compose.yaml")[0]
+    assert compose["services"]["model"]["build"]["secrets"] == ["pip.conf"]
+    assert compose["secrets"] == {"pip.conf": {"file": "../pip.conf"}}
+    file = tmp_path / "deploy/compose.yaml"
+    result = run(checker("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", file)
+    assert result.returncode == 0, result.stdout
+    (tmp_path / "dependencies.sh").write_text("cp pip.conf /etc/pip.conf\n")  # as the Nucleus model server has it
+    assert generate(tmp_path, "model.py", "--force").returncode == 0
+    assert "pip.conf" not in (tmp_path / "deploy/Dockerfile.dockerignore").read_text().splitlines()
+
+
 def test_gpus_are_counted_by_the_devices(tmp_path, checker):
     lay(tmp_path, {"model.py": MODEL})
     assert generate(tmp_path, "model.py", "--devices", "cuda:0,cuda:1").returncode == 0

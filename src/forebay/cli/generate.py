@@ -25,10 +25,11 @@ What the project needs besides is installed from its requirements.txt, conda-pac
 are there; without requirements.txt, from its setup.py. Wheels in its folder wheels/ are used. A private index is named
 by a secret: docker build --secret id=pip.conf,src=pip.conf
 
-Settings of `forebay serve` that are given here are those of the server in the container, and so are their paths.
+Settings of `forebay serve` that are given here are those of the server in the container, and so are their paths; but
+keys, and the certificate of --certfile, lie here, and become secrets.
 """
 
-_NEVER: Final = frozenset({"host", "config", "api_keys", "secret"})
+_NEVER: Final = frozenset({"host", "config", "api_keys", "secret", "certfile", "keyfile"})
 """What containers are told in another way, or have no use for."""
 _IMPORTED: Final = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
 

@@ -73,9 +73,12 @@ def health(recipe: Recipe) -> list[str]:
         return list(recipe.ready)
     if recipe.http_port is not None:
         asks = f"r.urlopen('http://127.0.0.1:{recipe.http_port}/readyz', timeout=4"
-        if recipe.is_tls:
+        if recipe.tls:
             asks = f"{asks.replace('http:', 'https:')}, context=__import__('ssl')._create_unverified_context()"
         return ["python", "-c", f"import urllib.request as r; {asks})"]
+    if recipe.tls:  # its name is not known here, and grpcio asks no server whose name it cannot check
+        begin = "import socket, ssl; ssl._create_unverified_context().wrap_socket(socket.create_connection("
+        return ["python", "-c", f"{begin}('127.0.0.1', {recipe.grpc_port}), 4))"]
     call = f"h.HealthStub(g.insecure_channel('127.0.0.1:{recipe.grpc_port}')).Check(m.HealthCheckRequest(), timeout=4)"
     imports = "import grpc as g, grpc_health.v1.health_pb2 as m, grpc_health.v1.health_pb2_grpc as h"
     return ["python", "-c", f"{imports}; assert {call}.status == 1"]

@@ -15,9 +15,12 @@ import yaml
 from forebay.errors import ConfigError
 from forebay.surfaces.container.dockerfile import USER, dockerfile, health
 from forebay.surfaces.container.recipe import AFTER_DRAIN_S, PRE_STOP_S, Recipe, Sidecar
+from forebay.surfaces.container.steps import steps
 
 SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - what it is called
 KEYS: Final = "/run/secrets/api_keys"
+TLS: Final = {"FOREBAY_CERTFILE": "/run/tls/tls.crt", "FOREBAY_KEYFILE": "/run/tls/tls.key"}
+"""Where a container finds its certificate and the key, by the settings that say so; names are those of Kubernetes."""
 _TEMPLATES: Final = Path(__file__).with_name("templates")
 _MOST: Final = 4
 """How many times as many pods there may be under load."""
@@ -56,6 +59,7 @@ def files_of(recipe: Recipe, wanted: Wanted) -> dict[str, str]:
     scrape = {}
     if recipe.http_port is not None:
         scrape = {"prometheus.io/scrape": "true", "prometheus.io/port": str(recipe.http_port)}
+        scrape |= {"prometheus.io/scheme": "https"} if recipe.tls else {}
     speaks = [_flow({"name": "PROTOCOL", "value": recipe.protocol})] if recipe.protocol and scrape else []
 
     def pod(container: str, *more: str) -> Sequence[str]:
@@ -84,6 +88,9 @@ def files_of(recipe: Recipe, wanted: Wanted) -> dict[str, str]:
     own = [os.path.relpath(output / name.partition("/")[0], context) for name in texts]
     more = own if output == context else [os.path.relpath(output, context)]
     more += [] if recipe.step else [".env"]
+    more += [os.path.relpath(file, context) for file in recipe.tls or ()]
+    if recipe.index is not None and not any("pip.conf" in step.text for step in steps(context, recipe.files)):
+        more.append(recipe.index.name)
     texts["Dockerfile.dockerignore"] = _filled(
         "dockerignore", {"more": sorted({one for one in more if not one.startswith("..")})}
     )
@@ -115,11 +122,15 @@ def write(files: Mapping[str, str], folder: Path, *, force: bool) -> list[Path]:
 def next_commands(recipe: Recipe, wanted: Wanted) -> list[str]:
     """Return what may be run next, in its order."""
     context = wanted.output if recipe.folder is None else recipe.folder
-    secret = f"kubectl create secret generic {recipe.name}-keys --from-file={Path(KEYS).name}=keys.txt"
+    index = "" if recipe.index is None else f" --secret id=pip.conf,src={_shown(recipe.index)}"
+    secrets = [f"generic {recipe.name}-keys --from-file={Path(KEYS).name}=keys.txt"] if recipe.has_keys else []
+    if recipe.tls is not None:
+        certificate, key = (_shown(Path(file)) for file in recipe.tls)
+        secrets.append(f"tls {recipe.name}-tls --cert={certificate} --key={key}")
     return [
-        f"docker build -f {_shown(wanted.output / 'Dockerfile')} -t {wanted.image} {_shown(context)}",
+        f"docker build -f {_shown(wanted.output / 'Dockerfile')} -t {wanted.image}{index} {_shown(context)}",
         f"docker compose -f {_shown(wanted.output / 'compose.yaml')} up --build --wait",
-        *([secret] if recipe.has_keys else []),
+        *(f"kubectl create secret {secret}" for secret in secrets),
         f"kubectl apply -k {_shown(wanted.output / 'kubernetes')}",
         f"kubectl apply -f {_shown(wanted.output / 'kserve.yaml')}",
     ]
@@ -138,6 +149,10 @@ def _of_pod(recipe: Recipe, image: str) -> dict[str, Sequence[str]]:
         environment = [{"name": "FOREBAY_API_KEY", "value": f"@{KEYS}"}]
         mounts.append({"name": "keys", "mountPath": str(Path(KEYS).parent), "readOnly": True})
         kinds.append({"name": "keys", "secret": {"secretName": f"{recipe.name}-keys"}})
+    if recipe.tls is not None:
+        environment += [{"name": name, "value": path} for name, path in TLS.items()]
+        mounts.append({"name": "tls", "mountPath": str(Path(TLS["FOREBAY_CERTFILE"]).parent), "readOnly": True})
+        kinds.append({"name": "tls", "secret": {"secretName": f"{recipe.name}-tls"}})
     gpus = {"nvidia.com/gpu": recipe.gpus} if recipe.gpus else {}
     ready, alive = _probes(recipe)
     names = [one.host for one in recipe.sidecars if one.host]
@@ -173,26 +188,26 @@ def _ports(recipe: Recipe) -> dict[str, int]:
 
 
 def _service_ports(recipe: Recipe) -> list[dict[str, Any]]:
-    usual = {"http": 443 if recipe.is_tls else 80}
+    usual = {"http": 443 if recipe.tls else 80}
     return [
         {
             "name": name,
             "port": usual.get(name, port),
             "targetPort": name,
-            **({"appProtocol": "kubernetes.io/h2c"} if name == "grpc" and not recipe.is_tls else {}),
+            **({"appProtocol": "kubernetes.io/h2c"} if name == "grpc" and not recipe.tls else {}),
         }
         for name, port in _ports(recipe).items()
     ]
 
 
 def _probes(recipe: Recipe) -> tuple[dict[str, Any], dict[str, Any]]:
-    scheme = {"scheme": "HTTPS"} if recipe.is_tls else {}
+    scheme = {"scheme": "HTTPS"} if recipe.tls else {}
     alive: dict[str, Any] = {"tcpSocket": {"port": "grpc"}}
     ready: dict[str, Any] = {"exec": {"command": health(recipe)}}
     if recipe.http_port is not None:
         alive = {"httpGet": {"path": "/healthz", "port": "http", **scheme}}
         ready = {"httpGet": {"path": "/readyz", "port": "http", **scheme}}
-    elif not recipe.is_tls:
+    elif not recipe.tls:
         ready = {"grpc": {"port": recipe.grpc_port}}
     return {"exec": {"command": list(recipe.ready)}} if recipe.ready else ready, alive
 
@@ -222,11 +237,23 @@ def _dockerfile_of(sidecar: Sidecar) -> str:
 def _compose(recipe: Recipe, wanted: Wanted, context: Path) -> dict[str, str | Sequence[str]]:
     output = wanted.output
     where = Path(os.path.relpath(context, output)).as_posix()
-    environment: list[str] = []
-    top: dict[str, Any] = {}
+    environment: dict[str, str] = {}
+    secrets: list[Any] = []
+    files: dict[str, str] = {}
     if recipe.has_keys:
-        environment = _block({"environment": {"FOREBAY_API_KEY": f"@{KEYS}"}, "secrets": ["api_keys"]})
-        top["secrets"] = {"api_keys": {"file": "./keys.txt"}}
+        environment["FOREBAY_API_KEY"] = f"@{KEYS}"
+        secrets.append("api_keys")
+        files["api_keys"] = "./keys.txt"
+    for (name, target), file in zip(TLS.items(), recipe.tls or (), strict=False):
+        environment[name] = target
+        secrets.append({"source": Path(target).name, "target": target})
+        files[Path(target).name] = os.path.relpath(file, output)
+    build: dict[str, Any] = {}
+    if recipe.index is not None:
+        build["secrets"] = ["pip.conf"]
+        files["pip.conf"] = os.path.relpath(recipe.index, output)
+    top: dict[str, Any] = {"secrets": {name: {"file": file} for name, file in files.items()}} if files else {}
+    told = {"environment": environment, "secrets": secrets} if secrets else {}
     volumes = {path: _slug(path) for path in recipe.writes if path != SHARED_MEMORY}
     service: dict[str, Any] = {}
     if volumes:
@@ -248,7 +275,8 @@ def _compose(recipe: Recipe, wanted: Wanted, context: Path) -> dict[str, str | S
         "context": json.dumps(where) if " " in where else where,
         "dockerfile": Path(os.path.relpath(output / "Dockerfile", context)).as_posix(),
         "published": json.dumps([f"{port}:{port}" for port in _ports(recipe).values()]),
-        "environment": environment,
+        "build": _block(build),
+        "environment": _block(told),
         "volumes": _block(service),
         "devices": _block(devices),
         "sidecars": ["", *_block(sidecars)] if sidecars else [],

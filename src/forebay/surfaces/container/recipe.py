@@ -15,6 +15,7 @@ import msgspec
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
+    from forebay.server.config import HttpConfig
     from forebay.surfaces.contract import Options, Project
 
 OLDEST_PYTHON: Final = (3, 11)
@@ -60,7 +61,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         step: What runs a step of the installation, and has nothing but the project before it; empty for the shell.
         http_port: The port of HTTP, with `/readyz` and `/metrics`; None if there is none.
         grpc_port: The port of gRPC; None if there is none.
-        is_tls: Whether both speak TLS.
+        tls: Where the certificate and its key lie here, if both speak TLS.
         protocol: What of KServe's protocols it speaks.
         ready: A command that tells whether the server is ready; none asks its port.
         has_keys: Whether a request needs a key.
@@ -87,7 +88,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     step: tuple[str, ...] = ()
     http_port: int | None = None
     grpc_port: int | None = None
-    is_tls: bool = False
+    tls: tuple[str, str] | None = None
     protocol: str = "v2"
     ready: tuple[str, ...] = ()
     has_keys: bool = False
@@ -98,6 +99,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float = 30.0
     sidecars: tuple[Sidecar, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def index(self) -> Path | None:
+        """The file that names a private index, which only the commands that install are told."""
+        found = None if self.folder is None else self.folder / "pip.conf"
+        return found if found is not None and found.is_file() else None
 
 
 def recipe_of(
@@ -148,7 +155,7 @@ def recipe_of(
         extras=tuple(sorted({*extras, *([] if grpc is None else ["grpc"]), *(["otel"] if options.otel else [])})),
         http_port=http.port if has_http else None,
         grpc_port=http.port + 1 if grpc == 0 else grpc,
-        is_tls=bool(http.certfile),
+        tls=tls_of(http),
         protocol=protocol,
         has_keys=bool(http.api_keys),
         writes=tuple(writes),
@@ -158,6 +165,11 @@ def recipe_of(
         drain_s=options.drain_s,
         warnings=() if project is None else tuple(project.warnings),
     )
+
+
+def tls_of(http: HttpConfig) -> tuple[str, str] | None:
+    """Return where certificate and key lie, if a server has any."""
+    return (http.certfile, http.keyfile or http.certfile) if http.certfile else None
 
 
 def called(name: str) -> str:

@@ -136,6 +136,7 @@ class NucleusSurface:
 
     def recipe(self, target: str, options: Options) -> Recipe:
         """Return what a container of the project needs; its handler may still be missing."""
+        from forebay.surfaces.container.recipe import tls_of
         from forebay.surfaces.nucleus.config import read_config
         from forebay.surfaces.nucleus.generate import recipe
 
@@ -147,6 +148,7 @@ class NucleusSurface:
         return msgspec.structs.replace(
             found,
             has_keys=bool(options.http.api_keys),
+            tls=tls_of(options.http),
             workers=_processes(config, options),
             drain_s=options.drain_s,
             warnings=(*warnings, *found.warnings),
