@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of folders and buckets, served: from the socket to the store."""
 
+import contextlib
 import threading
 
+import httpx
 import numpy as np
 import pytest
 from tests.buckets import BUSY, FORBIDDEN, Faults, running_buckets
@@ -157,6 +159,77 @@ def test_a_store_that_cannot_be_asked_at_the_start_delays_it(buckets, serve, cli
     assert ask(server, "a") == [1, 2]
     lines = [line for line in server.lines if "tried again in 0.2 s, and nothing is served" in line]
     assert len(lines) == 2
+    faults.close()
+
+
+def test_a_disk_that_fills_up_leaves_what_is_served(buckets, serve, tmp_path, eventually, small_disk):
+    """Disk full: a clear error, the served versions keep answering; a real disk, a real server."""
+    bucket = "full-disk"
+    buckets.make(bucket)
+    buckets.put(f"{bucket}/net/1/model.onnx", times(1))
+    buckets.put(f"{bucket}/large/1/model.onnx", times(5))
+    buckets.put(f"{bucket}/large/1/weights.bin", bytes(300_000))
+    server = serve(
+        None, f"s3://{bucket}", *options(tmp_path), "--lazy", "--repository-folder", small_disk.folder,
+        env=buckets.environment(),
+    )  # fmt: skip
+    assert ask(server, "net") == [1, 2]
+    refused = ask(server, "large")
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    told = refused.json()["error"]["message"]
+    assert "version '1' of 'large' cannot be loaded: " in told
+    assert "has room for" in told
+    assert "make room there" in told
+    assert ask(server, "net") == [1, 2]
+    # A version that is to take over, and has no room in the middle of its way here.
+    small_disk.fill()
+    buckets.put(f"{bucket}/net/2/model.onnx", times(2), old=False)
+    buckets.put(f"{bucket}/net/2/weights.bin", bytes(100_000), old=False)
+
+    def problem():
+        (one,) = [one for one in server.client.get("/models").json()["models"] if one["name"] == "net"]
+        return next((each.get("error") for each in one["versions"] if each["version"] == "2"), None)
+
+    eventually(lambda: "make room there" in (problem() or ""))
+    assert ask(server, "net") == [1, 2]
+    assert server.client.get("/readyz").status_code == 200
+    small_disk.empty()
+    eventually(lambda: ask(server, "net") == [2, 4])
+    assert not list(small_disk.folder.rglob("coming-*"))
+
+
+def test_a_server_that_is_killed_while_it_copies_is_followed_by_one_that_is_whole(buckets, serve, tmp_path, eventually):
+    """Kill -9 at any moment of a download, then restart: through the front door; at random moments in the units."""
+    bucket = "killed-server"
+    buckets.make(bucket)
+    buckets.put(f"{bucket}/kept/1/model.onnx", times(1))
+    buckets.put(f"{bucket}/torn/1/model.onnx", times(3))
+    buckets.put(f"{bucket}/torn/1/weights.bin", bytes(200_000))
+    faults = Faults(buckets.port)
+    env = buckets.environment(faults.port)
+    server = serve(None, f"s3://{bucket}", *options(tmp_path), "--lazy", env=env)
+    assert ask(server, "kept") == [1, 2]
+    faults.fault = lambda _method, path: ("slow", 1000) if path.endswith("weights.bin") else None
+
+    def ask_until_it_is_gone():
+        with contextlib.suppress(httpx.HTTPError):
+            ask(server, "torn")
+
+    asking = threading.Thread(target=ask_until_it_is_gone)
+    asking.start()
+    cache = tmp_path / "cache"
+    eventually(lambda: any(path.stat().st_size for path in cache.rglob("coming-*/**/weights.bin")))
+    server.process.kill()
+    server.process.wait()
+    asking.join()
+    assert list(cache.rglob("coming-*"))
+    faults.fault = lambda *_: None
+    copied = faults.asked("kept/1/model.onnx")
+    again = serve(None, f"s3://{bucket}", *options(tmp_path), "--lazy", env=env)
+    assert not list(cache.rglob("coming-*"))
+    assert ask(again, "torn") == [3, 6]
+    assert ask(again, "kept") == [1, 2]
+    assert faults.asked("kept/1/model.onnx") == copied  # what was whole is not copied again
     faults.close()
 
 
