@@ -231,6 +231,11 @@ class OpenCall:
         """Return where so much of what comes next may be put, or less; None if it has to be received."""
         return None if self._inbox is None or self.is_done else self._inbox.room(longest)
 
+    @property
+    def missing_bytes(self) -> int:
+        """What has not come of a long message that lands."""
+        return 0 if self._inbox is None else self._inbox.missing_bytes
+
     def advance(self, size: int, *, is_last: bool) -> None:
         """Take what was put there.
 

@@ -33,8 +33,9 @@ from forebay.transports.grpc.sending import Sender
 from forebay.transports.grpc.statuses import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from forebay.transports.grpc.even_frames import FrameRooms
     from forebay.transports.grpc.port import GrpcPort
     from forebay.transports.grpc.sending import Outgoing
     from forebay.transports.grpc.service import Piece
@@ -130,25 +131,38 @@ class GrpcConnection(asyncio.Protocol):
         else:
             self._read(data)
         if len(data) >= LARGE_READ_BYTES:
-            self._give_way()
+            self.give_way()
 
     def room(self) -> memoryview | None:
-        """Return where the rest of a long message is to be put."""
+        """Return where the rest of a long frame is to be put."""
         return None if self._is_deaf or self._is_paused else self._receiver.room()
 
     def advance(self, size: int) -> None:
         """Act on what was put there."""
+        self._act(self._receiver.advance, size)
+
+    def rooms(self) -> FrameRooms | None:
+        """Return where the frames of a long message are to be put if they go on as they began."""
+        transport = self._transport
+        if self._is_deaf or transport is None or not transport.is_reading():
+            return None
+        return self._receiver.rooms(LONG_READ_BYTES)
+
+    def placed(self, size: int) -> None:
+        """Act on what was put there."""
+        self._act(self._receiver.placed, size)
+
+    def _act(self, action: Callable[[int], None], size: int) -> None:
+        """Act on what was put where it belongs."""
         self._seen = self.port.epoch
         self._is_due = True
         try:
-            self._receiver.advance(size)
+            action(size)
         except ConnectionFault as fault:
             self._refuse(fault.reason, str(fault))
         self._flush()
-        if size >= LONG_READ_BYTES:  # else all that has come was read
-            self._give_way()
 
-    def _give_way(self) -> None:
+    def give_way(self) -> None:
         """Read no more in this turn: a client that sends quickly would be read for megabytes before anybody else."""
         transport = self._transport
         if self._is_paused or self._is_deaf or transport is None or transport.is_closing():
@@ -156,7 +170,7 @@ class GrpcConnection(asyncio.Protocol):
         transport.pause_reading()
         if not self._lands and self._receiver.room() is not None:
             self._lands = True
-            read_bodies(transport, self)
+            read_bodies(transport, self, scatters=self)
         self.port.turns.wait(self._read_on)
 
     def _read_on(self) -> None:

@@ -17,9 +17,9 @@ HEAD_BYTES: Final = 9
 MIN_FRAME_BYTES: Final = 1 << 14
 """Every client takes frames of this length, and sends no longer ones unless it is told that it may."""
 LONG_FRAME_BYTES: Final = 1 << 20
-"""Longest frame that is taken here; one of data is read as it comes."""
+"""Longest frame that is taken here."""
 VIEWED_BYTES: Final = 4 * 1024
-"""Data of this length is not cut out of what has come, but seen where it lies."""
+"""Data of this length is not cut out of what has come, but seen where it lies, and is read as it comes."""
 MAX_FRAME_BYTES: Final = (1 << 24) - 1
 MAX_WINDOW: Final = (1 << 31) - 1
 FIRST_WINDOW: Final = (1 << 16) - 1
@@ -103,6 +103,7 @@ class Http2FrameReader:
     Attributes:
         rest_bytes: Of the data of a long frame, what has not come yet.
         rest_of: Its flags and stream.
+        long_of: Length and stream of the last long frame of data, as far as it has come.
     """
 
     def __init__(self, max_other_bytes: int = MIN_FRAME_BYTES) -> None:
@@ -116,6 +117,7 @@ class Http2FrameReader:
         self._max_other_bytes = max_other_bytes
         self.rest_bytes: int = 0
         self.rest_of: tuple[int, int] = (0, 0)
+        self.long_of: tuple[int, int] = (0, 0)
 
     @property
     def is_inside(self) -> bool:
@@ -136,6 +138,10 @@ class Http2FrameReader:
         """Take note that so much of the rest of a long frame was read elsewhere; returns the flags of that piece."""
         self.rest_bytes -= size
         return self.rest_of[0] & ~END_STREAM if self.rest_bytes else self.rest_of[0]
+
+    def go_on(self, rest_bytes: int, flags: int) -> None:
+        """Go on in a frame as long as the last one and of its stream, of which all but the rest was read elsewhere."""
+        self.rest_bytes, self.rest_of = rest_bytes, (flags, self.long_of[1])
 
     def skip(self, expected: bytes) -> bytes | None:
         """Skip these bytes if they come first; otherwise returns what came instead, or what has come so far."""
@@ -163,18 +169,21 @@ class Http2FrameReader:
             length = high << 8 | low
             if length > MIN_FRAME_BYTES:
                 self._check_length(kind, length)
-                if kind == DATA and not flags & PADDED and start + length > end:
-                    self.rest_bytes, self.rest_of = start + length - end, (flags, stream & MAX_STREAM)
+            if length >= VIEWED_BYTES and kind == DATA and not flags & PADDED:
+                stream &= MAX_STREAM
+                self.long_of = length, stream
+                if start + length > end:
+                    self.rest_bytes, self.rest_of = start + length - end, (flags, stream)
                     self._at = at = end
                     if start < end:
-                        yield kind, flags & ~END_STREAM, stream & MAX_STREAM, memoryview(data)[start:]
+                        yield kind, flags & ~END_STREAM, stream, memoryview(data)[start:]
                     break
-            if start + length > end:
+                self._at = at = start + length
+                yield kind, flags, stream, memoryview(data)[start:at]
+            elif start + length > end:
                 break
-            self._at = at = start + length
-            if kind == DATA and length >= VIEWED_BYTES:
-                yield kind, flags, stream & MAX_STREAM, memoryview(data)[start:at]
             else:
+                self._at = at = start + length
                 yield kind, flags, stream & MAX_STREAM, data[start:at]
         self._data, self._at = data[at:], 0  # idle connections should hold nothing
 

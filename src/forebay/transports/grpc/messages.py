@@ -48,7 +48,11 @@ def prefix(size: int) -> bytes:
 
 
 class MessageBuffer:
-    """The bytes of one call that have come and were not taken yet."""
+    """The bytes of one call that have come and were not taken yet.
+
+    Attributes:
+        missing_bytes: What has not come of a message that lands.
+    """
 
     def __init__(self, encoding: bytes, max_bytes: int, lands: PlacesOf | None = None) -> None:
         """Begin with nothing.
@@ -63,10 +67,10 @@ class MessageBuffer:
         self._lands = lands
         self._data: bytearray = bytearray()
         self._landing: Landing | None = None
-        self._size = self._missing = 0
+        self._size = self.missing_bytes = 0
 
     def __len__(self) -> int:
-        landed = 0 if self._landing is None else PREFIX_BYTES + self._size - self._missing
+        landed = 0 if self._landing is None else PREFIX_BYTES + self._size - self.missing_bytes
         return landed + len(self._data)
 
     def add(self, data: bytes | memoryview) -> None:
@@ -75,12 +79,12 @@ class MessageBuffer:
             data, self._data = bytes(self._data) + data if self._data else data, bytearray()
             if (size := self._long_size(data)) > 0:
                 data = memoryview(data)[PREFIX_BYTES:]
-                self._landing, self._size, self._missing = Landing(size, self._lands(data)), size, size
-        if self._missing:
-            piece = data[: self._missing]
+                self._landing, self._size, self.missing_bytes = Landing(size, self._lands(data)), size, size
+        if self.missing_bytes:
+            piece = data[: self.missing_bytes]
             assert self._landing is not None
             self._landing.write(piece)
-            self._missing -= len(piece)
+            self.missing_bytes -= len(piece)
             data = data[len(piece) :]
         self._data += data
 
@@ -93,13 +97,17 @@ class MessageBuffer:
 
     def room(self, longest: int) -> memoryview | None:
         """Return where so much of what comes next may be put, or less; None if it has to be added."""
-        return self._landing.room(min(longest, self._missing)) if self._landing is not None and self._missing else None
+        return (
+            self._landing.room(min(longest, self.missing_bytes))
+            if self._landing is not None and self.missing_bytes
+            else None
+        )
 
     def advance(self, size: int) -> None:
         """Take note of how much was put there."""
         assert self._landing is not None
         self._landing.advance(size)
-        self._missing -= size
+        self.missing_bytes -= size
 
     def _look(self) -> None:
         """Have the next message land if it is long and has begun to come."""
@@ -135,7 +143,7 @@ class MessageBuffer:
             BadMessage: If it will not be taken.
         """
         if self._landing is not None:
-            if self._missing:
+            if self.missing_bytes:
                 return None
             landed, self._landing = self._landing.getvalue(), None
             self._look()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from forebay.observe import access_log
 from forebay.observe.refusals import RefusalLog
 from forebay.transports.grpc.calls import NEVER
+from forebay.transports.grpc.even_frames import FrameRooms
 from forebay.transports.grpc.frames import MIN_FRAME_BYTES
 from forebay.transports.grpc.messages import PREFIX_BYTES
 from forebay.transports.grpc.statuses import Status
@@ -45,6 +46,7 @@ class GrpcPort:
         calls: How many are open, without those that need no key.
         public_streams: How many of those without a key are streams.
         buffered_bytes: What is held of messages that were not taken yet, and all that was unpacked.
+        frame_rooms: Where the connection that is being read has frames put.
         tasks: Those of methods that run.
         refusals: Where calls that came to a full queue wait for their status.
         turns: Where clients that send quickly wait until they are read again.
@@ -63,6 +65,7 @@ class GrpcPort:
         self.calls = 0
         self.public_streams = 0
         self.buffered_bytes = 0
+        self.frame_rooms = FrameRooms()
         self.tasks: set[asyncio.Task[None]] = set()
         self.refusals = RefusalLine(loop)
         self.turns = ReadingTurns(loop)

@@ -22,6 +22,7 @@ from forebay.transports.grpc.statuses import Status
 
 if TYPE_CHECKING:
     from forebay.transports.grpc.connection import GrpcConnection
+    from forebay.transports.grpc.even_frames import FrameRooms
     from forebay.transports.grpc.heads import CallHead
     from forebay.transports.grpc.sending import Sender
 
@@ -193,10 +194,42 @@ class Receiver:
             ConnectionFault: If nothing more of this client can be believed.
         """
         flags, stream = self._reader.skip_rest(size), self._reader.rest_of[1]
+        self._advance(stream, size, is_last=bool(flags & frames.END_STREAM))
+
+    def rooms(self, longest: int) -> FrameRooms | None:
+        """Return where what comes next may be put if frames go on as they began; None if it has to be read.
+
+        What was put there is told by `placed`, before anything else is read. All rooms together have about `longest`.
+        """
+        reader = self._reader
+        length, stream = reader.long_of
+        call = self._calls.get(stream)
+        if call is None or call.is_half_closed or reader.has_unread or self._block is not None:
+            return None
+        missing, room = call.missing_bytes, call.room(longest)
+        if room is None:
+            return None
+        rest, rooms = reader.rest_bytes, self._port.frame_rooms
+        rooms.guess(room, missing, length, rest, reader.rest_of[0] if rest else 0, stream)
+        return rooms
+
+    def placed(self, size: int) -> None:
+        """Act on what was put there.
+
+        Raises:
+            ConnectionFault: If nothing more of this client can be believed.
+        """
+        rooms = self._port.frame_rooms
+        found = rooms.placed(size)
+        self._reader.go_on(found.rest_bytes, found.flags)
+        self._advance(rooms.stream, found.size, is_last=bool(found.flags & frames.END_STREAM) and not found.rest_bytes)
+        if found.unread:
+            self.read(found.unread)
+
+    def _advance(self, stream: int, size: int, *, is_last: bool) -> None:
         self._count_data(size)
-        call = self._calls[stream]
         try:
-            call.advance(size, is_last=bool(flags & frames.END_STREAM))
+            self._calls[stream].advance(size, is_last=is_last)
         except StreamFault as fault:
             self._fault(fault)
 

@@ -27,7 +27,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from forebay.errors import ForebayError, QueueFull, Unavailable
 from forebay.observe.access_log import CALLED_OFF, EndedCall
 from forebay.serving.endpoint import next_id
-from forebay.transports.body_reader import TURN_BYTES, read_bodies
+from forebay.transports.body_reader import read_bodies
 from forebay.transports.http.arriving_body import ArrivingBody
 from forebay.transports.http.asgi_calls import TOLD
 from forebay.transports.http.connection_state import (
@@ -228,7 +228,7 @@ class HttpConnection(HttpToolsProtocol):
         elif talk.state.reads:
             self._parse(data)
             if len(data) >= LARGE_READ_BYTES:
-                self._give_way()
+                self.give_way()
 
     def room(self) -> memoryview | None:
         """Return where the rest of the body that is being read is to be put; None if the parser must read it."""
@@ -252,15 +252,13 @@ class HttpConnection(HttpToolsProtocol):
         if talk.body_bytes == head.length:
             self._parser = self.parser = new_parser(self)  # the other one waits for the body
             self.on_message_complete()
-        elif size >= TURN_BYTES:  # else all that has come was read
-            self._give_way()
 
     @property
     def held_bytes(self) -> int:
         """What is kept of a body that is arriving."""
         return self._body.held_bytes
 
-    def _give_way(self) -> None:
+    def give_way(self) -> None:
         """Read no more in this turn: a client that sends quickly would be read for megabytes before anybody else."""
         if not self.flow.read_paused and not self.transport.is_closing():
             self.flow.pause_reading()
