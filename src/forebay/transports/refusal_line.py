@@ -8,9 +8,9 @@ line takes up its place and nothing else, and sends nothing meanwhile: that is w
 
 How long they wait and how often they come back are one thing: of 400 clients, 320 of whom a server has taken, 80 are
 in line, and where each waits for 80 ms and asks again, that makes 1,000 refusals a second. Who waits for less costs
-more; so those in line wait for as long as is bearable: the share grows only so far that a short line is told soon and a
-long one in time, each up to a limit. The line needs no deadlines: it holds one place for each connection, and moves by
-at least one every `MAX_DEBT_S / LEAST_SHARE`.
+more; so those in line wait for as long as is bearable: a line that is short enough is told soon, any other in time, up
+to a limit. The line needs no deadlines: it holds one place for each client, and moves by at least one every
+`MAX_DEBT_S / LEAST_SHARE`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 
 LEAST_SHARE: Final = 0.015
 """How much of the loop's time refusals may take in any case."""
-SHARES: Final = (0.07, 0.03), (0.85, 0.05)
-"""How much they may take while the last in line would have to wait for longer than so many seconds."""
+SOON_S: Final = 0.07
+"""How long the last one of a short line waits. A line is short if it can be told so soon with `SOON_SHARE`."""
+SOON_SHARE: Final = 0.04
+LATE_S: Final = 0.85
+"""How long the last one of any other line waits, if that does not take more than `MOST_SHARE`."""
+MOST_SHARE: Final = 0.05
 KERNEL_S: Final = 5e-6
 """What a refusal costs beside the time it is seen to take: reading, and the loop's own work. A server that only refuses
 takes 13 to 16 us of CPU time for each, and sees the rest of them."""
@@ -80,7 +84,10 @@ class RefusalLine:
         waiting = self._waiting
         now = time.monotonic()
         cost_s = len(waiting) * self._cost_s
-        share = max(LEAST_SHARE, *(min(cost_s / patience_s, most) for patience_s, most in SHARES))
+        share = cost_s / SOON_S
+        if share > SOON_SHARE:
+            share = min(cost_s / LATE_S, MOST_SHARE)
+        share = max(share, LEAST_SHARE)
         self._budget_s = min(self._budget_s + (now - self._looked_at) * share, BURST_S)
         self._looked_at = now
         self._is_telling = True

@@ -9,14 +9,15 @@ from forebay.transports import refusal_line
 from forebay.transports.refusal_line import (
     BURST_S,
     KERNEL_S,
+    LATE_S,
     LEAST_SHARE,
     MAX_DEBT_S,
-    SHARES,
+    MOST_SHARE,
+    SOON_S,
+    SOON_SHARE,
     TICK_S,
     RefusalLine,
 )
-
-MOST_SHARE = max(most for _, most in SHARES)
 
 
 class Timer:
@@ -123,12 +124,15 @@ def test_they_wait_for_as_long_as_is_bearable_for_that_costs_least(loop, length,
 
 
 @pytest.mark.parametrize("cost_s", [6e-6, 20e-6, 60e-6])
-@pytest.mark.parametrize("length", [10, 80, 300, 1700, 5000])
+@pytest.mark.parametrize("length", [10, 80, 300, 900, 1700, 5000])
 def test_nobody_waits_for_longer_unless_that_would_cost_too_much(loop, length, cost_s):  # F69
     wait_s, share = waits(loop, length, cost_s)
     assert LEAST_SHARE * 0.8 <= share <= MOST_SHARE * 1.2
-    for patience_s, most in SHARES:
-        assert wait_s <= patience_s * 1.2 or share >= most * 0.8
+    if length * cost_s / SOON_S < SOON_SHARE * 0.9:
+        assert wait_s <= SOON_S * 1.2
+    assert wait_s <= LATE_S * 1.2 or share >= MOST_SHARE * 0.8
+    if length * cost_s / SOON_S > SOON_SHARE * 1.1:  # it cannot be told soon, so it is not told any sooner
+        assert share <= max(LEAST_SHARE, length * cost_s / LATE_S) * 1.2
 
 
 def test_who_comes_while_others_wait_goes_to_the_end(loop):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -59,6 +60,7 @@ OK: Final = literal(b"grpc-status", b"0")
 ACCEPTED_ENCODINGS: Final = literal(b"grpc-accept-encoding", b"identity, deflate, gzip")
 
 
+@functools.lru_cache(16)  # a flood is refused in one sentence
 def trailers(status: Status, text: str, fields: bytes = b"") -> bytes:
     """Return the header block that ends a call, with further fields."""
     if status is Status.OK and not text:

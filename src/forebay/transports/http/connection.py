@@ -585,7 +585,7 @@ class HttpConnection(HttpToolsProtocol):
             error = route.is_full_error
             route.endpoint.reject(error)
         lane.tell(error, self.client)
-        if has_own or not head.is_simple or not lane.is_plain:
+        if has_own or head.id or not head.keep_alive or not lane.is_plain:
             self._fail(head, error)
             return
         pieces = head.refusal if head.refusal_stamp == lane.epoch else lane.write_refusal(head)
@@ -593,7 +593,7 @@ class HttpConnection(HttpToolsProtocol):
         self._active = None
         talk = self._talk
         if talk.state is DUE and not talk.waiting:
-            talk.state = IDLE  # SETTLED
+            talk.on(SETTLED)
         else:
             self._advance()
 

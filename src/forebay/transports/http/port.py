@@ -162,7 +162,7 @@ class HttpPort:
         return b"".join(lines)
 
     def write_refusal(self, head: Head) -> Sequence[bytes]:
-        """Write what surrounds the number of an answer to a simple request that came to a full queue.
+        """Write what surrounds the number of an answer to a request without an id that came to a full queue.
 
         It is the answer that everybody else would get, cut where its request id ends; it holds for this second.
         """

@@ -48,6 +48,12 @@ def begin(
     Returns:
         What calls the request off; None if it has been answered.
     """
+    endpoint = inference.endpoint
+    if endpoint.is_full():  # before anything is read
+        full = QueueFull(f"the queue of '{endpoint.name}' is full; try again later")
+        endpoint.reject(full)
+        respond(full, None)
+        return None
     safely = partial(_respond, respond)
     if not is_quick:
         return asyncio.ensure_future(_answer_large(inference, parse, deadline, peer, safely, parent)).cancel
@@ -56,7 +62,7 @@ def begin(
     except ForebayError as error:
         respond(error, None)
         return None
-    refusal = _refusal(inference, request)
+    refusal = refused(inference, request)
     if refusal is not None:
         respond(refusal, None)
         return None
@@ -69,22 +75,12 @@ async def _answer_large(
     asked = None
     try:
         request = await asyncio.get_running_loop().run_in_executor(_readers, parse)
-        found = _refusal(inference, request)
+        found = refused(inference, request)
         if found is None:
             found, asked = await inference.settled(request, deadline=deadline, peer=peer, parent=parent)
     except Exception as error:  # noqa: BLE001 - this client is told, and no other hears of it
         found = _told(error)
     respond(found, asked)
-
-
-def _refusal(inference: Predictions, request: Any) -> Any:
-    """Return the answer to a request that is not let in; None if it is let in."""
-    refusal = refused(inference, request)
-    endpoint = inference.endpoint
-    if refusal is None and endpoint.is_full():  # before anything is unpacked
-        refusal = QueueFull(f"the queue of '{endpoint.name}' is full; try again later")
-        endpoint.reject(refusal)
-    return refusal
 
 
 def refused(inference: Predictions, request: Any) -> Any:
