@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -67,13 +67,16 @@ class OpenVinoOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         properties: Names and values of properties of the device.
-        shapes: Names of inputs and their shapes, as OpenVINO writes them; without a name that of all inputs.
-        batch: Length of the first axis of all inputs; None leaves it to the file.
+        shapes: Names of inputs and their shapes, as OpenVINO writes them, or `auto` for any; without a name that of all
+            inputs.
+        batch: Length of the first axis of all inputs, -1 for any; None leaves it to the file.
+        requests: How many predictions may run at a time.
     """
 
     properties: tuple[tuple[str, str], ...] = ()
     shapes: tuple[tuple[str, str], ...] = ()
     batch: int | None = None
+    requests: int = 1
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +109,7 @@ class Runtime(Protocol):
     """
 
     signature: Signature
-    is_shared: ClassVar[bool]
+    is_shared: bool
 
     def can_run_on(self, device: Device) -> bool:
         """Tell whether the library installed here knows such a device."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from forebay.runtimes.contract import RunOptions, library, ordinary, runs_on_cpu
 from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample
@@ -19,7 +19,7 @@ _PROVIDERS: Final = {"cuda": ("CUDA",), "gpu": ("CUDA",), "tensorrt": ("Tensorrt
 class OnnxRuntime:
     """A model in ONNX's format."""
 
-    is_shared: ClassVar = True
+    is_shared: bool = True
 
     def __init__(self, model: Path, options: RunOptions) -> None:
         """Load it.

@@ -3,25 +3,30 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, cast
+from queue import SimpleQueue
+from typing import Any, Final, cast
 
 from forebay.errors import ConfigError
 from forebay.runtimes.contract import OpenVinoOptions, RunOptions, library, ordinary
 from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample
 from forebay.types.datatypes import BY_OPENVINO
 from forebay.types.devices import Device
+from forebay.types.failures import text_of
+from forebay.workers.user_code import caught
 
+log = logging.getLogger("forebay.runtimes")
+
+_ANY: Final = "auto"
 _PRECISIONS: Final = {"fp16": "f16", "bf16": "bf16", "exact": "f32"}
 """What is said where it is not left to the library, which computes in bf16 where processors are good at it."""
 
 
 class OpenVino:
     """A model in OpenVINO's format."""
-
-    is_shared: ClassVar = False
 
     def __init__(self, model: Path, options: RunOptions) -> None:
         """Load it.
@@ -44,10 +49,14 @@ class OpenVino:
         own = options.openvino
         source: Any = str(model)
         if own.shapes or own.batch is not None:
-            source = _reshaped(core.read_model(source), own, openvino.PartialShape)
+            source = _reshaped(core.read_model(source), own, openvino.PartialShape, model)
         config |= own.properties
         self._model: Any = core.compile_model(source, "CPU" if device is None else _name(device), config)
-        self._request = self._model.create_infer_request()
+        self.is_shared = own.requests > 1
+        self._requests: SimpleQueue[Any] = SimpleQueue()
+        """Those that nobody uses."""
+        for _ in range(own.requests):
+            self._requests.put(self._model.create_infer_request())
         self._shape = openvino.PartialShape
         self.file = model
         self.signature = Signature(_ports(self._model.inputs), _ports(self._model.outputs))
@@ -76,9 +85,13 @@ class OpenVino:
             if not wanted.compatible(self._shape(list(array.shape))):
                 msg = f"'{name}' has the shape {list(array.shape)}, and the model takes {wanted}"
                 raise ValueError(msg)
-        self._request.infer({self._inputs[name]: array for name, array in arrays.items()})
-        # The tensors belong to the request and are written over by the next one.
-        return [Value(self._request.get_tensor(self._outputs[name]).data.copy()) for name in fetch]
+        request = self._requests.get()
+        try:
+            request.infer({self._inputs[name]: array for name, array in arrays.items()})
+            # The tensors belong to the request and are written over by the next one.
+            return [Value(request.get_tensor(self._outputs[name]).data.copy()) for name in fetch]
+        finally:
+            self._requests.put(request)
 
 
 def silent_library(why: str, install: str) -> Any:
@@ -96,8 +109,8 @@ def _by_name(known: Sequence[Var], ports: Sequence[Any]) -> dict[str, Any]:
     return every | {one.name: port for one, port in zip(known, ports, strict=True)}
 
 
-def _reshaped(model: Any, options: OpenVinoOptions, make: Any) -> Any:
-    """Give the inputs of a model other shapes.
+def _reshaped(model: Any, options: OpenVinoOptions, make: Any, file: Path) -> Any:
+    """Give the inputs of a model other shapes; one that cannot take any shape, and is to, stays as it is.
 
     Raises:
         ConfigError: If there is no input of a name.
@@ -111,12 +124,19 @@ def _reshaped(model: Any, options: OpenVinoOptions, make: Any) -> Any:
     wanted: dict[Any, Any] = {}
     for port in model.inputs:
         told = next((shapes[name] for name in port.get_names() if name in shapes), shapes.get(""))
-        shape = port.partial_shape if told is None else make(told)
+        shape = port.partial_shape if told in {None, _ANY} else make(told)
+        if told == _ANY and not shape.rank.is_dynamic:
+            shape = make([-1] * len(shape))
         if options.batch is not None:
             shape[0] = options.batch
         wanted[port] = shape
-    model.reshape(wanted)
-    return model
+    _, problem = caught(model.reshape, wanted)
+    if problem is None:
+        return model
+    if options.batch != -1 and _ANY not in shapes.values():
+        raise problem
+    log.warning("the model %s takes the shapes of its file only: %s", file, text_of(problem))
+    return str(file)
 
 
 def _name(device: Device) -> str:

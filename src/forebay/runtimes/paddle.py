@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from forebay.runtimes.contract import PaddleOptions, RunOptions, library, tell
 from forebay.runtimes.signature import Signature, Value, Var
@@ -21,7 +21,7 @@ class Paddle:
         has_tensorrt: Whether TensorRT takes parts of it.
     """
 
-    is_shared: ClassVar = False
+    is_shared: bool = False
 
     def __init__(self, files: Sequence[Path], options: RunOptions) -> None:
         """Load it.

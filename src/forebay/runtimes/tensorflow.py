@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from forebay.runtimes.contract import RunOptions, library, ordinary, runs_on_cpu
 from forebay.runtimes.signature import Signature, Value
@@ -28,7 +28,7 @@ class TensorFlow:
         signatures: What all that it has take and give.
     """
 
-    is_shared: ClassVar = True
+    is_shared: bool = True
 
     def __init__(self, folder: Path, name: str, signatures: Mapping[str, Signature], options: RunOptions) -> None:
         """Load it.

@@ -91,12 +91,12 @@ def test_models_of_a_subconfig_are_served_too(read, tmp_path):  # O100
 
 def test_what_forebay_has_no_use_for_is_a_warning(read, tmp_path):  # O103
     write(tmp_path, {"add/1/net.xml": ""})
-    found = read(models(nireq=3, layout="NHWC") | {"monitoring": {}, "pipeline_config_list": []})
+    found = read(models(precision="FP16", layout="NHWC") | {"monitoring": {}, "pipeline_config_list": []})
     assert [re.sub(r"^.*:(\d+): ", r"\1 ", told).split()[1] for told in found.warnings] == [
         "monitoring",
         "pipeline_config_list",
         "layout",
-        "nireq",
+        "precision",
     ]
 
 
@@ -115,6 +115,7 @@ WRONG = {
     "a shape of an input": (models(base_path="m", shape={"a": "(1,x)"}), r"shape.a is .*shape such as \(1,3"),
     "a property": (models(base_path="m", plugin_config={"NUM_STREAMS": []}), "NUM_STREAMS is a list; a text, a number"),
     "a batch": (models(base_path="m", batch_size="many"), "batch_size is 'many'; a whole number"),
+    "requests": (models(base_path="m", nireq="2"), "nireq is '2'; a whole number"),
     "both": (models(name="g", base_path="m") | {"mediapipe_config_list": [{"name": "g"}]}, "a graph and a model are both named 'g'"),
     "metadata": ('{"model_config_list": [], "mediapipe_config_list": [{"name": "a", "metadata": {"inputs": {"x": {"datatype": "FP31"}}}}]}', "FP32"),
 }  # fmt: skip
@@ -154,7 +155,10 @@ def test_what_openvino_is_told_of_a_model(read, tmp_path):  # O106
     assert entry.options.properties == (("NUM_STREAMS", "2"), ("X", "TRUE"))
     assert entry.options.batch == 4
     (entry,) = read(models(base_path="m", shape="()", batch_size="auto")).models
-    assert (entry.options.shapes, entry.options.batch) == ((("", "[]"),), None)
+    assert (entry.options.shapes, entry.options.batch) == ((("", "[]"),), -1)
+    (entry,) = read(models(base_path="m", shape={"a": "auto", "b": "(1,)"}, nireq=4)).models
+    assert (entry.options.shapes, entry.options.requests) == ((("a", "auto"), ("b", "[1]")), 4)
+    assert read(models(base_path="m", nireq=0)).models[0].options.requests == 1
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 # ruff: noqa: E501 - graphs in one line
 """Graphs with nodes that infer, converters around them, and models served beside them; OpenVINO itself runs them."""
 
+import asyncio
 import json
+import threading
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,13 @@ pytestmark = pytest.mark.anyio
 pytest.importorskip("openvino")
 
 
-def save(path, kind="f32", *, inputs=("input",), output="output"):
+def save(path, kind="f32", *, inputs=("input",), output="output", axis=-1):
     """Writes a model that adds its inputs, or one to its only input."""
     import openvino as ov
     from openvino import opset13 as ops
 
     dtype = getattr(ov.Type, kind)
-    ports = [ops.parameter([-1], dtype, name=name) for name in inputs]
+    ports = [ops.parameter([axis], dtype, name=name) for name in inputs]
     other = ports[1] if len(ports) > 1 else ops.constant(np.array(1, dtype.to_dtype()))
     result = ops.add(ports[0], other)
     for port, name in zip(ports, inputs, strict=True):
@@ -369,6 +371,59 @@ async def test_shape_batch_and_properties_of_a_model_are_used(tmp_path):  # O106
         async with serving(tmp_path) as face:
             (version,) = face.app.describe_versions("add")
             assert why in version["error"]
+
+
+@pytest.mark.parametrize("said", [{"shape": "auto"}, {"shape": {"input": "auto"}}, {"batch_size": "auto"}])
+async def test_an_automatic_shape_takes_whatever_comes(tmp_path, said):  # O106
+    save(tmp_path / "add/1/add.xml", axis=3)
+    every = json.loads(config("add"))
+    every["model_config_list"][0]["config"] |= said
+    write(tmp_path, {"config.json": json.dumps(every), "g/graph.pbtxt": SEED, "g/model.py": PLUS_TEN})
+    async with serving(tmp_path) as face:
+        assert face.app.find("add").tensors.inputs[0].shape == (-1,)
+        for length in (3, 5, 1):
+            asked = tensor("input", np.arange(length, dtype=np.float32))
+            assert array((await face.infer("add", asked)).outputs[0]).tolist() == [*range(1, length + 1)]
+            assert array((await face.infer("g", asked)).outputs[0]).tolist() == [*range(21, length + 21)]
+
+
+async def test_a_model_that_cannot_be_reshaped_stays_as_it_is(tmp_path, monkeypatch, caplog):  # O106
+    import openvino
+
+    def refuse(*_):
+        raise RuntimeError("no other shape")
+
+    save(tmp_path / "add/1/add.xml", axis=3)
+    every = json.loads(config("add", graphs=()))
+    every["model_config_list"][0]["config"]["shape"] = "auto"
+    write(tmp_path, {"config.json": json.dumps(every)})
+    monkeypatch.setattr(openvino.Model, "reshape", refuse)
+    async with serving(tmp_path) as face:
+        assert face.app.find("add").tensors.inputs[0].shape == (3,)
+    assert "no other shape" in caplog.text
+
+
+async def test_so_many_run_at_a_time_as_nireq_says(tmp_path, monkeypatch):  # O106
+    from forebay.runtimes.openvino import OpenVino
+
+    together = threading.Barrier(3)
+    run = OpenVino.run
+
+    def met(self, feed, fetch):
+        if any(value.array.flat[0] == 7 for value in feed.values()):
+            together.wait(60)
+        return run(self, feed, fetch)
+
+    save(tmp_path / "add/1/add.xml")
+    every = json.loads(config("add"))
+    every["model_config_list"][0]["config"]["nireq"] = 3
+    write(tmp_path, {"config.json": json.dumps(every), "g/graph.pbtxt": SEED, "g/model.py": PLUS_TEN})
+    async with serving(tmp_path) as face:
+        monkeypatch.setattr(OpenVino, "run", met)
+        for name, value, wanted in (("add", 7, 8), ("g", -3, 18)):
+            asked = tensor("input", np.array([value], np.float32))
+            answers = await asyncio.gather(*[face.infer(name, asked) for _ in range(3)])
+            assert [array(one.outputs[0]).tolist() for one in answers] == [[wanted]] * 3
 
 
 async def test_a_model_that_is_not_there_yet_is_told_of_and_served_once_it_is(tmp_path):  # O98, O106, O110

@@ -256,7 +256,8 @@ BROKEN = {
         "no tag 'OVTENSR'; did you mean 'OVTENSOR'",
     ),
     "tflite": (graph_text(["TFLITE_TENSOR:x"], OUT), "TFLite"),  # O55
-    "requests": (graph_text(["REQUEST:x"], OUT), "whole requests"),  # O56
+    "requests": (graph_text(["REQUEST:x"], OUT), ":1: input_stream has the tag 'REQUEST': whole requests"),  # O56
+    "responses": (graph_text(IN, ["RESPONSE:x"]), ":2: output_stream has the tag 'RESPONSE': whole responses"),  # O56
     "queue": ("# OVMS_GRAPH_QUEUE_MAX_SIZE: -1\n" + GOOD, ":1: OVMS_GRAPH_QUEUE_MAX_SIZE"),  # O59
     "queue of loops": ("# OVMS_GRAPH_QUEUE_MAX_SIZE: 3\n" + one_node(loops=True), "LOOPBACK cannot be kept"),  # O59
     "too deep": ("node " + "{ options " * 80, "levels deep"),

@@ -156,8 +156,18 @@ GRAPHS = {
     "many": (graph(outputs=("c", "a", "b")), "many"),
     "side": (graph(side='input_side_packet: "VAL:val"\n'), "echo"),
     "default": (graph(inputs=("input", "other")), "names"),
+    "barrier": (graph(inputs=("input", "other"), more=IMMEDIATE.replace("Immediate", "Barrier")), "names"),
     "immediate": (graph(inputs=("input", "other"), more=IMMEDIATE), "labels"),
     "sets": (graph(inputs=("input", "other"), more=LOOPBACK), "each"),
+    "image": (
+        graph_text(
+            ["IMAGE:input"],
+            ["IMAGE:output", "OVMS_PY_TENSOR:plus"],
+            'node { calculator: "PassThroughCalculator" input_stream: "IMAGE:input" output_stream: "IMAGE:output" }',
+            python_node("n", ["IMAGE:input"], ["OUT:plus"]),
+        ),
+        "plus",
+    ),
     "chain": (
         graph_text(
             ["OVMS_PY_TENSOR:input"],

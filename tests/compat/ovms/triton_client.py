@@ -426,6 +426,24 @@ def generators_say_a_set_a_moment():  # O17, O18, O69, O72, O76, T20
         assert [stamp_of(stream.take()[1]) for _ in range(2)] == [10, 13]
 
 
+def images_are_rows_columns_and_channels():  # O55, O102
+    pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    found = infer("image", numbers(pixels))
+    np.testing.assert_array_equal(found.as_numpy("output"), pixels)
+    np.testing.assert_array_equal(found.as_numpy("plus"), pixels + 1)
+    for dtype, channels in (("f4", 2), ("f2", 4), ("i2", 1)):
+        pixels = np.ones((1, 2, channels), dtype)
+        np.testing.assert_array_equal(infer("image", numbers(pixels)).as_numpy("output"), pixels)
+    for wrong in (np.ones((1, 2, 3, 3), "u1"), np.ones((2, 2), "u1"), np.ones((2, 2, 2), "u1")):
+        refusal("INVALID_ARGUMENT", "'input' is an image: .* found UINT8", "image", numbers(wrong))
+    refusal("INVALID_ARGUMENT", r"found FP32\[2,2,3\]", "image", numbers(np.ones((2, 2, 3), "f4")))
+    refusal("INVALID_ARGUMENT", "found INT64", "image", numbers(np.ones((2, 2, 3), "i8")))
+    with th.InferenceServerClient(HTTP) as client:
+        given = th.InferInput("input", [1, 1, 3], "UINT8")
+        given.set_data_from_numpy(np.ones((1, 1, 3), "u1"), binary_data=False)
+        assert "binary" in refused(client.infer, "image", [given]).message()
+
+
 def an_empty_output_is_there_and_any_other_is_not():  # O30, O77, T6
     results = queue.Queue()
     with tg.InferenceServerClient(GRPC) as client:
@@ -519,6 +537,16 @@ def inputs_come_as_they_are_where_the_graph_says_so():  # O62, O15, T26
         for _ in range(3):
             stream.say(b"image", name="other")
             assert stream.take()[0] == b"labels image"
+
+
+def a_barrier_takes_one_of_each_whatever_its_timestamp():  # O60
+    with Stream("barrier") as stream:
+        stream.say(b"a", name="input", stamp=1)
+        stream.say(b"b", name="other", stamp=5)
+        assert stream.take()[0] == b"input other"
+        stream.say(b"c", name="other", stamp=6)
+        stream.say(b"d", name="input", stamp=7)
+        assert stream.take()[0] == b"input other"
 
 
 def inputs_of_a_set_come_together():  # O63

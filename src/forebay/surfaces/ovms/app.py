@@ -133,7 +133,8 @@ class OvmsApp(App):
         )
         if not self._runs_here:
             return self._serve_file(entry.path, overrides, None)
-        overrides = msgspec.structs.replace(overrides, worker_kind="thread")
+        threads = max(overrides.threads, entry.options.requests)
+        overrides = msgspec.structs.replace(overrides, worker_kind="thread", threads=threads)
         return self._serve_file(entry.path, overrides, functools.partial(self._in_memory.get, entry))
 
     def _built(self, name: str, version: str) -> Served:

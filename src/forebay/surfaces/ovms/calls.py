@@ -47,6 +47,12 @@ _RESERVED_BEGIN: Final = ("triton_", "sequence_")
 _DAY_S: Final = 24 * 3600.0
 """How long a stream may be open if nobody says."""
 
+_CHANNELS: Final = {
+    "FP32": (1, 2),
+    **dict.fromkeys(("UINT8", "INT8", "UINT16", "INT16", "FP16"), (1, 3, 4)),
+}
+"""Channels that an image may have."""
+
 UNTYPED: Final = "INVALID"
 """What clients are told of streams: any type may come."""
 
@@ -138,6 +144,8 @@ class GraphCalls:
             if tensor.name in packets:
                 msg = f"the input '{tensor.name}' came twice"
                 raise InvalidRequest(msg)
+            if tensor.name in self.layout.images:
+                _check_image(tensor)
             known = DATATYPES.get(tensor.datatype)
             if tensor.is_json:
                 if known is None or known.name in {"FP16", "BF16"}:
@@ -376,6 +384,21 @@ def side_packets(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
         for name, value in parameters.items()
         if name not in _RESERVED and not name.startswith(_RESERVED_BEGIN)
     }
+
+
+def _check_image(tensor: Tensor) -> None:
+    """Hold a tensor to what the original takes for an image.
+
+    Raises:
+        InvalidRequest: If it is none.
+    """
+    shape = tensor.shape
+    if len(shape) != len("HWC") or shape[-1] not in _CHANNELS.get(tensor.datatype, ()):
+        found = f"{tensor.datatype[:80]}[{','.join(map(str, shape[:10]))}]"
+        told = "rows, columns and channels, of FP32 with 1 or 2 channels, else of 8 or 16 bits with 1, 3 or 4"
+        raise InvalidRequest(f"'{tensor.name}' is an image: {told}; found {found}")
+    if tensor.is_json:
+        raise InvalidRequest(f"'{tensor.name}' is an image, which is sent as binary data and not in JSON")
 
 
 def _nothing(_lowest: int | None) -> None:

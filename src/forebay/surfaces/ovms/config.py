@@ -33,7 +33,7 @@ _IGNORED: Final = (
     "monitoring",
 )
 _IGNORED_OF_MODELS: Final = (
-    *("layout", "precision", "nireq", "stateful", "idle_sequence_cleanup"),
+    *("layout", "precision", "stateful", "idle_sequence_cleanup"),
     *("low_latency_transformation", "max_sequence_number", "allow_cache", "custom_loader_options"),
 )
 _SHAPE: Final = re.compile(r"\s*\(\s*(?:(?:-1|\d{1,9}(?::\d{1,9})?)\s*(?:,\s*|(?=\))))*\)\s*", re.ASCII)
@@ -295,6 +295,7 @@ class _Reader(Walker):
                 "plugin_config": _properties,
                 "shape": _shapes,
                 "batch_size": _batch,
+                "nireq": whole(0),
             },
         )
         for key in ("name", "base_path"):
@@ -322,7 +323,10 @@ class _Reader(Walker):
             chosen = list(versions) if kind == "all" else list(versions)[-wanted:]
         device = found.get("target_device", "CPU")
         options = OpenVinoOptions(
-            properties=found.get("plugin_config", ()), shapes=found.get("shape", ()), batch=found.get("batch_size")
+            properties=found.get("plugin_config", ()),
+            shapes=found.get("shape", ()),
+            batch=found.get("batch_size"),
+            requests=found.get("nireq", 0) or 1,
         )
         return [
             ModelEntry(
@@ -400,13 +404,13 @@ def _properties(walker: Walker, path: _Path, value: Any) -> tuple[tuple[str, str
 
 
 def _shapes(walker: Walker, path: _Path, value: Any) -> tuple[tuple[str, str], ...]:
-    """Read `shape`: of the inputs by their names, or one of all."""
-    if value == "auto":
-        walker.warn(path, "shape auto is not used: a model takes the shapes that its file says")
-        return ()
+    """Read `shape`: of the inputs by their names, or one of all; `auto` takes any."""
     told = cast("dict[Any, Any]", value) if isinstance(value, dict) else {"": value}
     found: list[tuple[str, str]] = []
     for name, one in told.items():
+        if one == "auto":
+            found.append((str(name), one))
+            continue
         if not isinstance(one, str) or not _SHAPE.fullmatch(one):
             where = (*path, name) if isinstance(value, dict) else path
             walker.wrong(where, one, "a shape such as (1,3,-1,1:224) is needed, or auto")
@@ -418,7 +422,7 @@ def _shapes(walker: Walker, path: _Path, value: Any) -> tuple[tuple[str, str], .
 def _batch(walker: Walker, path: _Path, value: Any) -> int | None:
     """Read `batch_size`."""
     if value == "auto":
-        return None
+        return -1
     given = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
     return whole(1)(walker, path, given)
 

@@ -73,7 +73,8 @@ def serve_graph(
     for name, node in layout.inference.items():
         model = sessions[name]
         runner = _Missing() if model is None else InferenceRunner(node, model, models)
-        endpoints[name] = _endpoint(f"{entry.name}/{name}", runner, 1, overrides.stuck_s)
+        at_a_time = 1 if model is None else model.options.requests
+        endpoints[name] = _endpoint(f"{entry.name}/{name}", runner, at_a_time, overrides.stuck_s)
     pool = GraphPool(
         layout.spec,
         {name: Node(endpoint=endpoint) for name, endpoint in endpoints.items()},

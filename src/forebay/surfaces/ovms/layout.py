@@ -36,6 +36,7 @@ LOOPBACK: Final = "LOOPBACK"
 RESOURCES: Final = "PYTHON_NODE_RESOURCES"
 PY_TENSOR: Final = "OVMS_PY_TENSOR"
 OV_TENSOR: Final = "OVTENSOR"
+IMAGE: Final = "IMAGE"
 
 _POLICIES: Final[Mapping[str, Policy]] = {
     "DefaultInputStreamHandler": "sync",
@@ -45,9 +46,9 @@ _POLICIES: Final[Mapping[str, Policy]] = {
 }
 _REFUSED: Final = {
     "TFLITE_TENSOR": "TFLite tensors are not served",
+    # Only calculators that people build into the original in C++ read and write these.
     "REQUEST": "whole requests as packets are not served; take the tensors of one as OVMS_PY_TENSOR",
     "RESPONSE": "whole responses as packets are not served; return tensors as OVMS_PY_TENSOR",
-    "IMAGE": "image frames are not served; take the tensor as OVMS_PY_TENSOR and make the image in Python",
     "OVTENSORS": "lists of tensors in one packet are not served; give each tensor a stream of its own",
     "TENSORS": "lists of tensors in one packet are not served; give each tensor a stream of its own",
 }
@@ -139,6 +140,7 @@ class GraphLayout(msgspec.Struct, frozen=True, kw_only=True):
         python: The nodes with handlers, by name.
         inference: The nodes with models, by name.
         inputs: Names of the streams that requests fill, in the order of the file.
+        images: Those of them that are images.
         outputs: What answers are made of, in the order of the file.
         missing: Outputs that nothing writes: the graph is there, and each request fails.
         side_packets: Parameters that each request must have.
@@ -152,6 +154,7 @@ class GraphLayout(msgspec.Struct, frozen=True, kw_only=True):
     python: dict[str, PythonNode]
     inference: dict[str, InferenceNode]
     inputs: tuple[str, ...]
+    images: frozenset[str]
     outputs: tuple[GraphOutput, ...]
     missing: tuple[str, ...]
     side_packets: tuple[str, ...]
@@ -236,6 +239,7 @@ class _Linker:
             python=python,
             inference=inference,
             inputs=spec.inputs,
+            images=frozenset(port.name for port in file.inputs if port.tag.startswith(IMAGE)),
             outputs=tuple(GraphOutput(port.name, alias.called or port.name) for port, alias in outputs),
             missing=missing,
             side_packets=tuple(port.name for port in file.side_inputs if port.name != "py"),
