@@ -226,7 +226,8 @@ class Endpoint:
             elif request.size > self._max_size:
                 self._split(request, {request.key: range(request.size)}, batcher, now)
             else:
-                self._offer(request, now)
+                offer = self._offer
+                offer(request, now)
                 if not batcher.is_awake and self.pool.idle:
                     batcher.wake()
         except ForebayError as error:
@@ -417,8 +418,9 @@ class Endpoint:
                     self._settle_entry(entry, outcome)
                 continue
             entry.done = True
+            reply = entry.reply
             try:
-                entry.reply(entry, outcome)
+                reply(entry, outcome)
             except Exception as error:  # noqa: BLE001 - see `_tell_instead`
                 self._tell_instead(entry, error)
         self.answering = None

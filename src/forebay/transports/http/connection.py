@@ -215,14 +215,16 @@ class HttpConnection(HttpToolsProtocol):
                 self._usual = head
             self._seen = self._lane.epoch
             talk.state = DUE  # WHOLE
-            if head.is_full():
+            is_full = head.is_full  # what is called as an attribute of an object takes Python far longer to find
+            if is_full():
                 self._active = head
                 self._lane.refusals.refuse(self)
             elif head.is_simple:
                 self._active = head
                 body = data[head.raw_bytes :]
                 request = self._request = Request(body, self._reply_method, head.params, self)
-                head.submit(request)
+                submit = head.submit
+                submit(request)
             else:
                 self._answer(head, data[head.raw_bytes :])
         elif talk.state.reads:
@@ -551,8 +553,8 @@ class HttpConnection(HttpToolsProtocol):
         prefix = head.prefix if head.stamp == lane.epoch else lane.write_prefix(head)
         size = len(outcome)
         if head.is_simple and size < SEPARATE_BYTES:
-            number = next(_answers)
-            self._send(b"%b%x\r\ncontent-length: %d\r\n\r\n%b" % (prefix, number, size, outcome))
+            send = self._send
+            send(b"%b%x\r\ncontent-length: %d\r\n\r\n%b" % (prefix, next(_answers), size, outcome))
             self._active = None
             talk = self._talk
             if talk.state is DUE and not talk.waiting:
