@@ -33,7 +33,7 @@ INSTALL = if [ -n "$$PIP_FIND_LINKS" ]; then UV_FIND_LINKS="$$PIP_FIND_LINKS"; e
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup environment check test fuzz demo bench docs wheel format clean
+.PHONY: help setup azurite environment check test fuzz demo bench docs wheel format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,15 +55,23 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 # Programs that tests start are Debian's; where they cannot be installed, the tests that need them say so.
-$(ENVIRONMENTS_STAMP): $(STAMP) $(ENVIRONMENTS) $(ENVIRONMENTS_NO_DEPS)
+$(ENVIRONMENTS_STAMP): $(STAMP) $(ENVIRONMENTS) $(ENVIRONMENTS_NO_DEPS) tests/environments/azurite/package.json
 	@for program in redis-server:redis-server nginx:nginx-light chromium:chromium promtool:prometheus buildah:buildah; do \
 		PATH="$$PATH:/usr/sbin" command -v "$${program%:*}" >/dev/null || { \
 			package="$${program#*:}"; test "$$(id -u)" = 0 && { apt-get install -qq -y "$$package" || { apt-get update -qq \
 				&& apt-get install -qq -y "$$package"; }; } >/dev/null 2>&1; \
 		} || echo "no $${program%:*} (Debian: apt-get install $${program#*:}): what needs it is not tested" >&2; \
 	done
-	@for file in $(ENVIRONMENTS); do $(MAKE) --no-print-directory environment NAME=$$(basename $$file .txt) || exit 1; done
+	@$(MAKE) --no-print-directory azurite & \
+	for file in $(ENVIRONMENTS); do $(MAKE) --no-print-directory environment NAME=$$(basename $$file .txt) || exit 1; done; wait
 	@touch $@
+
+# The emulator of Azure's blobs, which is a package of npm.
+azurite:
+	@mkdir -p $(VENV)/environments/azurite && cp -R tests/environments/azurite/. $(VENV)/environments/azurite \
+		&& cd $(VENV)/environments/azurite && npm install --no-package-lock --omit=optional --ignore-scripts --no-audit \
+			--no-fund --silent >/dev/null 2>&1 \
+		|| echo "no Azurite (Debian: apt-get install npm; then make azurite): Azure is not tested" >&2
 
 # One environment of tests/environments, in .venv/environments/NAME; forebay itself is added by the tests where it is wanted.
 environment:
