@@ -158,17 +158,15 @@ class Places:
         """Begin without any."""
         self._free: dict[int, list[_Place]] = {}
         self._empty: dict[int, list[_Place]] = {}
+        self._parts: list[tuple[_File, int]] = []
         self._is_closed = False
 
     def close(self) -> None:
         """Give all memory back; that of bodies that are still there goes with them."""
         self._is_closed = True
-        ending = [place for lists in (self._free, self._empty) for places in lists.values() for place in places]
-        for place in ending:
-            _kept.get(place.size, {}).pop(place, False)
-        self._free.clear()
-        self._empty.clear()
-        _thread.start_new_thread(ending.clear, ())  # files end beside the loop, for that takes long
+        ending = self._free, self._empty, self._parts
+        self._free, self._empty, self._parts = {}, {}, []
+        _thread.start_new_thread(_end, ending)  # beside the loop, for that takes long
 
     def take(self, size: int) -> _Place:
         """Return a place for a body of this size.
@@ -191,10 +189,26 @@ class Places:
             pass
         if size > LONGEST_SHARED_BYTES:
             return _Place(_File(size), 0, size, self)
-        file = _File(SHARED_BYTES)
-        first, *others = (_Place(file, offset, size, self) for offset in range(0, SHARED_BYTES, size))
-        self.add_empty(others[::-1])
+        file, begin = self._part()
+        first, *others = (
+            _Place(file, offset, size, self) for offset in range(begin, begin + LONGEST_SHARED_BYTES, size)
+        )
+        if others:
+            self.add_empty(others[::-1])
         return first
+
+    def _part(self) -> tuple[_File, int]:
+        """Return a part of a file for places of one length: a file for each length would cost too many descriptors.
+
+        Raises:
+            OSError: If there are no more files.
+        """
+        try:
+            return self._parts.pop()
+        except IndexError:
+            file = _File(SHARED_BYTES)
+            self._parts += [(file, begin) for begin in range(LONGEST_SHARED_BYTES, SHARED_BYTES, LONGEST_SHARED_BYTES)]
+            return file, 0
 
     def room(self, size: int, reserved: int) -> memoryview:
         """Return room for a body, with memory for a part of it.
@@ -233,6 +247,16 @@ class Places:
         """Take places that have no memory."""
         if not self._is_closed:
             self._empty.setdefault(places[0].size, []).extend(places)
+
+
+def _end(free: dict[int, list[_Place]], empty: dict[int, list[_Place]], parts: list[tuple[_File, int]]) -> None:
+    """Let go of files that nobody needs any more."""
+    for places in free.values():
+        for place in places:
+            _kept[place.size].pop(place, False)
+    free.clear()
+    empty.clear()
+    parts.clear()
 
 
 HERE: Final = Places()
