@@ -60,9 +60,14 @@ def run(parsed: argparse.Namespace) -> int:
         msg = f"{parsed.url} answers, but not in HTTP: {str(failure).strip()[:100]!r}"
         raise ConfigError(msg) from failure
     except (error.URLError, TimeoutError, ConnectionError) as failure:
-        reason = getattr(failure, "reason", failure)
-        msg = f"{parsed.url} does not answer: {reason}"
+        msg = f"{parsed.url} does not answer: {reason_of(failure)}"
         raise ConfigError(msg) from failure
+
+
+def reason_of(failure: Exception) -> Any:
+    """Return what a person wants to know of a call that came to nothing."""
+    reason: Any = getattr(failure, "reason", failure)
+    return getattr(reason, "strerror", None) or reason
 
 
 def _request(parsed: argparse.Namespace) -> request.Request:

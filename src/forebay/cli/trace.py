@@ -14,6 +14,7 @@ from urllib import error, request
 
 import msgspec
 
+from forebay.cli.call import reason_of
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def _fetch(url: str, seconds: float, api_key: str | None) -> bytes:
         msg = f"{url!r} is not a URL: {failure}"
         raise ConfigError(msg) from failure
     except (error.URLError, HTTPException, OSError) as failure:
-        msg = f"{url} does not answer: {getattr(failure, 'reason', failure)}"
+        msg = f"{url} does not answer: {reason_of(failure)}"
         raise ConfigError(msg) from failure
 
 

@@ -310,7 +310,7 @@ def test_an_empty_body_is_called_so(annotation, format):  # F57
 def test_truncated_without_the_body_has_no_position():
     with pytest.raises(msgspec.DecodeError) as caught:
         ANY.decoder("json")(b"[")
-    assert explain(caught.value) == ("malformed", "Input data was truncated", None, None, ())
+    assert explain(caught.value) == ("malformed", "The body ends in the middle of a value", None, None, ())
 
 
 @pytest.mark.parametrize("annotation", [Any, Tree, Fish, Shoal], ids=str)

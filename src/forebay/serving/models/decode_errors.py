@@ -73,6 +73,8 @@ def explain(error: BaseException, body: Buffer | None = None, given: WireType | 
         message = str(error)
         if found := _BYTE.search(message):
             return Explanation("malformed", message, None, int(found[1]))
+        if message == "Input data was truncated":
+            message = "The body ends in the middle of a value"
         return _malformed(message, None if body is None else memoryview(body).nbytes)
     if isinstance(error, UnicodeDecodeError):  # msgspec lets it through
         return _malformed(f"A string is not UTF-8: {error.reason}", _find_bad_character(error, body))

@@ -214,7 +214,8 @@ class Reloading:
             reason = error.message
             if entry.overrides.worker_kind == "process":  # a new one would read what cannot be read
                 log.warning("a worker process that ends is replaced only once %s can be read again", entry.target)
-                reason = f"{reason}; a worker process that ends is replaced only once this is mended"
+                first, *rest = reason.split("\n")  # a syntax error has a caret below
+                reason = "\n".join([f"{first}; a worker process that ends is replaced only once this is mended", *rest])
             for name, version in made:
                 self._app.failed(name, version, reason)
             return [(name, version, False) for name, version in made]
