@@ -18,7 +18,7 @@ from tests.waiting import PATIENCE_S, eventually
 import forebay
 from forebay.openai import ChatRequest, CompletionRequest, EmbeddingRequest, TextPart
 from forebay.testing import client
-from forebay.transports.http import asgi, openai
+from forebay.transports.http import asgi_inference, openai
 from forebay.types.call import Media
 
 
@@ -118,7 +118,7 @@ def test_kserves_first_protocol_lies_beside_it():
 def test_nothing_of_a_request_stays_behind(monkeypatch):
     """The collector does not look at requests, so that whoever refers to one has to let go of it."""
     alive = weakref.WeakSet()
-    for kind in (asgi.AsgiAnswer, openai._Call):
+    for kind in (asgi_inference.AsgiAnswer, openai._Call):
 
         def noted(self, *given, init=kind.__init__):
             alive.add(self)

@@ -14,8 +14,9 @@ from forebay.errors import ModelError, revive
 from forebay.types.failures import failure_of
 from forebay.workers.address import UnixAddress
 from forebay.workers.attached import AttachedPool
-from forebay.workers.child import WorkerConnection, serve, wire_error
+from forebay.workers.child import serve, wire_error
 from forebay.workers.runner import WorkerContext
+from forebay.workers.worker_connection import WorkerConnection
 from forebay.workers.worker_listener import WorkerListener
 from forebay.workers.worker_slot import WorkerSlot
 

@@ -22,8 +22,8 @@ from forebay.types.call import Request
 from forebay.workers import frames, shared_secret
 from forebay.workers.address import TcpAddress, UnixAddress, bind_unix, parse_address
 from forebay.workers.attached import AttachedPool
-from forebay.workers.child import WorkerConnection, WorkerRefused
 from forebay.workers.runner import RunnerSpec
+from forebay.workers.worker_connection import WorkerConnection, WorkerRefused
 from forebay.workers.worker_listener import Visitor, VisitorLimits, WorkerListener
 from forebay.workers.worker_slot import WorkerSlot
 

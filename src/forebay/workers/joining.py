@@ -20,11 +20,12 @@ from forebay.errors import ForebayError, InvalidRequest, ModelError
 from forebay.observe.author_metrics import MetricReporter
 from forebay.observe.log import TextFormatter
 from forebay.observe.model_log import capture, origin
-from forebay.workers.child import WorkerConnection, WorkerRefused, serve, wire_error
+from forebay.workers.child import serve, wire_error
 from forebay.workers.devices import device_in
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.runner import WorkerContext
 from forebay.workers.user_code import close_runner, user_code
+from forebay.workers.worker_connection import WorkerConnection, WorkerRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable

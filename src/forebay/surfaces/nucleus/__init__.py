@@ -213,7 +213,8 @@ def _http(
 ) -> tuple[ASGIApp, Mapping[bytes, Route]]:
     from forebay.surfaces.nucleus import inference
     from forebay.surfaces.nucleus.http import POST_KEY, NucleusHttp
-    from forebay.transports.http.asgi import Predict, beside_dashboard
+    from forebay.transports.http.asgi import beside_dashboard
+    from forebay.transports.http.asgi_inference import Predict
     from forebay.transports.http.inference import InferencePages
     from forebay.transports.http.management import Management
     from forebay.transports.http.pages import ServerPages

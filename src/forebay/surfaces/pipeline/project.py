@@ -57,7 +57,8 @@ def project_of(server: PipelineServer, script: Callable[[], Script], options: Op
     Raises:
         ConfigError: If the graph, an op or a port is wrong.
     """
-    from forebay.transports.http.asgi import Predict, beside_dashboard
+    from forebay.transports.http.asgi import beside_dashboard
+    from forebay.transports.http.asgi_inference import Predict
     from forebay.transports.http.inference import InferencePages
     from forebay.transports.http.management import Management
     from forebay.transports.http.pages import ServerPages

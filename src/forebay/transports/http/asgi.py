@@ -12,7 +12,6 @@ import re
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import quote
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -22,41 +21,32 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.routing import Route as PathRoute
 
-from forebay.errors import Cancelled, ForebayError, NotFound, TooLarge, Unavailable, nearest
-from forebay.protocols import native, openapi
+from forebay.errors import ForebayError, NotFound, Unavailable, nearest
+from forebay.protocols import openapi
 from forebay.protocols.openai.requests import PATHS
-from forebay.serving.endpoint import next_id
 from forebay.serving.models.model import Model
 from forebay.transports.api_keys import lets_in
 from forebay.transports.http import inference, tfserving
-from forebay.transports.http.asgi_calls import TOLD
-from forebay.transports.http.bodies import BodyTooLong, left, read_body
+from forebay.transports.http.asgi_inference import Methods, Predict, send_answer
 from forebay.transports.http.dashboard.page import PREFIX, Dashboard, is_public, to_page, wants_page
 from forebay.transports.http.errors import (
-    ForeignPage,
-    MethodNotAllowed,
     NothingThere,
     Unauthorized,
     error_answer,
 )
-from forebay.transports.http.forms_and_gzip import packed
 from forebay.transports.http.model_routes import routes_of
 from forebay.transports.http.openai import fault
 from forebay.transports.http.pages import ServerPages, path_of, response_of
 from forebay.transports.http.route import request_id_of
-from forebay.types.call import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from forebay.observe.access_log import EndedCall
     from forebay.server.app import App
     from forebay.server.config import HttpConfig
-    from forebay.transports.http.forms_and_gzip import Staged
-    from forebay.transports.http.route import Head, Route
-    from forebay.types.call import Origin, Request
+    from forebay.transports.http.route import Route
 
     Fault: TypeAlias = Callable[[ForebayError, str], tuple[int, list[tuple[bytes, bytes]], bytes]]
     """What writes errors: status, headers and body."""
@@ -128,8 +118,8 @@ def beside_dashboard(project: ASGIApp, pages: ServerPages | None, config: HttpCo
         known = error if isinstance(error, ForebayError) else NotFound(f"nothing is served at {request.url.path[:100]}")
         return _error(request, known)
 
-    routes = [PathRoute("/", _Methods(get=board.file)), *_dashboard(board)]
-    routes += [PathRoute(f"/{name}", _Methods(get=getattr(pages, name))) for name in ("models", "metrics", "trace")]
+    routes = [PathRoute("/", Methods(get=board.file)), *_dashboard(board)]
+    routes += [PathRoute(f"/{name}", Methods(get=getattr(pages, name))) for name in ("models", "metrics", "trace")]
     keys = [key.encode() for key in config.api_keys]
     middleware = [Middleware(_KeyCheck, keys=keys, has_dashboard=True, routes={})] if keys else []
     below = Starlette(
@@ -150,10 +140,10 @@ def beside_dashboard(project: ASGIApp, pages: ServerPages | None, config: HttpCo
 
 def _dashboard(board: Dashboard) -> list[PathRoute]:
     return [
-        PathRoute(PREFIX, _Methods(get=board.file)),
-        PathRoute(f"{PREFIX}/events", _Methods(get=board.events)),
-        PathRoute(f"{PREFIX}/graph/{{name:path}}", _Methods(get=board.graph)),
-        PathRoute(f"{PREFIX}/{{file:path}}", _Methods(get=board.file)),
+        PathRoute(PREFIX, Methods(get=board.file)),
+        PathRoute(f"{PREFIX}/events", Methods(get=board.events)),
+        PathRoute(f"{PREFIX}/graph/{{name:path}}", Methods(get=board.graph)),
+        PathRoute(f"{PREFIX}/{{file:path}}", Methods(get=board.file)),
     ]
 
 
@@ -171,25 +161,25 @@ def _without_last_slash(app: ASGIApp) -> ASGIApp:
 def _paths(pages: ServerPages, protocol: inference.InferencePages) -> list[PathRoute]:
     routes = [] if pages.dashboard is None else _dashboard(pages.dashboard)
     return [
-        PathRoute("/", _Methods(get=pages.index)),
+        PathRoute("/", Methods(get=pages.index)),
         *routes,
         *(PathRoute(path, protocol) for path in ("/v2", "/v2/{rest:path}")),
-        PathRoute("/models", _Methods(get=pages.models)),
-        PathRoute("/models/{name}/weights", _Methods(post=pages.management.share)),
-        PathRoute("/models/{name}/versions/{version}/load", _Methods(post=pages.management.load)),
-        PathRoute("/models/{name}/versions/{version}/swap", _Methods(post=pages.management.swap)),
-        PathRoute("/models/{name}/versions/{version}/unload", _Methods(post=pages.management.unload)),
-        PathRoute("/models/{name:path}", _Methods(get=pages.model, post=pages.model)),
-        PathRoute("/v1/models", _Methods(get=pages.v1_models, fault=fault)),
-        PathRoute("/v1/models/{name}", _Methods(get=pages.v1_model, post=pages.v1_missing)),
-        PathRoute("/v1/models/{name}/{below:path}", _Methods(get=pages.v1_version, post=pages.v1_missing)),
-        PathRoute("/healthz", _Methods(get=pages.healthz)),
-        PathRoute("/readyz", _Methods(get=pages.readyz)),
-        PathRoute("/metrics", _Methods(get=pages.metrics)),
-        PathRoute("/trace", _Methods(get=pages.trace)),
-        PathRoute("/openapi.json", _Methods(get=pages.openapi)),
-        PathRoute("/docs", _Methods(get=pages.docs)),
-        PathRoute("/docs/{asset}", _Methods(get=pages.asset)),
+        PathRoute("/models", Methods(get=pages.models)),
+        PathRoute("/models/{name}/weights", Methods(post=pages.management.share)),
+        PathRoute("/models/{name}/versions/{version}/load", Methods(post=pages.management.load)),
+        PathRoute("/models/{name}/versions/{version}/swap", Methods(post=pages.management.swap)),
+        PathRoute("/models/{name}/versions/{version}/unload", Methods(post=pages.management.unload)),
+        PathRoute("/models/{name:path}", Methods(get=pages.model, post=pages.model)),
+        PathRoute("/v1/models", Methods(get=pages.v1_models, fault=fault)),
+        PathRoute("/v1/models/{name}", Methods(get=pages.v1_model, post=pages.v1_missing)),
+        PathRoute("/v1/models/{name}/{below:path}", Methods(get=pages.v1_version, post=pages.v1_missing)),
+        PathRoute("/healthz", Methods(get=pages.healthz)),
+        PathRoute("/readyz", Methods(get=pages.readyz)),
+        PathRoute("/metrics", Methods(get=pages.metrics)),
+        PathRoute("/trace", Methods(get=pages.trace)),
+        PathRoute("/openapi.json", Methods(get=pages.openapi)),
+        PathRoute("/docs", Methods(get=pages.docs)),
+        PathRoute("/docs/{asset}", Methods(get=pages.asset)),
     ]
 
 
@@ -276,263 +266,6 @@ def _patience_s(scope: Scope) -> float:
     return (int(told) if told.isdigit() and len(told) < _MAX_DIGITS else Model.timeout_ms) / 1000
 
 
-class Predict:
-    """One model's POST, as an ASGI application."""
-
-    def __init__(self, route: Route, origin: Origin | None = None) -> None:
-        """Answer for a route; `origin` is who sends the request, if that is to be known."""
-        self._route = route
-        self._origin = origin
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the body, submit, and write the answer or the parts of it as they come."""
-        in_query = scope["method"] != "POST"
-        route = self._route.turn()
-        head = route.read_head(scope["headers"], scope["query_string"], in_query=in_query)
-        answer: AsgiAnswer | None = None
-        staged: Staged | None = None
-        try:
-            if head.problem is not None:
-                raise head.problem
-            if in_query:
-                _require_no_foreign_page(scope["headers"])
-                body = scope["query_string"]
-            elif head.is_staged:
-                staged = route.stage(head)
-                body = await self._read_staged(head, staged, receive)
-            else:
-                body = await self._read_body(route, head, receive)
-            if route.is_retired:
-                head = route.now(head, scope["headers"], scope["query_string"])
-                route = head.route or route
-                if head.problem is not None:
-                    raise head.problem
-            answer = AsgiAnswer(route, head, send, scope.get(TOLD))
-            origin = self._origin
-            if origin is None and route.contract.has_context:
-                origin = Peer(scope.get("client"))
-            outcome = await answer.wait(body, receive, origin)
-            await answer.end(outcome)
-        except Cancelled:
-            return
-        except ForebayError as error:
-            if answer is None or answer.request is None:
-                route.endpoint.reject(error)
-            await _send(send, *route.fault(error, (head.id if answer is None else answer.id) or next_id()))
-        finally:
-            if answer is not None:
-                answer.let_go()
-            if staged is not None:
-                staged.close()
-
-    def methods(self, page: Any) -> _Methods:
-        """Return the handlers of a path by verb: a model also describes itself, a further method only answers."""
-        contract = self._route.contract
-        if not contract.call:
-            return _Methods(post=self, get=_Get(self, page))
-        is_got = "GET" in contract.verbs or (contract.streams and contract.is_named)
-        post = self if "POST" in contract.verbs else None
-        return _Methods(post=post, get=self if is_got else None, fault=self._route.fault)
-
-    def runs_for(self, scope: Scope) -> bool:
-        """Tell whether a GET runs the model: one that streams is asked so by an `EventSource`, or with a query."""
-        contract = self._route.contract
-        if not contract.is_named or not contract.streams:
-            return False
-        accepts = b",".join([value for name, value in scope["headers"] if name == b"accept"])
-        return bool(scope["query_string"]) or native.STREAM_TYPE.encode() in accepts.lower()
-
-    async def _read_staged(self, head: Head, staged: Staged, receive: Receive) -> bytes:
-        if head.length > staged.max_bytes:
-            msg = f"the body has {head.length} bytes, at most {staged.max_bytes} are taken"
-            raise TooLarge(msg)
-        return _arrived(await staged.read(receive))
-
-    async def _read_body(self, route: Route, head: Head, receive: Receive) -> bytes:
-        limit = route.max_body_bytes
-        if head.length > limit:
-            raise route.too_large(head.length)
-        try:
-            body = await read_body(receive, limit)
-        except BodyTooLong:
-            raise route.too_large() from None
-        return _arrived(body)
-
-
-def _arrived(body: bytes | None) -> bytes:
-    if body is None:
-        msg = "the client went away"
-        raise Cancelled(msg)
-    return body
-
-
-def _require_no_foreign_page(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Refuse what a page of another site fetches as a picture or the like: such a request has no Origin to judge by."""
-    said = dict(headers)
-    if said.get(b"sec-fetch-site") == b"cross-site" and b"origin" not in said:
-        msg = (
-            "a page of another site calls, as if this were a picture or a link; call from a script, with --cors-origin"
-        )
-        raise ForeignPage(msg)
-
-
-class Peer(msgspec.Struct, eq=False):
-    """Who sent a request that came over ASGI."""
-
-    client: tuple[str, int] | None
-    release: int = 0
-
-
-def _not_asked(_request: Request, _outcome: Any) -> None:
-    """Stand where nobody waits any more."""
-
-
-class AsgiAnswer:
-    """The answer to one request over ASGI."""
-
-    def __init__(self, route: Route, head: Head, send: Send, call: EndedCall | None = None) -> None:
-        self.id = head.id
-        self.request: Request | None = None
-        self._route = route
-        self._head = head
-        self._send = send
-        self._call = call
-        self._started = False
-        self._parts: asyncio.Queue[tuple[bytes, Callable[[], object]] | None] = asyncio.Queue()
-        self._outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-    async def wait(self, body: bytes, receive: Receive, origin: Origin | None) -> Any:
-        """Submit and wait for the outcome, sending parts meanwhile.
-
-        Raises:
-            Cancelled: If the client goes away before; its request is then cancelled.
-        """
-        route = self._route
-        request = self.request = route.request(self._head, body, self._reply, origin)
-        request.on_part = self._part
-        self.id = request.id
-        route.endpoint.submit(request)
-        gone = asyncio.ensure_future(left(receive))
-        writing = asyncio.ensure_future(self._write_parts()) if route.contract.streams else None
-        waiting: set[asyncio.Future[Any]] = {gone, writing or self._outcome}
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if not self._outcome.done():
-                msg = "the client went away"
-                raise Cancelled(msg)
-            if writing is not None:
-                await writing
-            return self._outcome.result()
-        finally:
-            gone.cancel()
-            if writing is not None:
-                writing.cancel()
-            route.endpoint.cancel(request)
-
-    def let_go(self) -> None:
-        """Refer to the request no longer: it refers to this answer, and the collector does not look at requests."""
-        request, self.request = self.request, None
-        if request is not None:
-            request.reply, request.on_part = _not_asked, None  # the traceback of an error may hold it for longer
-
-    async def end(self, outcome: Any) -> None:
-        """Write the answer, or the end of a streamed one.
-
-        Raises:
-            ForebayError: The outcome's, if nothing was written yet.
-        """
-        if type(outcome) is Failure:
-            if not self._started:
-                raise outcome.error
-            last = self._route.last_part(outcome.error, self.id)
-            await self._send({"type": "http.response.body", "body": last})
-        elif outcome is None and self._route.contract.streams:
-            await self._start_stream()
-            await self._send({"type": "http.response.body", "body": b""})
-        else:
-            assert self.request is not None
-            headers, pieces = self._route.answer(self.request, outcome)
-            body, packing = b"".join(pieces), self._head.answer_packing
-            if packing:
-                body = await asyncio.to_thread(packed, body, packing)
-                headers = [*headers, (b"content-encoding", packing)]
-            await _send(self._send, 200, [*headers, (b"x-request-id", (self.id or next_id()).encode())], body)
-
-    def _reply(self, request: Request, outcome: Any) -> None:
-        self.id = request.id or self.id
-        if self._call is not None:
-            self._call.answered_by(self._route.endpoint, request)
-        if not self._outcome.done():
-            self._outcome.set_result(outcome)
-        self._parts.put_nowait(None)
-
-    def _part(self, part: bytes, release: Callable[[], object]) -> None:
-        self._parts.put_nowait((part, release))
-
-    async def _write_parts(self) -> None:
-        while (given := await self._parts.get()) is not None:
-            part, release = given
-            try:
-                await self._start_stream()
-                await self._send({"type": "http.response.body", "body": self._route.part(part), "more_body": True})
-            finally:
-                release()
-
-    async def _start_stream(self) -> None:
-        if self._started:
-            return
-        self._started = True
-        self.id = (self.request.id if self.request is not None else self.id) or next_id()
-        if self.request is not None:
-            self.request.id = self.id
-        headers = [
-            (b"content-type", self._route.stream_type),
-            (b"cache-control", b"no-store"),
-            (b"x-accel-buffering", b"no"),
-            (b"x-request-id", self.id.encode()),
-        ]
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-
-
-class _Get:
-    """The GET of a model: its page, unless it is asked for a stream."""
-
-    def __init__(self, predict: Predict, page: Any) -> None:
-        self._predict = predict
-        self._page = page
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] == "GET" and self._predict.runs_for(scope):
-            await self._predict(scope, receive, send)
-        else:
-            await (await self._page(HttpRequest(scope, receive)))(scope, receive, send)
-
-
-class _Methods:
-    """Calls the function for the request's method; every other method gets 405, or 204 for OPTIONS."""
-
-    def __init__(self, *, get: Any = None, post: Any = None, fault: Fault = error_answer) -> None:
-        self._fault = fault
-        self._handlers = {"GET": get, "HEAD": get, "POST": post}
-        self._allow = ", ".join([name for name, handler in self._handlers.items() if handler] + ["OPTIONS"]).encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        method = scope["method"]
-        handler = self._handlers.get(method)
-        allow = [(b"allow", self._allow)]
-        if method == "OPTIONS":
-            await _send(send, 204, allow, b"")
-        elif handler is None:
-            error = MethodNotAllowed(f"{method[:20]} is not possible here, {self._allow.decode()} are")
-            status, headers, body = self._fault(error, "")
-            await _send(send, status, headers + allow, body)
-        elif isinstance(handler, Predict | _Get):
-            await handler(scope, receive, send)
-        else:
-            response = await handler(HttpRequest(scope, receive))
-            await response(scope, receive, send)
-
-
 class _KeyCheck:
     """Asks for an API key wherever one is needed."""
 
@@ -545,7 +278,7 @@ class _KeyCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._is_public(scope) and not lets_in(self._keys, scope["headers"]):
             error = Unauthorized("an API key is needed, as X-API-Key or as Authorization: Bearer")
-            await _send(send, *self._answer_of(path_of(scope))(error, ""))
+            await send_answer(send, *self._answer_of(path_of(scope))(error, ""))
             return
         await self._app(scope, receive, send)
 
@@ -563,14 +296,6 @@ class _KeyCheck:
         if not self._has_dashboard:
             return False
         return is_public(path) or (path == "/" and scope["method"] == "GET" and wants_page(HttpRequest(scope)))
-
-
-async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-    start: Message = {"type": "http.response.start", "status": status, "headers": headers}
-    if status != 204:
-        start["headers"] = [*headers, (b"content-length", str(len(body)).encode())]
-    await send(start)
-    await send({"type": "http.response.body", "body": body})
 
 
 def _error(request: HttpRequest, error: ForebayError, fault: Fault = error_answer) -> Response:

@@ -21,7 +21,7 @@ from forebay.remotes.servers import PARENT
 from forebay.serving.endpoint import EndpointConfig
 from forebay.surfaces.pipeline.fronts.admission import begin
 from forebay.transports.api_keys import lets_in
-from forebay.transports.http.asgi import Peer, Predict
+from forebay.transports.http.asgi_inference import Peer, Predict
 from forebay.transports.http.errors import Unauthorized, error_headers
 from forebay.transports.http.inference import PUBLIC_PATHS, is_inference_path
 from forebay.transports.http.route import Route, StandIn

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inference over ASGI: a request is read as the fast lane reads it, and answered from a task of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+
+from forebay.errors import Cancelled, ForebayError, TooLarge
+from forebay.protocols import native
+from forebay.serving.endpoint import next_id
+from forebay.transports.http.asgi_calls import TOLD
+from forebay.transports.http.bodies import BodyTooLong, left, read_body
+from forebay.transports.http.errors import (
+    ForeignPage,
+    MethodNotAllowed,
+    error_answer,
+)
+from forebay.transports.http.forms_and_gzip import packed
+from forebay.types.call import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from starlette.types import Message, Receive, Scope, Send
+
+    from forebay.observe.access_log import EndedCall
+    from forebay.transports.http.forms_and_gzip import Staged
+    from forebay.transports.http.route import Head, Route
+    from forebay.types.call import Origin, Request
+
+    Fault: TypeAlias = Callable[[ForebayError, str], tuple[int, list[tuple[bytes, bytes]], bytes]]
+    """What writes errors: status, headers and body."""
+
+
+class Predict:
+    """One model's POST, as an ASGI application."""
+
+    def __init__(self, route: Route, origin: Origin | None = None) -> None:
+        """Answer for a route; `origin` is who sends the request, if that is to be known."""
+        self._route = route
+        self._origin = origin
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body, submit, and write the answer or the parts of it as they come."""
+        in_query = scope["method"] != "POST"
+        route = self._route.turn()
+        head = route.read_head(scope["headers"], scope["query_string"], in_query=in_query)
+        answer: AsgiAnswer | None = None
+        staged: Staged | None = None
+        try:
+            if head.problem is not None:
+                raise head.problem
+            if in_query:
+                _require_no_foreign_page(scope["headers"])
+                body = scope["query_string"]
+            elif head.is_staged:
+                staged = route.stage(head)
+                body = await self._read_staged(head, staged, receive)
+            else:
+                body = await self._read_body(route, head, receive)
+            if route.is_retired:
+                head = route.now(head, scope["headers"], scope["query_string"])
+                route = head.route or route
+                if head.problem is not None:
+                    raise head.problem
+            answer = AsgiAnswer(route, head, send, scope.get(TOLD))
+            origin = self._origin
+            if origin is None and route.contract.has_context:
+                origin = Peer(scope.get("client"))
+            outcome = await answer.wait(body, receive, origin)
+            await answer.end(outcome)
+        except Cancelled:
+            return
+        except ForebayError as error:
+            if answer is None or answer.request is None:
+                route.endpoint.reject(error)
+            await send_answer(send, *route.fault(error, (head.id if answer is None else answer.id) or next_id()))
+        finally:
+            if answer is not None:
+                answer.let_go()
+            if staged is not None:
+                staged.close()
+
+    def methods(self, page: Any) -> Methods:
+        """Return the handlers of a path by verb: a model also describes itself, a further method only answers."""
+        contract = self._route.contract
+        if not contract.call:
+            return Methods(post=self, get=_Get(self, page))
+        is_got = "GET" in contract.verbs or (contract.streams and contract.is_named)
+        post = self if "POST" in contract.verbs else None
+        return Methods(post=post, get=self if is_got else None, fault=self._route.fault)
+
+    def runs_for(self, scope: Scope) -> bool:
+        """Tell whether a GET runs the model: one that streams is asked so by an `EventSource`, or with a query."""
+        contract = self._route.contract
+        if not contract.is_named or not contract.streams:
+            return False
+        accepts = b",".join([value for name, value in scope["headers"] if name == b"accept"])
+        return bool(scope["query_string"]) or native.STREAM_TYPE.encode() in accepts.lower()
+
+    async def _read_staged(self, head: Head, staged: Staged, receive: Receive) -> bytes:
+        if head.length > staged.max_bytes:
+            msg = f"the body has {head.length} bytes, at most {staged.max_bytes} are taken"
+            raise TooLarge(msg)
+        return _arrived(await staged.read(receive))
+
+    async def _read_body(self, route: Route, head: Head, receive: Receive) -> bytes:
+        limit = route.max_body_bytes
+        if head.length > limit:
+            raise route.too_large(head.length)
+        try:
+            body = await read_body(receive, limit)
+        except BodyTooLong:
+            raise route.too_large() from None
+        return _arrived(body)
+
+
+def _arrived(body: bytes | None) -> bytes:
+    if body is None:
+        msg = "the client went away"
+        raise Cancelled(msg)
+    return body
+
+
+def _require_no_foreign_page(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Refuse what a page of another site fetches as a picture or the like: such a request has no Origin to judge by."""
+    said = dict(headers)
+    if said.get(b"sec-fetch-site") == b"cross-site" and b"origin" not in said:
+        msg = (
+            "a page of another site calls, as if this were a picture or a link; call from a script, with --cors-origin"
+        )
+        raise ForeignPage(msg)
+
+
+class Peer(msgspec.Struct, eq=False):
+    """Who sent a request that came over ASGI."""
+
+    client: tuple[str, int] | None
+    release: int = 0
+
+
+def _not_asked(_request: Request, _outcome: Any) -> None:
+    """Stand where nobody waits any more."""
+
+
+class AsgiAnswer:
+    """The answer to one request over ASGI."""
+
+    def __init__(self, route: Route, head: Head, send: Send, call: EndedCall | None = None) -> None:
+        self.id = head.id
+        self.request: Request | None = None
+        self._route = route
+        self._head = head
+        self._send = send
+        self._call = call
+        self._started = False
+        self._parts: asyncio.Queue[tuple[bytes, Callable[[], object]] | None] = asyncio.Queue()
+        self._outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def wait(self, body: bytes, receive: Receive, origin: Origin | None) -> Any:
+        """Submit and wait for the outcome, sending parts meanwhile.
+
+        Raises:
+            Cancelled: If the client goes away before; its request is then cancelled.
+        """
+        route = self._route
+        request = self.request = route.request(self._head, body, self._reply, origin)
+        request.on_part = self._part
+        self.id = request.id
+        route.endpoint.submit(request)
+        gone = asyncio.ensure_future(left(receive))
+        writing = asyncio.ensure_future(self._write_parts()) if route.contract.streams else None
+        waiting: set[asyncio.Future[Any]] = {gone, writing or self._outcome}
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if not self._outcome.done():
+                msg = "the client went away"
+                raise Cancelled(msg)
+            if writing is not None:
+                await writing
+            return self._outcome.result()
+        finally:
+            gone.cancel()
+            if writing is not None:
+                writing.cancel()
+            route.endpoint.cancel(request)
+
+    def let_go(self) -> None:
+        """Refer to the request no longer: it refers to this answer, and the collector does not look at requests."""
+        request, self.request = self.request, None
+        if request is not None:
+            request.reply, request.on_part = _not_asked, None  # the traceback of an error may hold it for longer
+
+    async def end(self, outcome: Any) -> None:
+        """Write the answer, or the end of a streamed one.
+
+        Raises:
+            ForebayError: The outcome's, if nothing was written yet.
+        """
+        if type(outcome) is Failure:
+            if not self._started:
+                raise outcome.error
+            last = self._route.last_part(outcome.error, self.id)
+            await self._send({"type": "http.response.body", "body": last})
+        elif outcome is None and self._route.contract.streams:
+            await self._start_stream()
+            await self._send({"type": "http.response.body", "body": b""})
+        else:
+            assert self.request is not None
+            headers, pieces = self._route.answer(self.request, outcome)
+            body, packing = b"".join(pieces), self._head.answer_packing
+            if packing:
+                body = await asyncio.to_thread(packed, body, packing)
+                headers = [*headers, (b"content-encoding", packing)]
+            await send_answer(self._send, 200, [*headers, (b"x-request-id", (self.id or next_id()).encode())], body)
+
+    def _reply(self, request: Request, outcome: Any) -> None:
+        self.id = request.id or self.id
+        if self._call is not None:
+            self._call.answered_by(self._route.endpoint, request)
+        if not self._outcome.done():
+            self._outcome.set_result(outcome)
+        self._parts.put_nowait(None)
+
+    def _part(self, part: bytes, release: Callable[[], object]) -> None:
+        self._parts.put_nowait((part, release))
+
+    async def _write_parts(self) -> None:
+        while (given := await self._parts.get()) is not None:
+            part, release = given
+            try:
+                await self._start_stream()
+                await self._send({"type": "http.response.body", "body": self._route.part(part), "more_body": True})
+            finally:
+                release()
+
+    async def _start_stream(self) -> None:
+        if self._started:
+            return
+        self._started = True
+        self.id = (self.request.id if self.request is not None else self.id) or next_id()
+        if self.request is not None:
+            self.request.id = self.id
+        headers = [
+            (b"content-type", self._route.stream_type),
+            (b"cache-control", b"no-store"),
+            (b"x-accel-buffering", b"no"),
+            (b"x-request-id", self.id.encode()),
+        ]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+class _Get:
+    """The GET of a model: its page, unless it is asked for a stream."""
+
+    def __init__(self, predict: Predict, page: Any) -> None:
+        self._predict = predict
+        self._page = page
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "GET" and self._predict.runs_for(scope):
+            await self._predict(scope, receive, send)
+        else:
+            await (await self._page(HttpRequest(scope, receive)))(scope, receive, send)
+
+
+class Methods:
+    """Calls the function for the request's method; every other method gets 405, or 204 for OPTIONS."""
+
+    def __init__(self, *, get: Any = None, post: Any = None, fault: Fault = error_answer) -> None:
+        self._fault = fault
+        self._handlers = {"GET": get, "HEAD": get, "POST": post}
+        self._allow = ", ".join([name for name, handler in self._handlers.items() if handler] + ["OPTIONS"]).encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        method = scope["method"]
+        handler = self._handlers.get(method)
+        allow = [(b"allow", self._allow)]
+        if method == "OPTIONS":
+            await send_answer(send, 204, allow, b"")
+        elif handler is None:
+            error = MethodNotAllowed(f"{method[:20]} is not possible here, {self._allow.decode()} are")
+            status, headers, body = self._fault(error, "")
+            await send_answer(send, status, headers + allow, body)
+        elif isinstance(handler, Predict | _Get):
+            await handler(scope, receive, send)
+        else:
+            response = await handler(HttpRequest(scope, receive))
+            await response(scope, receive, send)
+
+
+async def send_answer(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    """Send an answer that is there as a whole."""
+    start: Message = {"type": "http.response.start", "status": status, "headers": headers}
+    if status != 204:
+        start["headers"] = [*headers, (b"content-length", str(len(body)).encode())]
+    await send(start)
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's connection to its server: the hello, what is asked and told, shared memory, what is called off."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import socket
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import BadOutcome, ConfigError, InvalidRequest
+from forebay.observe.model_log import DROPPING, LineBudget, line_of, told_dropped
+from forebay.workers import frames, shared_secret
+from forebay.workers.address import dial
+from forebay.workers.landing import LandedFiles
+from forebay.workers.shm import open_arenas
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from forebay.workers.address import Address
+    from forebay.workers.objects import Buffer
+    from forebay.workers.shm import ArenaReader, ArenaWriter
+
+
+log = logging.getLogger(DROPPING)
+HANDSHAKE_S = 60.0
+"""Time in which a server must have answered a hello."""
+_RECEIVE_BYTES = 1 << 18
+
+
+class WorkerRefused(ConfigError):
+    """The server does not let this worker in, or does not prove who it is."""
+
+
+class WorkerConnection:
+    """One slot's connection to the server, used by one thread; others may only `leave`, ask `is_cancelled`, and `say`.
+
+    Attributes:
+        options: What the server answered to the hello.
+        lends: Whether large bodies arrive as views of the shared memory, which end with their batch, and not as copies.
+    """
+
+    def __init__(self, address: Address, about: Mapping[str, Any], secret: bytes | None = None) -> None:
+        """Dial and say hello.
+
+        Args:
+            address: Where the server listens.
+            about: What the hello says.
+            secret: What the server must know as well.
+
+        Raises:
+            OSError, EOFError: If nobody is there, or goes away.
+            Refused: With the server's reason.
+        """
+        self._address = address
+        self._socket = dial(address, HANDSHAKE_S)
+        self._sending = threading.Lock()
+        self._aside: deque[bytes] = deque()
+        self._landed = LandedFiles()
+        self._reader = frames.FrameReader(self._view, view_landed=self._see_landed)
+        self._inbox: deque[Any] = deque()
+        self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
+        self._receiving = threading.Lock()
+        self._running: int | None = None
+        self._tell: Callable[[], object] | None = None
+        self._incoming: ArenaReader | None = None
+        self._outgoing: ArenaWriter | None = None
+        self._shares = True
+        self._max_frame_bytes = frames.MAX_FRAME_BYTES
+        self.lends = False
+        try:
+            self._socket.settimeout(HANDSHAKE_S)
+            self.options = self._say_hello(about, secret)
+            self._socket.settimeout(None)
+            self._max_frame_bytes = self.options.get("max_frame", frames.MAX_FRAME_BYTES)
+            self._open_arenas(self.options.get("arena"))
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, message: Sequence[Any]) -> None:
+        """Write one frame, however long that takes: the server always reads."""
+        self.send_frame(frames.encode(message))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Write a frame that is encoded already."""
+        with self._sending:
+            self._socket.sendall(frame)
+        if self._aside:
+            self._send_aside()
+
+    def say(self, record: logging.LogRecord) -> None:
+        """Send a line of the log, from any thread; where the connection is gone, nobody is left to read it."""
+        is_count = record.name == DROPPING and "dropped" in vars(record)
+        if is_count or _lines.take():
+            self.send_aside(["log", self._running or 0, line_of(record)])
+
+    def send_aside(self, message: Sequence[Any]) -> None:
+        """Send what may come between other messages.
+
+        Whichever thread is sending now takes it along. That may be this thread: freeing memory can run user code, which
+        may log in the middle of a send.
+        """
+        self._aside.append(frames.encode(message))
+        self._send_aside()
+
+    def _send_aside(self) -> None:
+        while self._aside and self._sending.acquire(blocking=False):
+            try:
+                while self._aside:
+                    self._socket.sendall(self._aside.popleft())
+            except OSError:
+                self._aside.clear()
+            finally:
+                self._sending.release()
+
+    def framed(self, message: Sequence[Any]) -> bytes:
+        """Return the frame of a message that holds results.
+
+        Raises:
+            BadOutcome: They are too large for one frame.
+            Exception: They are no plain data.
+        """
+        frame = frames.encode(message)
+        if len(frame) - frames.HEADER > self._max_frame_bytes:
+            msg = (
+                f"{len(frame)} bytes are too many, at most {self._max_frame_bytes} are read there; return less, or let "
+                "fewer requests share a batch"
+            )
+            raise BadOutcome(msg)
+        return frame
+
+    def ask(self) -> None:
+        """Ask for the first batch."""
+        if self.options.get("seats"):
+            self.send(["sit"])
+        else:
+            self.send(["ready"] if self._shares else ["ready", False])
+
+    def leave(self) -> None:
+        """Ask for no more; the server answers with a stop once it has the last result."""
+        try:
+            self.send(["leaving"])
+        except OSError:
+            pass  # the server is gone, and nothing more comes from it
+
+    def receive(self) -> Any:
+        """Wait for the next message.
+
+        Raises:
+            EOFError: If the server is gone.
+        """
+        with self._receiving:
+            while not self._inbox:
+                size = self._socket.recv_into(self._buffer)
+                if not size:
+                    raise EOFError
+                self._inbox.extend(self._reader.feed(self._buffer[:size]))
+            return self._inbox.popleft()
+
+    def receive_all(self, *, wait: bool) -> list[Any]:
+        """Return all messages that are there; at least one, if told to wait.
+
+        Raises:
+            EOFError: If the server is gone.
+        """
+        with self._receiving:
+            while not self._inbox:
+                try:
+                    size = self._socket.recv_into(self._buffer, 0, 0 if wait else socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    return []
+                if not size:
+                    raise EOFError
+                self._inbox.extend(self._reader.feed(self._buffer[:size]))
+                if not wait and size < len(self._buffer):
+                    break  # that was all
+            found = list(self._inbox)
+            self._inbox.clear()
+            return found
+
+    def watch(self, tell: Callable[[], object]) -> Callable[[], object]:
+        """Have this called on the running loop once the server has said something; see `Watch`."""
+        loop, descriptor = asyncio.get_running_loop(), self._socket.fileno()
+        loop.add_reader(descriptor, tell)
+        # Whoever asks whether a batch is called off may read what was said before the loop sees it.
+        self._tell = functools.partial(loop.call_soon_threadsafe, tell)
+        if self._inbox:
+            tell()
+
+        def forget() -> None:
+            self._tell = None
+            loop.remove_reader(descriptor)
+
+        return forget
+
+    def begin(self, batch_id: int) -> Callable[[], bool]:
+        """Note that a batch runs; returns what tells whether the server has called it off."""
+        self._running = batch_id
+        return functools.partial(self._is_cancelled, batch_id)
+
+    def end(self) -> None:
+        """Note that nothing runs: the server need not hear of questions about the batch any more."""
+        self._running = None
+
+    def is_cancelled(self) -> bool:
+        """Look, without waiting, whether the server has called off the batch that runs."""
+        return self._running is not None and self._is_cancelled(self._running)
+
+    def _is_cancelled(self, batch_id: int) -> bool:
+        """Any thread may ask at any time, also when the batch was answered long ago."""
+        if batch_id != self._running or not self._receiving.acquire(blocking=False):
+            return False  # it is over, or its own thread waits for the server's next word and will hear it
+        try:
+            try:
+                size = self._socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                size = -1
+            except OSError:
+                return True  # hung up
+            if size > 0:
+                self._inbox.extend(self._reader.feed(self._buffer[:size]))
+                tell = self._tell
+                if tell is not None:
+                    tell()
+            return size == 0 or any(_calls_off(message, batch_id) for message in self._inbox)
+        finally:
+            self._receiving.release()
+
+    def place(self, outcomes: Sequence[Any]) -> Sequence[Any]:
+        """Move large results into the arena."""
+        return outcomes if self._outgoing is None else self._outgoing.place(list(outcomes))
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+        for arena in (self._incoming, self._outgoing):
+            if arena is not None:
+                arena.close()
+        self._incoming = self._outgoing = None
+
+    def _say_hello(self, about: Mapping[str, Any], secret: bytes | None) -> Mapping[str, Any]:
+        mine = shared_secret.nonce()
+        about = {**about, "shares": True, "seats": True}
+        self.send(["hello", frames.VERSION, about if secret is None else {**about, "nonce": mine}])
+        try:
+            kind, *rest = self._answer()
+            if secret is not None:
+                theirs: Any = rest[0] if kind == "challenge" else b""
+                if theirs:
+                    self.send(["proof", shared_secret.proof(secret, "worker", theirs, mine)])
+                    kind, *rest = self._answer()
+                if kind != "welcome" or not shared_secret.is_proof(rest[0], secret, "server", theirs, mine):
+                    msg = (
+                        f"the server at {self._address} does not prove that it knows the secret; start it with the "
+                        "same one (--attach-secret), or give this worker none"
+                    )
+                    raise WorkerRefused(msg)
+                kind, *rest = self._answer()
+            if kind != "open":
+                msg = f"{kind!r} is no answer to a hello"
+                raise InvalidRequest(msg)
+            return rest[0]
+        except (InvalidRequest, LookupError, TypeError, ValueError) as error:
+            msg = f"what listens at {self._address} does not speak the worker protocol; is it where workers attach?"
+            raise WorkerRefused(msg) from error
+
+    def _answer(self) -> Any:
+        message = self.receive()
+        if message[0] == "refused":
+            msg = f"the server at {self._address} refuses this worker: {message[1]}"
+            raise WorkerRefused(msg)
+        return message
+
+    def _open_arenas(self, handle: Any) -> None:
+        if not handle:
+            return
+        opened = open_arenas(handle, self._max_frame_bytes)
+        if opened is None:  # another container: what is large then goes through the socket
+            self._shares = False
+        else:
+            self._incoming, self._outgoing = opened
+
+    def _view(self, offset: int, length: int) -> Buffer:
+        if self._incoming is None:
+            msg = "the server placed bytes in shared memory that was never agreed on"
+            raise InvalidRequest(msg)
+        view = self._incoming.view(offset, length)
+        return view if self.lends else bytes(view)
+
+    def _see_landed(self, path: str, inode: int, offset: int, length: int) -> Buffer:
+        if self._incoming is None:
+            msg = "the server names a file in memory, and none was agreed on"
+            raise InvalidRequest(msg)
+        view = self._landed.view(path, inode, offset, length)
+        return view if self.lends else bytes(view)
+
+
+def _calls_off(message: Any, batch_id: int) -> bool:
+    """Tell whether the server says by this that nobody waits for a batch."""
+    return message == ["cancel", batch_id] or (message[0] == "go" and batch_id in message[3])
+
+
+def _tell_dropped(dropped: int) -> None:
+    line = told_dropped(dropped)
+    log.warning("%s", line.text, extra=line.extra)
+
+
+_lines = LineBudget(_tell_dropped)
