@@ -17,20 +17,8 @@ from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Media, Request
 from forebay.workers import conversation, frames
 from forebay.workers.attached import AttachedPool
-from forebay.workers.conversation import (
-    MAY_SAY,
-    Conversation,
-    Counted,
-    Failed,
-    Heard,
-    Hello,
-    Leaving,
-    Logged,
-    Part,
-    Ready,
-    Result,
-    Violation,
-)
+from forebay.workers.conversation import MAY_SAY, Conversation
+from forebay.workers.worker_events import Counted, Failed, Heard, Hello, Leaving, Logged, Part, Ready, Result, Violation
 from forebay.workers.worker_slot import WorkerSlot
 
 RUNS = 400

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import forebay
 
 if TYPE_CHECKING:
-    from forebay.surfaces.nucleus.config import NucleusConfig
+    from forebay.surfaces.nucleus.settings import NucleusConfig
 
 DASHES = "-" * 40
 

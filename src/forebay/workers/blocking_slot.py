@@ -15,13 +15,14 @@ from forebay.observe import model_log
 from forebay.observe.author_metrics import store
 from forebay.types.call import Failure
 from forebay.workers import shm
-from forebay.workers.conversation import Conversation, Counted, Failed, Hello, Logged, Part, Ready, Result, Violation
+from forebay.workers.conversation import Conversation
+from forebay.workers.worker_events import Counted, Failed, Hello, Logged, Part, Ready, Result, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from forebay.observe.model_log import Voice
-    from forebay.workers.conversation import Event
+    from forebay.workers.worker_events import Event
 
 log = logging.getLogger("forebay.workers")
 

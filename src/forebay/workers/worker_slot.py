@@ -20,26 +20,16 @@ from forebay.observe.author_metrics import store
 from forebay.observe.model_log import Voice
 from forebay.types.call import Failure
 from forebay.workers import frames
-from forebay.workers.conversation import (
-    Conversation,
-    Counted,
-    Failed,
-    Heard,
-    Hello,
-    Leaving,
-    Logged,
-    Part,
-    Ready,
-    Result,
-    Violation,
-)
+from forebay.workers.conversation import Conversation
+from forebay.workers.worker_events import Counted, Failed, Heard, Hello, Leaving, Logged, Part, Ready, Result, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from forebay.types.batch import Done, EntryBatch
-    from forebay.workers.conversation import Event, Shared
+    from forebay.workers.conversation import Shared
     from forebay.workers.seating import Seating
+    from forebay.workers.worker_events import Event
 
 log = logging.getLogger("forebay.workers")
 

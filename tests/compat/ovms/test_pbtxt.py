@@ -12,7 +12,7 @@ from tests.compat.ovms.conftest import LOOPBACK, graph_text, one_node, python_no
 from tests.fuzz import door_ovms
 
 from forebay.errors import ConfigError
-from forebay.surfaces.ovms.layout import read_layout
+from forebay.surfaces.ovms.linker import read_layout
 
 IN, OUT = ["OVMS_PY_TENSOR:input"], ["OVMS_PY_TENSOR:output"]
 GOOD = one_node()

@@ -21,8 +21,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
-import msgspec
-
+from forebay.protocols.pipeline.literal_limits import DEFAULT, Budget, LiteralLimits, LiteralTooLarge, NotLiteral
+from forebay.protocols.pipeline.number_lists import TEXT_DTYPE, bare_numbers, cast_to, made_of_numbers
 from forebay.types.datatypes import BY_NUMPY
 
 if TYPE_CHECKING:
@@ -31,72 +31,10 @@ if TYPE_CHECKING:
 Mode = Literal["raw", "ndarray", "literal"]
 
 
-class LiteralLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a text may contain; one that has more stays a text.
-
-    Attributes:
-        max_bytes: Characters of the text, and bytes of an array made of it.
-        max_elements: Numbers in a list or array of nothing but numbers.
-        max_tokens: Words, marks and escapes in all else.
-        max_depth: Brackets within brackets.
-    """
-
-    max_bytes: int = 256 * 1024 * 1024
-    max_elements: int = 16 * 1024 * 1024
-    max_tokens: int = 200_000
-    max_depth: int = 32
-
-
-DEFAULT: Final = LiteralLimits()
-
-MAX_ODD_KEYS: Final = 20_000
-"""Keys that are no texts, in all texts of a request."""
 _MAX_ODD_KEYS: Final = 2_000
 """Those of a text. Numbers and tuples can be chosen so that they collide, which makes a dict quadratic."""
 _MAX_EQUAL_HASHES: Final = 64
 """Those of a text that have a hash of others; no other keys collide as badly."""
-_FREE_BYTES: Final = 1024 * 1024
-_BYTES_OF_ONE: Final = 32
-"""What arrays may take for each character of the texts, beside what is free."""
-
-
-class LiteralTooLarge(Exception):
-    """The values of a request would take more than its texts allow for."""
-
-
-class Budget:
-    """What the values of one request may take together; counted before it is taken."""
-
-    def __init__(self, characters: int, limits: LiteralLimits = DEFAULT) -> None:
-        """Allow for texts of so many characters."""
-        self.limits = limits
-        self._left_bytes = _FREE_BYTES + _BYTES_OF_ONE * characters
-        self._left_keys = MAX_ODD_KEYS
-
-    def take(self, size: int) -> None:
-        """Count an array.
-
-        Raises:
-            _NotLiteral: If it is too large for any text.
-            TooMuch: If it is too large for this request.
-        """
-        if size > self.limits.max_bytes:
-            raise _NotLiteral
-        self._left_bytes -= size
-        if self._left_bytes < 0:
-            msg = f"arrays may take {_BYTES_OF_ONE} bytes for each character of the request, and {_FREE_BYTES} more"
-            raise LiteralTooLarge(msg)
-
-    def take_keys(self, count: int) -> None:
-        """Count keys that are no texts.
-
-        Raises:
-            TooMuch: If there are too many in this request.
-        """
-        self._left_keys -= count
-        if self._left_keys < 0:
-            msg = f"at most {MAX_ODD_KEYS} keys that are no texts are read"
-            raise LiteralTooLarge(msg)
 
 
 # Repeats are possessive, so that a text of any length takes no stack; int() and float() judge the underscores.
@@ -129,26 +67,6 @@ _DTYPES: Final = {name: name for name in BY_NUMPY} | {
     "str_": "str",
 }
 _SCALARS: Final = {f"{prefix}{name}": kind for prefix in ("np.", "numpy.") for name, kind in _DTYPES.items()}
-_TEXT_DTYPE: Final = re.compile(r"<?U(\d{0,9})")
-
-_BLANK: Final = b" \t\n\r\f\v"
-# Each byte of a list of numbers as the kind of thing it is part of: a number, a bracket, a comma; "x" is none of them.
-_KINDS: Final = bytes(
-    byte if byte in b"[]," else ord("0") if byte in b"0123456789.eE+-nainf" else ord("x") for byte in range(256)
-)
-_NO_BRACKETS: Final = bytes(32 if byte in b"[]" else byte for byte in range(256))
-_NOT_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[]")
-# JSON wants digits behind a point and has no word for what is not finite; texts are read as numbers there.
-_AS_JSON: Final = [
-    *((b"." + mark, b".0" + mark) for mark in (b",", b" ", b"\n", b"e")),
-    (b"nan", b'"nan"'),
-    (b"inf", b'"inf"'),
-    (b'-"inf"', b'"-inf"'),
-]
-
-
-class _NotLiteral(Exception):
-    """The text is outside of the grammar or over a limit."""
 
 
 def parse(text: str, mode: Mode, limits: LiteralLimits = DEFAULT, budget: Budget | None = None) -> Any:
@@ -167,11 +85,11 @@ def parse(text: str, mode: Mode, limits: LiteralLimits = DEFAULT, budget: Budget
         return text
     try:
         if mode == "literal":
-            numbers = _bare_numbers(text, limits)
+            numbers = bare_numbers(text, limits)
             if numbers is not None:
                 return numbers
         value = _Parser(text, limits, budget or Budget(len(text), limits)).whole()
-    except (_NotLiteral, ValueError, TypeError, OverflowError):
+    except (NotLiteral, ValueError, TypeError, OverflowError):
         return text
     except LiteralTooLarge:
         if budget is not None:
@@ -183,150 +101,6 @@ def parse(text: str, mode: Mode, limits: LiteralLimits = DEFAULT, budget: Budget
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Lists of numbers
-
-
-def _bare_numbers(text: str, limits: LiteralLimits) -> list[Any] | tuple[Any, ...] | None:
-    """Read a list or a bare tuple of nothing but numbers in the grammar of JSON; None if it is something else."""
-    first = text[:1]
-    if not first or first not in "[0123456789-+. \t\n" or not text.isascii():
-        return None
-    stripped = text.strip()
-    is_list = stripped.startswith("[")
-    data = (stripped if is_list else f"[{stripped}]").encode()
-    kinds = data.translate(_KINDS, _BLANK)
-    if b"x" in kinds or b"," not in kinds or not _is_within(data, limits):
-        return None
-    if kinds.count(b",") >= limits.max_elements or kinds.count(b"[") > limits.max_tokens:
-        raise _NotLiteral
-    try:
-        values: list[Any] = msgspec.json.decode(data)
-    except msgspec.DecodeError:
-        return None
-    return values if is_list else tuple(values)
-
-
-def _is_within(data: bytes, limits: LiteralLimits) -> bool:
-    """Tell whether brackets are balanced and no deeper than the limit."""
-    brackets = data.translate(None, _NOT_BRACKETS)
-    for _ in range(limits.max_depth):
-        if not brackets:
-            return True
-        brackets = brackets.replace(b"[]", b"")
-    return not brackets
-
-
-def _numbers(region: str, dtype: str | None, limits: LiteralLimits, budget: Budget) -> Any:
-    """Return the array of a nested list of numbers or booleans; None if it is something else.
-
-    Raises:
-        _NotLiteral, OverflowError: If it is one, but cannot be made.
-    """
-    import numpy as np
-
-    if not region.isascii():
-        return None
-    data = region.encode()
-    if b"..." in data:  # what NumPy puts in the place of what it leaves out
-        raise _NotLiteral
-    is_bool = b"r" in data or b"l" in data
-    if is_bool:
-        if any(mark in data for mark in b"0123456789+-."):
-            return None
-        data = data.replace(b"True", b"1").replace(b"False", b"0")
-    kinds = data.translate(_KINDS, _BLANK)
-    if b"x" in kinds or b"0[" in kinds or b"]0" in kinds:
-        return None
-    structure = kinds.translate(None, b"0")
-    if structure.count(b",") >= limits.max_elements:
-        raise _NotLiteral
-    shape = _shape_of(structure, limits)
-    is_float = any(mark in data for mark in b".eEni")
-    if is_float and is_bool:
-        return None
-    is_float = is_float or (dtype is not None and dtype.startswith("float"))
-    flat = _flat(data, float if is_float else int)
-    if flat is None:
-        return None
-    budget.take(8 * len(flat))
-    try:
-        made = np.array(flat, dtype=np.float64 if is_float else np.int64)
-    except OverflowError:
-        if dtype != "uint64":
-            return None
-        made = np.array(flat, dtype=np.uint64)
-    if is_bool:
-        made = made.astype(bool)
-    return made.reshape(shape) if dtype is None else _cast(made, dtype, budget).reshape(shape)
-
-
-def _flat(data: bytes, kind: Any) -> list[Any] | None:
-    """Return the numbers of a list that is almost JSON, and is rewritten as such; None if it is not even that."""
-    data = data.translate(_NO_BRACKETS)
-    if kind is float:
-        for ours, json in _AS_JSON:
-            data = data.replace(ours, json)
-    try:
-        return msgspec.json.decode(b"[" + data + b"]", type=list[kind], strict=False)
-    except msgspec.DecodeError:
-        return None
-
-
-def _shape_of(structure: bytes, limits: LiteralLimits) -> tuple[int, ...]:
-    """Return the shape of an array by its brackets and commas.
-
-    Raises:
-        _NotLiteral: If its rows differ in length, or it is too deep.
-    """
-    depth = len(structure) - len(structure.lstrip(b"["))
-    if not 0 < depth <= limits.max_depth:
-        raise _NotLiteral
-    shape: list[int] = []
-    row = b""
-    for level in range(1, depth + 1):
-        start = depth - level
-        end = structure.find(b"]" * level, start) + level
-        length, rest = divmod(end - start - 1, len(row) + 1)
-        if end < level or rest:
-            raise _NotLiteral
-        row = b"[" + b",".join([row] * length) + b"]"
-        shape.append(length)
-    if row != structure:
-        raise _NotLiteral
-    return tuple(reversed(shape))
-
-
-def _cast(array: Any, dtype: str, budget: Budget) -> Any:
-    """Convert an array to the type that its text names.
-
-    Raises:
-        _NotLiteral: If values get lost by it.
-    """
-    import numpy as np
-
-    width = _TEXT_DTYPE.fullmatch(dtype)
-    if width is not None:
-        if array.dtype.kind != "U":
-            raise _NotLiteral
-        budget.take(max(array.size * int(width[1] or 1) * 4 - array.nbytes, 0))
-        return array.astype(f"<U{width[1]}")
-    if array.dtype.kind == "U" or dtype == "str":
-        if array.dtype.kind != "U" or dtype != "str":
-            raise _NotLiteral
-        return array
-    target = np.dtype(dtype)
-    if target.kind in "iu":
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise _NotLiteral
-        bounds = np.iinfo(target)
-        if (
-            array.size
-            and array.dtype.kind != "b"
-            and not bounds.min <= int(array.min()) <= int(array.max()) <= bounds.max
-        ):
-            raise _NotLiteral
-    budget.take(max(array.size * target.itemsize - array.nbytes, 0))
-    with np.errstate(over="ignore"):
-        return array.astype(target)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -368,21 +142,21 @@ class _Parser:
         found = _TOKEN.match(self._text, self._position)
         self._left -= 1
         if found is None or self._left < 0:
-            raise _NotLiteral
+            raise NotLiteral
         self._kind = str(found.lastgroup)
         self._read = str(found[self._kind])
         self._position = found.end()
 
     def _end(self) -> None:
         if self._kind != "end":
-            raise _NotLiteral
+            raise NotLiteral
 
     def _is(self, mark: str) -> bool:
         return self._read == mark and self._kind == "mark"
 
     def _take(self, mark: str) -> None:
         if not self._is(mark):
-            raise _NotLiteral
+            raise NotLiteral
         self._next()
 
     def _value(self) -> Any:
@@ -397,7 +171,7 @@ class _Parser:
             return _number(read)
         if kind == "string":
             return _string(read)
-        raise _NotLiteral
+        raise NotLiteral
 
     def _word(self, word: str) -> Any:
         self._next()
@@ -415,22 +189,22 @@ class _Parser:
             if isinstance(value, bool | int | float | str):
                 import numpy as np
 
-                return _cast(np.asarray(value), _SCALARS[word], self._budget)[()]
-        raise _NotLiteral
+                return cast_to(np.asarray(value), _SCALARS[word], self._budget)[()]
+        raise NotLiteral
 
     def _signed(self, sign: str) -> Any:
         if sign not in "+-":
-            raise _NotLiteral
+            raise NotLiteral
         self._next()
         if self._kind == "number" or (self._in_array and self._read in _FLOATS):
             value = self._value()
             return -value if sign == "-" else value
-        raise _NotLiteral
+        raise NotLiteral
 
     def _bracketed(self, opening: str) -> Any:
         self._depth += 1
         if self._depth > self._limits.max_depth:
-            raise _NotLiteral
+            raise NotLiteral
         self._next()
         value = self._braces() if opening == "{" else self._sequence("]" if opening == "[" else ")")
         self._depth -= 1
@@ -468,7 +242,7 @@ class _Parser:
         if len(values) == len(keys):
             return dict(zip(keys, values, strict=True))
         if values:
-            raise _NotLiteral
+            raise NotLiteral
         return set(keys)
 
     def _count_odd(self, keys: list[Any]) -> None:
@@ -476,14 +250,14 @@ class _Parser:
         self._budget.take_keys(len(keys))
         self._odd_keys += len(keys)
         if self._odd_keys > _MAX_ODD_KEYS:
-            raise _NotLiteral
+            raise NotLiteral
         self._equal_hashes += len(keys) - len(set(map(hash, keys)))
         if self._equal_hashes > _MAX_EQUAL_HASHES:
-            raise _NotLiteral
+            raise NotLiteral
 
     def _array(self) -> Any:
         if not self._is("("):
-            raise _NotLiteral
+            raise NotLiteral
         start = self._position
         self._next()
         if self._is("["):
@@ -507,11 +281,11 @@ class _Parser:
         self._position = end
         self._next()
         dtype, shape = self._array_options()
-        array = _numbers(text[start:end], dtype, self._limits, self._budget)
+        array = made_of_numbers(text[start:end], dtype, self._limits, self._budget)
         if array is None:
             self._position, self._left, self._kind, self._read = before
         elif shape not in {None, array.shape}:
-            raise _NotLiteral
+            raise NotLiteral
         return array
 
     def _element(self) -> Any:
@@ -535,7 +309,7 @@ class _Parser:
             elif option == "shape" and shape is None:
                 shape = _shape(self._value())
             else:
-                raise _NotLiteral
+                raise NotLiteral
         self._take(")")
         return dtype, shape
 
@@ -546,9 +320,9 @@ class _Parser:
         if isinstance(name, str):
             if name in _DTYPES:
                 return _DTYPES[name]
-            if _TEXT_DTYPE.fullmatch(name) is not None:
+            if TEXT_DTYPE.fullmatch(name) is not None:
                 return name
-        raise _NotLiteral
+        raise NotLiteral
 
 
 _QUICK: Final = 8
@@ -561,7 +335,7 @@ def _made(value: Any, dtype: str | None, shape: tuple[int, ...] | None, budget: 
 
     leaves = list(_leaves(value))
     if not leaves:
-        width = _TEXT_DTYPE.fullmatch(dtype or "")
+        width = TEXT_DTYPE.fullmatch(dtype or "")
         budget.take(4 * int(width[1] or 1) if width is not None else 8)  # NumPy makes room for one element
         made = np.array(value, dtype=np.float64).astype(dtype or np.float64)
         return made if shape is None else made.reshape(shape)
@@ -569,23 +343,23 @@ def _made(value: Any, dtype: str | None, shape: tuple[int, ...] | None, budget: 
     if kinds == {str}:
         budget.take(max(map(len, leaves)) * len(leaves) * 4)  # every element takes the room of the longest
     elif not kinds <= {bool, int, float}:
-        raise _NotLiteral
+        raise NotLiteral
     made = np.array(value, dtype=dtype if kinds == {int} and dtype == "uint64" else None)
     if made.dtype.kind == "O":
-        raise _NotLiteral
+        raise NotLiteral
     if dtype is not None:
-        made = _cast(made, dtype, budget)
+        made = cast_to(made, dtype, budget)
     if shape not in {None, made.shape}:
-        raise _NotLiteral
+        raise NotLiteral
     return made
 
 
 def _shape(value: Any) -> tuple[int, ...]:
     if not isinstance(value, tuple):
-        raise _NotLiteral
+        raise NotLiteral
     sizes: tuple[Any, ...] = value  # pyright: ignore[reportUnknownVariableType]
     if len(sizes) > 32 or not all(type(size) is int and 0 <= size < 1 << 31 for size in sizes):
-        raise _NotLiteral
+        raise NotLiteral
     return sizes
 
 
@@ -607,7 +381,7 @@ def _string(text: str) -> str | bytes:
     is_bytes = text[0] in "bB"
     body = text[1 if text[0] in "'\"" else 2 : -1]
     if is_bytes and not body.isascii():
-        raise _NotLiteral
+        raise NotLiteral
     if "\\" in body:
         body = _ESCAPE.sub(_unescape_bytes if is_bytes else _unescape, body)
     return body.encode("latin-1") if is_bytes else body
@@ -643,4 +417,4 @@ def _unescape_bytes(found: re.Match[str]) -> str:
 
 
 def _refuse() -> NoReturn:
-    raise _NotLiteral
+    raise NotLiteral

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from forebay.server.config import HttpConfig
     from forebay.surfaces.container.recipe import Recipe
     from forebay.surfaces.contract import Options
-    from forebay.surfaces.nucleus.config import Models, NucleusConfig
     from forebay.surfaces.nucleus.model_store import ModelStore
     from forebay.surfaces.nucleus.proto import UserService
+    from forebay.surfaces.nucleus.settings import Models, NucleusConfig
     from forebay.transports.grpc.listener import GrpcListener
     from forebay.transports.http.route import Route
 

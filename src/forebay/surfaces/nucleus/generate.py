@@ -22,9 +22,9 @@ from forebay.errors import ConfigError
 from forebay.surfaces.container.dockerfile import CONDA_IMAGE, conda_base, dockerfile
 from forebay.surfaces.container.recipe import OLDEST_PYTHON, Recipe, Sidecar, called, inside
 from forebay.surfaces.container.steps import InstallStep, steps
-from forebay.surfaces.nucleus.config import DEFAULT_TFS_HOST, NucleusConfig, ServerSideBatching
 from forebay.surfaces.nucleus.environment import LOG_CONFIG_FILE, TFS_PORT, handler_environment
 from forebay.surfaces.nucleus.readiness import DEFAULT_FOLDER, READY_FILE
+from forebay.surfaces.nucleus.settings import DEFAULT_TFS_HOST, NucleusConfig, ServerSideBatching
 
 PROJECT = "/src/project"
 SHARED = "/mnt"

@@ -20,8 +20,8 @@ import msgspec
 from forebay.errors import Unavailable
 from forebay.repository import cache
 from forebay.repository.cache import Cache
-from forebay.surfaces.nucleus.config import DEFAULT_MODEL
 from forebay.surfaces.nucleus.logs import logger
+from forebay.surfaces.nucleus.settings import DEFAULT_MODEL
 from forebay.surfaces.nucleus.shim import UserRuntimeException
 from forebay.types.failures import text_of
 from forebay.workers.user_code import caught

@@ -20,7 +20,7 @@ from forebay.repository.disk import DiskCache
 from forebay.repository.repository import Repository
 from forebay.repository.source import SourceChanged
 from forebay.repository.tree_rules import TreeRules
-from forebay.surfaces.nucleus.config import DEFAULT_MODEL
+from forebay.surfaces.nucleus.settings import DEFAULT_MODEL
 from forebay.types.failures import text_of
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from forebay.repository.cache import Lease
     from forebay.repository.listing import Revision, StoredFile
     from forebay.repository.source import ModelSource
-    from forebay.surfaces.nucleus.config import Models
     from forebay.surfaces.nucleus.desk import Desk, DeskVisitor
+    from forebay.surfaces.nucleus.settings import Models
     from forebay.surfaces.nucleus.tfs_models import TfsModels
 
 log = logging.getLogger("forebay.repository")

@@ -18,7 +18,8 @@ from forebay.surfaces.ovms.calls import VERSION, GraphCalls, GraphStream, face_o
 from forebay.surfaces.ovms.config import ModelEntry
 from forebay.surfaces.ovms.handlers import HandlerRunner, Modules
 from forebay.surfaces.ovms.inference import InferenceRunner
-from forebay.surfaces.ovms.layout import GraphLayout, read_layout
+from forebay.surfaces.ovms.layout import GraphLayout
+from forebay.surfaces.ovms.linker import read_layout
 from forebay.workers.runner import RunnerSpec
 from forebay.workers.threads import ThreadPool
 

@@ -16,7 +16,8 @@ from hypothesis.extra import numpy as arrays
 
 import forebay
 from forebay.protocols.pipeline.array_texts import array_text
-from forebay.protocols.pipeline.literal import LiteralLimits, parse
+from forebay.protocols.pipeline.literal import parse
+from forebay.protocols.pipeline.literal_limits import LiteralLimits
 
 LONG = 10_000_000
 

@@ -60,11 +60,12 @@ def unpack(request: Any, mode: RequestParse) -> dict[str, Any]:
     found: dict[str, Any] = dict(zip(keys, values, strict=True))
     if mode != "raw":
         from forebay.protocols.pipeline import literal
+        from forebay.protocols.pipeline.literal_limits import Budget, LiteralTooLarge
 
-        budget = literal.Budget(sum(map(len, values)))
+        budget = Budget(sum(map(len, values)))
         try:
             found = {name: literal.parse(text, mode, budget=budget) for name, text in found.items()}
-        except literal.LiteralTooLarge as much:
+        except LiteralTooLarge as much:
             text = f"the values of the request take too much: {much}"
             raise error(CustomExceptionCode.RPC_PACKAGE_ERROR.value, text) from None
     if request.tensors:
