@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
-
 
 
 class LiteralLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from forebay.protocols.pipeline.literal_limits import Budget, LiteralLimits, NotLiteral
-
-
 
 TEXT_DTYPE: Final = re.compile(r"<?U(\d{0,9})")
 
