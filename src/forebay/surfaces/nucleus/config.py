@@ -20,8 +20,6 @@ from forebay.errors import ConfigError
 from forebay.repository.address import SCHEMES
 from forebay.server import yaml
 from forebay.server.walker import Walker, boolean, dotted, line, meant, shown, whole
-
-MAX_FILE_BYTES = yaml.MAX_BYTES
 from forebay.surfaces.nucleus.settings import (
     DEFAULT_PORT,
     DEFAULT_PYTHON,
@@ -393,13 +391,13 @@ def _content(path: Path) -> bytes:
         raise ConfigError(f"{path}: is a folder, a configuration file is needed; did you mean {path / 'nucleus.yaml'}?")
     try:
         with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+            content = file.read(yaml.MAX_BYTES + 1)
     except OSError as error:
         siblings = [file.name for pattern in ("*.yaml", "*.yml") for file in path.parent.glob(pattern)]
         reason = (error.strerror or str(error)).lower()
         raise ConfigError(f"{path}: the configuration cannot be read: {reason}{meant(path.name, siblings)}") from error
-    if len(content) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: the file is too long, at most {MAX_FILE_BYTES} bytes are allowed")
+    if len(content) > yaml.MAX_BYTES:
+        raise ConfigError(f"{path}: the file is too long, at most {yaml.MAX_BYTES} bytes are allowed")
     return content
 
 
