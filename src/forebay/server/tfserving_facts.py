@@ -58,7 +58,7 @@ def find_version(app: App, name: str, version: str = "", label: str = "") -> str
     return labels[label]
 
 
-class Asked(msgspec.Struct, frozen=True):
+class AskedSignature(msgspec.Struct, frozen=True):
     """What answers by the name of a signature: a version, or a further method of it.
 
     Attributes:
@@ -79,7 +79,7 @@ class Asked(msgspec.Struct, frozen=True):
         return params, size
 
 
-def asked(one: Served, signature: str = "") -> Asked:
+def asked(one: Served, signature: str = "") -> AskedSignature:
     """Return what answers for a version where a signature is named; none, and the default, mean its own.
 
     Raises:
@@ -88,7 +88,7 @@ def asked(one: Served, signature: str = "") -> Asked:
     if one.tensors is None:
         msg = f"the model '{one.endpoint.name}' takes no tensors; ask it over HTTP at /models/{one.endpoint.name}"
         raise InvalidRequest(msg)
-    found = Asked(one.tensors.signature or DEFAULT, one.tensors, one.contract)
+    found = AskedSignature(one.tensors.signature or DEFAULT, one.tensors, one.contract)
     if signature not in {"", DEFAULT, found.name}:
         others = _others(one)
         if signature not in others:
@@ -105,9 +105,9 @@ def asked(one: Served, signature: str = "") -> Asked:
     return found
 
 
-def _others(one: Served) -> dict[str, Asked]:
+def _others(one: Served) -> dict[str, AskedSignature]:
     return {
-        method.tensors.signature: Asked(method.tensors.signature, method.tensors, method.contract)
+        method.tensors.signature: AskedSignature(method.tensors.signature, method.tensors, method.contract)
         for method in one.methods
         if method.tensors is not None and not method.contract.streams
     }

@@ -24,7 +24,7 @@ from forebay.surfaces.nucleus import model_client
 from forebay.surfaces.nucleus.config import read_config
 from forebay.surfaces.nucleus.desk import Desk, DeskClient
 from forebay.surfaces.nucleus.handler import _check_models, constructor_arguments
-from forebay.surfaces.nucleus.model_client import HandlerModels, ModelRules, NoRoom
+from forebay.surfaces.nucleus.model_client import AllInUse, HandlerModels, ModelRules
 from forebay.surfaces.nucleus.model_store import ModelStore, source_for
 from forebay.surfaces.nucleus.rpc_runner import RpcRunner
 from forebay.surfaces.nucleus.shim import UserRuntimeException
@@ -489,7 +489,7 @@ def test_models_that_evict_each_other_while_calls_use_them(buckets, bucket, serv
                 assert model.files == Model(model.folder).files == {"model": name}
                 assert len(in_memory) <= 2
                 del model
-            except NoRoom as error:
+            except AllInUse as error:
                 refused.append(str(error))
             finally:
                 many.client.end()
@@ -511,7 +511,7 @@ def test_a_call_may_use_more_models_than_are_kept(buckets, bucket, served):
     many = served({"dir": f"s3://{bucket}", "cache_size": 1, "disk_cache_size": 1})
     many.client.begin()
     one, two = many.get("a"), many.get("b")
-    with pytest.raises(NoRoom, match="all 2 that are kept are in use"):
+    with pytest.raises(AllInUse, match="all 2 that are kept are in use"):
         _elsewhere(lambda: many.get("c"))
     assert [Model(each.folder).files for each in (one, two)] == [{"model": "a"}, {"model": "b"}]
     many.client.end()
@@ -696,18 +696,18 @@ def test_a_cache_that_is_in_use_is_503_and_when_to_come_back(buckets, bucket, se
 def test_no_room_is_the_answer_of_single_calls_and_of_batches(open_runner, items, batched):
     # N121
     handler = """
-        from forebay.surfaces.nucleus.model_client import NoRoom
+        from forebay.surfaces.nucleus.model_client import AllInUse
 
         class Handler:
             def handle_post(self, payload):
-                raise NoRoom("all are in use")
+                raise AllInUse("all are in use")
     """
     runner = open_runner(handler, batched=batched)
     nothing: Any = None
     for outcome in runner.run([items(body=b"1"), items(body=b"2")]):
         assert type(outcome.error) is Unavailable
         assert outcome.error.message == "all are in use"
-    assert RpcRunner._status_of(nothing, NoRoom("all are in use")) == (14, "all are in use")
+    assert RpcRunner._status_of(nothing, AllInUse("all are in use")) == (14, "all are in use")
 
 
 WATCHING = """

@@ -59,7 +59,7 @@ class ModelRules(msgspec.Struct, frozen=True, kw_only=True):
     cache_size: int | None = None
 
 
-class NoRoom(UserRuntimeException):
+class AllInUse(UserRuntimeException):
     """Other calls use as many models as are kept in memory. A request that ends with this is to come again.
 
     Attributes:
@@ -116,7 +116,7 @@ class HandlerModels:
 
         Raises:
             UserRuntimeException: If there is no such model or version, or it cannot be loaded.
-            NoRoom: If other calls use all that is kept.
+            AllInUse: If other calls use all that is kept.
         """
         if not self._is_told.wait(FIRST_S):
             raise UserRuntimeException("the server does not say which models there are")
@@ -247,7 +247,7 @@ class HandlerModels:
         try:
             lease = self._cache.take(key, size, functools.partial(self._load, name, version, key), beside=beside)
         except cache.NoRoom as error:
-            raise NoRoom(error.message) from error
+            raise AllInUse(error.message) from error
         if self._served.get((name, number)) != key:
             self._served[name, number] = key
             self._drop()

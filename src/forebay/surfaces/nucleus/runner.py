@@ -22,7 +22,7 @@ from forebay.surfaces.nucleus import answers, tensors
 from forebay.surfaces.nucleus.answers import Streamed
 from forebay.surfaces.nucleus.handler import Arguments, HandlerHost, match, shown
 from forebay.surfaces.nucleus.logs import logger
-from forebay.surfaces.nucleus.model_client import NoRoom
+from forebay.surfaces.nucleus.model_client import AllInUse
 from forebay.surfaces.nucleus.payload import BadPayload, parse
 from forebay.types.call import After, Failure
 from forebay.types.failures import text_of, words_of
@@ -122,7 +122,7 @@ class NucleusRunner(HandlerHost):
             return outcome
         if isinstance(error, HTTPException):
             return _http_error(error)
-        if isinstance(error, NoRoom):
+        if isinstance(error, AllInUse):
             return Failure(Unavailable(error.reason))
         _report(error)
         return answers.text(500, INTERNAL_ERROR)
@@ -154,7 +154,7 @@ class NucleusRunner(HandlerHost):
         results, error = caught(self._call, verb, values)
         if isinstance(error, HTTPException):
             return [_Refused(_http_error(error))] * count
-        if isinstance(error, NoRoom):
+        if isinstance(error, AllInUse):
             return [_Refused(Failure(Unavailable(error.reason)))] * count
         if error is not None:
             _report(error)

@@ -130,7 +130,7 @@ class GraphFile(msgspec.Struct, frozen=True, kw_only=True):
         raise ConfigError(f"{self.path}:{line}: {message}")
 
 
-class Places:
+class FieldLines:
     """Where the fields of a text stand, by their paths: ("node", 2, "input_stream", 0)."""
 
     def __init__(self, text: str) -> None:
@@ -189,7 +189,7 @@ def read_graph(path: Path, calculators: Mapping[str, str | None]) -> GraphFile:
         ConfigError: If it is not there, or not well-formed, with the line.
     """
     text = _text(path)
-    places = Places(text)
+    places = FieldLines(text)
     if places.depth > MAX_DEPTH:
         raise ConfigError(f"{path}: it is more than {MAX_DEPTH} levels deep")
     for name, line in places.calculators:
@@ -201,7 +201,7 @@ def read_graph(path: Path, calculators: Mapping[str, str | None]) -> GraphFile:
 class _Reader:
     """Reads one file."""
 
-    def __init__(self, path: Path, text: str, places: Places, calculators: Mapping[str, str | None]) -> None:
+    def __init__(self, path: Path, text: str, places: FieldLines, calculators: Mapping[str, str | None]) -> None:
         self._path = path
         self._text = text
         self._places = places

@@ -65,7 +65,7 @@ class _Asked(msgspec.Struct, eq=False):
     call: Call
     kind: _Kind
     served: Served
-    asked: facts.Asked
+    asked: facts.AskedSignature
     request: TensorRequest
     answered: asyncio.Future[None] | None = None
 
@@ -174,7 +174,7 @@ class TfServing:
         self,
         kind: _Kind,
         served: Served,
-        asked: facts.Asked,
+        asked: facts.AskedSignature,
         call: Call,
         inputs: Sequence[Tensor],
         outputs: Sequence[str],

@@ -114,7 +114,7 @@ class PredictRoute(InferenceRoute):
     def _of_tensors(
         self,
         tensors: Sequence[Tensor],
-        asked: facts.Asked,
+        asked: facts.AskedSignature,
         form: str,
         head: Head,
         reply: Reply,
