@@ -134,7 +134,7 @@ def of_calls(door: Door, seconds: int, pids: list[int]) -> Round:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.crowded", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="benchmarks.crowded", description=str(__doc__).partition("\n")[0])
     parser.add_argument("--doors", default="arrays,graph,thread,process")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.8, help="a flood, once it has settled")

@@ -22,7 +22,7 @@ import random
 import socket
 from collections import deque
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 import msgspec
 import uvloop
@@ -34,7 +34,9 @@ from benchmarks.work import JOBS
 WARM_UP_S = 1.0
 MANY = 1000
 SETTLE_S = {False: 0.3, True: 1.2}
-"""Before a phase counts, and longer where there are or were `MANY` connections, who may be told late."""
+"""Before a phase counts, once all that was asked before it is answered, and longer with `MANY` who may be told late."""
+PATIENCE_S = 5.0
+"""How long what was asked before is waited for."""
 REFUSALS = (429, 503)
 
 
@@ -67,6 +69,8 @@ class Flood(msgspec.Struct):
     """CPU time of the server for each accepted answer, where its processes were named."""
     stall_ms: float = 0.0
     """Longest time in which the client itself stood still."""
+    others: float = 0.0
+    """Cores that other processes took meanwhile, where the server's were named."""
 
 
 class Generator:
@@ -78,7 +82,8 @@ class Generator:
         self.pids = pids
         self.draw = random.Random(seed)
         self.rate = self.due = self.turned_at = 0.0
-        self.connections = self.busy = 0
+        self.connections = self.busy = self.left = 0
+        self.started = 0.0
         self.is_running = self.counts = False
         self.free: deque[Connection] = deque()
         self.resting: list[Connection] = []
@@ -102,11 +107,16 @@ class Generator:
         (self.free if len(self.free) + self.busy < self.connections else self.resting).append(connection)
 
     async def run(self, connections: int, rate: float, settle_s: float, seconds: float) -> Flood:
-        """Load the server with so many connections, and go on with it until the next load."""
+        """Load the server with so many connections, and go on with it until the next load.
+
+        A connection that waits for an answer of the load before does not count, and takes part once it has it.
+        """
         self.connections, self.rate = connections, rate
+        self.left, self.busy = self.left + self.busy, 0
+        self.started = perf_counter()
         while self.resting and len(self.free) + self.busy < connections:
             self.free.append(self.resting.pop())
-        await self.connect(connections - len(self.free) - self.busy)
+        await self.connect(connections - len(self.free) - self.busy - self.left)
         while self.free and len(self.free) + self.busy > connections:
             self.resting.append(self.free.pop())
         gc.collect()
@@ -115,13 +125,17 @@ class Generator:
         if not self.is_running:
             self.is_running = True
             self.tick()
+        while self.left and perf_counter() < self.started + PATIENCE_S:  # noqa: ASYNC110 - an event would cost each answer
+            await asyncio.sleep(0.01)
         await asyncio.sleep(settle_s)
         self.clear()
         began, cpu_s = perf_counter(), proc.cpu_s(self.pids)
+        machine_s = proc.machine_times_s()[0] - process_time()
         self.counts = True
         await asyncio.sleep(seconds)
         self.counts = False
         lasted, cpu_s = perf_counter() - began, proc.cpu_s(self.pids) - cpu_s
+        machine_s = proc.machine_times_s()[0] - process_time() - machine_s
         return Flood(
             accepted=len(self.accepted) / lasted,
             refused=len(self.refused) / lasted,
@@ -134,6 +148,7 @@ class Generator:
             due=self.count / lasted,
             cpu_us=1e6 * cpu_s / max(len(self.accepted), 1),
             stall_ms=1e3 * self.stall_s,
+            others=max(machine_s - cpu_s, 0.0) / lasted if self.pids else 0.0,
         )
 
     def tick(self) -> None:
@@ -156,9 +171,12 @@ class Generator:
         self.free.popleft().ask(self.request, perf_counter())
 
     def answered(self, connection: Connection, status: int, at: float) -> None:
-        self.busy -= 1
+        if at < self.started:
+            self.left -= 1
+        else:
+            self.busy -= 1
         self.add(connection)
-        if not self.counts:
+        if not self.counts or at < self.started:
             return
         now = perf_counter()
         if status == 200:
@@ -177,7 +195,10 @@ class Generator:
                 place.remove(connection)
                 break
         else:
-            self.busy -= 1
+            if connection.asked_at is not None and connection.asked_at < self.started:
+                self.left -= 1
+            else:
+                self.busy -= 1
         connecting = self.loop.create_task(self.connect(1))
         connecting.add_done_callback(lambda task: task.exception())
 
@@ -196,12 +217,10 @@ async def measure(options: argparse.Namespace) -> list[Flood]:
     found: list[Flood] = []
     if not options.phases:
         found.append(await generator.run(options.connections, options.rate, WARM_UP_S, options.seconds))
-    closed, had_many = 0.0, False
+    closed = 0.0
     for phase in options.phases:
-        has_many = phase.connections >= MANY
-        settle_s = SETTLE_S[has_many or had_many]
+        settle_s = SETTLE_S[phase.connections >= MANY]
         found.append(await generator.run(phase.connections, phase.factor * closed, settle_s, phase.seconds))
-        had_many = has_many
         if not phase.factor:
             closed = found[-1].accepted
     generator.is_running = False

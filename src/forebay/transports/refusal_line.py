@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 if TYPE_CHECKING:
     import asyncio
 
-LEAST_SHARE: Final = 0.015
+LEAST_SHARE: Final = 0.01
 """How much of the loop's time refusals may take in any case."""
 SOON_S: Final = 0.07
 """How long the last one of a short line waits. A line is short if it can be told so soon with `SOON_SHARE`."""
 SOON_SHARE: Final = 0.04
-LATE_S: Final = 0.85
+LATE_S: Final = 0.9
 """How long the last one of any other line waits, if that does not take more than `MOST_SHARE`."""
 MOST_SHARE: Final = 0.05
 KERNEL_S: Final = 5e-6
@@ -56,7 +56,7 @@ class RefusalLine:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: deque[RefusedClient] = deque()
+        self._waiting: deque[tuple[RefusedClient, float]] = deque()
         self._budget_s = self._cost_s = BURST_S
         self._is_telling = False  # a client that is told may send another request, which is refused as well
         self._looked_at = time.monotonic()
@@ -67,7 +67,7 @@ class RefusalLine:
 
     def refuse(self, who: RefusedClient) -> None:
         """Refuse somebody: now if the budget allows it and nobody waits, else in turn."""
-        self._waiting.append(who)
+        self._waiting.append((who, time.monotonic()))
         if self._timer is None and not self._is_telling:
             self._tell()
 
@@ -77,7 +77,7 @@ class RefusalLine:
             self._timer.cancel()
             self._timer = None
         while self._waiting:
-            self._waiting.popleft().tell_refused()
+            self._waiting.popleft()[0].tell_refused()
 
     def _tell(self) -> None:
         self._timer = None
@@ -86,7 +86,8 @@ class RefusalLine:
         cost_s = len(waiting) * self._cost_s
         share = cost_s / SOON_S
         if share > SOON_SHARE:
-            share = min(cost_s / LATE_S, MOST_SHARE)
+            is_late = now - waiting[0][1] > LATE_S  # a line that nobody joins any more would move ever more slowly
+            share = MOST_SHARE if is_late else min(cost_s / LATE_S, MOST_SHARE)
         share = max(share, LEAST_SHARE)
         self._budget_s = min(self._budget_s + (now - self._looked_at) * share, BURST_S)
         self._looked_at = now
@@ -105,7 +106,7 @@ class RefusalLine:
         count = min(len(waiting), MEASURED, max(int(self._budget_s / self._cost_s), 1))
         began = time.thread_time()  # time in which workers have the core, or the interpreter, costs nothing
         for _ in range(count):
-            waiting.popleft().tell_refused()
+            waiting.popleft()[0].tell_refused()
         used_s = time.thread_time() - began + count * KERNEL_S
         self._cost_s = used_s / count
         self._budget_s = max(self._budget_s - used_s, -MAX_DEBT_S)

@@ -123,6 +123,15 @@ def test_they_wait_for_as_long_as_is_bearable_for_that_costs_least(loop, length,
     assert share <= most
 
 
+def test_the_last_of_many_that_came_at_once_waits_no_longer_than_those_of_a_flood(loop):  # F69
+    told = []
+    line = RefusalLine(loop)
+    for number in range(1680):
+        line.refuse(Client(number, told, loop, 20e-6 - KERNEL_S))
+    loop.advance(LATE_S * 1.4)
+    assert len(line) == 0
+
+
 @pytest.mark.parametrize("cost_s", [6e-6, 20e-6, 60e-6])
 @pytest.mark.parametrize("length", [10, 80, 300, 900, 1700, 5000])
 def test_nobody_waits_for_longer_unless_that_would_cost_too_much(loop, length, cost_s):  # F69
