@@ -4,7 +4,6 @@
 import asyncio
 import json
 import re
-import time
 from pathlib import Path
 
 import numpy as np
@@ -408,16 +407,16 @@ async def test_an_output_that_never_came_is_named(tmp_path):  # O65, O75
 
 async def test_deadlines_free_the_caller(tmp_path):  # O140
     handler = """
-        import time
+        import pathlib, time
         from pyovms import Tensor
         class OvmsPythonModel:
             def execute(self, inputs):
-                time.sleep(0.3)
+                while not pathlib.Path(__file__).with_name("go").exists():
+                    time.sleep(0.005)
                 return [Tensor("output", b"")]
         """
     write(tmp_path, {"graph.pbtxt": one_node(), "model.py": handler})
     async with serving(tmp_path / "graph.pbtxt", name="g", timeout_ms=50) as face:
-        started = time.monotonic()
         with pytest.raises(Exception, match="50 ms were over"):
             await face.infer("g", tensor("input", [1]))
-        assert time.monotonic() - started < 30
+        (tmp_path / "go").touch()
