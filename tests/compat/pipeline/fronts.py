@@ -21,9 +21,10 @@ from forebay.server.config import GrpcConfig, HttpConfig
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.pipeline.dag.predictions import Predictions
 from forebay.surfaces.pipeline.fronts.admission import _told
-from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp, with_cors
+from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp
 from forebay.surfaces.pipeline.fronts.rpc import services
 from forebay.transports.grpc.listener import GrpcListener
+from forebay.transports.http.asgi import with_cors
 from forebay.transports.http.listener import HttpListener
 from forebay.transports.http.pages import ServerPages
 

@@ -25,7 +25,7 @@ from forebay.surfaces.pipeline.config import LAST_PORT, masked
 from forebay.surfaces.pipeline.dag import served_graph
 from forebay.surfaces.pipeline.dag.each_worker import EachWorker
 from forebay.surfaces.pipeline.dag.op_workers import built
-from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp, with_cors
+from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp
 from forebay.surfaces.pipeline.fronts.rpc import services
 from forebay.surfaces.pipeline.fronts.tensors import face_of, routes_in_tensors
 from forebay.transports.grpc.kserve import KServe
@@ -57,7 +57,7 @@ def project_of(server: PipelineServer, script: Callable[[], Script], options: Op
     Raises:
         ConfigError: If the graph, an op or a port is wrong.
     """
-    from forebay.transports.http.asgi import beside_dashboard
+    from forebay.transports.http.asgi import beside_dashboard, with_cors
     from forebay.transports.http.asgi_inference import Predict
     from forebay.transports.http.inference import InferencePages
     from forebay.transports.http.management import Management

@@ -29,9 +29,6 @@ from forebay.workers.runner import RunnerSpec
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
 
-    from starlette.types import ASGIApp
-
-    from forebay.server.config import HttpConfig
     from forebay.surfaces.container.recipe import Recipe
     from forebay.surfaces.contract import Options
 
@@ -70,7 +67,7 @@ class VentuSurface:
 
     def build(self, target: str, options: Options) -> Project:
         """Build the project's one endpoint; none of its code is run here."""
-        from forebay.transports.http.asgi import beside_dashboard
+        from forebay.transports.http.asgi import beside_dashboard, with_cors
         from forebay.transports.http.pages import ServerPages
 
         path, name = _split(target)
@@ -97,7 +94,7 @@ class VentuSurface:
         return Project(
             app=app,
             http=options.http,
-            asgi=_with_cors(
+            asgi=with_cors(
                 beside_dashboard(app.face, native if options.extra_routes else None, options.http), options.http
             ),
             summary=_summary(path, name, endpoint),
@@ -231,14 +228,6 @@ def _probes(native: Any) -> dict[str, Callable[[], Awaitable[Reply]]]:
         return answer
 
     return {"/healthz": probe(native.healthz), "/readyz": probe(native.readyz)}
-
-
-def _with_cors(face: ASGIApp, http: HttpConfig) -> ASGIApp:
-    if not http.cors_origins:
-        return face
-    from starlette.middleware.cors import CORSMiddleware
-
-    return CORSMiddleware(face, allow_origins=http.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"])
 
 
 def _warnings(options: Options) -> list[str]:

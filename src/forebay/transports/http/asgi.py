@@ -104,6 +104,14 @@ def asgi_app(app: App, config: HttpConfig, more: Sequence[BaseRoute] = ()) -> AS
     return _without_last_slash(answering)
 
 
+def with_cors(project: ASGIApp, config: HttpConfig) -> ASGIApp:
+    """Let pages of other origins call, if the person named some."""
+    if not config.cors_origins:
+        return project
+    origins, methods = config.cors_origins, ["GET", "POST"]
+    return CORSMiddleware(project, allow_origins=origins, allow_methods=methods, allow_headers=["*"])
+
+
 def beside_dashboard(project: ASGIApp, pages: ServerPages | None, config: HttpConfig) -> ASGIApp:
     """Return an application that answers as a project's own, and has the dashboard at `/ui`.
 

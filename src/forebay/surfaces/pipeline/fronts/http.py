@@ -30,7 +30,7 @@ from forebay.types.call import Failure
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
     from forebay.server.config import HttpConfig
     from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions
@@ -260,15 +260,6 @@ class PipelineHttp:
 
     def _is_allowed(self, scope: Scope, path: str) -> bool:
         return path in _OPEN_PAGES or path in PUBLIC_PATHS or lets_in(self._api_keys, scope["headers"])
-
-
-def with_cors(face: ASGIApp, http: HttpConfig) -> ASGIApp:
-    """Let pages of other origins call, if the person named some."""
-    if not http.cors_origins:
-        return face
-    from starlette.middleware.cors import CORSMiddleware
-
-    return CORSMiddleware(face, allow_origins=http.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"])
 
 
 def _peer(request: Request) -> str:
