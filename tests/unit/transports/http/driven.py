@@ -68,7 +68,16 @@ class Transport(asyncio.Transport):
         self.written += data
 
     def get_extra_info(self, name, default=None):
-        return ("192.0.2.1", 7) if name == "peername" else default
+        return {"peername": ("192.0.2.1", 7), "socket": self}.get(name, default)
+
+    def fileno(self):
+        return -1
+
+    def getpeername(self):
+        return "192.0.2.1", 7
+
+    def getsockname(self):
+        return "192.0.2.2", 80
 
     def is_closing(self):
         return self.is_closed
