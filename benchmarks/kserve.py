@@ -5,9 +5,10 @@
 
 Each server has core 0, with its processes, and the load (`wrk` and `h2load`, the same for all) core 1. All that take
 part in a row are up together and take turns. *bare* is `servers/raw_tensors.py`: no more than the transport, a join of
-what came and the model. `--copies` does not measure time: it counts the bytes that a request has copied, with a library
-that is loaded before the C library (`copies.c`, which `gcc` compiles). Peers take part once `benchmarks/kserve.sh` has
-made their environments.
+what came and the model; *copy* is its kind that only copies from the socket and answers. `--long` asks over gRPC with
+`h2flood.py`, whose frames are as long as a port takes them, as are those of clients made of gRPC's C core. `--copies`
+does not measure time: it counts the bytes that a request has copied, with a library that is loaded before the C library
+(`copies.c`, which `gcc` compiles). Peers take part once `benchmarks/kserve.sh` has made their environments.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
@@ -57,12 +59,14 @@ class Server(NamedTuple):
         doors: The transports it answers over.
         command: With `{http}` and `{grpc}` for its ports.
         variables: Of its environment.
+        is_text: Whether it takes JSON alone over HTTP, and no binary tensors.
     """
 
     name: str
     doors: tuple[str, ...]
     command: list[str]
     variables: Mapping[str, str] = MappingProxyType({})
+    is_text: bool = False
 
     @property
     def python(self) -> Path:
@@ -88,7 +92,7 @@ def peer(name: str, doors: tuple[str, ...], *command: str) -> Server:
         capture_output=True,
         text=True,
     ).stdout.strip()
-    return Server(name, doors, [str(python), *command], {"LD_LIBRARY_PATH": libraries})
+    return Server(name, doors, [str(python), *command], {"LD_LIBRARY_PATH": libraries}, is_text=name == "mlserver")
 
 
 GRPCIO = Server(
@@ -100,12 +104,12 @@ def servers(job: str, door: str) -> list[Server]:
     ports = ("--http", "{http}", "--grpc", "{grpc}")
     found = [
         *(ours(kind) for kind in ("inline", "thread", "process")),
-        *(bare(job, door, kind) for kind in ("inline", "thread")),
+        *(bare(job, door, kind) for kind in ("inline", "thread", "copy")),
         GRPCIO,
         *(
             peer(
                 name,
-                ("grpc",) if name == "mlserver" else ("grpc", "http"),
+                ("grpc", "http"),
                 f"benchmarks/servers/{name}_tensors.py",
                 *ports,
             )
@@ -124,10 +128,12 @@ def message(job: str) -> bytes:
     return made.SerializeToString()
 
 
-def body(job: str) -> tuple[bytes, int]:
-    """Return the same over HTTP, and how long its JSON is."""
+def body(job: str, *, is_text: bool = False) -> tuple[bytes, int]:
+    """Return the same over HTTP, and how long its JSON is; 0 if it is all."""
     values = given(job)
     tensor = {"name": "input", "datatype": "FP32", "shape": values.shape}
+    if is_text:
+        return json.dumps({"inputs": [{**tensor, "data": values.ravel().tolist()}]}).encode(), 0
     asked = {"inputs": [{**tensor, "parameters": {"binary_data_size": values.nbytes}}]}
     text = json.dumps({**asked, "parameters": {"binary_data_output": True}}).encode()
     return text + values.tobytes(), len(text)
@@ -155,14 +161,15 @@ def ask_grpc(port: int, job: str, times: int = 1) -> bytes:
     return answer
 
 
-def ask_http(port: int, job: str, times: int = 1) -> bytes:
+def ask_http(port: int, job: str, times: int = 1, *, is_text: bool = False) -> bytes:
     """Ask as a client of HTTP does; returns the last answer."""
     found, said = b"", None
-    data, size = body(job)
+    data, size = body(job, is_text=is_text)
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     with contextlib.closing(connection):
         for _ in range(times):
             headers = {"Inference-Header-Content-Length": str(size), "Content-Type": "application/octet-stream"}
+            headers = headers if size else {"Content-Type": "application/json"}
             connection.request("POST", f"/v2/models/{job}/infer", data, headers)
             response = connection.getresponse()
             found = response.read()
@@ -195,10 +202,12 @@ def load_grpc(port: int, job: str, answer: bytes, connections: int, seconds: int
     return answered / seconds, float(mean[0]) * {"us": 1e-3, "ms": 1.0, "s": 1e3}[mean[1]]
 
 
-def load_http(port: int, job: str, answer: bytes, connections: int, seconds: int) -> tuple[float, float]:
+def load_http(
+    port: int, job: str, answer: bytes, connections: int, seconds: int, *, is_text: bool = False
+) -> tuple[float, float]:
     """Do the same over HTTP."""
     del answer
-    data, size = body(job)
+    data, size = body(job, is_text=is_text)
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
@@ -216,12 +225,27 @@ def load_http(port: int, job: str, answer: bytes, connections: int, seconds: int
             "--",
             file.name,
         ]
-        command += ["Content-Type", "application/octet-stream", "Inference-Header-Content-Length", str(size)]
+        binary = ["Content-Type", "application/octet-stream", "Inference-Header-Content-Length", str(size)]
+        command += binary if size else ["Content-Type", "application/json"]
         text = subprocess.run(pinned(command, LOAD_CORES), check=True, capture_output=True, text=True).stdout
     found = json.loads(text.rpartition("JSON")[2])
     if found["errors"]:
         raise RuntimeError(text)
     return found["requests"] / found["duration_s"], found["p50_ms"]
+
+
+def load_long(port: int, job: str, answer: bytes, connections: int, seconds: int) -> tuple[float, float]:
+    """Do the same over gRPC in frames as long as the port takes them."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(message(job))
+        file.flush()
+        command = [sys.executable, "-m", "benchmarks.h2flood", str(port), PATH, file.name]
+        command += [f"--connections={connections}", f"--seconds={seconds}", f"--answer={len(answer) + 5}"]
+        done = subprocess.run(pinned(command, LOAD_CORES), check=False, capture_output=True, text=True, cwd=ROOT)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    found = json.loads(done.stdout)
+    return found["rate"], found["p50_ms"]
 
 
 LOAD = {"grpc": load_grpc, "http": load_http}
@@ -231,6 +255,7 @@ class Running(NamedTuple):
     process: subprocess.Popen[bytes]
     ports: dict[str, int]
     answer: bytes
+    is_text: bool = False
 
     def cpu_s(self) -> float:
         return cpu_s(tree(self.process.pid))
@@ -250,17 +275,18 @@ def running(server: Server, job: str, door: str, variables: dict[str, str]) -> I
             stderr=subprocess.STDOUT,
         )
         try:
-            end = time.monotonic() + 20
+            end = time.monotonic() + 60
             while True:
                 try:
-                    answer = ASK[door](ports[door], job)
+                    ask = partial(ask_http, is_text=True) if door == "http" and server.is_text else ASK[door]
+                    answer = ask(ports[door], job)
                     break
                 except (OSError, http.client.HTTPException, grpc.RpcError, AssertionError) as error:
                     if process.poll() is not None or time.monotonic() > end:
                         log.seek(0)
                         raise RuntimeError(f"{server.name}: {error!r}\n{log.read()[-3000:].decode()}") from error
                     time.sleep(0.2)
-            yield Running(process, ports, answer)
+            yield Running(process, ports, answer, is_text=server.is_text)
         finally:
             stop(process)
 
@@ -287,9 +313,10 @@ def measure(job: str, door: str, connections: int, options: argparse.Namespace) 
             for name, one in up.items():
                 before = one.cpu_s()
                 try:
-                    rate, p50_ms = LOAD[door](
-                        one.ports[door], job, one.answer, connections, options.seconds if round_ else 1
-                    )
+                    load = load_long if options.long and door == "grpc" else LOAD[door]
+                    if one.is_text and door == "http":
+                        load = partial(load_http, is_text=True)
+                    rate, p50_ms = load(one.ports[door], job, one.answer, connections, options.seconds if round_ else 1)
                 except RuntimeError as error:
                     print(name, str(error)[-1500:], file=sys.stderr)
                     continue
@@ -345,6 +372,7 @@ def main() -> None:
     parser.add_argument("--doors", default="grpc,http")
     parser.add_argument("--connections", default="", help="instead of 16, and of 16 and 64 for the small one")
     parser.add_argument("--servers", default="", help="first words of those that take part")
+    parser.add_argument("--long", action="store_true", help="long frames over gRPC")
     parser.add_argument("--copies", action="store_true", help="count copied bytes instead")
     parser.add_argument("--write", action="store_true", help="append to RESULTS-kserve.md")
     options = parser.parse_args()
@@ -370,7 +398,10 @@ def main() -> None:
                 found = measure(job, door, connections, options)
                 reference = "bare inline"
                 heads = ["server", "req/s", "p50 ms", "CPU us", "of bare, or forebay beside it"]
-                title = f"## {job}, {door}, {connections} clients, {options.rounds} rounds of {options.seconds} s"
+                frames = ", long frames" if options.long and door == "grpc" else ""
+                title = (
+                    f"## {job}, {door}{frames}, {connections} clients, {options.rounds} rounds of {options.seconds} s"
+                )
                 text.append(f"{title}\n\n{table(heads, rows(found, reference))}\n")
                 print(text[-1], flush=True)
     if options.copies:
