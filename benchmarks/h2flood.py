@@ -3,27 +3,27 @@
 
     python -m benchmarks.h2flood PORT PATH FILE --connections 16 --seconds 2 --answer 4154
 
-h2load sends frames of 16 KB, whatever a port takes; clients made of gRPC's C core send long ones. The system sends the
-message out of a file, so that the load costs less than any server does. Each connection asks again as soon as it was
-answered. Prints JSON: `rate`, `p50_ms`.
+h2load sends frames of 16 KB, whatever a port takes; clients made of gRPC's C core send long ones. This costs about 230
+us of a core for a message of 600 KB, h2load twice as much. Each connection asks again as soon as it was answered.
+Prints JSON: `rate`, `p50_ms`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import selectors
 import socket
 import time
 from pathlib import Path
 from statistics import median
 from struct import Struct
+from typing import Any
 
 HEAD, NUMBER, SETTING = Struct(">HBBBI"), Struct(">I"), Struct(">HI")
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 LARGEST = (1 << 31) - 1
-MAX_PIECES = 64
+MAX_PIECES = 256
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -37,9 +37,8 @@ def field(name: bytes, value: bytes) -> bytes:
 class Client:
     """One connection."""
 
-    def __init__(self, port: int, path: bytes, file: int, answer: int) -> None:
-        self.file = file
-        self.size = os.fstat(file).st_size
+    def __init__(self, port: int, path: bytes, message: bytes, answer: int) -> None:
+        self.message = memoryview(b"\0" + NUMBER.pack(len(message)) + message)
         fields = [(b":path", path), (b":authority", b"127.0.0.1"), (b"content-type", b"application/grpc")]
         self.block = b"\x83\x86" + b"".join(field(*one) for one in [*fields, (b"te", b"trailers")])
         self.answer = answer
@@ -49,7 +48,7 @@ class Client:
         opening = frame(SETTINGS, 0, 0, SETTING.pack(4, LARGEST)) + frame(
             WINDOW_UPDATE, 0, 0, NUMBER.pack(LARGEST - 65_535)
         )
-        self.out: list[bytes | tuple[int, int]] = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + opening]
+        self.out: list[Any] = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + opening]
         self.longest, self.first_window, self.window = 16_384, 65_535, 65_535
         self.rest = b""
         self.stream = -1
@@ -67,13 +66,16 @@ class Client:
 
     def fill(self) -> None:
         """Cut what the windows allow into frames."""
-        end = self.size
+        message, end = self.message, len(self.message)
         while self.is_ready and self.sent < end and len(self.out) < MAX_PIECES:
             size = min(self.longest, end - self.sent, self.window, self.stream_window)
             if size <= 0:
                 return
             flags = 1 if self.sent + size == end else 0
-            self.out += [HEAD.pack(size >> 8, size & 0xFF, DATA, flags, self.stream), (self.sent, size)]
+            self.out += [
+                HEAD.pack(size >> 8, size & 0xFF, DATA, flags, self.stream),
+                message[self.sent : self.sent + size],
+            ]
             self.sent += size
             self.window -= size
             self.stream_window -= size
@@ -85,21 +87,17 @@ class Client:
             self.fill()
             if not out:
                 return False
-            first = out[0]
             try:
-                if isinstance(first, tuple):
-                    at, size = first
-                    done = os.sendfile(self.sock.fileno(), self.file, at, size)
-                    rest = (at + done, size - done) if done < size else None
-                else:
-                    count = next((at for at, one in enumerate(out) if isinstance(one, tuple)), len(out))
-                    first = b"".join(one for one in out[:count] if isinstance(one, bytes))
-                    out[:count] = [first]
-                    done = self.sock.send(first, socket.MSG_MORE if len(out) > 1 else 0)
-                    rest = first[done:] or None
+                size = self.sock.sendmsg(out)
             except BlockingIOError:
                 return True
-            out[:1] = [rest] if rest else []
+            done = 0
+            while done < len(out) and size >= len(out[done]):
+                size -= len(out[done])
+                done += 1
+            del out[:done]
+            if size:
+                out[0] = memoryview(out[0])[size:]
 
     def read(self) -> None:
         found = self.sock.recv(1 << 16)
@@ -154,10 +152,8 @@ def main() -> None:
     parser.add_argument("--answer", type=int, required=True)
     options = parser.parse_args()
     message = options.file.read_bytes()
-    file = os.memfd_create("message")
-    os.write(file, b"\0" + NUMBER.pack(len(message)) + message)
     selector = selectors.DefaultSelector()
-    clients = [Client(options.port, options.path.encode(), file, options.answer) for _ in range(options.connections)]
+    clients = [Client(options.port, options.path.encode(), message, options.answer) for _ in range(options.connections)]
     for client in clients:
         selector.register(client.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, client)
     end = time.perf_counter() + options.seconds

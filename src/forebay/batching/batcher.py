@@ -43,9 +43,6 @@ TELL_S: Final = 30.0
 READ_ON_S: Final = 0.001
 """Longest time for which a batch is put off while the loop reads on; where batches take as long, none is."""
 
-PACE_S: Final = 0.00005
-"""None is put off for requests that take so long to be read: what they would share costs less than their client waits."""
-
 REST_S: Final = 0.002
 """Longest rest of the loop."""
 
@@ -133,7 +130,6 @@ class Batcher:
         self._last_s = 0.0
         self._seen = 0
         self._seen_since = 0.0
-        self._woken = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
         self._told_held = True
@@ -155,8 +151,6 @@ class Batcher:
         if not self.is_awake:
             self.is_awake = True
             self._loop.call_soon(self._turn)
-            if self._has_one_core:
-                self._woken = time.monotonic()
 
     def abandon(self, entry: Entry) -> None:
         """Drop an entry that nobody waits for: it leaves the queue, or its batch is called off if it was the last."""
@@ -210,8 +204,7 @@ class Batcher:
         if not seen:
             self._seen_since = now
         lasts_s = max(now - self._seen_since, self._last_s)
-        is_worth_it = waiting > seen and lasts_s < READ_ON_S and now - self._woken < PACE_S * (waiting - seen)
-        self._seen = waiting if is_worth_it and self.queue.may_grow() else 0
+        self._seen = waiting if waiting > seen and lasts_s < READ_ON_S and self.queue.may_grow() else 0
         return self._seen > 0
 
     def _may_rest(self) -> bool:

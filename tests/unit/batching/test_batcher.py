@@ -205,24 +205,11 @@ def test_on_one_core_a_full_batch_leaves_at_once():
 
 def test_a_batch_is_put_off_for_a_millisecond_at_most():
     async def story(bench):
-        for _ in range(40):
+        for _ in range(12):
             bench.submit("a")
             await asyncio.sleep(0)
-            bench.clock.advance(0.00004)
-        assert 20 <= len(bench.batches[0]) <= 30
-
-    bench(story, idle="gather", cores=1, max_size=64)
-
-
-def test_a_batch_is_not_put_off_for_requests_that_take_long_to_be_read():
-    """A body of 600 KB takes 0.1 ms: clients would wait for each other's."""
-
-    async def story(bench):
-        for name in "abcd":
-            bench.submit(name)
-            await asyncio.sleep(0)
-            bench.clock.advance(0.0001)
-        assert bench.batches == ["ab"]
+            bench.clock.advance(0.0003)
+        assert 4 <= len(bench.batches[0]) <= 6
 
     bench(story, idle="gather", cores=1, max_size=64)
 
