@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 enum { LEAST = 4096, COPIED = 0, RECEIVED = 1 };
@@ -67,6 +68,14 @@ ssize_t recv(int file, void *into, size_t size, int flags) {
     if (!real) real = REAL(recv);
     ssize_t found = real(file, into, size, flags);
     count(RECEIVED, found);
+    return found;
+}
+
+ssize_t readv(int file, const struct iovec *into, int rooms) {
+    static __typeof__(&readv) real;
+    if (!real) real = REAL(readv);
+    ssize_t found = real(file, into, rooms);
+    count(is_socket(file) ? RECEIVED : COPIED, found);
     return found;
 }
 

@@ -167,24 +167,25 @@ class Http2FrameReader:
             high, low, kind, flags, stream = read(data, at)
             start = at + HEAD_BYTES
             length = high << 8 | low
-            if length > MIN_FRAME_BYTES:
-                self._check_length(kind, length)
-            if length >= VIEWED_BYTES and kind == DATA and not flags & PADDED:
-                stream &= MAX_STREAM
-                self.long_of = length, stream
-                if start + length > end:
-                    self.rest_bytes, self.rest_of = start + length - end, (flags, stream)
-                    self._at = at = end
-                    if start < end:
-                        yield kind, flags & ~END_STREAM, stream, memoryview(data)[start:]
-                    break
-                self._at = at = start + length
-                yield kind, flags, stream, memoryview(data)[start:at]
-            elif start + length > end:
+            if length >= VIEWED_BYTES:
+                if length > MIN_FRAME_BYTES:
+                    self._check_length(kind, length)
+                if kind == DATA and not flags & PADDED:
+                    stream &= MAX_STREAM
+                    self.long_of = length, stream
+                    if start + length > end:
+                        self.rest_bytes, self.rest_of = start + length - end, (flags, stream)
+                        self._at = at = end
+                        if start < end:
+                            yield kind, flags & ~END_STREAM, stream, memoryview(data)[start:]
+                        break
+                    self._at = at = start + length
+                    yield kind, flags, stream, memoryview(data)[start:at]
+                    continue
+            if start + length > end:
                 break
-            else:
-                self._at = at = start + length
-                yield kind, flags, stream & MAX_STREAM, data[start:at]
+            self._at = at = start + length
+            yield kind, flags, stream & MAX_STREAM, data[start:at]
         self._data, self._at = data[at:], 0  # idle connections should hold nothing
 
     def _check_length(self, kind: int, length: int) -> None:
