@@ -145,10 +145,10 @@ def test_gpu_of_the_text_generator_example(read, warnings, monkeypatch):  # N6
     text = PYTHON + "gpu: true\ngpu_version:\n  cuda: 10.1\n  cudnn: 8\n"
     assert read(text).gpu_version == GpuVersion(cuda="10.1", cudnn="8", development_image=False)
     assert read(TENSORFLOW + "gpu: true\n", serving=False).gpu
-    monkeypatch.setattr("forebay.surfaces.nucleus.config._has_accelerator", lambda: False)
+    monkeypatch.setattr("forebay.surfaces.nucleus.config.has_accelerator", lambda: False)
     (warning,) = warnings(text)
     assert "gpu: no accelerator" in warning
-    monkeypatch.setattr("forebay.surfaces.nucleus.config._has_accelerator", lambda: True)
+    monkeypatch.setattr("forebay.surfaces.nucleus.config.has_accelerator", lambda: True)
     assert warnings(text) == []
 
 

@@ -8,6 +8,7 @@ import base64
 import gc
 import json
 import shutil
+import socket
 import threading
 import time
 from typing import Any
@@ -19,6 +20,8 @@ from tests.waiting import PATIENCE_S, eventually
 
 from forebay.errors import DeadlineExceeded
 from forebay.runtimes.signature import Signature, Var
+from forebay.surfaces.nucleus import tensorflow_client
+from forebay.surfaces.nucleus.config import has_accelerator
 from forebay.surfaces.nucleus.row_batches import NO_INPUT_AXIS, NO_OUTPUT_AXIS, RowBatches
 from forebay.surfaces.nucleus.shim import UserException
 from forebay.surfaces.nucleus.tensorflow_signatures import SignatureKeys, signature_of
@@ -191,8 +194,11 @@ def test_a_cache_of_models(serve, store):  # N119, N120, N132
     assert text_of(server, {}, "rose") == "error: model 'rose' accessed with tag latest couldn't be found"
 
 
-def test_a_path_is_one_model_and_paths_have_names(serve, store):  # N97, N98, N126
-    one = serve(HANDLER, {"type": "tensorflow", "models": {"path": str(store / "iris")}})
+def test_a_path_is_one_model_and_paths_have_names(serve, store):  # N6, N97, N98, N126
+    one = serve(HANDLER, {"type": "tensorflow", "gpu": not has_accelerator(), "models": {"path": str(store / "iris")}})
+    assert (
+        has_accelerator() or "no accelerator is to be seen on this machine, serving on the CPU" in one.err.read_text()
+    )
     for name in ((), ("zzz",), (None, "latest")):
         assert ask(one, {"x": [ROW]}, *name)["class_ids"] == ["0"]
     paths = [{"name": name, "path": str(store / of)} for name, of in (("a", "iris"), ("b", "keras"))]
@@ -367,3 +373,19 @@ def test_texts_and_any_shape():  # N128
         arrays_of(signature, shapes, {"t": [1], "a": 1}, "m", "1")
     with pytest.raises(UserException, match="model_input is a mapping"):
         arrays_of(signature, shapes, [1], "m", "1")
+
+
+def test_a_backend_that_does_not_answer_in_time(monkeypatch):  # N138, with less than its 300 s
+    pytest.importorskip("grpc")
+    monkeypatch.setattr(tensorflow_client, "TIMEOUT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+
+        class Models:
+            bind = staticmethod(lambda load: setattr(Models, "load", staticmethod(load)))
+            get_model = staticmethod(lambda *_: Models.load(str(saved_models() / "iris/1")))  # pyright: ignore[reportAttributeAccessIssue]
+
+        models: Any = Models()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        client = tensorflow_client.TensorFlowClient(models, tensorflow_client.TensorFlowRules(address=address))
+        with pytest.raises(UserException, match=r"model 'iris' of version '1' cannot be run: .* 0\.3 s"):
+            client.predict({"x": [ROW]})

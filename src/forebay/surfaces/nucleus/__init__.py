@@ -341,10 +341,12 @@ def _spec(config: NucleusConfig, service: UserService | None) -> RunnerSpec:
         kwargs |= {"models": {"key": key, "rules": rules}, "desk": ""}
         if config.type == "tensorflow":
             batching = config.server_side_batching
+            from forebay.surfaces.nucleus.config import has_accelerator
+
             kwargs["models"]["tensorflow"] = {
                 "keys": _signature_keys(models),
                 "address": _tfs_address(config),
-                "is_on_gpu": config.gpu,
+                "is_on_gpu": config.gpu and has_accelerator(),
                 "max_batch_size": batching and batching.max_batch_size,
                 "batch_interval_s": batching.batch_interval_seconds if batching else 0.0,
                 "threads": config.threads_per_process,

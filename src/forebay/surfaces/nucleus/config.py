@@ -348,7 +348,7 @@ class _Reader(Walker):
         if "py_version" in config.given and wanted != [str(here.major), str(here.minor)][: len(wanted)]:
             text = f"py_version: {config.py_version} is asked for, this is Python {here.major}.{here.minor}"
             self.warn(("py_version",), f"{text}; the version counts in the generated image only")
-        if config.gpu and not _has_accelerator():
+        if config.gpu and not has_accelerator():
             self.warn(("gpu",), "gpu: no accelerator is to be seen on this machine, serving on the CPU")
 
     # Values by kind
@@ -401,7 +401,8 @@ def _content(path: Path) -> bytes:
     return content
 
 
-def _has_accelerator() -> bool:
+def has_accelerator() -> bool:
+    """Tell whether this machine shows one."""
     device = Path("/dev")
     return any(any(device.glob(pattern)) for pattern in ("nvidia[0-9]*", "kfd", "dxg"))
 
