@@ -293,6 +293,16 @@ def test_an_output_that_nothing_writes_is_a_warning(read):  # O51
     assert any("nothing writes the output 'more'" in told for told in layout.warnings)
 
 
+def test_tags_that_are_nearly_others_are_warnings(read):  # O55: any other tag is a tensor's, as in the original
+    text = graph_text(["OVMS_PY_TENSR:input", "IMGE1:a", "MASK:b"], OUT, python_node("n", IN, OUT))
+    image, tensor = sorted(told for told in read(text).warnings if "did you mean" in told)[::-1]
+    assert re.search(r"graph.pbtxt:2: .*'IMGE1', .* did you mean 'IMAGE'\?", image)
+    assert re.search(r"graph.pbtxt:1: .*'OVMS_PY_TENSR', .* did you mean 'OVMS_PY_TENSOR'\?", tensor)
+    (loop,) = read(one_node(more=LOOPBACK.replace("LOOPBACK", "LOOPBCK"))).warnings
+    assert re.search(r"graph.pbtxt:\d+: node 'python_node' .*'LOOPBCK', .* did you mean 'LOOPBACK'\?", loop)
+    assert not read(one_node(more=LOOPBACK)).warnings
+
+
 def test_sync_sets_of_several_ports(read):  # O63
     more = """input_stream_handler { input_stream_handler: "SyncSetInputStreamHandler"
       options { [mediapipe.SyncSetInputStreamHandlerOptions.ext] { sync_set { tag_index: "IN0" tag_index: "IN2:0" } } } }"""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -56,6 +57,8 @@ _REFUSED: Final = {
     "OVTENSORS": "lists of tensors in one packet are not served; give each tensor a stream of its own",
     "TENSORS": "lists of tensors in one packet are not served; give each tensor a stream of its own",
 }
+_KNOWN_TAGS: Final = (PY_TENSOR, OV_TENSOR, IMAGE, "TENSOR", "TFTENSOR")
+_ALIKE: Final = 0.75
 _SIDE_TAGS: Final[Mapping[str, tuple[str, ...]]] = {PYTHON: (RESOURCES,), INFERENCE: ("SESSION",)}
 """The side packets that nodes take; pass-throughs take any."""
 _EXECUTORS: Final = ("ThreadPoolExecutor", "ApplicationThreadExecutor")
@@ -159,12 +162,20 @@ class _Linker:
                 kind = next((kind for kind in _REFUSED if port.tag.startswith(kind)), None)
                 if kind is not None:
                     file.fail(port.line, f"{field} has the tag '{port.tag}': {_REFUSED[kind]}")
+                if not port.tag.startswith(_KNOWN_TAGS):
+                    self._warn_of_tag(field, port, _KNOWN_TAGS)
         for port in file.inputs:
             self._written[port.name] = port
         for name, kind, line in file.executors:
             if kind and kind not in _EXECUTORS:
                 what = f"the executor '{name}'" if name else "the executor"
                 file.fail(line, f"{what} has the type '{kind}', which there is not{meant(kind, _EXECUTORS)}")
+
+    def _warn_of_tag(self, what: str, port: StreamPort, known: Sequence[str]) -> None:
+        """Warn of a tag that means nothing here, and nearly something."""
+        for hint in get_close_matches(port.tag.rstrip("0123456789"), known, 1, _ALIKE):
+            told = f"{what} has the tag '{port.tag}', which means nothing by itself; did you mean '{hint}'?"
+            self._warnings.append(f"{self._file.path}:{port.line}: {told}")
 
     def _enter(self, node: CalculatorNode) -> None:
         """Note what a node writes, and check what it says of itself."""
@@ -293,6 +304,9 @@ class _Linker:
     def _loop(self, node: CalculatorNode) -> tuple[str, str]:
         """Check the loop of a node; returns its ports, empty without one."""
         fail = self._file.fail
+        for port in node.inputs:
+            if port.tag != LOOPBACK and any(_normal(info.tag_index) == port.key for info in node.infos):
+                self._warn_of_tag(f"{node.shown} with a back edge", port, (LOOPBACK,))
         come, go = ([port for port in side if port.tag == LOOPBACK] for side in (node.inputs, node.outputs))
         if not come and not go:
             return "", ""
