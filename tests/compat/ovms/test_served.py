@@ -224,7 +224,7 @@ def test_the_configuration_is_told_and_read_anew(serve, tmp_path):  # O112, O111
     write(tmp_path, {"a/model.py": "1 / 0"})
     answer = reload()
     assert (answer.status_code, list(answer.json())) == (412, ["error"])
-    assert "graph 'a' is not available" in answer.json()["error"]
+    assert "graph 'a' cannot be loaded anew, and goes on as it was" in answer.json()["error"]
     assert told()["a"] == ("AVAILABLE", "FAILED_PRECONDITION")  # the old one answers, and it says why
     assert post(server, "a", given("FP32", [1], data=[1])).status_code == 200
     write(tmp_path, {"a/model.py": NUMBERS, "config.json": config(a={})})

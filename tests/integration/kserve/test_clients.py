@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import trustme
 from tests.waiting import PATIENCE_S, eventually
 
 HERE = Path(__file__).parent
@@ -25,15 +26,31 @@ def address_of(server):
     return found[1]
 
 
-def run(script, server, address=None):
+def run(script, server, *more, address=None):
     """Runs a script of the clients to its end, which is good."""
-    command = [PYTHON, HERE / "clients" / script, address or address_of(server)]
+    command = [PYTHON, HERE / "clients" / script, address or address_of(server), *more]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert ran.returncode == 0, ran.stderr[-3000:]
 
 
 def test_calls(server):
     run("unary.py", server)
+
+
+def test_wrong_inputs_are_named(launch):
+    limit = ("--max-body-bytes", str(4 << 20))
+    server = launch("tensors_rpc.py", "--worker-kind", "thread", "--grpc-port", "0", *limit)
+    run("wrong.py", server, server.url.removeprefix("http://"))
+
+
+def test_a_key_tls_pings_and_packed_messages(launch, tmp_path):
+    authority = trustme.CA()
+    both, trusted = tmp_path / "both.pem", tmp_path / "ca.pem"
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(both)
+    authority.cert_pem.write_to_path(trusted)
+    options = ("--worker-kind", "thread", "--grpc-port", "0", "--api-key", "secret", "--certfile", str(both))
+    server = launch("tensors_rpc.py", *options, ca=authority)
+    run("guarded.py", server, server.url.removeprefix("https://"), str(trusted))
 
 
 def test_streams(server):
@@ -53,4 +70,4 @@ def test_a_model_is_unloaded_and_loaded(launch):
 def test_shared_memory(launch, kind):
     server = launch("tensors_rpc.py", "--worker-kind", kind, "--grpc-port", "0", "--shared-memory")
     run("shared_memory.py", server)
-    run("shared_memory_http.py", server, server.url.removeprefix("http://"))
+    run("shared_memory_http.py", server, address=server.url.removeprefix("http://"))

@@ -117,8 +117,10 @@ class OvmsApp(App):
             await self.load(name, version, make, timeout_s=self.load_timeout_s)
         except ForebayError as error:
             told = {"trace": getattr(error, "trace", "")}
-            log.error("%s is not available: %s", what, error.message, extra=told)  # noqa: TRY400 - with its own trace
-            return [f"{what} is not available: {error.message}"]
+            goes_on = name in self.ready and version in self.ready[name].ready
+            text = f"{what} {'cannot be loaded anew, and goes on as it was' if goes_on else 'is not available'}"
+            log.error("%s: %s", text, error.message, extra=told)  # noqa: TRY400 - with its own trace
+            return [f"{text}: {error.message}"]
         return []
 
     def _graph(self, entry: GraphEntry) -> Served:
