@@ -303,9 +303,8 @@ class _Reader(Walker):
                 self.fail(path, f"the model has no {key}; it is needed")
         base = self._folder / found["base_path"]
         if "://" in found["base_path"]:
-            self.fail(
-                (*path, "base_path"), f"base_path is {shown(found['base_path'])}; a folder on this machine is needed"
-            )
+            told = "a folder on this machine is needed; 'forebay serve ADDRESS' serves models of a bucket by themselves"
+            self.fail((*path, "base_path"), f"base_path is {shown(found['base_path'])}; {told}")
         self._bases.append(base)
         versions = versions_in(base)
         kind, wanted = found.get("model_version_policy", ("latest", 1))
