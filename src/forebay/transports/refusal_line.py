@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
 LEAST_SHARE: Final = 0.01
 """How much of the loop's time refusals may take in any case."""
+SHORT_S: Final = 0.1
+"""A line is short if `MOST_SHARE` is enough to tell it within this time, whatever a refusal costs at the moment."""
 SOON_S: Final = 0.07
-"""How long the last one of a short line waits. A line is short if it can be told so soon with `SOON_SHARE`."""
-SOON_SHARE: Final = 0.04
+"""How long the last one of a short line waits, if that does not take more than `MOST_SHARE`."""
 LATE_S: Final = 0.9
-"""How long the last one of any other line waits, if that does not take more than `MOST_SHARE`."""
+"""The same for any other line."""
 MOST_SHARE: Final = 0.05
 KERNEL_S: Final = 5e-6
 """What a refusal costs beside the time it is seen to take: reading, and the loop's own work. A server that only refuses
@@ -84,10 +85,11 @@ class RefusalLine:
         waiting = self._waiting
         now = time.monotonic()
         cost_s = len(waiting) * self._cost_s
-        share = cost_s / SOON_S
-        if share > SOON_SHARE:
-            is_late = now - waiting[0][1] > LATE_S  # a line that nobody joins any more would move ever more slowly
-            share = MOST_SHARE if is_late else min(cost_s / LATE_S, MOST_SHARE)
+        share = cost_s / (SOON_S if cost_s <= SHORT_S * MOST_SHARE else LATE_S)
+        if (
+            share > MOST_SHARE or now - waiting[0][1] > LATE_S
+        ):  # late: a line that nobody joins would move ever more slowly
+            share = MOST_SHARE
         share = max(share, LEAST_SHARE)
         self._budget_s = min(self._budget_s + (now - self._looked_at) * share, BURST_S)
         self._looked_at = now

@@ -13,8 +13,7 @@ from forebay.transports.refusal_line import (
     LEAST_SHARE,
     MAX_DEBT_S,
     MOST_SHARE,
-    SOON_S,
-    SOON_SHARE,
+    SHORT_S,
     TICK_S,
     RefusalLine,
 )
@@ -137,11 +136,17 @@ def test_the_last_of_many_that_came_at_once_waits_no_longer_than_those_of_a_floo
 def test_nobody_waits_for_longer_unless_that_would_cost_too_much(loop, length, cost_s):  # F69
     wait_s, share = waits(loop, length, cost_s)
     assert LEAST_SHARE * 0.8 <= share <= MOST_SHARE * 1.2
-    if length * cost_s / SOON_S < SOON_SHARE * 0.9:
-        assert wait_s <= SOON_S * 1.2
+    if length * cost_s / MOST_SHARE < SHORT_S * 0.9:
+        assert wait_s <= SHORT_S
     assert wait_s <= LATE_S * 1.2 or share >= MOST_SHARE * 0.8
-    if length * cost_s / SOON_S > SOON_SHARE * 1.1:  # it cannot be told soon, so it is not told any sooner
+    if length * cost_s / MOST_SHARE > SHORT_S * 1.1:  # it cannot be told soon, so it is not told any sooner
         assert share <= max(LEAST_SHARE, length * cost_s / LATE_S) * 1.2
+
+
+@pytest.mark.parametrize("cost_s", [10e-6, 20e-6, 35e-6, 50e-6])
+def test_a_short_line_is_told_soon_whatever_a_refusal_costs_at_the_moment(loop, cost_s):  # F69
+    wait_s, _ = waits(loop, 80, cost_s)
+    assert wait_s <= 0.095
 
 
 def test_who_comes_while_others_wait_goes_to_the_end(loop):
