@@ -595,7 +595,7 @@ class HttpConnection(HttpToolsProtocol):
         self._active = None
         talk = self._talk
         if talk.state is DUE and not talk.waiting:
-            talk.state = IDLE  # SETTLED
+            talk.on(SETTLED)
         else:
             self._advance()
 
