@@ -35,8 +35,10 @@ M = messages()
 END: Any = cast("Any", grpc.aio).EOF
 TARGET = Path(__file__).parents[1] / "models" / "told_streams.py"
 CLIENTS = 24
-STEPPED = ("stepped", "threads", "inline", "inline-async", "ahead", "ahead", "processes", "mortal")
+STEPPED = ("ahead", "stepped", "threads", "inline", "inline-async", "processes", "mortal")
 YIELDED = ("yielded", "yielded-async")
+CROWD = 150
+"""Requests for which most clients go to the same model, so that there are more than it has seats for."""
 
 
 class Asked(NamedTuple):
@@ -84,11 +86,24 @@ def _how(asked: Asked, how: str) -> Asked:
     return asked._replace(sample=json.dumps(json.loads(asked.sample) | {"how": how}))
 
 
+class Crowd:
+    """Where most clients go, one model after the other."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def model(self, dice: random.Random) -> str:
+        """The model of the next request."""
+        self._count += 1
+        models = *STEPPED, *YIELDED
+        return models[self._count // CROWD % len(models)] if dice.random() < 0.8 else dice.choice(models)
+
+
 class Client:
     """One after the other, asks and compares."""
 
-    def __init__(self, findings: Findings, ports: dict[str, int], seed: str) -> None:
-        self._findings, self._ports = findings, ports
+    def __init__(self, findings: Findings, ports: dict[str, int], crowd: Crowd, seed: str) -> None:
+        self._findings, self._ports, self._crowd = findings, ports, crowd
         self._dice = random.Random(seed)
         self._name = seed.replace(" ", "-")
         self._count = 0
@@ -118,7 +133,7 @@ class Client:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{self._ports['grpc']}") as channel:
             method = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")
             while awake() < end and self._findings.differences < ENOUGH:
-                model = self._dice.choice((*STEPPED, *YIELDED))
+                model = self._crowd.model(self._dice)
                 if self._dice.random() < 0.5:
                     await self._over_sse(self.asked(model))
                 else:
@@ -243,7 +258,8 @@ async def _events(reader: asyncio.StreamReader) -> AsyncIterator[tuple[str, Any]
 async def fuzz(findings: Findings, ports: dict[str, int], seconds: float, seed: int) -> None:
     """Have all clients go on until the time is over; who gets no answer for long is told."""
     end = awake() + seconds
-    clients = [Client(findings, ports, f"{seed} {number}") for number in range(CLIENTS)]
+    crowd = Crowd()
+    clients = [Client(findings, ports, crowd, f"{seed} {number}") for number in range(CLIENTS)]
     tasks = [asyncio.ensure_future(client.run(end)) for client in clients]
     while not all(task.done() for task in tasks):
         await asyncio.wait(tasks, timeout=1.0)
@@ -258,9 +274,10 @@ async def fuzz(findings: Findings, ports: dict[str, int], seconds: float, seed: 
 
 
 def left_in(client: httpx.Client) -> dict[str, Any]:
-    """Who is left in models, and states in workers, of which one is asked each time."""
+    """Who is left in models, seats that are taken, and states in workers, of which one is asked each time."""
     models = client.get("/models").json()["models"]
     found = {one["name"]: one["in_flight"] + one["waiting"] for one in models}
+    found |= {f"seats of {one['name']}": one["workers"]["slots"] - one["workers"]["idle"] for one in models}
     for model in {*STEPPED, "yielded"} - {"inline-async"}:
         for _ in range(4):
             found[f"states of {model}"] = (
