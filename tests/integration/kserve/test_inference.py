@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ModelInfer and ModelStreamInfer at the port: limits, order, what is left behind, and who is told what."""
 
+import os
 import queue
 import random
 import threading
@@ -13,11 +14,13 @@ import trustme
 from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
+from tests.integration.grpc import wire
 from tests.integration.kserve.served import KServed, M, ask, infer, number, output, refusal, request, stream
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay.protocols.kserve.messages import METHODS, SERVICE
 from forebay.server.config import GrpcConfig, HttpConfig, Overrides, grpc_like
+from forebay.transports import body_reader
 from forebay.transports.grpc import inference
 
 
@@ -156,6 +159,29 @@ def test_long_tensors_that_take_turns_come_back_as_they_were(tmp_path, speaks_tl
         for one in sent[::4]:
             assert np.array_equal(output(asking.ask(request("mirror", one)).infer_response), one)
         assert not asking.close()
+
+
+def test_frames_of_16_kib_are_read_where_their_message_lands(port, monkeypatch):  # F72
+    placed, readv = [], os.readv
+
+    def noted(descriptor, rooms):
+        placed.append(readv(descriptor, rooms))
+        return placed[-1]
+
+    monkeypatch.setattr(body_reader.os, "readv", noted)
+    windows = wire.settings((4, 1 << 30)) + wire.frame(wire.WINDOW_UPDATE, (1 << 30).to_bytes(4, "big"))
+    with wire.Wire(port, opening=wire.PREFACE + windows) as client:
+        for stream_id, size in ((1, 150_528), (3, 150_528), (5, 97_001)):
+            values = np.random.default_rng(size).random((1, size), np.float32)
+            message = wire.prefixed(request("mirror", values).SerializeToString())
+            pieces = [message[at : at + 16_384] for at in range(0, len(message), 16_384)]
+            sent = [wire.data(piece, stream=stream_id) for piece in pieces[:-1]]
+            sent.insert(len(sent) // 2, wire.frame(wire.PING, bytes(8)))
+            sent.append(wire.data(pieces[-1], stream=stream_id, flags=wire.END_STREAM))
+            client.send(wire.headers(f"/{SERVICE}/ModelInfer", stream=stream_id), *sent)
+            answer = M.ModelInferResponse.FromString(client.answer(stream_id).message)
+            assert answer.raw_output_contents[0] == values.tobytes()
+    assert sum(placed) > 0
 
 
 def test_health_knows_the_models_and_reflection_the_service(channel):
