@@ -21,6 +21,7 @@ from typing import Any, cast
 import httpx
 import hypothesis
 import pytest
+from tests.forked import COMMAND, Forked
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay.observe import model_log
@@ -37,7 +38,7 @@ sys.dont_write_bytecode = False
 sys.modules.setdefault("openvino_telemetry", cast("Any", None))
 
 MODELS = Path(__file__).parent / "models"
-FOREBAY = [sys.executable, "-c", "import sys; from forebay.cli.main import main; sys.exit(main())"]
+FOREBAY = COMMAND
 
 
 @dataclass
@@ -174,7 +175,7 @@ class Server:
             ca.configure_trust(self.trust)
             self.verify = self.trust
         self._ready = threading.Event()
-        self.process = subprocess.Popen(
+        self.process = (Forked if command is FOREBAY else subprocess.Popen)(
             self.command,
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -290,11 +291,14 @@ def serve():
 def cli():
     """Runs a `forebay` command to its end."""
 
-    def run(*arguments, **more):
-        more.setdefault("timeout", PATIENCE_S)
-        return subprocess.run(
-            [*FOREBAY, *map(str, arguments)], capture_output=True, check=False, text=more.pop("text", True), **more
-        )
+    def run(*arguments, input=None, timeout=PATIENCE_S, text=True, **more):
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr")[input is None :], subprocess.PIPE)
+        with Forked([*FOREBAY, *map(str, arguments)], **pipes, text=text, **more) as process:
+            try:
+                told = process.communicate(input, timeout)
+            finally:
+                process.kill()
+        return subprocess.CompletedProcess(process.args, process.returncode, *told)
 
     return run
 

@@ -9,16 +9,15 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import msgspec
 import pytest
+from tests.forked import COMMAND, Forked
 from tests.waiting import PATIENCE_S
 
-FOREBAY = [sys.executable, "-c", "import sys; from forebay.cli.main import main; sys.exit(main())"]
 """How long a test waits for what should come at once; only a failing test waits so long."""
 
 READY = b"\0\0\0\0"
@@ -121,8 +120,8 @@ class Front:
 
     def __init__(self, *flags, cwd):
         self.lines = []
-        self.process = subprocess.Popen(
-            [*FOREBAY, "batching", "-log-format", "json", "-log-level", "debug", *flags],
+        self.process = Forked(
+            [*COMMAND, "batching", "-log-format", "json", "-log-level", "debug", *flags],
             stderr=subprocess.PIPE,
             text=True,
             cwd=cwd,

@@ -17,12 +17,12 @@ import httpx
 import msgspec
 import pytest
 import yaml
+from tests.forked import COMMAND, Forked
 from tests.waiting import PATIENCE_S
 
 from forebay.surfaces.nucleus.runner import NucleusRunner
 from forebay.workers.runner import WorkerContext
 
-FOREBAY = [sys.executable, "-c", "import sys; from forebay.cli.main import main; sys.exit(main())"]
 START_S = 120.0
 
 
@@ -110,9 +110,9 @@ def serve(tmp_path_factory):
         folder = write_project(tmp_path_factory.mktemp("project"), handler, config, **files)
         state = state or tmp_path_factory.mktemp("state")
         out, err = folder.parent / f"{folder.name}.out", folder.parent / f"{folder.name}.err"
-        command = [*FOREBAY, "serve", str(folder), "--http-port", "0", "--state-dir", str(state), *options]
+        command = [*COMMAND, "serve", str(folder), "--http-port", "0", "--state-dir", str(state), *options]
         with out.open("wb") as stdout, err.open("wb") as stderr:
-            process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=dict(os.environ))
+            process = Forked(command, stdout=stdout, stderr=stderr, env=dict(os.environ))
         server = Server(folder, state, process, out, err)
         started.append(server)
         return server.wait_ready() if wait else server
