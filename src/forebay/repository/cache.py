@@ -139,8 +139,8 @@ class Cache(Generic[V]):
                 raise Unavailable(msg)
             if loading.problem is not None:
                 raise loading.problem.with_traceback(None)
-        for value in leaving:
-            self._unload(value)
+        while leaving:
+            self._unload(leaving.pop())  # nothing here keeps it in memory while its successor is loaded
         value, mine.problem = caught(load)
         with self._lock:
             del self._loading[key]

@@ -26,7 +26,8 @@ from typing import Any
 
 import pytest
 from tests.buckets import running_buckets
-from tests.compat.nucleus.conftest import FOREBAY, Server
+from tests.compat.nucleus.conftest import Server
+from tests.forked import COMMAND
 from tests.models.saved_models import run_tensorflow
 from tests.waiting import PATIENCE_S
 
@@ -212,7 +213,7 @@ def project(store, stand_ins, tmp_path):
         before = {file: file.read_bytes() for file in folder.iterdir()}
         environment = {**os.environ, **buckets.environment(None if is_signed else plain), "PYTHONPATH": str(stand_ins)}
         out, err = tmp_path / "out", tmp_path / "err"
-        command = [*FOREBAY, "serve", str(folder), "--http-port", "0", "--state-dir", str(tmp_path / "state")]
+        command = [*COMMAND, "serve", str(folder), "--http-port", "0", "--state-dir", str(tmp_path / "state")]
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=environment)
         server = Server(folder, tmp_path / "state", process, out, err)

@@ -123,3 +123,19 @@ def test_what_asks_for_itself_is_told():
 
     with pytest.raises(Unavailable, match="asks for itself"):
         cache.take("a", 1, load)
+
+
+def test_what_has_left_is_out_of_memory_before_its_successor_is_loaded():  # N121
+    cache: Cache[Thing] = Cache("things", max_count=1)
+    lease = cache.take("a", 1, lambda: Thing("a"))
+    left = weakref.ref(lease.value)
+    lease.release()
+    del lease
+    still_there = []
+
+    def load():
+        still_there.append(left())
+        return Thing("b")
+
+    cache.take("b", 1, load).release()
+    assert still_there == [None]

@@ -121,12 +121,13 @@ class HandlerModels:
         if not self._is_told.wait(FIRST_S):
             raise UserRuntimeException("the server does not say which models there are")
         lease = self._current(model_name, model_version)
+        model = lease.value.model
         leases: list[Lease[_Loaded]] | None = getattr(self._here, "leases", None)
         if leases is None:
             lease.release()  # nobody says when it is over
         else:
             leases.append(lease)
-        return lease.value.model
+        return model
 
     def _current(self, model_name: str | None, model_version: str | int | None) -> Lease[_Loaded]:
         """Return the use of a version as the server has it; what turns out to have changed is waited for."""
@@ -287,6 +288,7 @@ class HandlerModels:
             raise Unavailable(f"the server gave no answer within {ANSWER_S:g} s") from None
 
     def _unload(self, loaded: _Loaded) -> None:
+        loaded.model = None  # who is just giving it back still knows it
         self._desk.ask("release", loaded.key)
 
     def _drop(self) -> None:
