@@ -89,7 +89,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         signature: Which signature of a SavedModel; None takes the one that is meant where none is named, an empty one
             the first if that may be any of several.
         paddle: What only Paddle knows.
-        openvino: What only OpenVINO knows.
+        openvino: What only OpenVINO knows; where it is said, OpenVINO runs whatever file it is.
     """
 
     threads: int | None = None
@@ -97,7 +97,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     precision: str = "fp32"
     signature: str | None = None
     paddle: PaddleOptions = PaddleOptions()
-    openvino: OpenVinoOptions = OpenVinoOptions()
+    openvino: OpenVinoOptions | None = None
 
 
 class Runtime(Protocol):

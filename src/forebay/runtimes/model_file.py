@@ -187,6 +187,8 @@ def _loader(
     Raises:
         ConfigError: If there are several.
     """
+    if options.openvino is not None:
+        return partial(OpenVino, path), path.name
     if found := _only(path, ".onnx", named):
         return partial(OnnxRuntime, found), found.name
     if found := _only(path, ".xml", named):

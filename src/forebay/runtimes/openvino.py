@@ -46,7 +46,7 @@ class OpenVino:
             config["INFERENCE_PRECISION_HINT"] = precision
         core = openvino.Core()
         self._available: Sequence[str] = core.available_devices
-        own = options.openvino
+        own = options.openvino or OpenVinoOptions()
         source: Any = str(model)
         if own.shapes or own.batch is not None:
             source = _reshaped(core.read_model(source), own, openvino.PartialShape, model)

@@ -11,6 +11,7 @@ from forebay.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from forebay.runtimes.contract import OpenVinoOptions
     from forebay.runtimes.model_file import ModelFile
     from forebay.server.config import Overrides
     from forebay.server.served import Served
@@ -36,12 +37,14 @@ def surface_of(target: str | None) -> Surface | None:
     return NativeSurface() if target is None else next((one for one in surfaces() if one.detect(target)), None)
 
 
-def _serve_file(path: Path, overrides: Overrides, loaded: Callable[[], ModelFile] | None) -> Served:
-    """Serve a model file, for projects of other systems that name some and may have it in memory."""
+def _serve_file(
+    path: Path, overrides: Overrides, loaded: Callable[[], ModelFile] | None, openvino: OpenVinoOptions
+) -> Served:
+    """Serve a model file with OpenVINO, for projects of its server that name some and may have it in memory."""
     from forebay.surfaces.native import serve_model
     from forebay.surfaces.native.model_files import read_model_file
 
-    model = read_model_file(path, overrides, loaded)
+    model = read_model_file(path, overrides, loaded, openvino)
     return serve_model(model.model, overrides, model.spec)
 
 

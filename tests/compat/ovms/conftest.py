@@ -157,8 +157,9 @@ class Stream:
 
 
 def options(poll_s=None, **more):
-    told = {} if poll_s is None else {"repository": RepositoryConfig(poll_s=poll_s), "given": frozenset({"poll_s"})}
-    return Options(http=HttpConfig(port=0), overrides=Overrides(**more), **told)
+    repository = RepositoryConfig() if poll_s is None else RepositoryConfig(poll_s=poll_s)
+    given: frozenset[str] = frozenset([*more, *([] if poll_s is None else ["poll_s"])])
+    return Options(http=HttpConfig(port=0), overrides=Overrides(**more), repository=repository, given=given)
 
 
 @asynccontextmanager

@@ -387,6 +387,16 @@ async def test_an_automatic_shape_takes_whatever_comes(tmp_path, said):  # O106
             assert array((await face.infer("g", asked)).outputs[0]).tolist() == [*range(21, length + 21)]
 
 
+async def test_worker_processes_are_told_what_the_configuration_says(tmp_path):  # O106
+    save(tmp_path / "add/1/add.xml", axis=3)
+    every = json.loads(config("add", graphs=()))
+    every["model_config_list"][0]["config"]["shape"] = "auto"
+    write(tmp_path, {"config.json": json.dumps(every)})
+    async with serving(tmp_path, worker_kind="process") as face:
+        asked = tensor("input", np.arange(5, dtype=np.float32))
+        assert array((await face.infer("add", asked)).outputs[0]).tolist() == [1, 2, 3, 4, 5]
+
+
 async def test_a_model_that_cannot_be_reshaped_stays_as_it_is(tmp_path, monkeypatch, caplog):  # O106
     import openvino
 

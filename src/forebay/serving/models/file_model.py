@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Final, TypedDict, cast
 import msgspec
 
 from forebay.errors import BadOutcome, ConfigError, ValidationError
-from forebay.runtimes.contract import RunOptions, accelerator
+from forebay.runtimes.contract import OpenVinoOptions, RunOptions, accelerator
 from forebay.runtimes.model_file import ModelFile, load_with
 from forebay.runtimes.sharing import Sharing
 from forebay.runtimes.signature import Signature, Value, Var
@@ -54,6 +54,7 @@ class FilePlan(msgspec.Struct, frozen=True):
         threads: Threads that compute one batch; None takes one for each processor that the worker has.
         name: What the file calls that; empty if there is no other.
         others: Its other signatures by name, each of which has a path below.
+        openvino: What OpenVINO is told, where it is to run the file.
     """
 
     path: str
@@ -61,6 +62,7 @@ class FilePlan(msgspec.Struct, frozen=True):
     threads: int | None = None
     name: str = ""
     others: dict[str, SignaturePlan] = {}
+    openvino: OpenVinoOptions | None = None
 
 
 class FileModel(Model):
@@ -77,7 +79,8 @@ class FileModel(Model):
     def load(self) -> None:
         """Load the file, or take the model that is in memory."""
         threads = self.plan.threads or len(os.sched_getaffinity(0))
-        options = RunOptions(threads=threads, device=accelerator(self.device), signature=self.plan.name)
+        device, own = accelerator(self.device), self.plan.openvino
+        options = RunOptions(threads=threads, device=device, signature=self.plan.name, openvino=own)
         file: ModelFile = load_with(Path(self.plan.path), options) if self.loaded is None else self.loaded()
         others = file.signatures()[1] if self.plan.others else {}
         self._main = _Asked(file, self.plan.main)

@@ -21,6 +21,7 @@ from forebay.workers.runner import RunnerSpec
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from forebay.runtimes.contract import OpenVinoOptions
     from forebay.runtimes.model_file import ModelFile
     from forebay.server.config import Overrides
 
@@ -40,13 +41,19 @@ def is_model_file(target: str) -> bool:
     return Path(target).suffix in SUFFIXES or folder_of(Path(target)) is not None
 
 
-def read_model_file(path: Path, overrides: Overrides, loaded: Callable[[], ModelFile] | None = None) -> ModelTarget:
+def read_model_file(
+    path: Path,
+    overrides: Overrides,
+    loaded: Callable[[], ModelFile] | None = None,
+    openvino: OpenVinoOptions | None = None,
+) -> ModelTarget:
     """Load a model file and find out what it takes and gives, and how it can be batched.
 
     Args:
         path: The file.
         overrides: What the person says.
         loaded: Returns the model, where workers in this process share it with others who use it.
+        openvino: What OpenVINO is told, where it is to run the file.
 
     Raises:
         ConfigError: If it is not there or no model, nothing here runs it, or requests cannot carry what it takes.
@@ -57,7 +64,7 @@ def read_model_file(path: Path, overrides: Overrides, loaded: Callable[[], Model
         raise ConfigError(msg)
     devices = devices_of(str(path), overrides.devices, overrides.worker_kind)
     threads = max(1, len(os.sched_getaffinity(0)) // workers_of(overrides.workers, devices))
-    file = load_with(path, RunOptions(threads=threads, signature="")) if loaded is None else loaded()
+    file = load_with(path, RunOptions(threads=threads, signature="", openvino=openvino)) if loaded is None else loaded()
     for device in devices:
         if device.kind != "cpu" and not file.runtime.can_run_on(device):
             msg = (
@@ -65,7 +72,8 @@ def read_model_file(path: Path, overrides: Overrides, loaded: Callable[[], Model
             )
             raise ConfigError(msg)
     is_tied = any(device.cores for device in devices)
-    plan = FilePlan(str(path.absolute()), SignaturePlan(file.signature()), None if is_tied else threads)
+    main = SignaturePlan(file.signature())
+    plan = FilePlan(str(path.absolute()), main, None if is_tied else threads, openvino=openvino)
     class_of(plan)  # what cannot be carried is said before it is tried
     sharing = sharing_of(file)
     name, others = file.signatures()

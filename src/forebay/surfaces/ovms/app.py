@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forebay.graph.drawing.draw import Drawable
+    from forebay.runtimes.contract import OpenVinoOptions
     from forebay.runtimes.model_file import ModelFile
     from forebay.server.config import Overrides
     from forebay.surfaces.contract import Options
     from forebay.surfaces.ovms.config import GraphEntry, ModelEntry, OvmsConfig
     from forebay.surfaces.ovms.layout import GraphLayout
 
-ServeFile: TypeAlias = "Callable[[Path, Overrides, Callable[[], ModelFile] | None], Served]"
+ServeFile: TypeAlias = "Callable[[Path, Overrides, Callable[[], ModelFile] | None, OpenVinoOptions], Served]"
 """Serves a model file under the name and version that are said, as one that is in memory, if there is one."""
 
 log = logging.getLogger("forebay")
@@ -134,10 +135,10 @@ class OvmsApp(App):
             self._overrides, name=entry.name, version=entry.version, devices=self._overrides.devices or devices
         )
         if not self._runs_here:
-            return self._serve_file(entry.path, overrides, None)
+            return self._serve_file(entry.path, overrides, None, entry.options)
         threads = max(overrides.threads, entry.options.requests)
         overrides = msgspec.structs.replace(overrides, worker_kind="thread", threads=threads)
-        return self._serve_file(entry.path, overrides, functools.partial(self._in_memory.get, entry))
+        return self._serve_file(entry.path, overrides, functools.partial(self._in_memory.get, entry), entry.options)
 
     def _built(self, name: str, version: str) -> Served:
         """Build a graph or a version of a model that the configuration names.
