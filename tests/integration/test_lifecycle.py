@@ -29,11 +29,13 @@ class Load:
         self.statuses: set[int] = set()
         self.lost: list[str] = []
         self.lock = threading.Lock()
+        self.are_connected = threading.Barrier(CLIENTS + 1)
         self.threads = [threading.Thread(target=self._client, daemon=True) for _ in range(CLIENTS)]
 
     def __enter__(self):
         for thread in self.threads:
             thread.start()
+        self.are_connected.wait(PATIENCE_S)
         return self
 
     def __exit__(self, *_error):
@@ -43,6 +45,7 @@ class Load:
     def _client(self):
         try:
             with self.server.connect() as wire:
+                self.are_connected.wait(PATIENCE_S)
                 while True:
                     # A well-behaved client: it sends only while the server has not said close.
                     wire.send(wire.request("POST", "/models/sleepy", self.sample))

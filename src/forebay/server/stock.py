@@ -339,8 +339,17 @@ class Stock:
         log.log(logging.WARNING if refusal.is_new else logging.DEBUG, "%s; what is served goes on", told)
         is_wanted = not self.is_lazy or self._memory.versions_of(revision.model)
         if self._loop is not None and is_wanted:
-            self._loop.call_later(refusal.pause_s, self._tend_soon, revision.model)
+            self._tend_at(refusal.again_s, revision.model)
         return found
+
+    def _tend_at(self, when_s: float, name: str) -> None:
+        """Look after a model at a time and not before it: a timer may be early, by the age of the loop's own clock."""
+        assert self._loop is not None
+        left_s = when_s - time.monotonic()
+        if left_s > 0:
+            self._loop.call_later(left_s, self._tend_at, when_s, name)
+        else:
+            self._tend_soon(name)
 
     def _unload(self, key: Key) -> None:
         served = self._ready(key)
