@@ -288,15 +288,13 @@ async def test_a_successor_that_failed_is_tried_again_though_timers_are_early(fi
     files.put("a/1", "one")
     async with serving(files) as found:
         await found.ask("a")
-        loop = asyncio.get_running_loop()
+        loop: Any = asyncio.get_running_loop()
         later = loop.call_later
         loop.call_later = lambda delay, *what, **more: later(0.9 * delay, *what, **more)
         found.stock.offer.refusals._first_pause_s = 0.02
         files.put("a/2", "bad")
         await found.look()
-        async with asyncio.timeout(PATIENCE_S):
-            while files.loads.count(("a", 2)) < 3:
-                await asyncio.sleep(0.01)
+        await reached(lambda: files.loads.count(("a", 2)) > 2)
         assert await found.ask("a") == "one"
 
 
