@@ -40,22 +40,24 @@ def multi_inference(methods: Mapping[str, Direct]) -> Direct:
 
 
 async def _together(given: Any, methods: Mapping[str, Direct], call: Call) -> None:
-    parts: list[_Part] = []
+    """Ask one task after the other: each has a copy of the examples, and the first that fails is the answer."""
+    part: _Part | None = None
+    found: list[bytes] = []
     try:
         for task in given.tasks:
             name, takes, _, _ = _METHODS[task.method_name]
             asked = getattr(SERVING.classes(), takes)(model_spec=task.model_spec, input=given.input)
             part = _Part(call)
-            parts.append(part)
             methods[name](asked.SerializeToString(), cast("Call", part))  # it has what they use
-        found = await asyncio.gather(*(part.answer for part in parts))
+            found.append(await part.answer)
     except ForebayError as error:
         call.fail(error, STATUSES)
+    except asyncio.CancelledError:
+        if part is not None and part.on_cancel is not None:
+            part.on_cancel()
+        raise
     else:
         call.reply(_answer(given.tasks, found))
-    finally:
-        for part in parts:
-            part.call_off()
 
 
 def _answer(tasks: Sequence[Any], found: Sequence[bytes]) -> bytes:
@@ -118,11 +120,3 @@ class _Part:
         del own  # the whole call has them
         if not self.answer.done():
             self.answer.set_exception(error)
-
-    def call_off(self) -> None:
-        """Let go of it, if nobody waits for it any more."""
-        if self.answer.done():
-            self.answer.exception()  # of several that fail the first is told
-        elif self.on_cancel is not None:
-            self.answer.cancel()
-            self.on_cancel()
