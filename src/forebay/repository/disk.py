@@ -15,9 +15,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 import threading
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -168,6 +170,35 @@ class DiskCache:
             else:
                 self._cache.put(revision.id, revision.size, entry / revision.model / revision.version)
         self._cache.trim()
+
+
+def disk_for(
+    source: ModelSource, folder: Path | None, max_count: int | None = None, max_bytes: int | None = None
+) -> DiskCache | None:
+    """Return where revisions of a source are copied to; None where its files are used in their place.
+
+    Args:
+        source: Where they are.
+        folder: The folder of all sources, each of which has one below it; None is the usual one.
+        max_count: Revisions that are kept of the source.
+        max_bytes: How large they may be together.
+
+    Raises:
+        ConfigError: If nothing can be written there.
+    """
+    if source.folder() is not None:
+        return None
+    return DiskCache(source, (folder or _usual_folder()) / _called(source.place), max_count, max_bytes)
+
+
+def _usual_folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path("~/.cache").expanduser()) / "forebay" / "models"
+
+
+def _called(place: str) -> str:
+    """Return the name of the folder of a source: another one for each."""
+    return f"{re.sub(r'[^A-Za-z0-9.-]+', '-', place)[-80:].strip('-')}-{zlib.crc32(place.encode()):08x}"
 
 
 def _whole(folder: Path) -> Revision | None:

@@ -156,8 +156,8 @@ class Stream:
             found.append(one)
 
 
-def options(poll_s=None, **more):
-    repository = RepositoryConfig() if poll_s is None else RepositoryConfig(poll_s=poll_s)
+def options(poll_s=None, repository=None, **more):
+    repository = repository or (RepositoryConfig() if poll_s is None else RepositoryConfig(poll_s=poll_s))
     given: frozenset[str] = frozenset([*more, *([] if poll_s is None else ["poll_s"])])
     return Options(http=HttpConfig(port=0), overrides=Overrides(**more), repository=repository, given=given)
 

@@ -14,7 +14,8 @@ from tests.compat.ovms.conftest import config, one_node, write
 from forebay.cli.main import main
 from forebay.errors import ConfigError
 from forebay.surfaces import surface_of
-from forebay.surfaces.ovms.config import read_target, versions_in
+from forebay.surfaces.ovms.config import read_target
+from forebay.surfaces.ovms.model_versions import versions_in
 
 HANDLER = "class OvmsPythonModel:\n    def execute(self, inputs): pass\n"
 
@@ -109,7 +110,7 @@ WRONG = {
     "no name": ('{"model_config_list": [], "mediapipe_config_list": [{}]}', "the graph has no name"),
     "an unknown key of a graph": ('{"model_config_list": [],\n"mediapipe_config_list": [\n{"name": "a", "graf_path": ""}]}', ":3: .*did you mean graph_path"),
     "a number for a name": ('{"model_config_list": [], "mediapipe_config_list": [{"name": 1}]}', "a text of one line"),
-    "a model elsewhere": (models(base_path="s3://x/y"), "a folder on this machine"),
+    "a model elsewhere": (models(base_path="http://x/y"), "a folder on this machine"),
     "a policy": (models(base_path="m", model_version_policy={"latst": {}}), "did you mean latest"),
     "a shape": (models(base_path="m", shape="1,3"), r"shape such as \(1,3"),
     "a shape of an input": (models(base_path="m", shape={"a": "(1,x)"}), r"shape.a is .*shape such as \(1,3"),

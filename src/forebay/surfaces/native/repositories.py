@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import zlib
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
@@ -19,7 +18,7 @@ import msgspec
 
 from forebay.errors import ConfigError, Unavailable
 from forebay.repository.address import is_address, source_of
-from forebay.repository.disk import DiskCache
+from forebay.repository.disk import disk_for
 from forebay.repository.repository import Repository
 from forebay.repository.tree_rules import TreeRules
 from forebay.repository.version_policy import VersionPolicy
@@ -72,10 +71,7 @@ class RepositoryTarget(msgspec.Struct, frozen=True, eq=False):
             holds=model_problem if self.is_files else lambda _paths: "",
             may_be_called=lambda name: "" if NAME.fullmatch(name) else NAME_IS,
         )
-        disk = None
-        if source.folder() is None:
-            folder = (config.folder or _usual_folder()) / _called(source.place)
-            disk = DiskCache(source, folder, config.max_disk_models, config.max_disk_bytes)
+        disk = disk_for(source, config.folder, config.max_disk_models, config.max_disk_bytes)
         repository = Repository(source, rules, poll_s=config.poll_s, disk=disk)
         with contextlib.suppress(Unavailable):  # its problem is told, and it is tried again at the start
             repository.open()
@@ -155,13 +151,3 @@ def name_of(address: str) -> str:
     """Return what a model is called whose folder is all there is of it."""
     last = PurePosixPath(address.rstrip("/")).name
     return re.sub(r"^[^A-Za-z0-9]+", "", re.sub(r"[^A-Za-z0-9._-]+", "-", last))[:128] or "model"
-
-
-def _usual_folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path("~/.cache").expanduser()) / "forebay" / "models"
-
-
-def _called(place: str) -> str:
-    """Return the name of the folder of a source: another one for each."""
-    return f"{re.sub(r'[^A-Za-z0-9.-]+', '-', place)[-80:].strip('-')}-{zlib.crc32(place.encode()):08x}"

@@ -43,8 +43,10 @@ class OvmsSurface:
     def recipe(self, target: str, options: Options) -> Recipe:
         """Return what a container of the project needs."""
         from forebay.surfaces.container.recipe import recipe_of
+        from forebay.surfaces.ovms.app import uses_buckets
 
         path = Path(target).absolute()
         folder, inner = (path, ".") if path.is_dir() else (path.parent, path.name)
         project = self.build(target, options)
-        return recipe_of(project, options, folder=folder, target=(inner,), extras=("ovms", "openvino"))
+        extras = ("ovms", "openvino", *(("buckets",) if uses_buckets(project) else ()))
+        return recipe_of(project, options, folder=folder, target=(inner,), extras=extras)

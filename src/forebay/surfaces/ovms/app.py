@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError, NotFound
+from forebay.repository.refusals import MAX_PAUSE_S
 from forebay.server.app import App
 from forebay.server.served import Served
+from forebay.server.stock_offer import FIRST_PAUSE_S
 from forebay.surfaces.contract import Project
 from forebay.surfaces.ovms.calls import VERSION
 from forebay.surfaces.ovms.config import read_target
 from forebay.surfaces.ovms.config_pages import ConfigPages, retired
 from forebay.surfaces.ovms.graphs import serve_graph
 from forebay.surfaces.ovms.inference import SharedModels
+from forebay.surfaces.ovms.model_versions import StoredModels
 from forebay.surfaces.ovms.reloading import LOOK_S, GraphReloading
 
 if TYPE_CHECKING:
@@ -30,8 +33,9 @@ if TYPE_CHECKING:
     from forebay.runtimes.model_file import ModelFile
     from forebay.server.config import Overrides
     from forebay.surfaces.contract import Options
-    from forebay.surfaces.ovms.config import GraphEntry, ModelEntry, OvmsConfig
+    from forebay.surfaces.ovms.config import GraphEntry, OvmsConfig
     from forebay.surfaces.ovms.layout import GraphLayout
+    from forebay.surfaces.ovms.model_versions import ModelEntry
 
 ServeFile: TypeAlias = "Callable[[Path, Overrides, Callable[[], ModelFile] | None, OpenVinoOptions], Served]"
 """Serves a model file under the name and version that are said, as one that is in memory, if there is one."""
@@ -42,16 +46,20 @@ log = logging.getLogger("forebay")
 class OvmsApp(App):
     """An app whose graphs and models are loaded when it starts, and again when their files change."""
 
-    def __init__(self, config: OvmsConfig, options: Options, serve_file: ServeFile) -> None:
+    def __init__(self, config: OvmsConfig, options: Options, serve_file: ServeFile, stored: StoredModels) -> None:
         super().__init__([])
         self.config = config
+        self.stored = stored
+        """The buckets that models are copied from."""
+        self.refused: dict[ModelEntry, float] = {}
+        """Versions in buckets that could not be copied, and how many seconds each rests before it is tried again."""
         self.problem = "; ".join(config.problems)
         self.load_timeout_s = options.load_timeout_s
         self._overrides = options.overrides
         self._runs_here = "worker_kind" not in options.given
         self.source = self._built
         self._serve_file = serve_file
-        self._in_memory = SharedModels()
+        self._in_memory = SharedModels(stored)
         self._servables: dict[str, frozenset[str]] = {}
         self._has_started = False
         self.retired: dict[str, dict[str, dict[str, Any]]] = {}
@@ -65,6 +73,11 @@ class OvmsApp(App):
         )
         self._has_started = True
 
+    def begin_drain(self) -> None:
+        """Say that no more is to come, also from buckets."""
+        super().begin_drain()
+        self.stored.stop()
+
     async def load_graph(self, entry: GraphEntry) -> list[str]:
         """Load a graph, or say why it cannot be."""
         return await self._try(f"graph '{entry.name}'", entry.name, VERSION, lambda: self._graph(entry))
@@ -74,8 +87,7 @@ class OvmsApp(App):
         errors: list[str] = []
         for entry in sorted(entries, key=lambda one: -int(one.version)):
             what = f"version {entry.version} of model '{entry.name}'"
-            make = functools.partial(self._model, entry)
-            errors += await self._try(what, entry.name, entry.version, make)
+            errors += await self._try(what, entry.name, entry.version, functools.partial(self._model, entry))
         for name in dict.fromkeys(one.name for one in entries):
             if name in self.ready:
                 self.share(name, {max(self.versions(name).ready, key=int): 1})
@@ -130,6 +142,22 @@ class OvmsApp(App):
         return made.served
 
     def _model(self, entry: ModelEntry) -> Served:
+        """Build a version of a model, which is copied here if need be and stays here as long as it is served."""
+        pause_s = self.refused.pop(entry, 0.0)
+        try:
+            here = self.stored.fetch(entry)
+        except ForebayError:
+            self.refused[entry] = min(pause_s * 2, MAX_PAUSE_S) or FIRST_PAUSE_S
+            raise
+        try:
+            served = self._model_here(here.value)
+        except BaseException:
+            here.release()
+            raise
+        served.gone = here.release
+        return served
+
+    def _model_here(self, entry: ModelEntry) -> Served:
         devices = (entry.device,) if entry.device else ()
         overrides = msgspec.structs.replace(
             self._overrides, name=entry.name, version=entry.version, devices=self._overrides.devices or devices
@@ -165,8 +193,9 @@ def project_of(target: Path, options: Options, serve_file: ServeFile) -> Project
     from forebay.transports.http.asgi import asgi_app
     from forebay.transports.http.model_routes import routes_of
 
-    config = read_target(target, options.overrides.name)
-    app = OvmsApp(config, options, serve_file)
+    stored = StoredModels(options.repository)
+    config = read_target(target, options.overrides.name, stored)
+    app = OvmsApp(config, options, serve_file, stored)
     look_s = options.repository.poll_s if "poll_s" in options.given else LOOK_S
     reloading = GraphReloading(app, target, options.overrides.name, look_s)
     summary: list[str] = []
@@ -175,7 +204,7 @@ def project_of(target: Path, options: Options, serve_file: ServeFile) -> Project
     problems = [*config.problems]
     for entry in config.graphs:
         try:
-            made = serve_graph(entry, config.models, SharedModels(), options.overrides)
+            made = serve_graph(entry, config.models, SharedModels(stored), options.overrides)
         except ConfigError as error:
             if not entry.where:  # it is all that there is
                 raise
@@ -185,7 +214,7 @@ def project_of(target: Path, options: Options, serve_file: ServeFile) -> Project
         summary.append(_summary(entry, made.layout))
         if made.served.drawing is not None:
             drawings.append(made.served.drawing)
-    summary += [f"{one.name}: version {one.version} of a model, {one.path}" for one in config.models]
+    summary += [f"{one.name}: version {one.version} of a model, {one.place}" for one in config.models]
     return Project(
         app=app,
         http=options.http,
@@ -199,6 +228,11 @@ def project_of(target: Path, options: Options, serve_file: ServeFile) -> Project
         on_stop=reloading.end,
         reload=reloading.ask,
     )
+
+
+def uses_buckets(project: Project) -> bool:
+    """Tell whether models of a project are in buckets."""
+    return isinstance(project.app, OvmsApp) and bool(project.app.config.stored)
 
 
 def _summary(entry: GraphEntry, layout: GraphLayout) -> str:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from pathlib import Path
@@ -12,10 +11,11 @@ from typing import Any, Final, cast
 import msgspec
 
 from forebay.errors import ConfigError
+from forebay.repository.address import SCHEMES, source_of
 from forebay.runtimes.contract import OpenVinoOptions
-from forebay.runtimes.saved_model import FILE as SAVED_MODEL
 from forebay.server import yaml
 from forebay.server.walker import Walker, line, shown, text, whole
+from forebay.surfaces.ovms.model_versions import ModelEntry, StoredModels, model_among, versions_in
 from forebay.types.datatypes import DATATYPES
 from forebay.types.tensor import TensorMetadata
 
@@ -23,8 +23,6 @@ GRAPH_FILE: Final = "graph.pbtxt"
 SUBCONFIG_FILE: Final = "subconfig.json"
 MODELS: Final = "model_config_list"
 GRAPHS: Final = "mediapipe_config_list"
-MODEL_FILES: Final = (".xml", ".onnx", ".pdmodel", ".pb", ".tflite")
-"""What OpenVINO reads itself; of several in one folder the first of these kinds."""
 
 _IGNORED: Final = (
     "pipeline_config_list",
@@ -62,39 +60,14 @@ class GraphEntry(msgspec.Struct, frozen=True, kw_only=True):
     where: str = ""
 
 
-class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A version of a model that is to be served.
-
-    Attributes:
-        name: What it is served as.
-        version: Which version it is.
-        path: Its file.
-        base: Where its versions are looked for.
-        device: What it runs on, as forebay writes it; empty for the processor.
-        options: What OpenVINO is told of it.
-    """
-
-    name: str
-    version: str
-    path: Path
-    base: Path
-    device: str = ""
-    options: OpenVinoOptions = OpenVinoOptions()
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """What its model is made of."""
-        beside = {".xml": ".bin", ".pdmodel": ".pdiparams"}.get(self.path.suffix)
-        return (self.path, self.path.with_suffix(beside) if beside else self.path / SAVED_MODEL)
-
-
 class OvmsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be served.
 
     Attributes:
         graphs: The graphs.
         models: The versions of models.
-        bases: Where versions of models come and go.
+        bases: Where versions of models come and go on this machine.
+        stored: Models that are in a bucket, each with its address.
         warnings: What is odd.
         problems: What cannot be served, while the rest is: models of which no version is there.
     """
@@ -102,6 +75,7 @@ class OvmsConfig(msgspec.Struct, frozen=True, kw_only=True):
     graphs: tuple[GraphEntry, ...] = ()
     models: tuple[ModelEntry, ...] = ()
     bases: tuple[Path, ...] = ()
+    stored: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -115,32 +89,39 @@ def looks_like_config(path: Path) -> bool:
     return isinstance(found, dict) and not {MODELS, GRAPHS}.isdisjoint(cast("dict[str, Any]", found))
 
 
-def read_target(target: Path, name: str | None) -> OvmsConfig:
+def read_target(target: Path, name: str | None, stored: StoredModels | None = None) -> OvmsConfig:
     """Read what a person names: a `graph.pbtxt`, a `config.json`, a folder with one of them.
+
+    Args:
+        target: It.
+        name: What a single graph is called.
+        stored: The buckets that were looked at before.
 
     Raises:
         ConfigError: If a configuration is wrong.
     """
+    stored = stored or StoredModels()
     if target.is_dir():
         target = next(one for one in (target / "config.json", target / GRAPH_FILE) if one.is_file())
     if target.suffix == ".pbtxt":
         folder = target.absolute().parent
         name = name or re.sub(r"[^\w.-]+", "-", folder.name) or "graph"
         entry = GraphEntry(name=name, base_path=folder, graph_path=target.absolute(), subconfig=folder / SUBCONFIG_FILE)
-        return _with_models(OvmsConfig(graphs=(entry,)))
-    return _with_models(_Reader(_document(target), target.absolute().parent).read())
+        return _with_models(OvmsConfig(graphs=(entry,)), stored)
+    return _with_models(_Reader(_document(target), target.absolute().parent, stored).read(), stored)
 
 
-def _with_models(config: OvmsConfig) -> OvmsConfig:
+def _with_models(config: OvmsConfig, stored: StoredModels) -> OvmsConfig:
     """Add the models of the subconfigs."""
     models, warnings = {(one.name, one.version): one for one in config.models}, [*config.warnings]
-    bases, problems = [*config.bases], [*config.problems]
+    bases, problems, buckets = [*config.bases], [*config.problems], [*config.stored]
     for graph in config.graphs:
         if not graph.subconfig.is_file():
             continue
-        found = _Reader(_document(graph.subconfig), graph.subconfig.parent, is_sub=True).read()
+        found = _Reader(_document(graph.subconfig), graph.subconfig.parent, stored, is_sub=True).read()
         warnings += found.warnings
         bases += found.bases
+        buckets += found.stored
         problems += found.problems
         for one in found.models:
             if models.setdefault((one.name, one.version), one) != one:
@@ -153,6 +134,7 @@ def _with_models(config: OvmsConfig) -> OvmsConfig:
         graphs=config.graphs,
         models=tuple(models.values()),
         bases=tuple(bases),
+        stored=tuple(buckets),
         warnings=tuple(warnings),
         problems=tuple(problems),
     )
@@ -185,11 +167,13 @@ def _document(path: Path) -> yaml.Document:
 class _Reader(Walker):
     """Reads one document."""
 
-    def __init__(self, document: yaml.Document, folder: Path, *, is_sub: bool = False) -> None:
+    def __init__(self, document: yaml.Document, folder: Path, stored: StoredModels, *, is_sub: bool = False) -> None:
         super().__init__(document)
         self._folder = folder
+        self._stored = stored
         self._is_sub = is_sub
         self._bases: list[Path] = []
+        self._buckets: list[tuple[str, str]] = []
         self._problems: list[str] = []
 
     def read(self) -> OvmsConfig:
@@ -221,6 +205,7 @@ class _Reader(Walker):
             graphs=tuple(graphs.values()),
             models=tuple(models),
             bases=tuple(self._bases),
+            stored=tuple(self._buckets),
             warnings=tuple(self.warnings),
             problems=tuple(self._problems),
         )
@@ -248,8 +233,7 @@ class _Reader(Walker):
         name, base = entry.get("name"), entry.get("base_path")
         if not isinstance(name, str) or not isinstance(base, (str, type(None))):
             return False
-        folder = self._folder / (base or name)
-        return (folder / GRAPH_FILE).is_file()
+        return (self._folder / (base or name) / GRAPH_FILE).is_file()
 
     def _graph(self, path: _Path, entry: dict[Any, Any]) -> GraphEntry:
         found = self.section(
@@ -266,7 +250,11 @@ class _Reader(Walker):
         name = found.get("name")
         if name is None:
             self.fail(path, "the graph has no name; one is needed")
-        base = self._folder / (found.get("base_path") or name)
+        told = found.get("base_path") or name
+        if "://" in told:
+            msg = f"base_path is {shown(told)}; a graph and its handlers lie in a folder on this machine"
+            self.fail((*path, "base_path"), msg)
+        base = self._folder / told
         metadata = self.section((*path, "metadata"), found.get("metadata"), {"inputs": _metadata, "outputs": _metadata})
         return GraphEntry(
             name=name,
@@ -301,16 +289,9 @@ class _Reader(Walker):
         for key in ("name", "base_path"):
             if key not in found:
                 self.fail(path, f"the model has no {key}; it is needed")
-        base = self._folder / found["base_path"]
-        if "://" in found["base_path"]:
-            told = "a folder on this machine is needed; 'forebay serve ADDRESS' serves models of a bucket by themselves"
-            self.fail((*path, "base_path"), f"base_path is {shown(found['base_path'])}; {told}")
-        self._bases.append(base)
-        versions = versions_in(base)
+        versions = self._versions((*path, "base_path"), found["name"], found["base_path"])
         kind, wanted = found.get("model_version_policy", ("latest", 1))
         if not versions:
-            said = f"base_path is {shown(found['base_path'])}, and {base}"
-            self._problem((*path, "base_path"), f"{said} has no folder with a number and a model in it")
             return []
         if kind == "specific":
             for one in wanted:
@@ -331,40 +312,45 @@ class _Reader(Walker):
             ModelEntry(
                 name=found["name"],
                 version=version,
-                path=versions[version],
-                base=base,
+                **versions[version],
                 device="" if device in {"CPU", "AUTO"} else device.lower().replace(".", ":"),
                 options=options,
             )
             for version in chosen
         ]
 
+    def _versions(self, path: _Path, name: str, told: str) -> dict[str, dict[str, Any]]:
+        """Return what an entry says of the place of each version that there is, in rising order."""
+        scheme, colon, _ = told.partition("://")
+        if colon and scheme not in SCHEMES:
+            places = "a folder on this machine or an address with s3://, gs:// or az:// is needed"
+            self.fail(path, f"base_path is {shown(told)}; {places}")
+        if colon and scheme != "file":
+            self._buckets.append((name, told))
+            try:
+                stored, problem = self._stored.versions(name, told)
+            except ConfigError as error:
+                self.fail(path, error.message)
+            if problem:
+                self._problem(path, problem)
+            return {
+                str(number): {
+                    "path": model_among(file.path for file in one.files if "/" not in file.path),
+                    "address": told,
+                    "revision": one,
+                }
+                for number, one in sorted(stored.items())
+            }
+        base = source_of(told, self._folder).folder() if colon else self._folder / told
+        assert base is not None
+        self._bases.append(base)
+        versions = versions_in(base)
+        if not versions:
+            self._problem(path, f"base_path is {shown(told)}, and {base} has no folder with a number and a model in it")
+        return {version: {"path": file} for version, file in versions.items()}
+
     def _problem(self, path: _Path, message: str) -> None:
         self._problems.append(f"{self.where(path)}: {message}")
-
-
-def versions_in(base: Path) -> dict[str, Path]:
-    """Return the model file of each version, in rising order; a path of one file is its version 1."""
-    if base.is_file():
-        return {"1": _whole(base)} if base.suffix in MODEL_FILES else {}
-    try:
-        folders = [one for one in base.iterdir() if one.name.isascii() and one.name.isdigit() and int(one.name) > 0]
-    except OSError:
-        return {}
-    found: dict[str, Path] = {}
-    for folder in sorted(folders, key=lambda one: int(one.name)):
-        files: list[Path] = []
-        with contextlib.suppress(OSError):  # it may be gone by now
-            files = [one for one in folder.iterdir() if one.suffix in MODEL_FILES] if folder.is_dir() else []
-        if files:
-            first = min(files, key=lambda one: (MODEL_FILES.index(one.suffix), one.name))
-            found[str(int(folder.name))] = _whole(first)
-    return found
-
-
-def _whole(file: Path) -> Path:
-    """Return what OpenVINO is to read for a file: TensorFlow's models are a folder."""
-    return file.parent if file.name == SAVED_MODEL else file
 
 
 def _policy(walker: Walker, path: _Path, value: Any) -> tuple[str, Any]:

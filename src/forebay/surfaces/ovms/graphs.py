@@ -15,11 +15,11 @@ from forebay.protocols.native import Contract
 from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.ovms.calls import VERSION, GraphCalls, GraphStream, face_of
-from forebay.surfaces.ovms.config import ModelEntry
 from forebay.surfaces.ovms.handlers import HandlerRunner, Modules
 from forebay.surfaces.ovms.inference import InferenceRunner
 from forebay.surfaces.ovms.layout import GraphLayout
 from forebay.surfaces.ovms.linker import read_layout
+from forebay.surfaces.ovms.model_versions import ModelEntry
 from forebay.workers.runner import RunnerSpec
 from forebay.workers.threads import ThreadPool
 

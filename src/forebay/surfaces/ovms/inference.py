@@ -14,6 +14,7 @@ from forebay.runtimes.contract import RunOptions, accelerator
 from forebay.runtimes.model_file import ModelFile, reason_of
 from forebay.runtimes.openvino import OpenVino
 from forebay.runtimes.signature import Value, Var
+from forebay.surfaces.ovms.model_versions import StoredModels
 from forebay.surfaces.ovms.pbtxt import meant
 from forebay.surfaces.ovms.values import ExecutionFailed, as_array
 from forebay.workers.user_code import attempt, caught
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from forebay.surfaces.ovms.config import ModelEntry
+    from forebay.repository.cache import Lease
     from forebay.surfaces.ovms.layout import InferenceNode
+    from forebay.surfaces.ovms.model_versions import ModelEntry
     from forebay.types.call import Item, Outcome
     from forebay.workers.runner import WorkerContext
 
@@ -31,12 +33,14 @@ if TYPE_CHECKING:
 class SharedModels:
     """The models in memory, each once, whoever uses it: nodes of graphs, and the endpoint that serves it directly."""
 
-    def __init__(self) -> None:
+    def __init__(self, stored: StoredModels | None = None) -> None:
+        self.fetch = (stored or StoredModels()).fetch
+        """Has the files of a model on this machine."""
         self._loaded: WeakValueDictionary[tuple[Path, str, object, object], ModelFile] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def get(self, entry: ModelEntry) -> ModelFile:
-        """Return a model, loaded; it stays in memory as long as somebody refers to it.
+        """Return a model whose files are here, loaded; it stays in memory as long as somebody refers to it.
 
         Raises:
             ModelError: If it cannot be loaded.
@@ -66,6 +70,7 @@ class InferenceRunner:
         self._node = node
         self._entry = entry
         self._models = models
+        self._here: Lease[ModelEntry] | None = None
         self._file: ModelFile | None = None
         self._feeds: Mapping[str, Var] = {}
         self._fetches: Mapping[str, Var] = {}
@@ -75,15 +80,15 @@ class InferenceRunner:
 
         Raises:
             ModelError: If it cannot be loaded, or has no tensor of a name that the graph gives.
+            Unavailable: If it is in a bucket and cannot be copied.
         """
-        self._file = self._models.get(self._entry)
-        signature = self._file.signature()
-        self._feeds = self._bound(self._node.inputs, signature.feeds, "input")
-        self._fetches = self._bound(self._node.outputs, signature.fetches, "output")
-        missing = {var.name for var in signature.feeds} - {var.name for var in self._feeds.values()}
-        if missing:
-            msg = f"{self._where} does not feed the input '{min(missing)}' of the model"
-            raise ModelError(msg)
+        here = self._models.fetch(self._entry)
+        try:
+            self._bind(self._models.get(here.value))
+        except BaseException:
+            here.release()
+            raise
+        self._here = here
 
     def run(self, items: Sequence[Item]) -> Sequence[Outcome]:
         """Run the model for each item."""
@@ -92,6 +97,23 @@ class InferenceRunner:
     def close(self) -> None:
         """Give the model back."""
         self._file = None
+        if self._here is not None:
+            self._here.release()
+
+    def _bind(self, file: ModelFile) -> None:
+        """Use a model.
+
+        Raises:
+            ModelError: If it has no tensor of a name that the graph gives.
+        """
+        signature = file.signature()
+        self._feeds = self._bound(self._node.inputs, signature.feeds, "input")
+        self._fetches = self._bound(self._node.outputs, signature.fetches, "output")
+        missing = {var.name for var in signature.feeds} - {var.name for var in self._feeds.values()}
+        if missing:
+            msg = f"{self._where} does not feed the input '{min(missing)}' of the model"
+            raise ModelError(msg)
+        self._file = file
 
     @property
     def _where(self) -> str:

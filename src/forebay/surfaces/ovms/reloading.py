@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Final
 from forebay.errors import ConfigError
 from forebay.repository.looking import Looking, pause_after
 from forebay.repository.settling import Settling
-from forebay.surfaces.ovms.config import read_target, versions_in
+from forebay.surfaces.ovms.config import read_target
+from forebay.surfaces.ovms.model_versions import versions_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,20 +57,25 @@ class GraphReloading:
         self._settling: Settling[str, tuple[int, int]] = Settling(self._used)
         self._took_s = 0.0
         self._looking = Looking("forebay-ovms-watch", self._look, self._pause_s)
-        self._asking: asyncio.Task[bool] | None = None
+        self._asking: asyncio.Task[object] | None = None
+        self._again: asyncio.TimerHandle | None = None
 
     def watch(self) -> None:
-        """Begin to look at the files; called on the loop once all is ready."""
+        """Begin to look at the files and buckets; called on the loop once all is ready."""
         self._loop = asyncio.get_running_loop()
         if self._look_s:
             self._looking.start()
+        self._app.stored.watch(self._ask_from_thread)
+        self._try_again()
 
     def end(self) -> None:
         """Look no more."""
         self._looking.stop()
+        if self._again is not None:
+            self._again.cancel()
 
     def ask(self) -> None:
-        """Have all that changed read anew, soon."""
+        """Have all that changed read anew, soon; buckets are looked at for that."""
         self._asking = asyncio.get_running_loop().create_task(self.reload())
 
     async def reload(self) -> bool:
@@ -81,8 +87,30 @@ class GraphReloading:
 
     async def reload_all(self) -> tuple[bool, list[str]]:
         """Read what changed anew; returns whether anything had, and what could not be loaded."""
+        await asyncio.to_thread(self._app.stored.look)
+        return await self._reload_known()
+
+    async def _reload_known(self) -> tuple[bool, list[str]]:
+        """Do the same with what is known of buckets."""
         async with self._lock:
-            return await self._reload()
+            try:
+                return await self._reload()
+            finally:
+                self._try_again()
+
+    def _ask_known(self) -> None:
+        self._asking = asyncio.get_running_loop().create_task(self._reload_known())
+
+    def _ask_from_thread(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._ask_known)
+
+    def _try_again(self) -> None:
+        """Have what could not be copied tried again later."""
+        if self._again is not None:
+            self._again.cancel()
+        pauses = () if self._app.is_draining else self._app.refused.values()
+        self._again = asyncio.get_running_loop().call_later(min(pauses), self._ask_known) if pauses else None
 
     def _pause_s(self) -> float | None:
         return pause_after(self._took_s, self._look_s, is_moving=self._settling.is_moving)
@@ -93,13 +121,12 @@ class GraphReloading:
         changed = self._settling.look(self._files(self._app.config))
         self._took_s = time.monotonic() - started
         if changed:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self.ask)
+            self._ask_from_thread()
 
     async def _reload(self) -> tuple[bool, list[str]]:
         app, old = self._app, self._app.config
         try:
-            config = await asyncio.to_thread(read_target, self._target, self._name)
+            config = await asyncio.to_thread(read_target, self._target, self._name, app.stored)
         except ConfigError as error:
             self._used = await asyncio.to_thread(self._files, old)
             is_news, app.problem = app.problem != error.message, error.message
@@ -109,8 +136,10 @@ class GraphReloading:
         app.problem = "; ".join(config.problems)
         before, self._used = self._used, await asyncio.to_thread(self._files, config)
         app.config = config
+        app.stored.keep_only(config.stored)
+        app.refused = {one: pause_s for one, pause_s in app.refused.items() if one in config.models}
         changed = {Path(one) for one in before.keys() | self._used.keys() if before.get(one) != self._used.get(one)}
-        models, graphs = {*old.models}, {*old.graphs}
+        models, graphs = {*old.models} - app.refused.keys(), {*old.graphs}
         added = tuple(one for one in config.models if one not in models or not changed.isdisjoint(one.files))
         others = {one.name for one in (*added, *models.difference(config.models))}
         fresh = [

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Versions of models that a configuration names: which files they are, in a folder here or in a bucket."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from forebay.errors import ForebayError
+from forebay.repository.address import source_of
+from forebay.repository.cache import Lease
+from forebay.repository.disk import disk_for
+from forebay.repository.listing import Revision
+from forebay.repository.repository import Repository
+from forebay.repository.tree_rules import TreeRules
+from forebay.runtimes.contract import OpenVinoOptions
+from forebay.runtimes.saved_model import FILE as SAVED_MODEL
+from forebay.server.config import RepositoryConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+MODEL_FILES: Final = (".xml", ".onnx", ".pdmodel", ".pb", ".tflite")
+"""What OpenVINO reads itself; of several in one folder the first of these kinds."""
+_SHOWN: Final = 3
+"""What of a bucket is told that is no version."""
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of a model that is to be served.
+
+    Attributes:
+        name: What it is served as.
+        version: Which version it is.
+        path: Its file, or the folder of a SavedModel; below the folder of the version if that is in a bucket.
+        device: What it runs on, as forebay writes it; empty for the processor.
+        options: What OpenVINO is told of it.
+        address: The bucket that it is in.
+        revision: Its files there.
+    """
+
+    name: str
+    version: str
+    path: Path
+    device: str = ""
+    options: OpenVinoOptions = OpenVinoOptions()
+    address: str = ""
+    revision: Revision | None = None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What its model is made of on this machine."""
+        if self.revision is not None:
+            return ()
+        beside = {".xml": ".bin", ".pdmodel": ".pdiparams"}.get(self.path.suffix)
+        return (self.path, self.path.with_suffix(beside) if beside else self.path / SAVED_MODEL)
+
+    @property
+    def place(self) -> str:
+        """Where it is, for messages."""
+        if self.revision is None:
+            return str(self.path)
+        return "/".join(part for part in (self.address, self.revision.place, self.path.as_posix()) if part != ".")
+
+
+def versions_in(base: Path) -> dict[str, Path]:
+    """Return the model of each version, in rising order; a path of one file is its version 1."""
+    if base.is_file():
+        return {"1": base.parent / model_among([base.name])} if base.suffix in MODEL_FILES else {}
+    try:
+        folders = [one for one in base.iterdir() if one.name.isascii() and one.name.isdigit() and int(one.name) > 0]
+    except OSError:
+        return {}
+    found: dict[str, Path] = {}
+    for folder in sorted(folders, key=lambda one: int(one.name)):
+        files: list[str] = []
+        with contextlib.suppress(OSError):  # it may be gone by now
+            files = [one.name for one in folder.iterdir()] if folder.is_dir() else []
+        if any(map(_is_model, files)):
+            found[str(int(folder.name))] = folder / model_among(files)
+    return found
+
+
+def model_among(files: Iterable[str]) -> Path:
+    """Return what OpenVINO is to read of a folder with these files: one, or the folder, as TensorFlow's models are."""
+    first = min(filter(_is_model, files), key=lambda one: (MODEL_FILES.index(Path(one).suffix), one))
+    return Path() if first == SAVED_MODEL else Path(first)
+
+
+class StoredModels:
+    """The buckets that a configuration names, looked at from time to time, with copies of what is used."""
+
+    def __init__(self, config: RepositoryConfig | None = None) -> None:
+        """Say how often they are looked at, and where copies are kept and how many."""
+        self._config = config or RepositoryConfig()
+        self._repositories: dict[tuple[str, str], Repository] = {}
+        self._on_change: Callable[[], None] | None = None
+
+    def versions(self, name: str, address: str) -> tuple[Mapping[int, Revision], str]:
+        """Return which versions of a model are in a bucket, and what is wrong there; looks only the first time.
+
+        Raises:
+            ConfigError: If it is no address, what reads such is not installed, or nothing can be kept here.
+        """
+        repository = self._repositories.get((name, address))
+        if repository is None:
+            repository = self._repositories[name, address] = self._opened(name, address)
+        catalog = repository.catalog
+        found = {number: one for number, one in catalog.models.get(name, {}).items() if number}
+        if repository.problem or found:
+            return found, repository.problem
+        more = "".join(f"; {problem}" for problem in catalog.problems[:_SHOWN])
+        return found, f"{address} has no folder with a number and a model in it{more}"
+
+    def fetch(self, entry: ModelEntry) -> Lease[ModelEntry]:
+        """Return a version whose files are on this machine, and stay there until it is given back; may block.
+
+        Raises:
+            ForebayError: If it cannot be copied, or there is no room for it.
+        """
+        if entry.revision is None:
+            return Lease(entry, lambda: None)
+        folder = self._repositories[entry.name, entry.address].fetch(entry.revision)
+        here = msgspec.structs.replace(entry, path=folder.value / entry.path, address="", revision=None)
+        return Lease(here, folder.release)
+
+    def look(self) -> None:
+        """Look at all of them now; blocks."""
+        for repository in list(self._repositories.values()):
+            with contextlib.suppress(ForebayError):  # it is told as the problem of its models
+                repository.open()
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Begin to look from time to time, and call this in some thread when something has changed."""
+        self._on_change = on_change
+        for repository in self._repositories.values():
+            self._begin(repository, on_change)
+
+    def keep_only(self, entries: Collection[tuple[str, str]]) -> None:
+        """Look no more at what is not named so: a model and its address."""
+        for key in self._repositories.keys() - set(entries):
+            self._repositories.pop(key).stop()
+
+    def stop(self) -> None:
+        """Look no more, and end what is being copied."""
+        for repository in self._repositories.values():
+            repository.stop()
+
+    def _opened(self, name: str, address: str) -> Repository:
+        config = self._config
+        source = source_of(address, Path())
+        rules = TreeRules(kind="model", name=name, holds=_why_no_model)
+        disk = disk_for(source, config.folder, config.max_disk_models, config.max_disk_bytes)
+        repository = Repository(source, rules, poll_s=config.poll_s, disk=disk)
+        with contextlib.suppress(ForebayError):
+            repository.open()
+        if self._on_change is not None:
+            self._begin(repository, self._on_change)
+        return repository
+
+    @staticmethod
+    def _begin(repository: Repository, on_change: Callable[[], None]) -> None:
+        repository.watch(on_change)
+        repository.start()
+
+
+def _is_model(file: str) -> bool:
+    return Path(file).suffix in MODEL_FILES
+
+
+def _why_no_model(paths: Collection[str]) -> str:
+    """Return why a folder of a bucket with these files is no version of a model; empty if it is."""
+    if any("/" not in path and _is_model(path) for path in paths):
+        return ""
+    return f"there is no {', '.join(MODEL_FILES)} in it"
