@@ -31,7 +31,7 @@ ALLOWED = {
     "server/stock.py": (1, "whatever a load fails with, its lease is given back, and those who wait are told"),
     "serving/endpoint.py": (3, DEFECT),
     "serving/servings/partitions.py": (1, DEFECT),
-    "serving/stream_windows.py": (1, DEFECT),
+    "serving/stream_delivery.py": (1, DEFECT),
     "surfaces/native/reloading.py": (1, DEFECT),
     "surfaces/nucleus/model_store.py": (1, DEFECT),
     "surfaces/pipeline/dag/service.py": (2, DEFECT),

@@ -25,8 +25,8 @@ from forebay.errors import ConfigError
 from forebay.server.config import Overrides
 from forebay.surfaces.ovms.config import GraphEntry, read_target
 from forebay.surfaces.ovms.graphs import serve_graph
-from forebay.surfaces.ovms.inference import SharedModels
 from forebay.surfaces.ovms.linker import read_layout
+from forebay.surfaces.ovms.model_nodes import SharedModels
 
 CHECK_EVERY = 20
 """One in so many folders is also given to the whole command, which costs more."""

@@ -16,7 +16,7 @@ from forebay.protocols.kserve.messages import messages
 from forebay.server.app import App
 from forebay.server.config import Overrides
 from forebay.surfaces.native import serve_target
-from forebay.transports.grpc.inference import InferMethods
+from forebay.transports.grpc.model_infer import InferMethods
 
 M = messages()
 

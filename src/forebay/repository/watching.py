@@ -22,7 +22,7 @@ from forebay.errors import ConfigError, ForebayError
 from forebay.repository.listing import StoredFile
 from forebay.repository.local import files_of_model, written_at
 from forebay.repository.looking import Looking
-from forebay.repository.refusals import Refusals
+from forebay.repository.retries import Refusals
 from forebay.repository.settling import Settling
 from forebay.runtimes.model_file import reason_of
 from forebay.types.failures import failure_of

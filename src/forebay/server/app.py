@@ -12,14 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
-from forebay.errors import ConfigError, ModelError, NotFound, Unavailable, nearest
+from forebay.errors import NotFound, Unavailable, nearest
 from forebay.server.model_facts import facts_of
 from forebay.server.model_index import ModelIndex
+from forebay.server.version_loading import bring_up
 from forebay.server.versions import Version, Versions
 from forebay.types.failures import failure_of
-from forebay.workers.hanging_calls import Late, LoopThreads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from forebay.workers.worker_listener import WorkerListener
 
 log = logging.getLogger("forebay")
-
-T = TypeVar("T")
 
 LOAD_S: Final = 300.0
 """Time that a version which is loaded while the server runs has to become ready, if nobody says."""
@@ -398,7 +396,7 @@ class App:
         versions.is_stocked |= self.stock is not None and self.stock.offer.has(name)
         attempt = versions.begin(version)
         try:
-            await self._bring_up(versions, attempt, make, until)
+            await bring_up(versions, attempt, make, until)
         except BaseException as error:
             if attempt.served is not None:
                 await attempt.served.endpoint.drain(0.0)
@@ -414,30 +412,6 @@ class App:
         log.info("model '%s': version '%s' is ready", name, version)
         if before is not None:
             self._run(self._leave(versions, before))
-
-    async def _bring_up(self, versions: Versions, attempt: Version, make: Callable[[], Served], until: float) -> None:
-        """Build and start a version.
-
-        Raises:
-            ForebayError: Why it cannot be.
-        """
-        what = f"version '{attempt.name}' of '{versions.model}'"
-        served = await beside(make, until, what)
-        name, version = served.endpoint.name, served.endpoint.config.version
-        if (name, version) != (versions.model, attempt.name):
-            msg = f"'{versions.model}' version '{attempt.name}' was wanted, and it is '{name}' version '{version}'"
-            raise ConfigError(msg)
-        before = versions.ready.get(attempt.name)
-        if before is not None:
-            _go_on_counting(served, before)
-        attempt.served = served
-        try:
-            async with asyncio.timeout(max(until - time.monotonic(), 0.0)):
-                await served.endpoint.start()
-        except TimeoutError:
-            raise _late(what) from None
-        if served.check is not None:
-            await beside(served.check, until, what)
 
     async def _unload(self, name: str, version: str, served: Served | None = None) -> None:
         versions = self.versions(name)
@@ -459,41 +433,6 @@ class App:
         if not versions.all and self._models.get(versions.model) is versions:
             del self._models[versions.model]
         self.on_left()
-
-
-async def beside(make: Callable[[], T], until: float, what: str) -> T:
-    """Call a function in a thread; one that hangs is left behind there.
-
-    Raises:
-        ModelError: If it is not over in time.
-        ForebayError: What it raises.
-    """
-    made: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-    def done(result: Any, error: BaseException | None) -> None:
-        if error is None:
-            made.set_result(result)
-        else:
-            made.set_exception(_late(what) if isinstance(error, Late) else failure_of(error).error)
-
-    threads = LoopThreads(1)
-    call = threads.call(make, until, done)
-    try:
-        return await made
-    finally:
-        call.drop()
-        threads.close()
-
-
-def _late(what: str) -> ModelError:
-    return ModelError(f"{what} was not ready in time")
-
-
-def _go_on_counting(served: Served, before: Served) -> None:
-    """Let the counters of a version go on from those of the version that it replaces."""
-    served.endpoint.metrics = before.endpoint.metrics
-    for name in served.nodes.keys() & before.nodes.keys():
-        served.nodes[name].metrics = before.nodes[name].metrics
 
 
 def _why(endpoint: Endpoint) -> str:

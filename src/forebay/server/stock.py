@@ -27,9 +27,9 @@ from forebay.repository.looking import SECOND_LOOK_S
 from forebay.repository.shelf import Full
 from forebay.repository.source import SourceChanged
 from forebay.repository.tree_rules import number_of
-from forebay.server.app import beside
 from forebay.server.stock_memory import Key, MemoryStatistics, StockMemory
 from forebay.server.stock_offer import StockOffer
+from forebay.server.version_loading import beside
 from forebay.types.failures import failure_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.errors import NotFound
-from forebay.repository.refusals import Refusals, Refused
+from forebay.repository.retries import Refusals, Refused
 from forebay.server.stock_memory import Key
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,17 +23,15 @@ from forebay.errors import (
     DeadlineExceeded,
     ForebayError,
     InternalError,
-    QueueFull,
-    TooLarge,
     Unavailable,
     UserCodeError,
 )
 from forebay.observe import model_log, timeline
 from forebay.observe.ids import next_id
 from forebay.observe.metrics import EndpointMetrics
-from forebay.serving.stream_windows import PATIENCE_S, Windows
+from forebay.serving.slices import Slices
+from forebay.serving.stream_delivery import PATIENCE_S, Windows
 from forebay.types.call import EMPTY, Failure, Request, Slice
-from forebay.workers.user_code import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -122,8 +119,8 @@ class Endpoint:
         self._batcher: Batcher | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._sweep_due = float("inf")
-        self._slices: dict[Request, list[Slice]] = {}
-        self._fed: dict[Request, deque[Slice]] = {}
+        self._slices = Slices(config, batching, self._queue, self._settle)
+        self._fed = self._slices.fed
         self._windows: Windows | None = None
         self._drained: asyncio.Event | None = None
 
@@ -169,6 +166,7 @@ class Endpoint:
             steps = self._steps
             self._windows = Windows(self._loop, self._others_wait, self._cut_off)
         self._batcher = Batcher(self._queue, self.pool, self._answer, self._loop, steps, self.config.name)
+        self._slices.batcher = self._batcher
         with model_log.named(self.config.name):
             await self.pool.start()
         self.accepting = True
@@ -224,7 +222,7 @@ class Endpoint:
             if self._keys_of is not None:
                 self._submit_by_key(request, self._keys_of(request), batcher, now)
             elif request.size > self._max_size:
-                self._split(request, {request.key: range(request.size)}, batcher, now)
+                self._slices.cut(request, {request.key: range(request.size)}, now)
             else:
                 offer = self._offer
                 offer(request, now)
@@ -314,85 +312,7 @@ class Endpoint:
             request.key = keys[0]
             batcher.submit(request, now)
         else:
-            self._split(request, rows, batcher, now)
-
-    def _split(self, request: Request, rows_of: Mapping[Hashable, Sequence[int]], batcher: Batcher, now: float) -> None:
-        """Queue a request in slices; the first failure is its answer, else their results are joined in order.
-
-        Args:
-            request: What is cut.
-            rows_of: The places of its samples by their keys; a slice has one key, and a batch full of samples at most.
-            batcher: Where the slices go.
-            now: Seconds.
-        """
-        limit = self._max_size
-        longest = max(map(len, rows_of.values()))
-        if longest > limit and (not self.config.split or (self.config.streams and not self.config.is_mixed)):
-            msg = f"the request has {request.size} samples, endpoint '{self.config.name}' takes {limit} at a time"
-            raise TooLarge(msg)
-        if request.size <= self.batching.capacity < self._queue.waiting + request.size:
-            msg = f"the request has {request.size} samples and the queue of '{self.config.name}' has no room for them"
-            raise QueueFull(msg)
-        answered: list[tuple[Sequence[int], Outcome]] = []
-        places: dict[Slice, Sequence[int]] = {}
-        if timeline.listeners:
-            request.id = request.id or next_id()
-
-        def reply(piece: Slice, outcome: Outcome) -> None:
-            rows = places.pop(piece)
-            if request.done:
-                return
-            if type(outcome) is Failure:
-                self._settle(request, outcome)
-                return
-            answered.append((rows, outcome))
-            if not places:
-                self._settle(request, attempt(request.join, answered))
-
-        for key, rows in rows_of.items():
-            for start in range(0, len(rows), limit):
-                cut = rows[start : start + limit]
-                piece = Slice(
-                    body=request.cut(cut),
-                    reply=reply,
-                    deadline=request.deadline,
-                    params=request.params,
-                    size=len(cut),
-                    key=key,
-                    origin=None if places else request.origin,
-                    rank=request.rank,
-                    id=request.id,
-                )
-                places[piece] = cut
-        request.arrived = now
-        pieces = list(places)
-        if request.size > self.batching.capacity:
-            batcher.submit(pieces[0], now)
-            self._slices[request] = pieces
-            self._fed[request] = deque(pieces[1:])
-            self._feed()
-            return
-        self._slices[request] = pieces
-        for piece in pieces:
-            batcher.submit(piece, now)
-
-    def _feed(self) -> None:
-        """Queue slices of requests that have more samples than may wait: each in turn, and half of the queue at most.
-
-        A request with no slice under way may take whatever room there is.
-        """
-        now = time.monotonic()
-        for request, slices in list(self._fed.items()):
-            under_way = any(not piece.done for piece in self._slices[request][: -len(slices)])
-            while slices:
-                waiting = self._queue.waiting + slices[0].size
-                if waiting > self.batching.capacity or (under_way and 2 * waiting > self.batching.capacity):
-                    break
-                assert self._batcher is not None
-                self._batcher.submit(slices.popleft(), now)
-                under_way = True
-            if not slices:
-                del self._fed[request]
+            self._slices.cut(request, rows, now)
 
     def _answer(self, batch: EntryBatch, outcomes: Sequence[Outcome], now: float) -> None:
         opened = self._open
@@ -428,7 +348,7 @@ class Endpoint:
             others = set(special)
             answered = [entry for entry in answered if entry not in others]
         if self._fed:
-            self._feed()
+            self._slices.feed()
         self._count(batch, answered, now)
         if self._windows is not None:
             for request in answered:
@@ -501,17 +421,13 @@ class Endpoint:
         now = time.monotonic()
         request.done = True
         del self._open[request]
-        pieces = self._slices.pop(request, None)
-        unfed = self._fed.pop(request, ())
-        for entry in pieces or [request]:
-            if entry in unfed:
-                break  # it and those after it never came into the queue
+        for entry in self._slices.leave(request):
             if not entry.done or entry is request:
                 entry.done = True
                 assert self._batcher is not None
                 self._batcher.abandon(entry)
         if self._fed:
-            self._feed()
+            self._slices.feed()
         metrics = self.metrics
         if type(outcome) is Failure:
             metrics.failed(outcome.error, request.id)
@@ -561,12 +477,9 @@ class Endpoint:
                 error.is_logged = True
                 _, requests = concerned.setdefault((error.message, error.trace), (error, []))
                 if not entry.done:
-                    requests += self._cut_into(entry) if type(entry) is Slice else [entry]
+                    requests += self._slices.cut_into(entry) if type(entry) is Slice else [entry]
         for error, requests in concerned.values():
             self._log_failure(error, requests)
-
-    def _cut_into(self, piece: Slice) -> list[Request]:
-        return [request for request, pieces in self._slices.items() if piece in pieces]
 
     def _log_failure(self, error: UserCodeError, requests: Sequence[Request]) -> None:
         error.is_logged = True

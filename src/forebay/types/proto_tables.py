@@ -20,6 +20,9 @@ from forebay.errors import ValidationError
 _WELL_KNOWN: Final = {"google.protobuf.Any": "any_pb2", "google.protobuf.Int64Value": "wrappers_pb2"}
 """Messages of protobuf's own that tables may name, and the modules that have their files."""
 
+_FIRST_EXTENSION: Final = 20_000
+_END_OF_EXTENSIONS: Final = 1 << 29
+
 
 class ProtoMethod(msgspec.Struct, frozen=True):
     """A method of a service: the messages it takes and gives, and whether both are streams."""
@@ -39,6 +42,8 @@ class ProtoTable(msgspec.Struct, frozen=True, eq=False):
         enums: The numbers of enumerations, by name; as in `messages`.
         services: Methods by name, by the name of their service.
         imports: Files that it takes messages from.
+        syntax: Of the file; in one of proto2 every field tells whether it is there.
+        extensions: Which message each of these extends, by a field `ext` of its own, and the field's number.
     """
 
     file: str
@@ -47,6 +52,8 @@ class ProtoTable(msgspec.Struct, frozen=True, eq=False):
     enums: Mapping[str, Mapping[str, int]] = {}
     services: Mapping[str, Mapping[str, ProtoMethod]] = {}
     imports: Sequence[ProtoTable] = ()
+    syntax: str = "proto3"
+    extensions: Mapping[str, tuple[str, int]] = {}
 
     def classes(self) -> Any:
         """Return the message classes as attributes, those within a message as attributes of it.
@@ -107,13 +114,24 @@ def _well_known(table: ProtoTable) -> dict[str, bytes]:
 def _file(table: ProtoTable) -> Any:
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-    file = FileDescriptorProto(name=table.file, package=table.package, syntax="proto3")
+    file = FileDescriptorProto(name=table.file, package=table.package, syntax=table.syntax)
     file.dependency.extend([*(one.file for one in table.imports), *_well_known(table)])
+    extended = {name for name, _ in table.extensions.values()}
     for path, layout in table.messages.items():
         message, name = _outer(file, path, "message_type")
         message.name = name
         for line in filter(None, layout.split(", ")):
             _add_field(table.package, message, f".{table.package}.{path}", line)
+        if path in extended:
+            message.extension_range.add(start=_FIRST_EXTENSION, end=_END_OF_EXTENSIONS)
+        if path in table.extensions:
+            other, number = table.extensions[path]
+            field = message.extension.add(name="ext", number=number, extendee=f".{table.package}.{other}")
+            field.label, field.type, field.type_name = (
+                field.LABEL_OPTIONAL,
+                field.TYPE_MESSAGE,
+                f".{table.package}.{path}",
+            )
     for path, numbers in table.enums.items():
         values, name = _outer(file, path, "enum_type")
         values.name = name

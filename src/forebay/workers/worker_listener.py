@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError, InvalidRequest, Unavailable
-from forebay.observe.refusals import RefusalLog
+from forebay.observe.refusal_log import RefusalLog
 from forebay.workers import frames, shared_secret, shm
 from forebay.workers.address import TcpAddress, UnixAddress, bind_unix, tune
 from forebay.workers.plain_data import require_plain

@@ -20,7 +20,7 @@ from tests.compat.ovms.conftest import (
 )
 
 from forebay.errors import InvalidRequest, Unavailable
-from forebay.server.inference_facts import is_model_ready
+from forebay.server.kserve_facts import is_model_ready
 
 pytestmark = pytest.mark.anyio
 

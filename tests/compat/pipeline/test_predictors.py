@@ -24,7 +24,6 @@ from forebay.surfaces.pipeline.predictors import (
     LocalServiceHandler,
     PredictorSettings,
     client_for,
-    prototxt,
 )
 from forebay.surfaces.pipeline.predictors.descriptions import TYPES, read_signature
 from forebay.surfaces.pipeline.predictors.local import local_client
@@ -179,13 +178,13 @@ def test_every_type_has_its_number(tmp_path, number, dtype):  # P109
         ('feed_var { name: "x" }', "at least one of each"),
         ('feed_var { name: "x" feed_type: 10 }', "feed_type is 10"),
         ('feed_var { alias_name: "x" }', "has no name"),
-        ("feed_var: 3", "a message with a name"),
-        ('feed_var { name: "x" shape: "a" }', "whole numbers"),
+        ("feed_var: 3", "line 1"),
+        ('feed_var { name: "x" shape: "a" }', "integer"),
         ("feed_var { name: x", "line 1"),
         ("\n\nfeed_var }", "line 3"),
-        ("feed_var", "':' or '{' is needed"),
-        ('feed_var { name: "x\n" }', "a text does not end"),
-        ("a: [1, 2", "a value is needed"),
+        ("feed_var", 'Expected "{"'),
+        ('feed_var { name: "x\n" }', "line 1"),
+        ("a: [1, 2", "line 1"),
         ("a { " * 100_000, "deep"),
         ("x" * 2_000_000, "longer than"),
         ('feed_var{name:"x"} feed_var{name:"x"} fetch_var{name:"y"}', "stands there twice"),
@@ -198,10 +197,12 @@ def test_what_describes_no_model_is_told_with_its_place(tmp_path, text, said):
     assert "c.prototxt" in caught.value.message
 
 
-def test_a_hostile_description_is_read_in_no_time():
+def test_a_hostile_description_is_read_in_no_time(tmp_path):
+    path = tmp_path / "c.prototxt"
     for text in ("a:" * 200_000, "a:[" * 100_000, '"' * 100_001, "a: " + "9" * 500_000, "#" * 900_000):
+        path.write_text(text)
         try:
-            prototxt.parse(text, "here")
+            read_signature(path)
         except ConfigError:
             continue
 

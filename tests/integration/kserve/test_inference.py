@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE_S, eventually
 from forebay.protocols.kserve.messages import METHODS, SERVICE
 from forebay.server.config import GrpcConfig, HttpConfig, Overrides, grpc_like
 from forebay.transports import body_reader
-from forebay.transports.grpc import inference
+from forebay.transports.grpc import model_stream_infer
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +256,7 @@ def test_a_client_that_takes_nothing_is_not_worked_for(port):
 
 
 def test_only_so_many_requests_of_a_stream_are_inside(port, monkeypatch):
-    monkeypatch.setattr(inference, "MAX_IN_FLIGHT", 5)
+    monkeypatch.setattr(model_stream_infer, "MAX_IN_FLIGHT", 5)
     channel = port.connect()
     seen = []
     endpoint = port.endpoint_of("picky")

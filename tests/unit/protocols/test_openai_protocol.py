@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from forebay.errors import BadOutcome, InvalidRequest, QueueFull, TooLarge, Unavailable
 from forebay.openai import Embedding, FunctionCall, Logprob, TextPart, ToolCall
-from forebay.protocols.openai import errors, requests, vectors
-from forebay.protocols.openai.requests import CHAT, COMPLETIONS, EMBEDDINGS
+from forebay.protocols.openai import errors, reading, vectors
+from forebay.protocols.openai.reading import CHAT, COMPLETIONS, EMBEDDINGS
 from forebay.protocols.openai.texts import DONE, Choice, Cut, Texts
 from forebay.serving.models.vectors import vector_in_base64
 
@@ -22,16 +22,16 @@ encode = msgspec.json.encode
 
 def samples(path, **body):
     written = encode({"model": "m", **body})
-    return [msgspec.json.decode(one) for one in requests.samples_of(path, requests.read(written), written)]
+    return [msgspec.json.decode(one) for one in reading.samples_of(path, reading.read(written), written)]
 
 
 def texts(path=CHAT, **body):
-    return Texts(path, requests.read(encode({"model": "m", **body})), "1", 5)
+    return Texts(path, reading.read(encode({"model": "m", **body})), "1", 5)
 
 
 def test_a_body_becomes_as_many_samples_as_choices_prompts_and_texts():
     body = encode({"model": "m", "messages": [], "n": 3})
-    assert requests.samples_of(CHAT, requests.read(body), body) == [body] * 3
+    assert reading.samples_of(CHAT, reading.read(body), body) == [body] * 3
     assert [one["prompt"] for one in samples(COMPLETIONS, prompt=["a", [1, 2]], n=2)] == ["a", "a", [1, 2], [1, 2]]
     assert samples(EMBEDDINGS, input=["a,b", "]"], encoding_format="base64", other=1) == [
         {"model": "m", "other": 1, "input": "a,b"},
@@ -48,7 +48,7 @@ def test_a_field_without_a_name_is_not_lost_on_the_way_to_the_worker():
 def test_names_that_are_no_text_are_refused_before_samples_are_made_of_them():
     body = b'{"model":"m","input":["a"],"\xff":1}'
     with pytest.raises(InvalidRequest, match="not UTF-8"):
-        requests.samples_of(EMBEDDINGS, requests.read(body), body)
+        reading.samples_of(EMBEDDINGS, reading.read(body), body)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_too_many_or_no_samples(path, body, error):
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"a"', b"{}", b'{"model":3}', b'{"model":"\xff"}', b"[" * 5000])
 def test_bodies_that_cannot_be_read(body):
     with pytest.raises(InvalidRequest):
-        requests.read(body)
+        reading.read(body)
 
 
 @given(st.lists(st.text("ab€", max_size=4), max_size=8), st.lists(st.text("ab€", min_size=1, max_size=4), max_size=3))
@@ -190,7 +190,7 @@ def test_vectors_are_written_in_base64_as_32_bits():
         assert struct.unpack("<2f", base64.b64decode(msgspec.json.decode(vector_in_base64(value)))) == (1.5, -2.0)
     counted = msgspec.json.decode(vector_in_base64(Embedding(np.array([1.5]), 4)))
     assert counted["tokens"] == 4
-    asked = requests.read(b'{"model":"m","encoding_format":"base64"}')
+    asked = reading.read(b'{"model":"m","encoding_format":"base64"}')
     written = vectors.whole(asked, [vector_in_base64([1.5]), vector_in_base64(Embedding([2.0], 4))])
     found = msgspec.json.decode(written)
     assert found["usage"] == {"prompt_tokens": 4, "total_tokens": 4}

@@ -13,7 +13,7 @@ import pytest
 from forebay.batching.queue import BatchConfig
 from forebay.errors import Code, RunnerFailed
 from forebay.serving.endpoint import Endpoint, EndpointConfig
-from forebay.serving.stream_windows import PATIENCE_S, WINDOW_BYTES
+from forebay.serving.stream_delivery import PATIENCE_S, WINDOW_BYTES
 from forebay.testing import FakeClock, ManualPool, MemoryOrigin
 from forebay.types.call import ALONE, Failure, Request
 from forebay.workers.inline import InlinePool

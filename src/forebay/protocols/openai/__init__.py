@@ -7,7 +7,7 @@ each prompt and choice, embeddings are one for each text.
 
 | module | what |
 |---|---|
-| `requests` | from a body to what is asked and the bodies of its samples |
+| `reading` | from a body to what is asked and the bodies of its samples |
 | `texts` | from the parts of each choice to one answer, whole or as events, with stops, limits and usage |
 | `logprobs` | how likely tokens were, told with the text that is handed on |
 | `vectors` | from the vectors of each text to one answer |

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from forebay.openai import MAX_CHOICES, MAX_INPUTS
-from forebay.protocols.openai.requests import CHAT, COMPLETIONS, EMBEDDINGS, PATHS
+from forebay.openai.requests import MAX_CHOICES, MAX_INPUTS
+from forebay.protocols.openai.reading import CHAT, COMPLETIONS, EMBEDDINGS, PATHS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -14,14 +14,14 @@ import msgspec
 from forebay.errors import BadOutcome
 from forebay.openai import TextPart
 from forebay.protocols.openai.logprobs import Logprobs, of_chat, of_completion
-from forebay.protocols.openai.requests import CHAT
+from forebay.protocols.openai.reading import CHAT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
     from forebay.openai import Logprob, ToolCall
-    from forebay.protocols.openai.requests import Asked
+    from forebay.protocols.openai.reading import Asked
 
 DONE: Final = b"data: [DONE]\n\n"
 """The last event of a stream."""

@@ -12,7 +12,7 @@ from forebay.errors import BadOutcome
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forebay.protocols.openai.requests import Asked
+    from forebay.protocols.openai.reading import Asked
 
 
 class _Counted(msgspec.Struct):

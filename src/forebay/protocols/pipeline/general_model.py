@@ -3,58 +3,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from forebay.protocols.pipeline import descriptors
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from forebay.types.proto_tables import ProtoMethod, ProtoTable
 
 _PACKAGE: Final = "baidu.paddle_serving.predictor.general_model"
-_SERVICE: Final = "GeneralModelService"
-_METHOD: Final = "inference"
-PATH: Final = f"/{_PACKAGE}.{_SERVICE}/{_METHOD}"
+PATH: Final = f"/{_PACKAGE}.GeneralModelService/inference"
 """Of the RPC."""
 
-_MESSAGES: Final[Mapping[str, Mapping[str, tuple[int, str]]]] = {
-    "Tensor": {
-        "int64_data": (1, "int64*"),
-        "float_data": (2, "float*"),
-        "int_data": (3, "int32*"),
-        "float64_data": (4, "double*"),
-        "uint32_data": (5, "uint32*"),
-        "bool_data": (6, "bool*"),
-        "complex64_data": (7, "float*"),
-        "complex128_data": (8, "double*"),
-        "data": (9, "string*"),
-        "elem_type": (10, "int32"),
-        "shape": (11, "int32*"),
-        "lod": (12, "int32*"),
-        "name": (13, "string"),
-        "alias_name": (14, "string"),
-        "tensor_content": (15, "bytes"),
+_TABLE: Final = ProtoTable(
+    file="general_model_service.proto",
+    package=_PACKAGE,
+    messages={
+        "Tensor": (
+            "1 int64* int64_data, 2 float* float_data, 3 int32* int_data, 4 double* float64_data, "
+            "5 uint32* uint32_data, 6 bool* bool_data, 7 float* complex64_data, 8 double* complex128_data, "
+            "9 string* data, 10 int32 elem_type, 11 int32* shape, 12 int32* lod, 13 string name, 14 string alias_name, "
+            "15 bytes tensor_content"
+        ),
+        "Request": "1 Tensor* tensor, 2 string* fetch_var_names, 3 bool profile_server, 4 uint64 log_id",
+        "ModelOutput": "1 Tensor* tensor, 2 string engine_name",
+        "Response": (
+            "1 ModelOutput* outputs, 2 int64* profile_time, 3 bool profile_server, 4 uint64 log_id, 5 int32 err_no, "
+            "6 string err_msg"
+        ),
     },
-    "Request": {
-        "tensor": (1, "Tensor*"),
-        "fetch_var_names": (2, "string*"),
-        "profile_server": (3, "bool"),
-        "log_id": (4, "uint64"),
-    },
-    "ModelOutput": {
-        "tensor": (1, "Tensor*"),
-        "engine_name": (2, "string"),
-    },
-    "Response": {
-        "outputs": (1, "ModelOutput*"),
-        "profile_time": (2, "int64*"),
-        "profile_server": (3, "bool"),
-        "log_id": (4, "uint64"),
-        "err_no": (5, "int32"),
-        "err_msg": (6, "string"),
-    },
-}
+    services={"GeneralModelService": {"inference": ProtoMethod("Request", "Response")}},
+)
 
-_described: Final = descriptors.classes("general_model_service.proto", _PACKAGE, _MESSAGES, _SERVICE, _METHOD)
-
-Request: Final[Any] = _described("Request")
-Response: Final[Any] = _described("Response")
+Request: Final[Any] = _TABLE.classes().Request
+Response: Final[Any] = _TABLE.classes().Response

@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from forebay.protocols.pipeline import descriptors
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from forebay.types.proto_tables import ProtoMethod, ProtoTable
 
 PACKAGE: Final = "baidu.paddle_serving.pipeline_serving"
 SERVICE: Final = f"{PACKAGE}.PipelineService"
@@ -16,56 +13,31 @@ METHOD: Final = "inference"
 PATH: Final = f"/{SERVICE}/{METHOD}"
 """Of the one RPC."""
 
-_MESSAGES: Final[Mapping[str, Mapping[str, tuple[int, str]]]] = {
-    "Tensor": {
-        "int64_data": (1, "int64*"),
-        "float_data": (2, "float*"),
-        "int_data": (3, "int32*"),
-        "float64_data": (4, "double*"),
-        "uint32_data": (5, "uint32*"),
-        "bool_data": (6, "bool*"),
-        "complex64_data": (7, "float*"),
-        "complex128_data": (8, "double*"),
-        "str_data": (9, "string*"),
-        "byte_data": (10, "bytes"),
-        "elem_type": (20, "int32"),
-        "shape": (21, "int32*"),
-        "lod": (22, "int32*"),
-        "name": (23, "string"),
+_TABLE: Final = ProtoTable(
+    file="pipeline_service.proto",
+    package=PACKAGE,
+    messages={
+        "Tensor": (
+            "1 int64* int64_data, 2 float* float_data, 3 int32* int_data, 4 double* float64_data, "
+            "5 uint32* uint32_data, 6 bool* bool_data, 7 float* complex64_data, 8 double* complex128_data, "
+            "9 string* str_data, 10 bytes byte_data, 20 int32 elem_type, 21 int32* shape, 22 int32* lod, 23 string name"
+        ),
+        "Request": (
+            "1 string* key, 2 string* value, 3 Tensor* tensors, 4 string name, 5 string method, 6 int64 logid, "
+            "7 string clientip"
+        ),
+        "Response": "1 int32 err_no, 2 string err_msg, 3 string* key, 4 string* value, 5 Tensor* tensors",
+        # Requests as they were numbered before tensors were added.
+        "OldRequest": (
+            "1 string* key, 2 string* value, 3 string name, 4 string method, 5 int64 logid, 6 string clientip"
+        ),
     },
-    "Request": {
-        "key": (1, "string*"),
-        "value": (2, "string*"),
-        "tensors": (3, "Tensor*"),
-        "name": (4, "string"),
-        "method": (5, "string"),
-        "logid": (6, "int64"),
-        "clientip": (7, "string"),
-    },
-    "Response": {
-        "err_no": (1, "int32"),
-        "err_msg": (2, "string"),
-        "key": (3, "string*"),
-        "value": (4, "string*"),
-        "tensors": (5, "Tensor*"),
-    },
-    # Requests as they were numbered before tensors were added.
-    "OldRequest": {
-        "key": (1, "string*"),
-        "value": (2, "string*"),
-        "name": (3, "string"),
-        "method": (4, "string"),
-        "logid": (5, "int64"),
-        "clientip": (6, "string"),
-    },
-}
-
-
-_described: Final = descriptors.classes("pipeline_service.proto", PACKAGE, _MESSAGES, "PipelineService", METHOD)
+    services={"PipelineService": {METHOD: ProtoMethod("Request", "Response")}},
+)
 
 
 def _class(name: str) -> Any:
-    found = _described(name)
+    found = getattr(_TABLE.classes(), name)
     found.__module__ = __name__  # where a pickle between our own processes finds it
     return found
 

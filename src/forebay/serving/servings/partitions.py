@@ -20,7 +20,6 @@ comes back. A thread cannot be ended, so it is left behind, and another one goes
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import logging
 import os
@@ -28,7 +27,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.arrays.trees import copy_rows
 from forebay.errors import (
@@ -43,56 +42,23 @@ from forebay.errors import (
 from forebay.observe.serving_metrics import KeyMetrics
 from forebay.serving.servings.dispatch import Dispatch
 from forebay.serving.servings.overdue import Overdue
+from forebay.serving.servings.waiters import wake
 from forebay.types.failures import text_of
 from forebay.workers.cancel import probe
 from forebay.workers.pool import MAX_LEFT, STUCK_S
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
-    from forebay.arrays.batch import Batch
     from forebay.batching.queue import BatchConfig
     from forebay.errors import ForebayError
+    from forebay.serving.servings.batch_executor import BatchExecutor
     from forebay.serving.servings.dispatch import Submission, Work
-    from forebay.serving.servings.execution import Executed, Sink
+    from forebay.serving.servings.execution import Executed
 
 
 log = logging.getLogger("forebay.workers")
-
-
-class BatchExecutor(Protocol):
-    """What a partition runs batches with; used by one thread."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether a batch could be run now."""
-        ...
-
-    @property
-    def problem(self) -> ForebayError | None:
-        """Why that will not change soon; None if it may."""
-        ...
-
-    def watch(self, on_change: Callable[[], None]) -> None:
-        """Call this, from another thread, whenever one of these two may have changed."""
-        ...
-
-    def ready(self) -> bool:
-        """Wait until a batch can be run, however long that takes; False if the runner was closed meanwhile."""
-        ...
-
-    def run(self, batch: Batch, sink: Sink | None) -> Executed:
-        """Run a batch."""
-        ...
-
-    def end_run(self) -> bool:
-        """Have what runs end now, from another thread; returns whether it will."""
-        ...
-
-    def close(self) -> None:
-        """Release everything, from any thread; what runs may fail."""
-        ...
 
 
 class _Seat:
@@ -262,7 +228,7 @@ class Partitions:
             calls = self._dispatch.close(stopped, running=False)
             while self._parked:
                 self._rouse()
-        _wake(calls)
+        wake(calls)
         self._overdue.stop()
         for runner in self.runners:
             if not runner.is_ready:
@@ -274,7 +240,7 @@ class Partitions:
             thread.join(max(patience - time.monotonic(), 0.0))
         with self._lock:
             calls = self._dispatch.close(stopped, running=True)
-        _wake(calls)
+        wake(calls)
         for runner in self.runners:
             runner.close()
 
@@ -325,7 +291,7 @@ class Partitions:
             if problem is not None and len(problems) == len(self.runners) and all(problems) and not self._is_stopping:
                 self._refusal = ServingCrashed(f"the serving {self._name!r} has no process: {problem.message}")
                 calls = self._dispatch.close(self._refusal, running=False)
-        _wake(calls)
+        wake(calls)
 
     def _rouse(self) -> None:
         seat = self._parked.pop()
@@ -367,7 +333,7 @@ class Partitions:
                 self._leave(seat)
             else:
                 calls = self._hold(seat)
-        _wake(calls)
+        wake(calls)
 
     def _leave(self, seat: _Seat) -> None:
         """Have another thread take the place of one that hangs; the caller holds the lock."""
@@ -437,7 +403,7 @@ class Partitions:
                 with self._lock:
                     self._end(seat)
                     calls = self._dispatch.fail(work, InternalError(f"the batch could not be run: {error}"))
-                _wake(calls)
+                wake(calls)
             nested.call = work = None  # or its rows would stay in memory until the next batch
             if seat.is_left:
                 return
@@ -519,7 +485,7 @@ class Partitions:
                 metrics.crashes += 1
                 calls = self._dispatch.fail(work, error)
                 self._look_for_called_off()  # whoever has rows in other batches does not wait for those either
-        _wake(calls)
+        wake(calls)
 
     def _sink(self, work: Work) -> Callable[[str, Any], None]:
         def others_wait() -> bool:
@@ -532,32 +498,6 @@ class Partitions:
                 call.waiter.put((name, copy_rows(value, start, stop)), others_wait)
 
         return sink
-
-
-def _wake(calls: Iterable[Submission]) -> None:
-    """Wake whoever waits for these calls: each thread by its lock, each loop once for all of its tasks."""
-    loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] | None = None
-    for call in calls:
-        waiter = call.waiter
-        if isinstance(waiter, asyncio.Future):
-            future = cast("asyncio.Future[None]", waiter)
-            if loops is None:
-                loops = defaultdict(list)
-            loops[future.get_loop()].append(future)
-        else:
-            waiter.release()
-    if loops is not None:
-        for loop, futures in loops.items():
-            try:
-                loop.call_soon_threadsafe(_resolve, futures)
-            except RuntimeError:  # the loop is closed: its tasks are gone
-                pass
-
-
-def _resolve(futures: list[asyncio.Future[None]]) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
 
 
 def missing(name: str) -> ServingNotFound:

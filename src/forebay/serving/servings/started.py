@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from typing import Self
 
     from forebay.errors import ForebayError
+    from forebay.serving.servings.batch_executor import BatchExecutor
     from forebay.serving.servings.definition import Serving
     from forebay.serving.servings.execution import Executed, Execution, Sink
-    from forebay.serving.servings.partitions import BatchExecutor
 
 In = TypeVar("In")
 Out = TypeVar("Out")

@@ -25,6 +25,7 @@ from forebay.serving.models.model_runner import runner_for
 from forebay.serving.models.tensor_codec import codec_for
 from forebay.surfaces.contract import Project, TargetEntry
 from forebay.surfaces.native.attached import Lobby
+from forebay.surfaces.native.check_line import summary
 from forebay.surfaces.native.describe import describe_in, faces_of, served_by
 from forebay.surfaces.native.graphs import GraphTarget, compositions_of, drawable, serve_composition, unserved
 from forebay.surfaces.native.model_files import is_model_file, read_model_file
@@ -40,7 +41,6 @@ from forebay.surfaces.native.pools import Workers, pool_of
 from forebay.surfaces.native.reloading import Reloading
 from forebay.surfaces.native.repositories import RepositoryTarget, is_repository, model_files, name_of, stock
 from forebay.surfaces.native.servings import serve_serving, serving_in
-from forebay.surfaces.native.summary import summary
 from forebay.surfaces.native.target_file import import_file, split_target
 from forebay.types.devices import read_devices
 from forebay.workers.devices import doubtful

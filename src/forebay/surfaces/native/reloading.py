@@ -24,8 +24,8 @@ from forebay.errors import ConfigError, ForebayError, NotFound
 from forebay.repository.local import files_of_model
 from forebay.repository.looking import Looking, pause_after
 from forebay.repository.settling import Settling
-from forebay.server.app import beside
 from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, ProcessConfig
+from forebay.server.version_loading import beside
 from forebay.surfaces.native.fresh_modules import fresh_modules, python_files
 from forebay.surfaces.native.model_files import is_model_file
 from forebay.surfaces.native.repositories import is_repository

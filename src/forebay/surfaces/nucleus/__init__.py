@@ -211,18 +211,18 @@ class _Deaths:
 def _http(
     app: _App, config: NucleusConfig, options: Options, http: HttpConfig
 ) -> tuple[ASGIApp, Mapping[bytes, Route]]:
-    from forebay.surfaces.nucleus import inference
+    from forebay.surfaces.nucleus import kserve
     from forebay.surfaces.nucleus.http import POST_KEY, NucleusHttp
     from forebay.transports.http.asgi import beside_dashboard
     from forebay.transports.http.asgi_inference import Predict
-    from forebay.transports.http.inference import InferencePages
+    from forebay.transports.http.kserve_pages import InferencePages
     from forebay.transports.http.management import Management
     from forebay.transports.http.pages import ServerPages
 
     is_batched = config.post_batching is not None
     served = app.served[app.endpoint.name]
-    served.tensors = inference.FACE
-    routes = inference.routes_of(served, POST_KEY if is_batched else ALONE, http)
+    served.tensors = kserve.FACE
+    routes = kserve.routes_of(served, POST_KEY if is_batched else ALONE, http)
     pages = ServerPages(app, http) if options.extra_routes else None
     face = NucleusHttp(
         app.endpoint,

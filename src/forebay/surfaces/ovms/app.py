@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError, NotFound
-from forebay.repository.refusals import MAX_PAUSE_S
+from forebay.repository.retries import MAX_PAUSE_S
 from forebay.server.app import App
 from forebay.server.served import Served
 from forebay.server.stock_offer import FIRST_PAUSE_S
@@ -21,7 +21,7 @@ from forebay.surfaces.ovms.calls import VERSION
 from forebay.surfaces.ovms.config import read_target
 from forebay.surfaces.ovms.config_pages import ConfigPages, retired
 from forebay.surfaces.ovms.graphs import serve_graph
-from forebay.surfaces.ovms.inference import SharedModels
+from forebay.surfaces.ovms.model_nodes import SharedModels
 from forebay.surfaces.ovms.model_versions import StoredModels
 from forebay.surfaces.ovms.reloading import LOOK_S, GraphReloading
 

@@ -16,9 +16,9 @@ from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.ovms.calls import VERSION, GraphCalls, GraphStream, face_of
 from forebay.surfaces.ovms.handlers import HandlerRunner, Modules
-from forebay.surfaces.ovms.inference import InferenceRunner
 from forebay.surfaces.ovms.layout import GraphLayout
 from forebay.surfaces.ovms.linker import read_layout
+from forebay.surfaces.ovms.model_nodes import InferenceRunner
 from forebay.surfaces.ovms.model_versions import ModelEntry
 from forebay.workers.runner import RunnerSpec
 from forebay.workers.threads import ThreadPool
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from forebay.server.config import Overrides
     from forebay.surfaces.ovms.config import GraphEntry
-    from forebay.surfaces.ovms.inference import SharedModels
     from forebay.surfaces.ovms.layout import InferenceNode
+    from forebay.surfaces.ovms.model_nodes import SharedModels
     from forebay.workers.runner import Runner
 
 THREADS: Final = 8

@@ -59,7 +59,7 @@ def project_of(server: PipelineServer, script: Callable[[], Script], options: Op
     """
     from forebay.transports.http.asgi import beside_dashboard, with_cors
     from forebay.transports.http.asgi_inference import Predict
-    from forebay.transports.http.inference import InferencePages
+    from forebay.transports.http.kserve_pages import InferencePages
     from forebay.transports.http.management import Management
     from forebay.transports.http.pages import ServerPages
 

@@ -17,6 +17,7 @@ from forebay.observe.access_log import EndedCall
 from forebay.transports.grpc import frames, statuses
 from forebay.transports.grpc.messages import STEP_BYTES, BadMessage, MessageBuffer, Unpacking
 from forebay.transports.grpc.statuses import Status
+from forebay.transports.grpc.windows import STREAM_WINDOW
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -31,14 +32,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("forebay.requests")
 
 NEVER: Final = float("inf")
-STREAM_WINDOW: Final = 4 * 1024 * 1024
-"""How much a client may send of a call before it was taken."""
 MAX_UNSENT_BYTES: Final = 64 * 1024
 """A stream that has more than this to send waits until all of it was taken."""
 MESSAGE_OVERHEAD_BYTES: Final = 512
 """What a message counts beside its length, so that a stream of empty ones waits as well."""
-
-
 MAX_STREAK: Final = 64
 """Messages that a method takes in one turn of the loop; others want to be served as well."""
 STREAK_BYTES: Final = 4 * 1024

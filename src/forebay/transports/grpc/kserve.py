@@ -10,7 +10,7 @@ from google.protobuf import json_format
 
 from forebay.errors import InvalidRequest, NotFound, Unavailable
 from forebay.protocols.kserve.messages import SERVICE, described, messages, parsed
-from forebay.server.inference_facts import (
+from forebay.server.kserve_facts import (
     config_of,
     every_version,
     find_served,
@@ -24,8 +24,8 @@ from forebay.server.inference_facts import (
     unchangeable,
 )
 from forebay.server.shared_regions import Region
-from forebay.transports.grpc.inference import STATUSES, InferMethods
 from forebay.transports.grpc.lending import Lending
+from forebay.transports.grpc.model_infer import STATUSES, InferMethods
 from forebay.transports.grpc.service import GrpcService
 from forebay.transports.grpc.statuses import NotOffered
 from forebay.workers.landing import HERE

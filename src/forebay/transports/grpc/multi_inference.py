@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import ForebayError, InvalidRequest
 from forebay.protocols.tfserving.messages import SERVING
-from forebay.transports.grpc.inference import STATUSES
+from forebay.transports.grpc.model_infer import STATUSES
 from forebay.types.tensorflow import CLASSIFY, REGRESS
 
 if TYPE_CHECKING:

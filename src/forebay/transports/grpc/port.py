@@ -10,14 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from forebay.observe import access_log
-from forebay.observe.refusals import RefusalLog
+from forebay.observe.refusal_log import RefusalLog
 from forebay.transports.grpc.calls import NEVER
 from forebay.transports.grpc.even_frames import FrameRooms
 from forebay.transports.grpc.frames import MIN_FRAME_BYTES
 from forebay.transports.grpc.messages import PREFIX_BYTES
 from forebay.transports.grpc.statuses import Status
 from forebay.transports.reading_turns import ReadingTurns
-from forebay.transports.refusal_line import RefusalLine
+from forebay.transports.refusal_pacing import RefusalLine
 
 if TYPE_CHECKING:
     from forebay.observe.access_log import EndedCall

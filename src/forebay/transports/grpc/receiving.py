@@ -13,12 +13,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from forebay.transports.grpc import frames, statuses
-from forebay.transports.grpc.calls import STREAM_WINDOW, OpenCall, ended
+from forebay.transports.grpc.calls import OpenCall, ended
 from forebay.transports.grpc.frames import ConnectionFault, Reason, StreamFault
 from forebay.transports.grpc.heads import Malformed, check_trailers
 from forebay.transports.grpc.hpack import BadBlock, Decoder, HeaderBlockTooLarge
 from forebay.transports.grpc.messages import PREFIX_BYTES
 from forebay.transports.grpc.statuses import Status
+from forebay.transports.grpc.windows import CONNECTION_WINDOW, STREAM_WINDOW
 
 if TYPE_CHECKING:
     from forebay.transports.grpc.connection import GrpcConnection
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from forebay.transports.grpc.heads import CallHead
     from forebay.transports.grpc.sending import Sender
 
-CONNECTION_WINDOW: Final = 16 * 1024 * 1024
-"""How much a client may have on its way, all calls together."""
 LONGEST_FRAME_BYTES: Final = 64 * 1024
 """Longest frame that is written, whatever the client takes: calls take turns."""
 MAX_PIECES: Final = 64

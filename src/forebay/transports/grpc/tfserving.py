@@ -22,7 +22,7 @@ from forebay.protocols.tfserving.messages import MODELS, PREDICTION, SERVING
 from forebay.server import tfserving_facts as facts
 from forebay.server.model_reload import WantedModel, reload
 from forebay.serving.tensor_face import TensorRequest, tensors_of
-from forebay.transports.grpc.inference import QUICK_BYTES, READERS, STATUSES, context_of
+from forebay.transports.grpc.model_infer import QUICK_BYTES, READERS, STATUSES, context_of
 from forebay.transports.grpc.multi_inference import multi_inference
 from forebay.transports.grpc.service import GrpcService
 from forebay.types.call import Failure

@@ -23,10 +23,10 @@ from starlette.routing import Route as PathRoute
 
 from forebay.errors import ForebayError, NotFound, Unavailable, nearest
 from forebay.protocols import openapi
-from forebay.protocols.openai.requests import PATHS
+from forebay.protocols.openai.reading import PATHS
 from forebay.serving.models.model import Model
 from forebay.transports.api_keys import lets_in
-from forebay.transports.http import inference, tfserving
+from forebay.transports.http import kserve, tfserving
 from forebay.transports.http.asgi_inference import Methods, Predict, send_answer
 from forebay.transports.http.dashboard.page import PREFIX, Dashboard, is_public, to_page, wants_page
 from forebay.transports.http.errors import (
@@ -34,6 +34,7 @@ from forebay.transports.http.errors import (
     Unauthorized,
     error_answer,
 )
+from forebay.transports.http.kserve_pages import InferencePages
 from forebay.transports.http.model_routes import routes_of
 from forebay.transports.http.openai import fault
 from forebay.transports.http.pages import ServerPages, path_of, response_of
@@ -65,7 +66,7 @@ def asgi_app(app: App, config: HttpConfig, more: Sequence[BaseRoute] = ()) -> AS
     """
     by_target = routes_of(app, config, ("GET", "POST"))
     pages = ServerPages(app, config)
-    protocol = inference.InferencePages(app, by_target, pages.management, Predict)
+    protocol = InferencePages(app, by_target, pages.management, Predict)
     predictions = _Predictions(by_target, pages.model)
     routes = _paths(pages, protocol)
 
@@ -166,7 +167,7 @@ def _without_last_slash(app: ASGIApp) -> ASGIApp:
     return answer
 
 
-def _paths(pages: ServerPages, protocol: inference.InferencePages) -> list[PathRoute]:
+def _paths(pages: ServerPages, protocol: InferencePages) -> list[PathRoute]:
     routes = [] if pages.dashboard is None else _dashboard(pages.dashboard)
     return [
         PathRoute("/", Methods(get=pages.index)),
@@ -221,13 +222,13 @@ def _target_of(scope: Scope) -> bytes:
 
 def _is_path(target: bytes) -> bool:
     """Tell whether a target is one that pages have: those of the inference protocol go another way."""
-    return target == b"/" or not (target.endswith(b"/") or inference.is_inference_path(target.decode()))
+    return target == b"/" or not (target.endswith(b"/") or kserve.is_inference_path(target.decode()))
 
 
 def _fault_at(path: str) -> Fault:
     """Return what writes errors at a path that no model has."""
-    if inference.is_inference_path(path) or tfserving.is_tfserving_path(path):
-        return inference.fault_of
+    if kserve.is_inference_path(path) or tfserving.is_tfserving_path(path):
+        return kserve.fault_of
     return fault if path == "/v1/models" or path.startswith("/v1/models/") else error_answer
 
 
@@ -299,7 +300,7 @@ class _KeyCheck:
 
     def _is_public(self, scope: Scope) -> bool:
         path = path_of(scope)
-        if path in openapi.PUBLIC_PATHS or path in inference.PUBLIC_PATHS or path.startswith("/docs/"):
+        if path in openapi.PUBLIC_PATHS or path in kserve.PUBLIC_PATHS or path.startswith("/docs/"):
             return True
         if not self._has_dashboard:
             return False

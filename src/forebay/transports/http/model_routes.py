@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from forebay.transports.http import inference, tfserving
+from forebay.transports.http import kserve, tfserving
 from forebay.transports.http.forms_and_gzip import Staging
 from forebay.transports.http.openai import targets_of
 from forebay.transports.http.route import Route, SharedRoute
@@ -117,7 +117,7 @@ class ModelRoutes:
         labels = self._app.labels.get(served.endpoint.name)
         told = self._config, self._staging, version
         return {
-            **inference.routes_for(served, *told, lambda: self._app.shared_regions),
+            **kserve.routes_for(served, *told, lambda: self._app.shared_regions),
             **tfserving.routes_for(served, *told, labels),
         }
 

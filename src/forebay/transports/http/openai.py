@@ -16,8 +16,8 @@ from forebay.batching.queue import BatchConfig
 from forebay.errors import ForebayError, NotFound, QueueFull, nearest
 from forebay.observe.ids import next_id
 from forebay.protocols.native import PARAMS, Contract, UnsupportedMedia
-from forebay.protocols.openai import errors, requests, vectors
-from forebay.protocols.openai.requests import EMBEDDINGS, PATHS
+from forebay.protocols.openai import errors, reading, vectors
+from forebay.protocols.openai.reading import EMBEDDINGS, PATHS
 from forebay.protocols.openai.texts import Texts
 from forebay.server import tfserving_facts
 from forebay.server.served import Served
@@ -31,7 +31,7 @@ from forebay.types.context import PARAM, told
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from forebay.protocols.openai.requests import Asked
+    from forebay.protocols.openai.reading import Asked
     from forebay.protocols.openai.texts import Choice
     from forebay.server.app import App
     from forebay.server.config import HttpConfig
@@ -127,7 +127,7 @@ class OpenAiModels:
         """Have the model that a body names answer it."""
         reject = self.reject
         try:
-            asked = requests.read(request.body)
+            asked = reading.read(request.body)
             served, contract = self._find(asked.model)
             reject = served.endpoint.reject
             if served.endpoint.is_full():  # before anything is made of the body
@@ -192,7 +192,7 @@ class _Call:
         self._request = request
         self._asked = asked
         self._endpoint = endpoint
-        samples = requests.samples_of(models.path, asked, request.body)
+        samples = reading.samples_of(models.path, asked, request.body)
         self._left = len(samples)
         self._texts: Texts | None = None
         self._choices: list[Choice] = []
@@ -273,7 +273,7 @@ class _Call:
             return
         self._request.taken = self._request.taken or sample.taken
         if type(outcome) is Failure:
-            self._end(Failure(requests.placed(outcome.error, self._models.path, self._asked, number)))
+            self._end(Failure(reading.placed(outcome.error, self._models.path, self._asked, number)))
             return
         if self._contract.batchable:
             (outcome,) = outcome

@@ -12,11 +12,11 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from forebay.errors import Unavailable
 from forebay.observe import access_log
-from forebay.observe.refusals import RefusalLog
+from forebay.observe.refusal_log import RefusalLog
 from forebay.protocols import native
 from forebay.transports.http.hosts import Hosts
 from forebay.transports.reading_turns import ReadingTurns
-from forebay.transports.refusal_line import RefusalLine
+from forebay.transports.refusal_pacing import RefusalLine
 
 if TYPE_CHECKING:
     import asyncio

@@ -18,10 +18,10 @@ from urllib.parse import quote
 from forebay.errors import BadOutcome, InvalidRequest, NotFound, TooLarge, Unavailable
 from forebay.protocols.tfserving import examples, rest
 from forebay.server import tfserving_facts as facts
-from forebay.server.inference_facts import find_served
+from forebay.server.kserve_facts import find_served
 from forebay.serving.models.methods import CALL
 from forebay.serving.tensor_face import TensorFace, TensorRequest, tensors_of
-from forebay.transports.http.inference import JSON, InferenceRoute
+from forebay.transports.http.kserve import JSON, InferenceRoute
 from forebay.types.call import ROWS, Media, Request
 
 if TYPE_CHECKING:

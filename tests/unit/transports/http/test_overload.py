@@ -19,7 +19,7 @@ from forebay.transports.http.connection_state import (
     MAX_AWAITED_BYTES,
     REFUSED,
 )
-from forebay.transports.refusal_line import RefusalLine
+from forebay.transports.refusal_pacing import RefusalLine
 from forebay.types.call import Failure
 
 ID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{1,8}")

@@ -23,7 +23,7 @@ from forebay.surfaces.pipeline.fronts.admission import begin
 from forebay.transports.api_keys import lets_in
 from forebay.transports.http.asgi_inference import Peer, Predict
 from forebay.transports.http.errors import Unauthorized, error_headers
-from forebay.transports.http.inference import PUBLIC_PATHS, is_inference_path
+from forebay.transports.http.kserve import PUBLIC_PATHS, is_inference_path
 from forebay.transports.http.route import Route, StandIn
 from forebay.types.call import Failure
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from forebay.server.config import HttpConfig
     from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions
-    from forebay.transports.http.inference import InferencePages
+    from forebay.transports.http.kserve_pages import InferencePages
     from forebay.transports.http.pages import ServerPages
     from forebay.transports.http.route import Head
     from forebay.types.batch import EntryBatch

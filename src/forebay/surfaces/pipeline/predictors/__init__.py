@@ -5,12 +5,12 @@ Model files are run by `forebay.runtimes`, servers asked by `forebay.remotes`; h
 
 settings        what an op is told about its model
 model_client    one face before all kinds of models, where errors get a pipeline's numbers
-descriptions    names and types beside a model's files; prototxt reads them
+descriptions    names and types beside a model's files
 local           models in this process; function is a callable as a model
 watching        clients whose model is replaced when its files change
 general_servers the original's model servers; general_model is what they are asked in JSON, rpc_tensors in protobuf
 chained         another pipeline as a model
-hosting         a process that is started for a model; hosted is that process
+model_processes a process that is started for a model; model_process_main is that process
 handler         a local model as scripts of the original make one
 """
 

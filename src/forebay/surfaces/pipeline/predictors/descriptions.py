@@ -5,18 +5,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from forebay.errors import ConfigError
 from forebay.runtimes.signature import Signature, Var
-from forebay.surfaces.pipeline.predictors import prototxt
 from forebay.types.datatypes import BY_PADDLE
+from forebay.types.proto_tables import ProtoTable
 
 DESCRIPTIONS: Final = ("serving_server_conf.prototxt", "serving_client_conf.prototxt")
 """What describes the model in a folder, the first of them that is there."""
 
 TYPES: Final[Mapping[int, str]] = {number: row.numpy for number, row in sorted(BY_PADDLE.items())}
 """NumPy's names of the types that descriptions number."""
+MAX_BYTES: Final = 1 << 20
+
+_VAR: Final = "1 string name, 2 string alias_name, 3 bool is_lod_tensor, 5 int32* shape"
+_TABLE: Final = ProtoTable(
+    file="forebay/general_model_config.proto",
+    package="baidu.paddle_serving.configure",
+    syntax="proto2",
+    messages={
+        "FeedVar": f"{_VAR}, 4 int32 feed_type",
+        "FetchVar": f"{_VAR}, 4 int32 fetch_type",
+        "GeneralModelConfig": "1 FeedVar* feed_var, 2 FetchVar* fetch_var",
+    },
+)
 
 
 def describe(path: Path) -> Signature | None:
@@ -47,9 +60,9 @@ def read_signature(path: Path) -> Signature:
         reason = problem.strerror if isinstance(problem, OSError) else "it is no text"
         msg = f"the description {path} cannot be read: {reason}"
         raise ConfigError(msg) from problem
-    fields = prototxt.parse(text, str(path))
-    feeds = [_var(one, "feed_type", f"{path}: feed_var {at}") for at, one in enumerate(fields.get("feed_var", []))]
-    fetches = [_var(one, "fetch_type", f"{path}: fetch_var {at}") for at, one in enumerate(fields.get("fetch_var", []))]
+    told = _parsed(text, str(path))
+    feeds = [_var(one, "feed_type", f"{path}: feed_var {at}") for at, one in enumerate(told.feed_var)]
+    fetches = [_var(one, "fetch_type", f"{path}: fetch_var {at}") for at, one in enumerate(told.fetch_var)]
     if not feeds or not fetches:
         msg = f"{path} has {len(feeds)} feed_var and {len(fetches)} fetch_var; at least one of each is needed"
         raise ConfigError(msg)
@@ -62,24 +75,34 @@ def read_signature(path: Path) -> Signature:
     return Signature(tuple(feeds), tuple(fetches))
 
 
-def _var(fields: Any, type_field: str, where: str) -> Var:
-    if not isinstance(fields, dict):
-        msg = f"{where} is {fields!r}; a message with a name is needed"
+def _parsed(text: str, where: str) -> Any:
+    from google.protobuf import text_format
+
+    if len(text) > MAX_BYTES:
+        msg = f"{where} is longer than {MAX_BYTES} bytes; is it the description of a model?"
         raise ConfigError(msg)
-    known = cast("prototxt.Fields", fields)
-    name, number = known.get("name", [None])[-1], known.get(type_field, [1])[-1]
-    if not isinstance(name, str) or not name:
+    told = _TABLE.classes().GeneralModelConfig()
+    try:
+        text_format.Parse(text, told, allow_unknown_field=True)  # pyright: ignore[reportUnknownMemberType]
+    except text_format.ParseError as error:
+        place, _, said = str(error).partition(" : ")
+        msg = f"{where}, line {place.partition(':')[0]}: {said}"
+        raise ConfigError(msg) from None
+    except RecursionError:
+        msg = f"{where}: messages are nested too deep"
+        raise ConfigError(msg) from None
+    return told
+
+
+def _var(told: Any, type_field: str, where: str) -> Var:
+    if not told.name:
         msg = f"{where} has no name"
         raise ConfigError(msg)
-    datatype = BY_PADDLE.get(number) if type(number) is int else None
+    number = getattr(told, type_field) if told.HasField(type_field) else 1
+    datatype = BY_PADDLE.get(number)
     if datatype is None:
         allowed = ", ".join(f"{number} ({name})" for number, name in TYPES.items())
         msg = f"{where}: {type_field} is {number}; {allowed} are allowed"
         raise ConfigError(msg)
-    shape = known.get("shape", [])
-    if not all(type(axis) is int for axis in shape):
-        msg = f"{where}: the shape is {shape}; whole numbers are needed"
-        raise ConfigError(msg)
-    alias = str(known.get("alias_name", [name])[-1])
-    is_lod = known.get("is_lod_tensor", [False])[-1] is True
-    return Var(name, alias, datatype.name, tuple(shape), is_lod)
+    alias = told.alias_name if told.HasField("alias_name") else told.name
+    return Var(told.name, alias, datatype.name, tuple(told.shape), told.is_lod_tensor)

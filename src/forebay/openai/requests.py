@@ -1,52 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What models take and give that clients of OpenAI's protocol ask. The type of its samples says what a model is.
-
-    from forebay.openai import ChatRequest
-
-    class Parrot(forebay.Model):
-        def predict(self, batch: list[ChatRequest]) -> Iterator[list[str]]:
-            for word in batch[0].messages[-1].text.split():
-                yield [word + " "]
-
-| samples | it answers at |
-|---|---|
-| `ChatRequest` | `/v1/chat/completions` |
-| `CompletionRequest` | `/v1/completions` |
-| `EmbeddingRequest` | `/v1/embeddings` |
-
-A further method with `@forebay.endpoint`, or the input of a composition, may have these types as well. Texts are `str`,
-or `TextPart` where more is known of them: whole, or the parts of a stream. What a client may say beside these fields, a
-subclass declares: `class Sampling(ChatRequest): top_k: int = 40`. Everything else it says is refused by its name.
-
-A model that calls tools, or tells how likely its tokens were, declares that as well:
-
-    class Agent(ChatRequest, frozen=True):
-        tools: list[Tool] = []
-        tool_choice: ToolChoice | None = None
-        logprobs: bool = False
-"""
+"""What clients of OpenAI's protocol ask, as the samples of models: its fields, and which values they may have."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
-
-__all__ = [
-    "ChatRequest",
-    "CompletionRequest",
-    "Embedding",
-    "EmbeddingRequest",
-    "FunctionCall",
-    "FunctionTool",
-    "Logprob",
-    "Message",
-    "NamedTool",
-    "TextPart",
-    "Tool",
-    "ToolCall",
-    "ToolChoice",
-]
 
 MAX_CHOICES = 128
 """Choices of one request: `n` for each of its prompts."""
@@ -107,10 +66,6 @@ class NamedTool(Struct, frozen=True, kw_only=True):
 
     function: _ToolName
     type: Literal["function"]
-
-
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
-"""Whether a model may, must or must not call a tool; or which."""
 
 
 class FunctionCall(Struct, frozen=True, omit_defaults=True):
@@ -255,52 +210,3 @@ class EmbeddingRequest(_Request, frozen=True, kw_only=True, forbid_unknown_field
     openai: ClassVar[str] = "embeddings"
 
     input: str | Tokens
-
-
-class Logprob(Struct, frozen=True, omit_defaults=True):
-    """How likely a token was.
-
-    Attributes:
-        token: Its text.
-        logprob: The logarithm of its probability; of what cannot be (minus infinity) clients are told -9999.
-        top: The likeliest tokens in its place.
-        bytes: Those of the token, where its text is not all of them: a token may be half a letter.
-    """
-
-    token: str
-    logprob: float | None
-    top: list[Logprob] | None = None
-    bytes: list[int] | None = None
-
-
-class TextPart(Struct, frozen=True, omit_defaults=True):
-    """A piece of a text, or the whole, with what is known of it.
-
-    Attributes:
-        text: It.
-        tokens: How many tokens it is. A `str` counts as one where it is a part of a stream, as none where it is whole.
-        prompt_tokens: How many tokens the prompt was; one part is enough to tell.
-        finish_reason: Why nothing comes after it: "stop", "length", or another word. If no part tells, it is "length"
-            where as many tokens came as were wanted, "tool_calls" where a tool is to be called, else "stop".
-        tool_calls: What is to be called.
-        logprobs: How likely the tokens of this text were, for clients who ask.
-    """
-
-    text: str = ""
-    tokens: int = 1
-    prompt_tokens: int | None = None
-    finish_reason: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    logprobs: list[Logprob] | None = None
-
-
-class Embedding(Struct, frozen=True):
-    """A vector with the tokens its text was.
-
-    Attributes:
-        vector: Numbers: a list or an array.
-        tokens: Of its text; they are counted as usage.
-    """
-
-    vector: Any
-    tokens: int

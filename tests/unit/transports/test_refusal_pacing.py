@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from forebay.transports import refusal_line
-from forebay.transports.refusal_line import (
+from forebay.transports import refusal_pacing
+from forebay.transports.refusal_pacing import (
     BURST_S,
     KERNEL_S,
     LATE_S,
@@ -68,7 +68,7 @@ class Client:
 @pytest.fixture
 def loop(monkeypatch):
     found = Loop()
-    monkeypatch.setattr(refusal_line, "time", found)
+    monkeypatch.setattr(refusal_pacing, "time", found)
     return found
 
 

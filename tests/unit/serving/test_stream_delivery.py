@@ -5,7 +5,7 @@ import asyncio
 
 import pytest
 
-from forebay.serving.stream_windows import Windows
+from forebay.serving.stream_delivery import Windows
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Request
 

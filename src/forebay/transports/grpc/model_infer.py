@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ModelInfer` and `ModelStreamInfer` of the KServe v2 protocol: requests to endpoints, and outcomes to responses.
+"""`ModelInfer` of the KServe v2 protocol, and each request of a `ModelStreamInfer`: to endpoints and back.
 
 Theory of operation. The head of a request (`protocols.kserve.wire`) says whom it is for and what it holds. It is
 checked once, and what came of it is kept beside the layout (`_Plan`): another request laid out the same differs only in
 its data, so all that is left to do is to cut that out and to submit it. What tensors hold is not looked at here, but
 for typed contents and shared memory, which have to be read first, beside the loop if they are large.
-
-A stream is a reader, which begins requests, and the method itself, which sends what is ready. A part of an answer is
-done with when the client has room for more, so nobody computes ahead of a client that takes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import monotonic
@@ -26,29 +22,27 @@ import msgspec
 from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, TooLarge
 from forebay.observe.ids import next_id
 from forebay.protocols.kserve import written
-from forebay.protocols.kserve.calls import InferRequest
 from forebay.protocols.kserve.wire import RequestLayouts
 from forebay.protocols.kserve.written import Written
 from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
 from forebay.transports.grpc.lending import Lending
-from forebay.transports.grpc.statuses import Status, of_error
-from forebay.types.call import Failure
+from forebay.transports.grpc.model_stream_infer import InferStream
+from forebay.transports.grpc.statuses import Status
+from forebay.types.call import EMPTY, Failure
 from forebay.types.context import PARAM, told
 from forebay.types.tensor import Tensor
 
 if TYPE_CHECKING:
-    from forebay.protocols.kserve.calls import InferResponse, Parameter
+    from forebay.protocols.kserve.calls import Parameter
     from forebay.protocols.kserve.places import Place
     from forebay.protocols.kserve.wire import RequestLayout, Span
     from forebay.server.app import App
-    from forebay.server.served import Served, Session
+    from forebay.server.served import Served
     from forebay.server.shared_regions import SharedRegions
     from forebay.transports.grpc.service import Call
     from forebay.types.call import Outcome, Request
     from forebay.types.tensor import Data
 
-MAX_IN_FLIGHT: Final = 256
-"""Requests of one stream that may be inside at a time, and answers that may wait; nothing is read of it meanwhile."""
 SHORT_BYTES: Final = 4 * 1024
 """Data is cut out of messages up to this; of longer ones it is seen where it lies."""
 QUICK_BYTES: Final = 16 * 1024
@@ -63,11 +57,8 @@ STATUSES: Final[Mapping[type[ForebayError], Status]] = {
 }
 """What this protocol says differently."""
 
-_WANTS_FINAL: Final = "triton_enable_empty_final_response"
-_IS_FINAL: Final = "triton_final_response"
 _TIMEOUT: Final = "timeout"
 _NEVER: Final = float("inf")
-_NOTHING: Final[Mapping[str, Any]] = {}
 
 
 class _Plan(msgspec.Struct, eq=False):
@@ -92,7 +83,7 @@ class _Plan(msgspec.Struct, eq=False):
     answered: tuple[Any, int, bytes] = (None, 0, b"")
 
 
-class _Asked(TensorRequest, gc=False, eq=False):
+class Asked(TensorRequest, gc=False, eq=False):
     """A request that is inside; `call` is how it came.
 
     Attributes:
@@ -136,7 +127,7 @@ class InferMethods:
 
     async def infer_stream(self, messages: AsyncIterator[Data], call: Call) -> AsyncIterator[Written]:
         """Answer `ModelStreamInfer`."""
-        stream = _Stream(self, call)
+        stream = InferStream(self, call)
         reading = asyncio.ensure_future(stream.read(messages))
         try:
             async for message in stream.ready():
@@ -154,7 +145,7 @@ class InferMethods:
         versions = self._app.versions(model)
         return versions.named(version) if version else versions.turn()
 
-    async def begin_for(self, stream: _Stream, call: Call, message: Data) -> _Asked | None:
+    async def begin_for(self, stream: InferStream, call: Call, message: Data) -> Asked | None:
         """Begin a request of a stream; None if it went to the session of the stream.
 
         Raises:
@@ -178,14 +169,14 @@ class InferMethods:
             return None
         return self._begin(call, stream, message, layout, tensors)
 
-    def response(self, asked: _Asked, outcome: Outcome, parameters: Mapping[str, Parameter] = _NOTHING) -> Written:
+    def response(self, asked: Asked, outcome: Outcome, parameters: Mapping[str, Parameter] = EMPTY) -> Written:
         """Return the response to a request.
 
         Raises:
             ForebayError: If an output cannot be put where the client wants it.
         """
         plan: _Plan = asked.plan
-        tensors, places = tensors_of(outcome[0], outcome[1:]), _NOTHING
+        tensors, places = tensors_of(outcome[0], outcome[1:]), EMPTY
         if plan.layout.is_elsewhere:
             tensors, places = self._placed(plan.layout, tensors)
         config = plan.served.endpoint.config
@@ -222,8 +213,8 @@ class InferMethods:
             call.fail(error, STATUSES)
 
     def _begin(
-        self, call: Call, stream: _Stream | None, message: Data, layout: RequestLayout, tensors: Sequence[Tensor]
-    ) -> _Asked:
+        self, call: Call, stream: InferStream | None, message: Data, layout: RequestLayout, tensors: Sequence[Tensor]
+    ) -> Asked:
         """Submit a request whose tensors have been read.
 
         Raises:
@@ -250,8 +241,8 @@ class InferMethods:
             self._plans[layout] = plan
         return self._submit(call, stream, message, plan, [one.data for one in tensors])
 
-    def _submit(self, call: Call, stream: _Stream | None, message: Data, plan: _Plan, data: list[Data]) -> _Asked:
-        asked = _Asked(data, self._reply, plan.params, None, call.deadline, plan.size, call=call, plan=plan)
+    def _submit(self, call: Call, stream: InferStream | None, message: Data, plan: _Plan, data: list[Data]) -> Asked:
+        asked = Asked(data, self._reply, plan.params, None, call.deadline, plan.size, call=call, plan=plan)
         if plan.layout.id is not None:
             asked.name = plan.layout.id_in(message)
         if plan.timeout_s != _NEVER:
@@ -268,7 +259,7 @@ class InferMethods:
         return asked
 
     def _replied(self, request: Request, outcome: Outcome) -> None:
-        assert type(request) is _Asked
+        assert type(request) is Asked
         if request.stream is not None:
             request.stream.answered(request, outcome)
             return
@@ -328,175 +319,6 @@ class InferMethods:
             msg = "tensors in shared memory are read and written by a server with --shared-memory only"
             raise InvalidRequest(msg)
         return regions
-
-
-class _Stream:
-    """One call of `ModelStreamInfer`.
-
-    Attributes:
-        id: What the client calls the request that is being read.
-        joined: Whose session takes all of its requests, if the first one was for such a model.
-        has_begun: Whether it was decided whose that is.
-    """
-
-    def __init__(self, inference: InferMethods, call: Call) -> None:
-        self.id = ""
-        self._inference = inference
-        self._call = call
-        self._open: set[_Asked] = set()
-        self._out: deque[tuple[Written, Callable[[], object] | None]] = deque()
-        self._has_all = False
-        self.has_begun = False
-        self.joined: Served | None = None
-        self._session: Session | None = None
-        self._has_ended = False
-        self._failed: ForebayError | None = None
-        self._news: asyncio.Future[None] | None = None
-        self._room: asyncio.Future[None] | None = None
-
-    async def read(self, messages: AsyncIterator[Data]) -> None:
-        """Begin the requests of the client; what is wrong with one is told, and the next is read."""
-        try:
-            async for message in messages:
-                self.id = ""
-                try:
-                    asked = await self._inference.begin_for(self, self._call, message)
-                except ForebayError as error:
-                    self._put(_error(error, self.id))
-                else:
-                    if asked is not None and not asked.done:
-                        self._open.add(asked)
-                while self._is_full():
-                    self._room = asyncio.get_running_loop().create_future()
-                    await self._room
-        finally:
-            self._has_all = True
-            if self._session is not None:
-                self._session.close()
-            self._wake()
-
-    def join(self, served: Served) -> None:
-        """Let all requests of the stream go to one session."""
-        assert served.session is not None
-        self.joined = served
-        self._session = served.session(self._said, self._ended, self._make_room, deadline=self._call.deadline)
-
-    def send(self, layout: RequestLayout, tensors: Sequence[Tensor]) -> None:
-        """Send a request to the session.
-
-        Raises:
-            ForebayError: What is wrong with it.
-        """
-        assert self.joined is not None
-        assert self._session is not None
-        name = self.joined.endpoint.name
-        if layout.model != name:
-            msg = f"incorrect servable name: '{layout.model[:100]}' on a stream of '{name}'; open another stream for it"
-            raise InvalidRequest(msg)
-        if layout.version not in {"", "0", self.joined.endpoint.config.version}:
-            msg = f"incorrect servable version: '{layout.version[:100]}' on a stream of '{name}'"
-            raise InvalidRequest(msg)
-        asked = InferRequest(model=name, inputs=tensors, id=self.id, parameters=layout.parameters)
-        self._session.send(asked)
-
-    async def ready(self) -> AsyncIterator[Written]:
-        """Yield what is to be sent, until all is answered."""
-        while True:
-            while self._out:
-                message, release = self._out.popleft()
-                yield message
-                if release is not None:
-                    release()
-                self._make_room()
-            if self._failed is not None:
-                raise self._failed
-            if self._has_all and not self._open and (self._session is None or self._has_ended):
-                return
-            self._news = asyncio.get_running_loop().create_future()
-            await self._news
-
-    def part(self, asked: _Asked, outcome: Any, release: Callable[[], object]) -> None:
-        """Send a part of an answer; `release` is called when the client has room for another."""
-        parameters = {_IS_FINAL: False} if _wants_final(asked) else _NOTHING
-        try:
-            message = self._inference.response(asked, outcome, parameters)
-        except ForebayError as error:
-            self._put(_error(error, asked.name), release)
-        else:
-            self._put(written.stream_response(message), release)
-
-    def answered(self, asked: _Asked, outcome: Outcome) -> None:
-        """Send an answer, or the end of one that came in parts."""
-        self._open.discard(asked)
-        if type(outcome) is Failure:
-            self._put(_error(outcome.error, asked.name))
-        elif not asked.plan.served.contract.streams:
-            self.part(asked, outcome, lambda: None)
-        elif _wants_final(asked):
-            config = asked.plan.served.endpoint.config
-            last = written.response(
-                model=config.name, version=config.version, id=asked.name, outputs=(), parameters={_IS_FINAL: True}
-            )
-            self._put(written.stream_response(last))
-        self._wake()
-        self._make_room()
-
-    def close(self) -> None:
-        """Call off what is still inside: nobody waits for it any more."""
-        self._has_all = True
-        for asked in list(self._open):
-            asked.cancel()
-        if self._session is not None:
-            self._session.cancel()
-        while self._out:
-            _, release = self._out.popleft()
-            if release is not None:
-                release()
-
-    def _put(self, message: Written, release: Callable[[], object] | None = None) -> None:
-        self._out.append((message, release))
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
-
-    def _said(self, answer: InferResponse, release: Callable[[], object]) -> None:
-        """Send an answer of the session."""
-        message = written.response(
-            model=answer.model,
-            version=answer.version,
-            id=answer.id,
-            outputs=answer.outputs,
-            parameters=answer.parameters,
-        )
-        self._put(written.stream_response(message), release)
-
-    def _ended(self, outcome: Outcome) -> None:
-        """Take how the session ended; its error is that of the call."""
-        self._has_ended = True
-        if type(outcome) is Failure:
-            self._failed = outcome.error
-        self._wake()
-        self._make_room()
-
-    def _is_full(self) -> bool:
-        pending = 0 if self._session is None or self._has_ended else self._session.pending
-        return len(self._open) + len(self._out) + pending >= MAX_IN_FLIGHT
-
-    def _make_room(self) -> None:
-        if self._room is not None and not self._room.done() and not self._is_full():
-            self._room.set_result(None)
-
-
-def _error(error: ForebayError, id: str) -> bytes:
-    """Return what a stream says of an error."""
-    _, text = of_error(error)
-    return written.stream_error(text, id)
-
-
-def _wants_final(asked: _Asked) -> bool:
-    return asked.plan.layout.parameters.get(_WANTS_FINAL) is True
 
 
 def _timeout_s(parameters: Mapping[str, Parameter]) -> float:

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What models take and give that clients of OpenAI's protocol ask. The type of its samples says what a model is.
+
+    from forebay.openai import ChatRequest
+
+    class Parrot(forebay.Model):
+        def predict(self, batch: list[ChatRequest]) -> Iterator[list[str]]:
+            for word in batch[0].messages[-1].text.split():
+                yield [word + " "]
+
+| samples | it answers at |
+|---|---|
+| `ChatRequest` | `/v1/chat/completions` |
+| `CompletionRequest` | `/v1/completions` |
+| `EmbeddingRequest` | `/v1/embeddings` |
+
+A further method with `@forebay.endpoint`, or the input of a composition, may have these types as well. Texts are `str`,
+or `TextPart` where more is known of them: whole, or the parts of a stream. What a client may say beside these fields, a
+subclass declares: `class Sampling(ChatRequest): top_k: int = 40`. Everything else it says is refused by its name.
+
+A model that calls tools, or tells how likely its tokens were, declares that as well:
+
+    class Agent(ChatRequest, frozen=True):
+        tools: list[Tool] = []
+        tool_choice: ToolChoice | None = None
+        logprobs: bool = False
+"""
+
+from typing import Literal
+
+from forebay.openai.requests import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    FunctionCall,
+    FunctionTool,
+    Message,
+    NamedTool,
+    Tool,
+    ToolCall,
+)
+from forebay.openai.results import Embedding, Logprob, TextPart
+
+__all__ = [
+    "ChatRequest",
+    "CompletionRequest",
+    "Embedding",
+    "EmbeddingRequest",
+    "FunctionCall",
+    "FunctionTool",
+    "Logprob",
+    "Message",
+    "NamedTool",
+    "TextPart",
+    "Tool",
+    "ToolCall",
+    "ToolChoice",
+]
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+"""Whether a model may, must or must not call a tool; or which."""

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What models answer clients of OpenAI's protocol with, where a text or a list of numbers does not say all of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from forebay.openai.requests import ToolCall
+
+
+class Logprob(Struct, frozen=True, omit_defaults=True):
+    """How likely a token was.
+
+    Attributes:
+        token: Its text.
+        logprob: The logarithm of its probability; of what cannot be (minus infinity) clients are told -9999.
+        top: The likeliest tokens in its place.
+        bytes: Those of the token, where its text is not all of them: a token may be half a letter.
+    """
+
+    token: str
+    logprob: float | None
+    top: list[Logprob] | None = None
+    bytes: list[int] | None = None
+
+
+class TextPart(Struct, frozen=True, omit_defaults=True):
+    """A piece of a text, or the whole, with what is known of it.
+
+    Attributes:
+        text: It.
+        tokens: How many tokens it is. A `str` counts as one where it is a part of a stream, as none where it is whole.
+        prompt_tokens: How many tokens the prompt was; one part is enough to tell.
+        finish_reason: Why nothing comes after it: "stop", "length", or another word. If no part tells, it is "length"
+            where as many tokens came as were wanted, "tool_calls" where a tool is to be called, else "stop".
+        tool_calls: What is to be called.
+        logprobs: How likely the tokens of this text were, for clients who ask.
+    """
+
+    text: str = ""
+    tokens: int = 1
+    prompt_tokens: int | None = None
+    finish_reason: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    logprobs: list[Logprob] | None = None
+
+
+class Embedding(Struct, frozen=True):
+    """A vector with the tokens its text was.
+
+    Attributes:
+        vector: Numbers: a list or an array.
+        tokens: Of its text; they are counted as usage.
+    """
+
+    vector: Any
+    tokens: int

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that are cut: those with more samples than a batch takes, or with samples of several keys.
+
+A request is answered once: the first failure of a slice is its answer, else the results of all are joined in order. One
+that has more samples than may wait is fed to the queue as there is room.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from forebay.errors import QueueFull, TooLarge
+from forebay.observe import timeline
+from forebay.observe.ids import next_id
+from forebay.types.call import Failure, Slice
+from forebay.workers.user_code import attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+
+    from forebay.batching.batcher import Batcher
+    from forebay.batching.queue import BatchConfig, BatchQueue
+    from forebay.serving.endpoint import EndpointConfig
+    from forebay.types.call import Outcome, Request
+
+
+class Slices:
+    """The slices of an endpoint's requests.
+
+    Attributes:
+        batcher: Where they go; set when the endpoint starts.
+        fed: Requests of which slices are still to come into the queue.
+    """
+
+    def __init__(
+        self,
+        config: EndpointConfig,
+        batching: BatchConfig,
+        queue: BatchQueue,
+        settle: Callable[[Request, Outcome], None],
+    ) -> None:
+        self.batcher: Batcher | None = None
+        self.fed: dict[Request, deque[Slice]] = {}
+        self._config = config
+        self._limit = batching.max_rows
+        self._capacity = batching.capacity
+        self._queue = queue
+        self._settle = settle
+        self._of: dict[Request, list[Slice]] = {}
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def cut(self, request: Request, rows_of: Mapping[Hashable, Sequence[int]], now: float) -> None:
+        """Queue a request in slices, given the places of its samples by their keys.
+
+        A slice has one key, and a batch full of samples at most.
+
+        Raises:
+            TooLarge: If it may not be cut.
+            QueueFull: If there is no room for it.
+        """
+        limit, config = self._limit, self._config
+        longest = max(map(len, rows_of.values()))
+        if longest > limit and (not config.split or (config.streams and not config.is_mixed)):
+            msg = f"the request has {request.size} samples, endpoint '{config.name}' takes {limit} at a time"
+            raise TooLarge(msg)
+        if request.size <= self._capacity < self._queue.waiting + request.size:
+            msg = f"the request has {request.size} samples and the queue of '{config.name}' has no room for them"
+            raise QueueFull(msg)
+        answered: list[tuple[Sequence[int], Outcome]] = []
+        places: dict[Slice, Sequence[int]] = {}
+        if timeline.listeners:
+            request.id = request.id or next_id()
+
+        def reply(piece: Slice, outcome: Outcome) -> None:
+            rows = places.pop(piece)
+            if request.done:
+                return
+            if type(outcome) is Failure:
+                self._settle(request, outcome)
+                return
+            answered.append((rows, outcome))
+            if not places:
+                self._settle(request, attempt(request.join, answered))
+
+        for key, rows in rows_of.items():
+            for start in range(0, len(rows), limit):
+                cut = rows[start : start + limit]
+                piece = Slice(
+                    body=request.cut(cut),
+                    reply=reply,
+                    deadline=request.deadline,
+                    params=request.params,
+                    size=len(cut),
+                    key=key,
+                    origin=None if places else request.origin,
+                    rank=request.rank,
+                    id=request.id,
+                )
+                places[piece] = cut
+        request.arrived = now
+        pieces = list(places)
+        assert self.batcher is not None
+        if request.size > self._capacity:
+            self.batcher.submit(pieces[0], now)
+            self._of[request] = pieces
+            self.fed[request] = deque(pieces[1:])
+            self.feed()
+            return
+        self._of[request] = pieces
+        for piece in pieces:
+            self.batcher.submit(piece, now)
+
+    def feed(self) -> None:
+        """Queue slices of requests that have more samples than may wait: each in turn, and half of the queue at most.
+
+        A request with no slice under way may take whatever room there is.
+        """
+        now = time.monotonic()
+        assert self.batcher is not None
+        for request, slices in list(self.fed.items()):
+            under_way = any(not piece.done for piece in self._of[request][: -len(slices)])
+            while slices:
+                waiting = self._queue.waiting + slices[0].size
+                if waiting > self._capacity or (under_way and 2 * waiting > self._capacity):
+                    break
+                self.batcher.submit(slices.popleft(), now)
+                under_way = True
+            if not slices:
+                del self.fed[request]
+
+    def leave(self, request: Request) -> Iterator[Request | Slice]:
+        """Forget a request; yields what of it came into the queue: its slices, or itself if it was not cut."""
+        pieces = self._of.pop(request, None)
+        unfed = self.fed.pop(request, ())
+        for entry in pieces or [request]:
+            if entry in unfed:
+                return  # nor did those after it
+            yield entry
+
+    def cut_into(self, piece: Slice) -> list[Request]:
+        """Return the request that a slice is of; none if it is answered."""
+        return [request for request, pieces in self._of.items() if piece in pieces]

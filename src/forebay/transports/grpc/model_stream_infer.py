@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One call of `ModelStreamInfer`: a reader, which begins requests, and what is ready to be sent.
+
+A part of an answer is done with when the client has room for more, so nobody computes ahead of a client that takes
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.errors import ForebayError, InvalidRequest
+from forebay.protocols.kserve import written
+from forebay.protocols.kserve.calls import InferRequest
+from forebay.transports.grpc.statuses import of_error
+from forebay.types.call import EMPTY, Failure
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from forebay.protocols.kserve.calls import InferResponse
+    from forebay.protocols.kserve.wire import RequestLayout
+    from forebay.protocols.kserve.written import Written
+    from forebay.server.served import Served, Session
+    from forebay.transports.grpc.model_infer import Asked, InferMethods
+    from forebay.transports.grpc.service import Call
+    from forebay.types.call import Outcome
+    from forebay.types.tensor import Data, Tensor
+
+MAX_IN_FLIGHT: Final = 256
+"""Requests of one stream that may be inside at a time, and answers that may wait; nothing is read of it meanwhile."""
+
+_WANTS_FINAL: Final = "triton_enable_empty_final_response"
+_IS_FINAL: Final = "triton_final_response"
+
+
+class InferStream:
+    """One call of `ModelStreamInfer`.
+
+    Attributes:
+        id: What the client calls the request that is being read.
+        joined: Whose session takes all of its requests, if the first one was for such a model.
+        has_begun: Whether it was decided whose that is.
+    """
+
+    def __init__(self, inference: InferMethods, call: Call) -> None:
+        self.id = ""
+        self._inference = inference
+        self._call = call
+        self._open: set[Asked] = set()
+        self._out: deque[tuple[Written, Callable[[], object] | None]] = deque()
+        self._has_all = False
+        self.has_begun = False
+        self.joined: Served | None = None
+        self._session: Session | None = None
+        self._has_ended = False
+        self._failed: ForebayError | None = None
+        self._news: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+
+    async def read(self, messages: AsyncIterator[Data]) -> None:
+        """Begin the requests of the client; what is wrong with one is told, and the next is read."""
+        try:
+            async for message in messages:
+                self.id = ""
+                try:
+                    asked = await self._inference.begin_for(self, self._call, message)
+                except ForebayError as error:
+                    self._put(_error(error, self.id))
+                else:
+                    if asked is not None and not asked.done:
+                        self._open.add(asked)
+                while self._is_full():
+                    self._room = asyncio.get_running_loop().create_future()
+                    await self._room
+        finally:
+            self._has_all = True
+            if self._session is not None:
+                self._session.close()
+            self._wake()
+
+    def join(self, served: Served) -> None:
+        """Let all requests of the stream go to one session."""
+        assert served.session is not None
+        self.joined = served
+        self._session = served.session(self._said, self._ended, self._make_room, deadline=self._call.deadline)
+
+    def send(self, layout: RequestLayout, tensors: Sequence[Tensor]) -> None:
+        """Send a request to the session.
+
+        Raises:
+            ForebayError: What is wrong with it.
+        """
+        assert self.joined is not None
+        assert self._session is not None
+        name = self.joined.endpoint.name
+        if layout.model != name:
+            msg = f"incorrect servable name: '{layout.model[:100]}' on a stream of '{name}'; open another stream for it"
+            raise InvalidRequest(msg)
+        if layout.version not in {"", "0", self.joined.endpoint.config.version}:
+            msg = f"incorrect servable version: '{layout.version[:100]}' on a stream of '{name}'"
+            raise InvalidRequest(msg)
+        asked = InferRequest(model=name, inputs=tensors, id=self.id, parameters=layout.parameters)
+        self._session.send(asked)
+
+    async def ready(self) -> AsyncIterator[Written]:
+        """Yield what is to be sent, until all is answered."""
+        while True:
+            while self._out:
+                message, release = self._out.popleft()
+                yield message
+                if release is not None:
+                    release()
+                self._make_room()
+            if self._failed is not None:
+                raise self._failed
+            if self._has_all and not self._open and (self._session is None or self._has_ended):
+                return
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+
+    def part(self, asked: Asked, outcome: Any, release: Callable[[], object]) -> None:
+        """Send a part of an answer; `release` is called when the client has room for another."""
+        parameters = {_IS_FINAL: False} if _wants_final(asked) else EMPTY
+        try:
+            message = self._inference.response(asked, outcome, parameters)
+        except ForebayError as error:
+            self._put(_error(error, asked.name), release)
+        else:
+            self._put(written.stream_response(message), release)
+
+    def answered(self, asked: Asked, outcome: Outcome) -> None:
+        """Send an answer, or the end of one that came in parts."""
+        self._open.discard(asked)
+        if type(outcome) is Failure:
+            self._put(_error(outcome.error, asked.name))
+        elif not asked.plan.served.contract.streams:
+            self.part(asked, outcome, lambda: None)
+        elif _wants_final(asked):
+            config = asked.plan.served.endpoint.config
+            last = written.response(
+                model=config.name, version=config.version, id=asked.name, outputs=(), parameters={_IS_FINAL: True}
+            )
+            self._put(written.stream_response(last))
+        self._wake()
+        self._make_room()
+
+    def close(self) -> None:
+        """Call off what is still inside: nobody waits for it any more."""
+        self._has_all = True
+        for asked in list(self._open):
+            asked.cancel()
+        if self._session is not None:
+            self._session.cancel()
+        while self._out:
+            _, release = self._out.popleft()
+            if release is not None:
+                release()
+
+    def _put(self, message: Written, release: Callable[[], object] | None = None) -> None:
+        self._out.append((message, release))
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    def _said(self, answer: InferResponse, release: Callable[[], object]) -> None:
+        """Send an answer of the session."""
+        message = written.response(
+            model=answer.model,
+            version=answer.version,
+            id=answer.id,
+            outputs=answer.outputs,
+            parameters=answer.parameters,
+        )
+        self._put(written.stream_response(message), release)
+
+    def _ended(self, outcome: Outcome) -> None:
+        """Take how the session ended; its error is that of the call."""
+        self._has_ended = True
+        if type(outcome) is Failure:
+            self._failed = outcome.error
+        self._wake()
+        self._make_room()
+
+    def _is_full(self) -> bool:
+        pending = 0 if self._session is None or self._has_ended else self._session.pending
+        return len(self._open) + len(self._out) + pending >= MAX_IN_FLIGHT
+
+    def _make_room(self) -> None:
+        if self._room is not None and not self._room.done() and not self._is_full():
+            self._room.set_result(None)
+
+
+def _error(error: ForebayError, id: str) -> bytes:
+    """Return what a stream says of an error."""
+    _, text = of_error(error)
+    return written.stream_error(text, id)
+
+
+def _wants_final(asked: Asked) -> bool:
+    return asked.plan.layout.parameters.get(_WANTS_FINAL) is True

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of the Open Inference Protocol (KServe v2) over HTTP: `POST /v2/models/NAME[/versions/V]/infer`, on both lanes.
+
+`kserve_pages.py` has everything else below `/v2`, `tfserving.py` the protocol's first version.
+
+The loop reads the JSON of a call as far as names, types and shapes; the data goes to the worker as it came. A client
+mostly sends the same JSON in front of other data, so what was made of it is remembered by its bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+from urllib.parse import quote
+
+import msgspec
+
+from forebay.errors import (
+    ForebayError,
+    InvalidRequest,
+    UserCodeError,
+    ValidationError,
+)
+from forebay.protocols import native
+from forebay.protocols.kserve import rest
+from forebay.protocols.kserve.calls import InferRequest, InferResponse
+from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
+from forebay.transports.http.errors import error_headers
+from forebay.transports.http.route import Head, Route
+from forebay.types.call import EMPTY, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from forebay.protocols.kserve.places import Place
+    from forebay.server.config import HttpConfig
+    from forebay.server.served import Served
+    from forebay.server.shared_regions import SharedRegions
+    from forebay.serving.tensor_face import TensorFace
+    from forebay.transports.http.forms_and_gzip import Staging
+    from forebay.types.call import Origin, Outcome, Reply
+    from forebay.types.tensor import Data
+
+PUBLIC_PATHS: Final = frozenset({"/v2/health/live", "/v2/health/ready"})
+MAX_REMEMBERED: Final = 1024
+"""Calls that are remembered by their JSON; when there are more, all are forgotten."""
+MAX_REMEMBERED_BYTES: Final = 4096
+_LENGTH: Final = rest.LENGTH_HEADER.lower().encode()
+JSON: Final = (b"content-type", b"application/json")
+
+
+class InferHead(Head):
+    """The head of an inference request.
+
+    Attributes:
+        json_bytes: What it says of the length of the JSON; None if everything is.
+    """
+
+    json_bytes: str | None = None
+
+
+class _Call(msgspec.Struct, frozen=True, eq=False):
+    """What the JSON of a call says, and where its data lies behind it."""
+
+    asked: InferRequest
+    params: Mapping[str, Any]
+    size: int
+    places: Sequence[slice]
+    length: int
+
+
+class InferenceRoute(Route):
+    """What the protocols that speak tensors have in common."""
+
+    def __init__(
+        self, served: Served, config: HttpConfig, staging: Staging | None = None, *, is_one_of_several: bool = False
+    ) -> None:
+        contract = msgspec.structs.replace(
+            served.contract, raw_input=True, raw_output=True, batchable=False, streams=False, is_named=False, query=()
+        )
+        super().__init__(
+            msgspec.structs.replace(served, contract=contract),
+            config.max_body_bytes,
+            config.api_keys,
+            config.cors_origins,
+            staging,
+            is_one_of_several=is_one_of_several,
+        )
+        self.is_simple, self.unpacks = False, True
+        self._streams = served.contract.streams
+
+    def is_staged(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Tell whether a request takes the slow lane: what is packed, or is to be."""
+        return super().is_staged(headers) or bool(_answer_packing(headers))
+
+    def fault(self, error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """Return status, headers and body of an answer that is an error."""
+        return fault_of(error, request_id)
+
+    def require_whole(self) -> None:
+        """Refuse calls of a model that streams.
+
+        Raises:
+            InvalidRequest: If it does.
+        """
+        if self._streams:
+            msg = f"the model '{self.endpoint.name}' streams its answers; ask it over gRPC, or at /models/NAME"
+            raise InvalidRequest(msg)
+
+
+def _no_regions() -> None:
+    """Have no shared memory."""
+
+
+class InferRoute(InferenceRoute):
+    """`infer` of one version of a model."""
+
+    head_class: ClassVar[type[Head]] = InferHead
+
+    def __init__(
+        self,
+        served: Served,
+        face: TensorFace,
+        config: HttpConfig,
+        staging: Staging | None = None,
+        regions: Callable[[], SharedRegions | None] = _no_regions,
+        *,
+        is_one_of_several: bool = False,
+    ) -> None:
+        """Answer for a version, with what it says of tensors, and with shared memory if there is any."""
+        super().__init__(served, config, staging, is_one_of_several=is_one_of_several)
+        self._face = face
+        self._regions = regions
+        self._calls: dict[bytes, _Call] = {}
+
+    def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"", *, in_query: bool = False) -> Head:
+        """Read the headers of a request."""
+        head = super().read_head(headers, query, in_query=in_query)
+        assert isinstance(head, InferHead)
+        for name, value in headers:
+            if name == _LENGTH:
+                head.json_bytes = value.decode("latin-1")
+        head.answer_packing = _answer_packing(headers)
+        return head
+
+    def request(self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None) -> Request:
+        """Make a request of a head and its body.
+
+        Raises:
+            ForebayError: If the model does not take it.
+        """
+        assert isinstance(head, InferHead)
+        call = self._call(body, head.json_bytes)
+        if isinstance(call, _Call):
+            view = memoryview(body)  # of what landed in shared memory it is one already, and its slices stay there
+            data: list[Any] = [view[place] for place in call.places]
+            asked, params, size = call.asked, call.params, call.size
+        else:
+            asked, data = call, [one.data for one in call.inputs]
+            params, size = self._asked(asked)
+            for place in asked.places.values():
+                self._shared().require(place.region, place.offset, place.size)
+        request = TensorRequest(data, reply, params, origin, size=size, id=head.id, call=asked)
+        self.complete(request, head, origin)
+        timeout_us = asked.parameters.get("timeout")
+        if type(timeout_us) is int and timeout_us > 0:
+            request.deadline = min(request.deadline, time.monotonic() + timeout_us / 1e6)
+        return request
+
+    def answer(self, request: Request, outcome: Outcome) -> tuple[list[tuple[bytes, bytes]], list[Data]]:
+        """Return headers and body of a successful answer."""
+        assert isinstance(request, TensorRequest)
+        config = self.endpoint.config
+        specs, *data = outcome
+        outputs, places = tensors_of(specs, data), EMPTY
+        if request.call.places:
+            outputs, places = self._shared().put(outputs, request.call.places)
+        response = InferResponse(
+            outputs=outputs,
+            model=config.name,
+            version=config.version,
+            id=request.call.id,
+            parameters=parameters_of(outcome),
+        )
+        pieces, json_bytes = rest.encode_response(response, places)
+        if json_bytes is None:
+            return [JSON], pieces
+        length = (rest.LENGTH_HEADER.encode(), str(json_bytes).encode())
+        return [(b"content-type", b"application/octet-stream"), length], pieces
+
+    def _call(self, body: bytes | memoryview, json_bytes: str | None) -> _Call | InferRequest:
+        """Read a call; one whose data is all behind its JSON is remembered by that."""
+        if json_bytes is None:
+            return rest.decode_request(body, read=self._read)
+        text = bytes(body[: rest.head_size(json_bytes, len(body))])
+        known = self._calls.get(text)
+        if known is not None and known.length == len(body):
+            return known
+        read: list[Place] = []
+        asked = rest.decode_request(body, json_bytes, lambda place: (read.append(place), self._read(place))[1])
+        if len(text) > MAX_REMEMBERED_BYTES or read or asked.places or any(one.is_json for one in asked.inputs):
+            return asked
+        params, size = self._asked(asked)
+        places: list[slice] = []
+        at = len(text)
+        for one in asked.inputs:
+            places.append(slice(at, at + len(one.data)))
+            at += len(one.data)
+        if len(self._calls) >= MAX_REMEMBERED:
+            self._calls.clear()
+        asked = msgspec.structs.replace(asked, inputs=())  # they refer to this body
+        known = self._calls[text] = _Call(asked, params, size, places, len(body))
+        return known
+
+    def _read(self, place: Place) -> bytearray:
+        if place.size > self.max_body_bytes:
+            raise self.too_large(place.size)
+        return self._shared().read(place.region, place.offset, place.size)
+
+    def _shared(self) -> SharedRegions:
+        regions = self._regions()
+        if regions is None:
+            msg = "tensors in shared memory are read and written by a server with --shared-memory only"
+            raise InvalidRequest(msg)
+        return regions
+
+    def _asked(self, asked: InferRequest) -> tuple[Mapping[str, Any], int]:
+        self.require_whole()
+        return self._face.ask(
+            asked.inputs,
+            asked.outputs,
+            is_json=not asked.is_binary,
+            in_json={name: not is_binary for name, is_binary in asked.binary.items()},
+            parameters=asked.parameters,
+        )
+
+
+def routes_for(
+    served: Served,
+    config: HttpConfig,
+    staging: Staging,
+    version: str = "",
+    regions: Callable[[], SharedRegions | None] = _no_regions,
+) -> dict[str, Callable[..., Route]]:
+    """Return what makes the routes of a version, by target; it is told whether the route `is_one_of_several`."""
+    if served.tensors is None:
+        return {}
+    below = quote(served.endpoint.name, safe="") + (f"/versions/{quote(version, safe='')}" if version else "")
+    return {f"/v2/models/{below}/infer": partial(InferRoute, served, served.tensors, config, staging, regions)}
+
+
+def fault_of(error: ForebayError, request_id: str = "") -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """Return status, headers and body of an error in the protocol's form."""
+    message = error.message
+    if isinstance(error, UserCodeError):
+        message = "the model failed; the server's log has the details under this request id"
+    status = 400 if isinstance(error, ValidationError) else native.status_of(error)
+    own = [(b"x-request-id", request_id.encode())] if request_id else []
+    body = msgspec.json.encode({"error": message.encode(errors="replace").decode()})
+    return status, [JSON, *own, *error_headers(error)], body
+
+
+def is_inference_path(path: str) -> bool:
+    """Tell whether a path belongs to the protocol."""
+    return path == "/v2" or path.startswith("/v2/")
+
+
+def _answer_packing(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return what the answer is to be packed with.
+
+    Only where a client names a single coding: lists of several are what HTTP libraries say by themselves, and packing
+    numbers takes longer than sending them.
+    """
+    for name, value in headers:
+        if name == b"accept-encoding" and (said := value.strip().lower()) in {b"gzip", b"deflate"}:
+            return said
+    return b""

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages of the Open Inference Protocol (KServe v2): health, metadata, statistics, settings, the repository."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, unquote
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+
+from forebay.errors import ForebayError, InvalidRequest, NotFound, TooLarge
+from forebay.server.kserve_facts import (
+    config_of,
+    every_version,
+    find_served,
+    is_model_ready,
+    log_settings,
+    model_metadata,
+    server_metadata,
+    statistics_of,
+    trace_settings,
+    unchangeable,
+)
+from forebay.server.shared_regions import Region
+from forebay.transports.http.bodies import BodyTooLong, read_body
+from forebay.transports.http.errors import MethodNotAllowed
+from forebay.transports.http.kserve import JSON, fault_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from starlette.types import Receive, Scope, Send
+
+    from forebay.server.app import App
+    from forebay.transports.http.management import Management
+    from forebay.transports.http.route import Route
+
+_MAX_LOAD_BYTES: Final = 64 * 1024
+_VERSIONED: Final = ("v2", "models", "NAME", "versions", "VERSION", "infer")
+
+
+class InferencePages:
+    """Everything below `/v2`, as an ASGI application; calls themselves go by the routes."""
+
+    def __init__(self, app: App, routes: Mapping[bytes, Route], management: Management, predict: Any) -> None:
+        """Describe the pages.
+
+        Args:
+            app: What is served.
+            routes: The calls, by target.
+            management: Who may load and unload.
+            predict: Makes an ASGI application of a route.
+        """
+        self._app = app
+        self._routes = routes
+        self._management = management
+        self._predict = predict
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        try:
+            answer = await self._answer(scope, receive, send)
+        except ForebayError as error:
+            answer = fault_of(error)
+        if answer is not None:
+            status, headers, body = answer
+            length = (b"content-length", str(len(body)).encode())
+            await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+            await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
+        root = scope.get("root_path", "")
+        path = (scope.get("raw_path") or quote(scope["path"]).encode()).decode("latin-1").partition("?")[0]
+        path = path.removeprefix(quote(root)).rstrip("/")
+        segments = [unquote(segment) for segment in path.split("/")[1:]]
+        target = "".join(f"/{quote(segment, safe='')}" for segment in segments)
+        if segments[-1:] == ["infer"] and (route := self._route(target, segments)) is not None:
+            _require("POST", scope)
+            await self._predict(route)(scope, receive, send)
+            return None
+        match segments:
+            case ["v2"]:
+                found = server_metadata(self._app)
+            case ["v2", "health", "live"]:
+                found, is_well = {"live": self._app.is_live}, self._app.is_live
+                return self._told(scope, found, 200 if is_well else 503)
+            case ["v2", "health", "ready"]:
+                is_well = not self._app.problems()
+                return self._told(scope, {"ready": is_well}, 200 if is_well else 503)
+            case ["v2", "models", "stats"]:
+                found = {"model_stats": [statistics_of(one) for one in every_version(self._app, "")]}
+            case ["v2", "repository", "index"]:
+                _require("POST", scope)
+                return self._told(scope, await self._index(receive), verb="POST")
+            case ["v2", "logging"]:
+                return await self._settings(scope, receive, log_settings())
+            case ["v2", "trace", "setting"]:
+                return await self._settings(scope, receive, _single(trace_settings(self._app)))
+            case ["v2", "models", name, "trace", "setting"]:
+                return await self._settings(scope, receive, _single(trace_settings(self._app, name)))
+            case ["v2", "models", name, "versions", version, "trace", "setting"]:
+                return await self._settings(scope, receive, _single(trace_settings(self._app, name, version)))
+            case ["v2", "systemsharedmemory", *asked]:
+                return self._told_shared(scope, asked, await _json_body(receive))
+            case ["v2", "repository", "models", name, ("load" | "unload") as what]:
+                _require("POST", scope)
+                await self._manage(name, what, scope, await _json_body(receive))
+                return self._told(scope, {}, verb="POST")
+            case ["v2", "models", name, "versions", version, *rest_of] if len(rest_of) < 2:
+                return self._model(scope, name, version, *rest_of)
+            case ["v2", "models", name, *rest_of] if len(rest_of) < 2:
+                return self._model(scope, name, "", *rest_of)
+            case _:
+                raise NotFound(f"nothing is served at {path[:100]}")
+        return self._told(scope, found)
+
+    def _route(self, target: str, segments: Sequence[str]) -> Route | None:
+        """Return who answers calls to a target; of what has no versions the same, whichever is named."""
+        found = self._routes.get(target.encode())
+        if found is None and len(segments) == len(_VERSIONED):
+            name, version = segments[2], segments[4]
+            if name in self._app.served and not find_served(self._app, name, version).has_versions:
+                found = self._routes.get(f"/v2/models/{quote(name, safe='')}/infer".encode())
+        return found
+
+    def _told(
+        self, scope: Scope, found: Any, status: int = 200, *, verb: str = "GET"
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        _require(verb, scope)
+        return status, [JSON], msgspec.json.encode(found)
+
+    def _model(
+        self, scope: Scope, name: str, version: str, what: str = ""
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        if what == "infer":
+            find_served(self._app, name, version)
+            raise NotFound(f"the model '{name}' takes no tensors; see GET /models/{name}")
+        if what not in {"", "ready", "config", "stats"}:
+            raise NotFound(f"a model has no '{what[:40]}'; there is ready, config, stats and infer")
+        if what == "ready":
+            is_ready = is_model_ready(self._app, name, version)
+            return self._told(scope, {"name": name, "ready": is_ready}, 200 if is_ready else 503)
+        one = find_served(self._app, name, version)
+        if what == "stats":
+            every = every_version(self._app, name, version)
+            return self._told(scope, {"model_stats": [statistics_of(each) for each in every]})
+        return self._told(scope, config_of(one) if what == "config" else model_metadata(self._app, name, version))
+
+    async def _index(self, receive: Receive) -> list[dict[str, str]]:
+        asked = await _json_body(receive)
+        return await self._app.model_index.index(only_ready=asked.get("ready") is True)
+
+    async def _settings(
+        self, scope: Scope, receive: Receive, told: Any
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """Tell settings of traces or logs; clients of Triton ask for them by a change of nothing, too.
+
+        Raises:
+            MethodNotAllowed: If a client wants to change some.
+        """
+        verb = "POST" if scope["method"] == "POST" else "GET"
+        if verb == "POST" and (changed := await _json_body(receive)):
+            raise MethodNotAllowed(unchangeable(changed))
+        return self._told(scope, told, verb=verb)
+
+    def _told_shared(
+        self, scope: Scope, asked: Sequence[str], body: Mapping[str, Any]
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """Register, unregister and show regions of shared memory.
+
+        Raises:
+            ForebayError: If they are not used here, or the region is not what it should be.
+        """
+        regions = self._app.shared_regions
+        if regions is None:
+            raise NotFound("shared memory is read and written by a server with --shared-memory only")
+        match asked:
+            case ["status"]:
+                return self._told(scope, [*regions.status().values()])
+            case ["region", name, "status"]:
+                return self._told(scope, [*regions.status(name).values()])
+            case ["unregister"]:
+                _require("POST", scope)
+                regions.unregister()
+            case ["region", name, "unregister"]:
+                _require("POST", scope)
+                regions.unregister(name)
+            case ["region", name, "register"]:
+                _require("POST", scope)
+                try:
+                    region = msgspec.convert({"offset": 0, **body, "name": name}, Region)
+                except msgspec.ValidationError as error:
+                    raise InvalidRequest(f"a region has a key, an offset and a byte_size: {error}") from None
+                regions.register(region)
+            case _:
+                raise NotFound("shared memory has status, region/NAME/status, register and unregister")
+        return self._told(scope, {}, verb="POST")
+
+    async def _manage(self, name: str, what: str, scope: Scope, asked: Mapping[str, Any]) -> None:
+        """Load or unload all versions of a model.
+
+        Raises:
+            ForebayError: If it is not allowed, or fails.
+        """
+        self._management.check(HttpRequest(scope))
+        parameters: dict[str, Any] = asked.get("parameters") or {}
+        if what == "load" and parameters:
+            told = ", ".join(map(str, parameters))[:100]
+            raise InvalidRequest(f"a model is loaded as the project says, and not with {told}")
+        if what == "unload":
+            await self._app.model_index.unload(name)
+        else:
+            await self._app.model_index.load(name)
+
+
+def _single(settings: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Return settings as JSON has them: all but the level have a value each."""
+    return {name: values if name == "trace_level" else values[0] for name, values in settings.items()}
+
+
+def _require(verb: str, scope: Scope) -> None:
+    """Refuse another method.
+
+    Raises:
+        MethodNotAllowed: Naming the one that is possible.
+    """
+    method = scope["method"]
+    if method != verb and not (method == "HEAD" and verb == "GET"):
+        raise MethodNotAllowed(f"{method[:20]} is not possible here, {verb} is")
+
+
+async def _json_body(receive: Receive) -> Mapping[str, Any]:
+    """Read an object in JSON; no body is an empty one.
+
+    Raises:
+        InvalidRequest: If it is something else.
+    """
+    try:
+        body = await read_body(receive, _MAX_LOAD_BYTES)
+    except BodyTooLong:
+        raise TooLarge(f"the body is too long, at most {_MAX_LOAD_BYTES} bytes are taken") from None
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any]) if body and body.strip() else {}
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body is no object in JSON: {error}") from None
