@@ -73,8 +73,6 @@ if TYPE_CHECKING:
     from forebay.types.call import Outcome
     from forebay.types.tensor import Data
 
-LINGER_S: Final = 1.0
-"""How long a refused client may go on sending before it is cut off; without it the refusal could be lost."""
 SEPARATE_BYTES: Final = 32 * 1024
 """Answers of this size and more are written after their head instead of being joined with it."""
 LARGE_READ_BYTES: Final = 64 * 1024
@@ -231,6 +229,16 @@ class HttpConnection(HttpToolsProtocol):
             self._parse(data)
             if len(data) >= LARGE_READ_BYTES:
                 self.give_way()
+        else:
+            self._drop(len(data))
+
+    def _drop(self, size: int) -> None:
+        """Let go of what nobody reads any more; a client may send so much of it, and then it is cut off."""
+        self._seen = self._lane.epoch
+        if self._talk.drop(size):
+            self.transport.close()
+        elif size >= LARGE_READ_BYTES:
+            self.give_way()
 
     def room(self) -> memoryview | None:
         """Return where the rest of the body that is being read is to be put; None if the parser must read it."""
@@ -389,6 +397,8 @@ class HttpConnection(HttpToolsProtocol):
         received = talk.body_bytes = talk.body_bytes + len(body)
         head = self._reading
         if head is None:
+            if received > self._lane.config.max_body_bytes and not self.cycle.response_started:
+                self._announce_end()
             if not self.cycle.response_complete:
                 super().on_body(body)
                 # What is read in steps has left the cycle by then, to where it is counted.
@@ -452,9 +462,12 @@ class HttpConnection(HttpToolsProtocol):
         elif any(
             name == b"content-length" and int(value) > self._lane.config.max_body_bytes for name, value in headers
         ):
-            # It is refused before it has come, and is not read to its end: the answer announces that.
-            self.cycle.keep_alive = False
-            self.cycle.transport = cast("asyncio.Transport", _LastWords(self))
+            self._announce_end()
+
+    def _announce_end(self) -> None:
+        """Have the answer say that the connection closes: it may come before the body's end, which nobody will read."""
+        self.cycle.keep_alive = False
+        self.cycle.transport = cast("asyncio.Transport", _LastWords(self))
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if self._talk.state.owes:
@@ -683,7 +696,7 @@ class HttpConnection(HttpToolsProtocol):
             ):
                 late = f"the rest of the request did not come within {config.read_timeout_s:g} seconds"
                 self._refuse(TooSlow(late if quiet_s > config.read_timeout_s else "the request comes too slowly"))
-        elif talk.state is LINGER or (talk.state is IDLE and quiet_s > config.keep_alive_s):
+        elif talk.has_lingered(epoch, quiet_s) or (talk.state is IDLE and quiet_s > config.keep_alive_s):
             self.transport.close()
 
     def shutdown(self) -> None:
@@ -769,7 +782,9 @@ class HttpConnection(HttpToolsProtocol):
         talk.on(LEAVE)
         if talk.state is LINGER and self.transport.can_write_eof() and not self.transport.is_closing():
             self.transport.write_eof()
-            self.loop.call_later(LINGER_S, self.transport.close)
+            self._seen = self._lane.epoch
+            talk.wait(self._seen)
+            self.flow.resume_reading()
         else:
             self.transport.close()
 

@@ -13,7 +13,8 @@ go, and whether an answer is due.
     BODY_DUE   its body                    yes                the same; the answer may be that to this very message
     FINAL      nobody                      yes                the last message was read; after what is due it is closed
     REFUSED    nobody                      yes                the same, but the client may still be sending
-    LINGER     nobody                      no                 all is written; the client gets a moment to read it
+    LINGER     nobody                      no                 all is written; what still comes is dropped for a moment,
+                                                              for a close while it comes could take the answer along
     GONE       nobody                      no                 closed, by whichever side
 
 `TABLE` says which event leads from which state to which; an event that is not in a state's row is a defect of ours. The
@@ -40,6 +41,13 @@ MAX_DROPPED_BYTES: Final = 64 * 1024
 
 MAX_AWAITED_BYTES: Final = 256 * 1024
 """A body for a full queue is read to its end if it is no longer than this, which is what the loop reads at a time."""
+
+LINGER_S: Final = 1.0
+"""How long a refused client may be quiet before it is cut off; without it the refusal could be lost."""
+MAX_LINGER_S: Final = 10.0
+"""How long it may go on sending."""
+MAX_LINGER_BYTES: Final = 64 * 1024 * 1024
+"""How much it may go on sending."""
 
 
 class State:
@@ -222,6 +230,15 @@ class ConnectionState:
         came = self._arrived - self._window_from
         self.wait(now)
         return came < min_bytes_per_s * patience_s
+
+    def drop(self, size: int) -> bool:
+        """Count what comes after the last answer; tells whether it is too much."""
+        self._arrived += size
+        return self.state is LINGER and self._arrived - self._window_from > MAX_LINGER_BYTES
+
+    def has_lingered(self, now: float, quiet_s: float) -> bool:
+        """Tell whether a client had its time to read the last answer, counted from `wait`."""
+        return self.state is LINGER and (quiet_s > LINGER_S or now - self._window_at > MAX_LINGER_S)
 
     def head_too_large(self) -> HeadTooLarge:
         """Return the error for a head over the limit."""

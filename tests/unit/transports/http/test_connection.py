@@ -8,6 +8,7 @@ import pytest
 from tests.unit.transports.http.driven import Door, request
 
 from forebay.errors import InternalError
+from forebay.transports.http.bodies import BodyTooLong, read_body
 from forebay.transports.http.connection_state import BODY, GONE, IDLE, LINGER
 from forebay.types.call import Failure
 
@@ -254,6 +255,53 @@ def test_a_body_refused_before_it_came_is_read_to_its_end_or_the_answer_says_tha
     assert not client.transport.is_closed, "its client gets a moment to read the answer"
     client.send(b"x" * 100_000)
     assert client.answers == [(413, b"long")]
+
+
+async def limited(scope, receive, send):
+    try:
+        await read_body(receive, 1000)
+    except BodyTooLong:
+        await refuse(scope, receive, send)
+
+
+PIECE = b"258\r\n" + b"x" * 600 + b"\r\n"
+
+
+def refused_while_it_grows(door):
+    client = door.connect().send(request("", b"", "transfer-encoding: chunked", target="/other", length=False))
+    for _ in range(2):
+        client.send(PIECE)
+        door.turn()
+    assert client.answers == [(413, b"long")]
+    return client
+
+
+def test_the_answer_to_a_body_that_grew_over_the_limit_says_that_the_connection_closes(doors):
+    client = refused_while_it_grows(doors(app=limited, max_body_bytes=1000))
+    assert b"connection: close\r\n" in client.transport.written
+    assert client.state is LINGER
+    assert client.transport.has_ended
+    client.send(PIECE)
+    assert client.answers == [(413, b"long")]
+
+
+def test_who_goes_on_sending_after_the_last_answer_is_read_for_a_while(doors):
+    door = doors(app=limited, max_body_bytes=1000)
+    slow, quiet = refused_while_it_grows(door), refused_while_it_grows(door)
+    for _ in range(5):
+        slow.send(PIECE)
+        door.pass_seconds(1)
+    assert not slow.transport.is_closed
+    assert quiet.transport.is_closed
+    for _ in range(6):
+        slow.send(PIECE)
+        door.pass_seconds(1)
+    assert slow.transport.is_closed
+    quick = refused_while_it_grows(door)
+    for _ in range(64):
+        assert not quick.transport.is_closed
+        quick.send(b"x" * (1 << 20))
+    assert quick.send(b"x").transport.is_closed
 
 
 def test_a_long_body_that_came_before_its_answer_ends_the_connection_too(doors):
