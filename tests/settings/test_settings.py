@@ -240,6 +240,9 @@ def test_the_settings_of_a_file_hold_for_a_project_of_another_server(said, folde
         ("idle: gahter\n", "1: idle is 'gahter'; 'gather' or 'go' or 'wait' is needed; did you mean 'gather'?"),
         ("max_batchsize: 3\n", "1: max_batchsize: there is no such key; did you mean max_batch_size?"),
         ("log: {leve: info}\n", "1: log.leve: there is no such key; did you mean level?"),
+        ("http: {body_bytes: 5}\n", "1: http.body_bytes: there is no such key; did you mean max_body_bytes?"),
+        ("poll_s: 5\n", "1: poll_s: there is no such key; did you mean repository.poll_s?"),
+        ("http_port: 5\n", "1: http_port: there is no such key; did you mean http.port?"),
         ("config: other.yaml\n", "1: config: there is no such key"),
         ("drain: soon\n", "1: drain is 'soon'; seconds of at least 0 are needed"),
         ("attach: {adress: unix:x}\n", "1: attach.adress: there is no such key; did you mean address?"),
@@ -276,6 +279,7 @@ def test_what_is_wrong_in_the_environment_is_one_sentence(refused, env, told):
         ("iris.py --http-port 65536", "argument --http-port: '65536' is not possible, a whole number from 0 to 65535"),
         ("iris.py --keep-alive-s 0", "argument --keep-alive-s: '0' is not possible, seconds above 0 are needed"),
         ("iris.py --keep-alives 5", "unrecognized arguments: --keep-alives 5; did you mean --keep-alive-s?"),
+        ("iris.py --poll-s 5", "unrecognized arguments: --poll-s 5; did you mean --repository-poll-s?"),
         ("--config nowhere.yaml", "nowhere.yaml cannot be read: No such file or directory"),
         (
             "iris.py --config two.yaml",
@@ -292,6 +296,8 @@ def test_what_is_wrong_on_the_command_line_is_one_sentence(refused, folder, word
 
 
 def test_a_variable_that_nothing_reads_is_answered_with_the_nearest(check):
+    _, _, err = check("iris.py", "FOREBAY_POLL_S=2")
+    assert err.endswith("FOREBAY_POLL_S; did you mean FOREBAY_REPOSITORY_POLL_S?\n")
     env = "FOREBAY_WORKRES=2 FOREBAY_SERVICE_HOST=10.0.0.1 FOREBAY_PORT=tcp://10.0.0.1:80 FOREBAY_PORT_80_TCP_ADDR=x"
     status, out, err = check("iris.py", env)
     assert (status, "iris" in out) == (0, True)

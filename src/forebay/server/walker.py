@@ -31,6 +31,11 @@ class Walker:
         self.document = document
         self.warnings: list[str] = []
 
+    @property
+    def elsewhere(self) -> Sequence[str]:
+        """Keys of all sections, with these, that may be meant by an unknown one."""
+        return ()
+
     def where(self, path: Path) -> str:
         """Return the place of a path, as messages begin with it."""
         return self.document.where(path)
@@ -70,7 +75,7 @@ class Walker:
             ConfigError: Unless a reader sees it otherwise.
         """
         names = list(known)
-        hint = nearest(str(path[-1]), names)
+        hint = nearest(str(path[-1]), [*names, *self.elsewhere])
         did_you_mean = f"did you mean {hint}?" if hint else f"allowed are {', '.join(names)}"
         self.fail(path, f"{self.dotted(path)}: there is no such key; {did_you_mean}")
 

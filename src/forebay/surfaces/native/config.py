@@ -41,6 +41,13 @@ if TYPE_CHECKING:
 
 FILE: Final = "forebay.yaml"
 
+_SECTIONS: Final[dict[str, type[msgspec.Struct]]] = {
+    "http": HttpConfig,
+    "attach": AttachConfig,
+    "repository": RepositoryConfig,
+    "grpc": GrpcConfig,
+}
+
 
 class ConfigFile(NamedTuple):
     """What a file tells.
@@ -92,10 +99,7 @@ def read_config(path: Path) -> ConfigFile:
     if "name" in found and len(targets) > 1:
         walker.fail(("name",), f"name: it holds for one model, and there are {len(targets)}; put it beside each target")
     told: Told = {
-        HttpConfig: found.pop("http", {}),
-        GrpcConfig: found.pop("grpc", {}),
-        AttachConfig: found.pop("attach", {}),
-        RepositoryConfig: found.pop("repository", {}),
+        **{struct: found.pop(key, {}) for key, struct in _SECTIONS.items()},
         ProcessConfig: found.pop("log", {}),
         Overrides: {name: found.pop(name) for name in declared(Overrides) if name in found},
     }
@@ -132,11 +136,19 @@ def entries_of(file: ConfigFile, target: str | None, told: Mapping[str, Any], *,
 
 
 class _Walker(Walker):
-    """Names keys without the model they stand in, which the line tells."""
+    """Names keys without the model they stand in, which the line tells; knows in which section a key belongs."""
+
+    @property
+    def elsewhere(self) -> list[str]:
+        return [f"{name}.{key}" for name, struct in _SECTIONS.items() for key in _keys(struct)]
 
     def dotted(self, path: yaml.Path) -> str:
         is_in_model = path[:1] == ("models",) and len(path) > 2
         return super().dotted(path[2:] if is_in_model else path)
+
+
+def _keys(struct: type[msgspec.Struct]) -> dict[str, Setting]:
+    return {one.key: one for one in declared(struct).values() if one.written.flag is not None}
 
 
 def _top(folder: Path) -> dict[str, Check]:
@@ -145,7 +157,7 @@ def _top(folder: Path) -> dict[str, Check]:
     logs = {one.key: _check(one, folder) for name, one in process.items() if name.startswith("log_")}
 
     def section(struct: type[msgspec.Struct]) -> Check:
-        keys = {one.key: _check(one, folder) for one in declared(struct).values() if one.written.flag is not None}
+        keys = {key: _check(one, folder) for key, one in _keys(struct).items()}
         return lambda walker, path, value: walker.section(path, value, keys)
 
     def attach(walker: Walker, path: yaml.Path, value: Any) -> dict[str, Any]:
@@ -157,11 +169,9 @@ def _top(folder: Path) -> dict[str, Check]:
     return {
         "models": _models({**model, "target": _target(folder)}),
         "target": _target(folder),
-        "http": section(HttpConfig),
+        **{name: section(struct) for name, struct in _SECTIONS.items()},
         "attach": attach,
-        "repository": section(RepositoryConfig),
         "log": log,
-        "grpc": section(GrpcConfig),
         **{one.key: _check(one, folder) for name, one in process.items() if not name.startswith("log_")},
         **model,
     }
