@@ -100,6 +100,28 @@ def test_calls_that_no_model_answers_are_listed(server):
     assert line(server, "POST /models/doubles", 413)["ms"] is None
 
 
+@pytest.mark.parametrize("origin", [{}, {"origin": "http://a"}])
+@pytest.mark.parametrize(
+    "path, sent, status, code",
+    [
+        ("/models/doubles", "nonsense", 400, "InvalidRequest"),
+        ("/models/doubles", '"word"', 422, "ValidationError"),
+        ("/models/fails", "1", 500, "RunnerFailed"),
+        ("/models/nobody", "1", 404, "NotFound"),
+        ("/v2/models/nobody/infer", "{}", 404, "NotFound"),
+    ],
+)
+def test_both_lanes_say_the_same_of_an_error(server, origin, path, sent, status, code):
+    def codes():
+        return [one["code"] for one in server.records if (one.get("path"), one.get("status")) == (path, status)]
+
+    before = len(codes())
+    headers = {"content-type": "application/json", **origin}
+    assert server.client.post(path, content=sent, headers=headers).status_code == status
+    eventually(lambda: len(codes()) > before)
+    assert codes()[-1] == code
+
+
 @pytest.mark.parametrize("origin", [(), ("origin: http://a",)])
 def test_a_stream_that_was_called_off_is_listed(server, origin):
     whole = server.client.post("/models/counts", json=3)

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, QueueFull, TooLarge, Unavailable
-from forebay.transports.http.asgi_calls import answered_by
+from forebay.transports.http.asgi_calls import answered_by, failed
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.errors import TooSlow, error_headers
 from forebay.types.call import Failure, Request
@@ -55,6 +55,7 @@ class BatchingHttp:
             body = await self._read(length, receive)
         except (TooLarge, TooSlow) as error:
             self._endpoint.reject(error)
+            failed(scope, error)
             await self._refuse(error, receive, send)
             return
         if not body:
@@ -96,6 +97,8 @@ class BatchingHttp:
 
         def reply(request: Request, result: Any) -> None:
             answered_by(scope, endpoint, request)
+            if type(result) is Failure:
+                failed(scope, result.error)
             if not outcome.done():
                 outcome.set_result(result)
 

@@ -19,7 +19,7 @@ from forebay.surfaces.nucleus.logs import log_access
 from forebay.surfaces.nucleus.payload import BadPayload, check
 from forebay.surfaces.nucleus.runner import INTERNAL_ERROR
 from forebay.transports.api_keys import lets_in
-from forebay.transports.http.asgi_calls import answered_by
+from forebay.transports.http.asgi_calls import answered_by, failed
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.errors import error_headers
 from forebay.transports.http.kserve import PUBLIC_PATHS, is_inference_path
@@ -186,6 +186,8 @@ class NucleusHttp:
 
         def reply(request: Request, outcome: Outcome) -> None:
             answered_by(scope, self._endpoint, request)
+            if type(outcome) is Failure:
+                failed(scope, outcome.error)
             events.put_nowait((_OUTCOME, outcome, _nothing))
 
         request = Request(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.errors import DeadlineExceeded, ForebayError, QueueFull, Unavailable
 from forebay.surfaces.ventu.pages import Action, Reply, broken, problem, too_large
 from forebay.transports.api_keys import lets_in
-from forebay.transports.http.asgi_calls import answered_by
+from forebay.transports.http.asgi_calls import answered_by, failed
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.types.call import ALONE, EMPTY
 
@@ -119,6 +119,7 @@ class VentuHttp:
             await asyncio.wait([asked, gone], return_when=asyncio.FIRST_COMPLETED)
             return Reply(*asked.result()) if asked.done() else None
         except ForebayError as error:
+            failed(scope, error)
             return _failure(error)
         finally:
             asked.cancel()

@@ -27,6 +27,7 @@ from forebay.protocols.openai.reading import PATHS
 from forebay.serving.models.model import Model
 from forebay.transports.api_keys import lets_in
 from forebay.transports.http import kserve, tfserving
+from forebay.transports.http.asgi_calls import failed
 from forebay.transports.http.asgi_inference import Methods, Predict, send_answer
 from forebay.transports.http.dashboard.page import PREFIX, Dashboard, is_public, to_page, wants_page
 from forebay.transports.http.errors import (
@@ -81,7 +82,7 @@ def asgi_app(app: App, config: HttpConfig, more: Sequence[BaseRoute] = ()) -> AS
         is_openai = path.startswith("/v1/") and any(f"/v1/{one}".encode() in by_target for one in PATHS)
         return _error(request, NothingThere(msg), fault if is_openai else error_answer)
 
-    async def failed(request: HttpRequest, error: Exception) -> Response:
+    async def refused(request: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, ForebayError)
         return _error(request, error)
 
@@ -100,7 +101,7 @@ def asgi_app(app: App, config: HttpConfig, more: Sequence[BaseRoute] = ()) -> AS
         keys = [key.encode() for key in config.api_keys]
         middleware.append(Middleware(_KeyCheck, keys=keys, has_dashboard=config.dashboard, routes=by_target))
     middleware.append(Middleware(_Lending, lender=app, by_target=by_target))
-    handlers: Any = {ForebayError: failed, HTTPException: unknown}
+    handlers: Any = {ForebayError: refused, HTTPException: unknown}
     answering = Starlette(routes=[predictions, *more, *routes], middleware=middleware, exception_handlers=handlers)
     return _without_last_slash(answering)
 
@@ -123,7 +124,7 @@ def beside_dashboard(project: ASGIApp, pages: ServerPages | None, config: HttpCo
     if pages is None or board is None:
         return project
 
-    async def failed(request: HttpRequest, error: Exception) -> Response:
+    async def refused(request: HttpRequest, error: Exception) -> Response:
         known = error if isinstance(error, ForebayError) else NotFound(f"nothing is served at {request.url.path[:100]}")
         return _error(request, known)
 
@@ -132,7 +133,7 @@ def beside_dashboard(project: ASGIApp, pages: ServerPages | None, config: HttpCo
     keys = [key.encode() for key in config.api_keys]
     middleware = [Middleware(_KeyCheck, keys=keys, has_dashboard=True, routes={})] if keys else []
     below = Starlette(
-        routes=routes, middleware=middleware, exception_handlers={ForebayError: failed, HTTPException: failed}
+        routes=routes, middleware=middleware, exception_handlers={ForebayError: refused, HTTPException: refused}
     )
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -287,6 +288,7 @@ class _KeyCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._is_public(scope) and not lets_in(self._keys, scope["headers"]):
             error = Unauthorized("an API key is needed, as X-API-Key or as Authorization: Bearer")
+            failed(scope, error)
             await send_answer(send, *self._answer_of(path_of(scope))(error, ""))
             return
         await self._app(scope, receive, send)
@@ -308,5 +310,6 @@ class _KeyCheck:
 
 
 def _error(request: HttpRequest, error: ForebayError, fault: Fault = error_answer) -> Response:
+    failed(request.scope, error)
     request_id = request_id_of(request.headers.get("x-request-id", "").encode("latin-1"))
     return response_of(fault(error, request_id))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from forebay.errors import ForebayError
     from forebay.types.call import Request
 
 TOLD: Final = "forebay.call"
@@ -24,6 +25,13 @@ def answered_by(scope: Scope, endpoint: Answering, request: Request) -> None:
     call = scope.get(TOLD)
     if call is not None:
         call.answered_by(endpoint, request)
+
+
+def failed(scope: Scope, error: ForebayError) -> None:
+    """Note which error a call is answered with; the status alone stands for several."""
+    call = scope.get(TOLD)
+    if call is not None:
+        call.code = error.kind
 
 
 def telling(app: ASGIApp, tell: Callable[[EndedCall], object]) -> ASGIApp:
@@ -51,7 +59,7 @@ def telling(app: ASGIApp, tell: Callable[[EndedCall], object]) -> ASGIApp:
             await app(scope, receive, sending)
         finally:
             if TOLD in scope:
-                call.code = "" if is_whole else "cancelled"
+                call.code = call.code if is_whole else "cancelled"
                 call.status = call.status or CALLED_OFF
                 tell(call)
 

@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from forebay.errors import Cancelled, ForebayError, TooLarge
 from forebay.protocols import native
 from forebay.serving.endpoint import next_id
-from forebay.transports.http.asgi_calls import TOLD
+from forebay.transports.http.asgi_calls import TOLD, failed
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.errors import (
     ForeignPage,
@@ -78,6 +78,7 @@ class Predict:
         except ForebayError as error:
             if answer is None or answer.request is None:
                 route.endpoint.reject(error)
+            failed(scope, error)
             await send_answer(send, *route.fault(error, (head.id if answer is None else answer.id) or next_id()))
         finally:
             if answer is not None:
@@ -204,6 +205,8 @@ class AsgiAnswer:
         if type(outcome) is Failure:
             if not self._started:
                 raise outcome.error
+            if self._call is not None:
+                self._call.code = outcome.error.kind
             last = self._route.last_part(outcome.error, self.id)
             await self._send({"type": "http.response.body", "body": last})
         elif outcome is None and self._route.contract.streams:
@@ -285,6 +288,7 @@ class Methods:
             await send_answer(send, 204, allow, b"")
         elif handler is None:
             error = MethodNotAllowed(f"{method[:20]} is not possible here, {self._allow.decode()} are")
+            failed(scope, error)
             status, headers, body = self._fault(error, "")
             await send_answer(send, status, headers + allow, body)
         elif isinstance(handler, Predict | _Get):

@@ -23,6 +23,7 @@ from forebay.server.kserve_facts import (
     unchangeable,
 )
 from forebay.server.shared_regions import Region
+from forebay.transports.http.asgi_calls import failed
 from forebay.transports.http.bodies import BodyTooLong, read_body
 from forebay.transports.http.errors import MethodNotAllowed
 from forebay.transports.http.kserve import JSON, fault_of
@@ -62,6 +63,7 @@ class InferencePages:
         try:
             answer = await self._answer(scope, receive, send)
         except ForebayError as error:
+            failed(scope, error)
             answer = fault_of(error)
         if answer is not None:
             status, headers, body = answer

@@ -23,6 +23,7 @@ from forebay.server import stock_report
 from forebay.server.model_index import in_turns
 from forebay.serving.servings import registry
 from forebay.transports.http import kserve, tfserving
+from forebay.transports.http.asgi_calls import failed
 from forebay.transports.http.dashboard.page import Dashboard, to_page, wants_page
 from forebay.transports.http.management import Management
 from forebay.transports.http.openai import fault, model_page, models_page
@@ -101,6 +102,7 @@ class ServerPages:
         try:
             return _json(model_page(self._app, request.path_params["name"], self._created))
         except NotFound as error:
+            failed(request.scope, error)
             return response_of(fault(error, ""))
 
     async def v1_version(self, request: HttpRequest) -> Response:
@@ -108,11 +110,14 @@ class ServerPages:
         try:
             return _json(tfserving.about(self._app, request.path_params["name"], request.path_params["below"]))
         except ForebayError as error:
+            failed(request.scope, error)
             return response_of(kserve.fault_of(error))
 
     async def v1_missing(self, request: HttpRequest) -> Response:
         """Say why nothing answers a POST to a model."""
-        return response_of(kserve.fault_of(tfserving.not_there(self._app, "/".join(request.path_params.values()))))
+        error = tfserving.not_there(self._app, "/".join(request.path_params.values()))
+        failed(request.scope, error)
+        return response_of(kserve.fault_of(error))
 
     async def healthz(self, _request: HttpRequest) -> Response:
         """Tell that the process answers."""

@@ -21,6 +21,7 @@ from forebay.remotes.servers import PARENT
 from forebay.serving.endpoint import EndpointConfig
 from forebay.surfaces.pipeline.fronts.admission import begin
 from forebay.transports.api_keys import lets_in
+from forebay.transports.http.asgi_calls import failed
 from forebay.transports.http.asgi_inference import Peer, Predict
 from forebay.transports.http.errors import Unauthorized, error_headers
 from forebay.transports.http.kserve import PUBLIC_PATHS, is_inference_path
@@ -254,6 +255,7 @@ class PipelineHttp:
         try:
             response = await self._pages[path](Request(scope, receive))
         except ForebayError as error:
+            failed(scope, error)
             await _write(send, *rest.fault_of(error))
         else:
             await response(scope, receive, send)
