@@ -145,9 +145,7 @@ def talk(pieces: list[bytes], *, lands: bool, at_once: bool = False) -> tuple[An
         loop = asyncio.get_running_loop()
         names = {name: lambda _: HERE for name in (("Echo", "Each") if lands else ())}
         echo = lambda message, call: call.reply(note("echo", message))  # noqa: E731
-        methods = by_path(
-            [GrpcService(full_name="a.B", direct={"Echo": echo}, streams={"Each": each}, lands=names)], "none"
-        )
+        methods = by_path([GrpcService(full_name="a.B", direct={"Echo": echo}, streams={"Each": each}, lands=names)])
         config = GrpcConfig(max_message_bytes=1 << 20)
         port = GrpcPort(config, HeadReader(methods, (), config.max_metadata_bytes), loop)
         connection, transport = GrpcConnection(port), Reading()

@@ -105,7 +105,7 @@ def talk(segments: list[list[bytes]], *, later: bool) -> tuple[bytes, list[bytes
                 call.reply(message)
 
         config = GrpcConfig(max_streams=3)
-        methods = by_path([GrpcService(full_name="a.B", direct={"Echo": echo})], "none")
+        methods = by_path([GrpcService(full_name="a.B", direct={"Echo": echo})])
         port = GrpcPort(config, HeadReader(methods, (), config.max_metadata_bytes), loop)
         connection, transport = GrpcConnection(port), Transport()
         connection.connection_made(transport)  # type: ignore[arg-type]

@@ -135,6 +135,11 @@ def test_a_key_is_asked_for():
         assert infer(channel, made, metadata=[("x-api-key", "secret")]).model_name == "mirror"
         health = health_pb2.HealthCheckRequest(service="mirror").SerializeToString()
         assert channel.unary_unary("/grpc.health.v1.Health/Check")(health, timeout=PATIENCE_S)
+        for probe in ("Live", "Ready"):  # as /v2/health/live and /ready over HTTP: who asks for that has no key
+            told = channel.unary_unary(f"/{SERVICE}/Server{probe}")(b"", timeout=PATIENCE_S)
+            assert getattr(getattr(M, f"Server{probe}Response").FromString(told), probe.lower())
+        told = refusal(lambda: channel.unary_unary(f"/{SERVICE}/ServerMetadata")(b"", timeout=PATIENCE_S))
+        assert told[0] == "UNAUTHENTICATED"
 
 
 @pytest.mark.parametrize("speaks_tls", [False, True])

@@ -66,7 +66,11 @@ class Health:
         """Return what a port is given."""
         files = [health_pb2.DESCRIPTOR.serialized_pb]
         return GrpcService(
-            full_name=SERVICE, direct={"Check": self._check}, streams={"Watch": self._watch}, files=files
+            full_name=SERVICE,
+            direct={"Check": self._check},
+            streams={"Watch": self._watch},
+            public=("Check", "Watch"),
+            files=files,
         )
 
     def _check(self, data: bytes, call: Call) -> None:

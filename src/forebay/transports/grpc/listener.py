@@ -74,7 +74,7 @@ class GrpcListener:
             ConfigError: If the address cannot be bound, the TLS files cannot be used, or a package is not installed.
         """
         try:
-            from forebay.transports.grpc.health import SERVICE, Health
+            from forebay.transports.grpc.health import Health
             from forebay.transports.grpc.reflection import Reflection
         except ImportError as error:
             raise not_installed(error) from error
@@ -86,7 +86,7 @@ class GrpcListener:
         self._health = Health([service.full_name for service in self._services], self._is_ready, self._is_model_ready)
         services = [*self._services, self._health.service()]
         services += Reflection(services).services()
-        heads = HeadReader(by_path(services, SERVICE), config.api_keys, config.max_metadata_bytes)
+        heads = HeadReader(by_path(services), config.api_keys, config.max_metadata_bytes)
         loop = asyncio.get_running_loop()
         port = GrpcPort(config, heads, loop)
         connect = lambda: GrpcConnection(port)  # noqa: E731

@@ -19,18 +19,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("forebay.requests")
 
 
-def by_path(services: Sequence[GrpcService], public: str) -> dict[bytes, Method]:
-    """Return the methods of services by path; `public` names the one that needs no API key."""
+def by_path(services: Sequence[GrpcService]) -> dict[bytes, Method]:
+    """Return the methods of services by path."""
     found: dict[bytes, Method] = {}
     for service in services:
-        is_public = service.full_name == public
         prefix = f"/{service.full_name}/"
         for name, direct in service.direct.items():
-            found[(prefix + name).encode()] = _direct(name, direct, is_public=is_public)
+            found[(prefix + name).encode()] = _direct(name, direct, is_public=name in service.public)
         for name, unary in service.unary.items():
-            found[(prefix + name).encode()] = _unary(name, unary, is_public=is_public)
+            found[(prefix + name).encode()] = _unary(name, unary, is_public=name in service.public)
         for name, stream in service.streams.items():
-            found[(prefix + name).encode()] = _stream(name, stream, is_public=is_public)
+            found[(prefix + name).encode()] = _stream(name, stream, is_public=name in service.public)
         for name, places_of in service.lands.items():
             found[(prefix + name).encode()].lands = places_of
     return found

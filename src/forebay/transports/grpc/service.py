@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -90,6 +90,7 @@ class GrpcService(msgspec.Struct, frozen=True, kw_only=True):
         direct: Methods that answer without a task, by name.
         unary: Methods that are coroutines, by name.
         streams: Methods that take and give any number of messages, by name.
+        public: Names of methods that need no API key, as probes have none.
         lands: Methods that take a long message as a view of where it has landed, and not as bytes; and what says, of
             the message's beginning, where that is to be.
         files: Serialized descriptors of the files it is described in, each after those it imports; without them it
@@ -100,5 +101,6 @@ class GrpcService(msgspec.Struct, frozen=True, kw_only=True):
     direct: Mapping[str, Direct] = {}
     unary: Mapping[str, Unary] = {}
     streams: Mapping[str, Stream] = {}
+    public: Collection[str] = ()
     lands: Mapping[str, PlacesOf] = {}
     files: Sequence[bytes] = ()
