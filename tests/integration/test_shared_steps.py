@@ -140,6 +140,28 @@ def test_a_step_that_goes_wrong_ends_streams_and_lets_go_of_their_states(server,
     assert [number for number, _ in Stream(server, "shared", length=2).rest()] == [1, 2]
 
 
+@pytest.mark.parametrize("model", ["shared", "shared-async"])
+@pytest.mark.parametrize(
+    "how, said",
+    [
+        ("none", "step returned a NoneType for"),
+        ("nothing", "step returned None 500 times in a row for a stream, which says that there is nothing this time"),
+    ],
+)
+def test_a_stream_that_none_is_to_end_is_told_how_streams_end(server, model, how, said):
+    """At once, and not when its deadline has passed."""
+    other = Stream(server, "shared", length=LONG)
+    wrong = Stream(server, model, length=9, how=how)
+    found = wrong.rest()
+    assert [event[0] for event in found[:-1]] == [1, 2]
+    assert found[-1]["error"]["code"] == "internal"
+    eventually(lambda: said in server.log)
+    if how == "nothing":
+        assert "return Last(part), or Last(), where a stream ends" in server.log
+        assert other.next()[0] == 1
+    other.drop()
+
+
 def test_an_error_of_one_stream_is_its_own(server):
     other = Stream(server, "shared", length=LONG, seconds=0.001)
     assert other.next()[0] == 1

@@ -23,7 +23,7 @@ class State:
         self.made = 0
 
 
-def made(states: list[State]) -> list[Any]:
+def made(states: list[State]) -> Any:
     """Numbers up to the length; what a sample asks for at its third part."""
     parts: list[Any] = []
     for state in states:
@@ -35,6 +35,11 @@ def made(states: list[State]) -> list[Any]:
             return []
         if state.made == 3 and how == "exit":
             os._exit(3)
+        if state.made == 3 and how == "none":
+            return None
+        if state.made >= 3 and how == "nothing":
+            parts.append(None)
+            continue
         if state.made == 3 and how == "error":
             parts.append(RequestError("this one"))
         elif state.made >= state.sample["length"]:

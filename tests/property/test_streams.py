@@ -37,6 +37,7 @@ class Model:
         self.dice = dice
         self.states = []
         self.sizes = Counter()
+        self.silent = {}
 
     def run(self, items):
         (item,) = items

@@ -41,6 +41,7 @@ class BatchRunner(ABC):
 
     Attributes:
         awaits: Whether the model has coroutine functions.
+        silent: Streams that got nothing in the last steps; see `Stepping`.
     """
 
     awaits = False
@@ -83,6 +84,7 @@ class BatchRunner(ABC):
         }
         self._worker = 0
         self._coroutines = Coroutines()
+        self.silent: dict[Stream, tuple[int, float]] = {}
         if settings.is_async or any(
             inspect.iscoroutinefunction(getattr(model_class, name, None)) for name in self._hooks
         ):

@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import inspect
+import logging
+import time
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, final
 
 from forebay.errors import BadOutcome
@@ -17,12 +19,25 @@ from forebay.workers.together import Stepped
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
+log = logging.getLogger("forebay.workers")
+
+MAX_SILENT: Final = 500
+"""How many steps in a row may bring a stream nothing without a word about it."""
+IDLE_STEP_S: Final = 0.001
+"""A model whose steps take less on average, so many times in a row, computes nothing in them."""
+
+_warned: set[str] = set()
 _NOTHING: Final = Stepped()
 _ENDED: Final = Stepped(None, [None])
 
 
 class Stepping(Protocol):
     """The runner of such a model; what its coroutine functions return is waited for."""
+
+    @property
+    def silent(self) -> dict[Stream, tuple[int, float]]:
+        """Streams that got nothing in the last steps: in how many, and since when."""
+        ...
 
     @property
     def awaits(self) -> bool:
@@ -92,6 +107,8 @@ class Stream:
         parts = self._checked(runner.step([stream.state for stream in streams]), len(streams))
         written = runner.write_all(parts, [stream.params for stream in streams])
         if written is not None:  # as nearly always
+            if runner.silent:
+                runner.silent.clear()
             return [[one] for one in written]
         return [_step_of(runner, stream, part) for stream, part in zip(streams, parts, strict=True)]
 
@@ -121,6 +138,7 @@ class Stream:
         if self._is_finished:
             return None
         self._is_finished = True
+        self.mates.silent.pop(self, None)
         state, self.state = self.state, None
         finished = self.mates.finish(state)
         return self._wait(finished) if self._wait is not None and inspect.isawaitable(finished) else finished
@@ -158,7 +176,8 @@ def _step_of(runner: Stepping, stream: Stream, part: Any) -> Any:
     if is_last:
         part = cast("Any", part).part
     if part is None:
-        return _ENDED if is_last else _NOTHING
+        return _ENDED if is_last else _nothing(runner, stream)
+    runner.silent.pop(stream, None)
     if type(part) is Failure:
         return Stepped(None, [failure_in(part)])
     if isinstance(part, BaseException):
@@ -167,6 +186,21 @@ def _step_of(runner: Stepping, stream: Stream, part: Any) -> Any:
     if runner.awaits and made is not part and inspect.isawaitable(made):  # else it is no more than a part that is none
         return _written_async(runner, made, stream, is_last=is_last)
     return _written(runner, made, stream, is_last=is_last)
+
+
+def _nothing(runner: Stepping, stream: Stream) -> Stepped:
+    """Return what None means; where it comes again and again, an end was meant, and there would be none."""
+    count, since = runner.silent.get(stream) or (0, time.monotonic())
+    runner.silent[stream] = (count + 1, since)
+    if count + 1 == MAX_SILENT:
+        told = f"{runner.model_name}.step returned None {MAX_SILENT} times in a row for a stream"
+        msg = f"{told}, which says that there is nothing this time; return Last(part), or Last(), where a stream ends"
+        if time.monotonic() - since < MAX_SILENT * IDLE_STEP_S:
+            return Stepped(None, [failure_of(BadOutcome(msg))])
+        if runner.model_name not in _warned:
+            _warned.add(runner.model_name)
+            log.warning(msg)
+    return _NOTHING
 
 
 async def _written_async(runner: Stepping, made: Awaitable[Any], stream: Stream, *, is_last: bool) -> Stepped:
