@@ -16,6 +16,7 @@ import pytest
 
 from forebay.cli import load_generator, plots
 from forebay.cli.main import main
+from forebay.errors import ConfigError
 
 QUICK = ("--seconds", "0.3", "--warmup-s", "0")
 
@@ -158,6 +159,31 @@ def test_what_is_never_answered_is_lost():
     result = measure(silent, load_generator.open_loop, 20.0, timeout_s=0.1)
     assert (len(result.took), result.failed) == (0, sum(result.lost.values()))
     assert result.failed >= 5
+
+
+def test_no_connection_stays_open(monkeypatch):
+    """Neither one whose answer never came, nor one that was being opened when the time was over."""
+    made, connect, result = [], load_generator._connect, load_generator._Run.result
+
+    async def slowly(target, done):
+        await asyncio.sleep(0.02)
+        made.append(await connect(target, done))
+        return made[-1]
+
+    async def late(run):
+        found = await result(run)
+        await asyncio.sleep(0.1)
+        return found
+
+    monkeypatch.setattr(load_generator, "_connect", slowly)
+    monkeypatch.setattr(load_generator._Run, "result", late)
+    measure(lambda number: OK.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+    server = Scripted(lambda number: threading.Event().wait(0.2) or b"")
+    with pytest.raises(ConfigError, match="no answer came"):
+        asyncio.run(load_generator.ask_once(load_generator.target_of(server.url, None, {}), 0.05))
+    server.listening.close()
+    assert len(made) > 3
+    assert all(one._transport.is_closing() for one in made)
 
 
 def test_percentiles_and_steps_take_every_answer():

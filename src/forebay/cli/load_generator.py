@@ -22,7 +22,7 @@ import msgspec
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
 MAX_CONNECTIONS: Final = 2000
 """Of an open loop; a request that is due while all of them wait for an answer is not sent."""
@@ -114,18 +114,21 @@ async def ask_once(target: Target, timeout_s: float) -> tuple[int, bytes]:
         if not answered.done():
             answered.set_result((status, b"".join(connection.body) if status else lost.encode()))
 
+    connection: LoadConnection | None = None
     try:
         connection = await _connect(target, done)
         connection.keeps_body = True
         connection.ask(time.perf_counter())
         status, body = await asyncio.wait_for(answered, timeout_s)
-        connection.close()
     except TimeoutError as error:
         msg = f"no answer came within {timeout_s:g} seconds"
         raise ConfigError(msg) from error
     except OSError as error:
         msg = f"{target.host}:{target.port} does not answer: {error.strerror or error}"
         raise ConfigError(msg) from error
+    finally:
+        if connection is not None:
+            connection.close()
     if not status:
         msg = f"{target.host}:{target.port} answers, but not as HTTP does: {body.decode()}"
         raise ConfigError(msg)
@@ -140,9 +143,12 @@ async def closed_loop(target: Target, clients: int, seconds: float, warmup_s: fl
         connection.ask(time.perf_counter())
 
     run.on_idle = again
-    for _ in range(clients):
-        again(await run.connect())
-    return await run.result()
+    try:
+        for _ in range(clients):
+            again(await run.connect())
+        return await run.result()
+    finally:
+        await run.close()
 
 
 async def open_loop(target: Target, rate: float, seconds: float, warmup_s: float, timeout_s: float) -> Measurement:
@@ -151,7 +157,6 @@ async def open_loop(target: Target, rate: float, seconds: float, warmup_s: float
     idle: list[LoadConnection] = []
     connecting = 0
     waiting: list[float] = []
-    tasks: set[asyncio.Task[None]] = set()
 
     def free(connection: LoadConnection) -> None:
         if waiting:
@@ -183,9 +188,7 @@ async def open_loop(target: Target, rate: float, seconds: float, warmup_s: float
             elif len(run.connections) + connecting < MAX_CONNECTIONS:
                 waiting.append(due)
                 connecting += 1
-                task = asyncio.ensure_future(widen())
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
+                run.begin(widen())
             else:
                 run.unsent(due)
         sent = max(sent, due_by_now)
@@ -194,7 +197,10 @@ async def open_loop(target: Target, rate: float, seconds: float, warmup_s: float
     for due in waiting:
         run.unsent(due)
     waiting.clear()
-    return await run.result()
+    try:
+        return await run.result()
+    finally:
+        await run.close()
 
 
 class _Run:
@@ -211,6 +217,7 @@ class _Run:
         self._cpu: float | None = None
         self._swept = 0.0
         self._result = Measurement(seconds)
+        self._connecting: set[asyncio.Task[None]] = set()
         self.connections: set[LoadConnection] = set()
         self.on_idle: Callable[[LoadConnection], None] = lambda _: None
         asyncio.get_running_loop().call_later(warmup_s, self._began)
@@ -244,9 +251,22 @@ class _Run:
         while time.perf_counter() < self._end + self._grace_s and any(one.due for one in self.connections):
             self.sweep()
             await asyncio.sleep(_TURN_S)
+        return self._result
+
+    def begin(self, connecting: Coroutine[Any, Any, None]) -> None:
+        """Open a connection beside what else is done."""
+        task = asyncio.ensure_future(connecting)
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def close(self) -> None:
+        """Hang up everywhere, also where a connection is just being opened."""
+        if connecting := list(self._connecting):
+            for task in connecting:
+                task.cancel()
+            await asyncio.wait(connecting)
         for connection in self.connections:
             connection.close()
-        return self._result
 
     def sweep(self) -> None:
         """Give up what has taken too long."""
@@ -293,8 +313,7 @@ class _Run:
                 self._replace()
 
         if not self.is_over:
-            task = asyncio.ensure_future(replace())
-            self._replacing = task  # a task needs somebody who holds it
+            self.begin(replace())
 
 
 class LoadConnection(asyncio.Protocol):
