@@ -46,6 +46,14 @@ class RefusalLog:
         self._others = _Told()
         self._forgot: int | None = None
 
+    def counts(self, second: int, reason: Hashable) -> bool:
+        """Count a refusal if its reason was told in this second; otherwise `refused` is to be called."""
+        told = self._told.get(reason)
+        if told is None or told.second != second:
+            return False
+        told.silent += 1
+        return True
+
     def refused(
         self, second: int, peer: tuple[str, int] | str | None, reason: Hashable, text: str, kind: str = ""
     ) -> None:

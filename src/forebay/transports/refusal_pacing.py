@@ -11,6 +11,10 @@ in line, and where each waits for 80 ms and asks again, that makes 1,000 refusal
 more; so those in line wait for as long as is bearable: a line that is short enough is told soon, any other in time, up
 to a limit. The line needs no deadlines: it holds one place for each client, and moves by at least one every
 `MAX_DEBT_S / LEAST_SHARE`.
+
+They are told in groups, for the first of a group is the dearest: the model has pushed the code out of the core's
+caches. What one costs is averaged twice: over the last few, which says how fast the line may move, and over some
+thousands, which says what line is short: a machine that is slow for a second must not make a long line of a short one.
 """
 
 from __future__ import annotations
@@ -24,24 +28,35 @@ if TYPE_CHECKING:
 
 LEAST_SHARE: Final = 0.01
 """How much of the loop's time refusals may take in any case."""
+MOST_SHARE: Final = 0.05
+"""And at most, at what they usually cost."""
+MOST_OF_USUAL: Final = 2.0
+"""They may take so many times as much while they cost more."""
 SHORT_S: Final = 0.1
-"""A line is short if `MOST_SHARE` is enough to tell it within this time, whatever a refusal costs at the moment."""
-SOON_S: Final = 0.07
-"""How long the last one of a short line waits, if that does not take more than `MOST_SHARE`."""
+"""A line is short if `MOST_SHARE` is usually enough to tell it within this time."""
+SOON_S: Final = 0.075
+"""How long the last one of a short line waits, if its share allows it."""
 LATE_S: Final = 0.9
 """The same for any other line."""
-MOST_SHARE: Final = 0.05
+PATIENCE: Final = 1.1
+"""Who has waited for so many times as long is due: a line that nobody joins would move ever more slowly."""
 KERNEL_S: Final = 5e-6
 """What a refusal costs beside the time it is seen to take: reading, and the loop's own work. A server that only refuses
 takes 13 to 16 us of CPU time for each, and sees the rest of them."""
-BURST_S: Final = 0.001
+GROUP_S: Final = 0.001
+"""How long a group may take to tell."""
+BURST_S: Final = 1.5 * GROUP_S
 """Budget that can be saved up: the first refusals after a while need not wait."""
 MAX_DEBT_S: Final = 0.01
 """What one refusal may cost those after it: more than this is a pause of the whole interpreter."""
-MEASURED: Final = 16
-"""Refusals that are measured together: to ask for the time a thread has used takes as long as half a refusal."""
-TICK_S: Final = 0.01
-"""How long the line waits before it is looked at again."""
+GROUPS: Final = 5
+"""How many groups a line is told in, or more."""
+LOOKS_S: Final = (0.005, 0.02)
+"""How long the line waits at least, and at most, before it is looked at again: those who join it change its rate."""
+RECENT: Final = 64
+"""Refusals over which their cost is averaged for the rate of the line."""
+USUAL: Final = 4096
+"""And for what they usually cost."""
 
 
 class RefusedClient(Protocol):
@@ -58,7 +73,8 @@ class RefusalLine:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiting: deque[tuple[RefusedClient, float]] = deque()
-        self._budget_s = self._cost_s = BURST_S
+        self._budget_s = self._cost_s = self._usual_cost_s = BURST_S
+        self._measured = 0
         self._is_telling = False  # a client that is told may send another request, which is refused as well
         self._looked_at = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
@@ -84,31 +100,45 @@ class RefusalLine:
         self._timer = None
         waiting = self._waiting
         now = time.monotonic()
-        cost_s = len(waiting) * self._cost_s
-        share = cost_s / (SOON_S if cost_s <= SHORT_S * MOST_SHARE else LATE_S)
-        if (
-            share > MOST_SHARE or now - waiting[0][1] > LATE_S
-        ):  # late: a line that nobody joins would move ever more slowly
-            share = MOST_SHARE
-        share = max(share, LEAST_SHARE)
+        share = self._share(now)
         self._budget_s = min(self._budget_s + (now - self._looked_at) * share, BURST_S)
         self._looked_at = now
         self._is_telling = True
         try:
-            while waiting and self._budget_s > 0:
-                self._tell_some()
+            while waiting and self._budget_s >= self._price():
+                self._tell_group()
         finally:
             self._is_telling = False
         if waiting:
-            self._timer = self._loop.call_later(TICK_S, self._tell)
+            least_s, most_s = LOOKS_S
+            due_s = (self._price() - self._budget_s) / share
+            self._timer = self._loop.call_later(max(min(due_s, most_s), least_s), self._tell)
 
-    def _tell_some(self) -> None:
-        """Tell as many as the budget is thought to pay for, and take from it what they cost."""
-        waiting = self._waiting
-        count = min(len(waiting), MEASURED, max(int(self._budget_s / self._cost_s), 1))
+    def _share(self, now: float) -> float:
+        """Tell how much of the time those who wait may take."""
+        waiting, usual_s = self._waiting, self._usual_cost_s
+        wait_s = SOON_S if len(waiting) * usual_s <= SHORT_S * MOST_SHARE else LATE_S
+        most = MOST_SHARE * min(max(self._cost_s / usual_s, 1.0), MOST_OF_USUAL)
+        if now - waiting[0][1] > wait_s * PATIENCE:
+            return most
+        return max(min(len(waiting) * self._cost_s / wait_s, most), LEAST_SHARE)
+
+    @property
+    def _group(self) -> int:
+        """How many are told together."""
+        return max(min(len(self._waiting) // GROUPS, int(GROUP_S / self._cost_s)), 1)
+
+    def _price(self) -> float:
+        """Tell what the next group is thought to cost, as far as it can be saved up for."""
+        return min(self._group * self._cost_s, GROUP_S)
+
+    def _tell_group(self) -> None:
+        waiting, count = self._waiting, self._group
         began = time.thread_time()  # time in which workers have the core, or the interpreter, costs nothing
         for _ in range(count):
             waiting.popleft()[0].tell_refused()
         used_s = time.thread_time() - began + count * KERNEL_S
-        self._cost_s = used_s / count
         self._budget_s = max(self._budget_s - used_s, -MAX_DEBT_S)
+        measured = self._measured = min(self._measured + count, USUAL)
+        self._cost_s += (used_s / count - self._cost_s) * min(count / min(measured, RECENT), 1.0)
+        self._usual_cost_s += (used_s / count - self._usual_cost_s) * count / measured

@@ -11,10 +11,10 @@ from forebay.transports.refusal_pacing import (
     KERNEL_S,
     LATE_S,
     LEAST_SHARE,
+    LOOKS_S,
     MAX_DEBT_S,
     MOST_SHARE,
     SHORT_S,
-    TICK_S,
     RefusalLine,
 )
 
@@ -149,6 +149,40 @@ def test_a_short_line_is_told_soon_whatever_a_refusal_costs_at_the_moment(loop, 
     assert wait_s <= 0.095
 
 
+# The first of a group finds the caches full of the model's data; for a second the machine is slower than usual.
+@pytest.mark.parametrize(
+    "length, longest_s, first_s, each_s",
+    [(80, 0.12, 80e-6, 15e-6), (80, 0.12, 150e-6, 20e-6), (1680, 1.15, 80e-6, 15e-6)],
+)
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_slow_second_makes_no_long_line_of_a_short_one(loop, length, longest_s, first_s, each_s, times):  # F69
+    line = RefusalLine(loop)
+    waited = []
+    groups = 0
+    draw = random.Random(1)
+
+    class Again:
+        def ask(self):
+            self.asked_at = loop.now
+            line.refuse(self)
+
+        def tell_refused(self):
+            nonlocal groups
+            is_first = not waited or loop.now - waited[-1][0] > 1e-3
+            groups += is_first
+            slowness = times if 3.0 < loop.now - began < 4.0 else 1
+            loop.now += (first_s * is_first + each_s) * slowness
+            waited.append((loop.now, loop.now - self.asked_at))
+            loop.call_later(draw.uniform(1e-3, 5e-3), self.ask)
+
+    began = loop.now
+    for _ in range(length):
+        loop.call_later(draw.uniform(0.0, 0.05), Again().ask)
+    loop.advance(7.0)
+    assert max(wait_s for at, wait_s in waited if at > began + 2.0) < longest_s
+    assert groups / 7.0 < 70  # to wake for a few at a time would cost more than to tell them
+
+
 def test_who_comes_while_others_wait_goes_to_the_end(loop):
     told = []
     line = RefusalLine(loop)
@@ -158,7 +192,7 @@ def test_who_comes_while_others_wait_goes_to_the_end(loop):
         for _ in range(draw.randrange(300)):
             line.refuse(Client(count, told, loop))
             count += 1
-        loop.advance(draw.uniform(0, 3 * TICK_S))
+        loop.advance(draw.uniform(0, 3 * LOOKS_S[1]))
     loop.advance(100.0)
     assert told == list(range(count))
     assert len(line) == 0
@@ -179,7 +213,7 @@ def test_a_pause_of_the_interpreter_is_not_paid_off_by_those_who_wait(loop):
     line = RefusalLine(loop)
     line.refuse(Client(0, told, loop, cost_s=1.0))
     line.refuse(Client(1, told, loop))
-    loop.advance(MAX_DEBT_S / LEAST_SHARE + 2 * TICK_S)
+    loop.advance(MAX_DEBT_S / LEAST_SHARE + 2 * LOOKS_S[1])
     assert told == [0, 1]
 
 

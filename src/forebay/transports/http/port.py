@@ -188,4 +188,5 @@ class HttpPort:
 
     def tell(self, error: ForebayError, client: tuple[str, int] | None) -> None:
         """Log a refusal, at most one a second for each kind of error."""
-        self._told.refused(self.epoch, client, type(error), error.message, error.kind)
+        if not self._told.counts(self.epoch, type(error)):  # then there is nothing to find the words for
+            self._told.refused(self.epoch, client, type(error), error.message, error.kind)
