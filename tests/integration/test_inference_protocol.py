@@ -265,7 +265,7 @@ ROW = tensor("input", "FP32", [1, 3], [1, 2, 3])
         ([{**ROW, "name": "imput"}], "the model has no input 'imput'; did you mean 'input'?"),
         ([ROW, ROW], "input 'input' came twice"),
         ([{**ROW, "datatype": "FP64"}], "input 'input' is of FP64, and FP32 is expected"),
-        ([{**ROW, "datatype": "FP33"}], "did you mean 'FP32'?"),
+        ([{**ROW, "datatype": "FP33"}], "'FP33', which is no data type; FP32 is expected"),
         ([{**ROW, "shape": [1, 4]}], "input 'input' has the shape [1, 4], and [-1, 3] is expected (-1 is any length)"),
         ([{**ROW, "shape": [3]}], "input 'input' has the shape [3], and [-1, 3] is expected"),
         ([{**ROW, "shape": [0, 3], "data": []}], "at least one is needed"),

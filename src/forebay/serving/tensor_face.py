@@ -221,7 +221,8 @@ def _check(tensor: Tensor, declared: TensorMetadata | None, *, is_ranked: bool) 
     Raises:
         ValidationError: If it is another one, or its shape and data do not agree.
     """
-    name, found = tensor.name, datatype_of(tensor.datatype)
+    name, expected = tensor.name, "" if declared is None else declared.datatype
+    found = datatype_of(tensor.datatype, name, expected if expected in DATATYPES else "")
     if declared is not None and declared.datatype in DATATYPES and not holds(DATATYPES[declared.datatype], found):
         raise ValidationError(f"input '{name}' is of {found.name}, and {declared.datatype} is expected")
     if tensor.is_json:
@@ -238,14 +239,22 @@ def _check(tensor: Tensor, declared: TensorMetadata | None, *, is_ranked: bool) 
             found_shape = str(list(tensor.shape))[:200]
             msg = f"input '{name}' has the shape {found_shape}; as {declared.datatype} it is larger than 2^63 bytes"
             raise ValidationError(msg) from None
-    if declared is None or not is_ranked:
-        return
-    fits = len(tensor.shape) == len(declared.shape) and all(
-        wanted in {-1, axis} for axis, wanted in zip(tensor.shape, declared.shape, strict=True)
+    if declared is not None and is_ranked:
+        check_shape(name, tensor.shape, declared.shape)
+
+
+def check_shape(name: str, found: Sequence[int], declared: Sequence[int]) -> None:
+    """Hold the shape of an input to the one that is declared, in which -1 is any length.
+
+    Raises:
+        ValidationError: If it is another one.
+    """
+    fits = len(found) == len(declared) and all(
+        wanted in {-1, axis} for axis, wanted in zip(found, declared, strict=True)
     )
     if not fits:
-        text = f"input '{name}' has the shape {list(tensor.shape)}, and {list(declared.shape)} is expected"
-        raise ValidationError(f"{text} (-1 is any length)" if -1 in declared.shape else text)
+        text = f"input '{name}' has the shape {list(found)}, and {list(declared)} is expected"
+        raise ValidationError(f"{text} (-1 is any length)" if -1 in declared else text)
 
 
 def _rows(tensor: Tensor, rows: int | None, declared: TensorMetadata | None) -> int:

@@ -67,8 +67,13 @@ BY_TENSORFLOW: Final = {row.tensorflow: row for row in DATATYPES.values()}
 BY_PADDLE: Final = {row.paddle: row for row in DATATYPES.values() if row.paddle is not None}
 
 
-def datatype_of(name: str) -> DataType:
+def datatype_of(name: str, tensor: str = "", expected: str = "") -> DataType:
     """Return a data type by its name.
+
+    Args:
+        name: It.
+        tensor: Whose it is said to be, for the message.
+        expected: What it should be, where only one is possible.
 
     Raises:
         ValidationError: If there is none of this name.
@@ -77,7 +82,9 @@ def datatype_of(name: str) -> DataType:
     if found is None:
         hint = nearest(name, [known.lower() for known in DATATYPES])
         did_you_mean = f"; did you mean '{hint.upper()}'?" if hint else ""
-        msg = f"'{name[:80]}' is no data type; there are {', '.join(DATATYPES)}{did_you_mean}"
+        what = f"tensor '{tensor[:80]}' is of '{name[:80]}', which" if tensor else f"'{name[:80]}'"
+        more = f"{expected} is expected" if expected else f"there are {', '.join(DATATYPES)}{did_you_mean}"
+        msg = f"{what} is no data type; {more}"
         raise ValidationError(msg)
     return found
 

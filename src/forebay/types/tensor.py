@@ -74,7 +74,7 @@ def check_size(name: str, datatype: str, shape: Sequence[int], length_bytes: int
     Raises:
         ValidationError: With both lengths.
     """
-    size = datatype_of(datatype).size
+    size = datatype_of(datatype, name).size
     expected = elements(name, shape, size or 4) * size
     if size and length_bytes != expected:
         msg = (
@@ -128,7 +128,7 @@ def rows_of(tensor: Tensor, count: int) -> list[memoryview]:
         ValidationError: If BYTES holds another number of elements than its shape says.
     """
     data = memoryview(cast("bytes", tensor.data))
-    size = datatype_of(tensor.datatype).size
+    size = datatype_of(tensor.datatype, tensor.name).size
     if size:
         step = len(data) // max(count, 1)
         return [data[at * step : (at + 1) * step] for at in range(count)]

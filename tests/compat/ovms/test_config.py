@@ -189,6 +189,30 @@ def test_check_names_every_broken_graph(tmp_path, capsys):
     assert capsys.readouterr().out == "good: a graph of python_node; input -> output\n"
 
 
+def test_a_configuration_with_a_slip_in_it_is_one_all_the_same(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{\n"model_config_list": []\n"mediapipe_config_list": []}')
+    for target in (tmp_path, tmp_path / "config.json"):
+        assert main(["check", str(target)]) == 2
+        assert "config.json:3: it is no JSON: Expecting ',' delimiter" in capsys.readouterr().err
+
+
+def test_a_graph_that_is_not_there_is_told_where_it_is_named(tmp_path, capsys):
+    write(tmp_path, {"config.json": config(good={}, gone={}), "good/graph.pbtxt": one_node(), "good/model.py": HANDLER})
+    assert main(["check", str(tmp_path)]) == 2
+    told = f"config.json:1: the graph 'gone' is to be in {tmp_path}/gone/graph.pbtxt, and no file is there"
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("side, name, there", [("inputs", "inptu", "input"), ("outputs", "outputs", "output")])
+def test_metadata_of_no_stream_is_told_with_the_nearest(tmp_path, capsys, side, name, there):  # O120
+    told = {side: {name: {"datatype": "FP32", "shape": [1]}}}
+    files = {"config.json": config(good={"metadata": told}), "good/graph.pbtxt": one_node(), "good/model.py": HANDLER}
+    write(tmp_path, files)
+    assert main(["check", str(tmp_path)]) == 2
+    message = f"config.json:1: metadata.{side} names '{name}', which the graph has not; did you mean '{there}'?"
+    assert message in capsys.readouterr().err
+
+
 def test_targets_are_known_by_what_is_in_them(tmp_path):
     write(
         tmp_path,

@@ -107,6 +107,11 @@ def test_a_pass_through_and_a_converter_are_other_names_of_a_stream(read):  # O5
 BROKEN = {
     "empty": ("  \n", ":1: the file is empty"),  # O43
     "no text format": ("input_stream {{", r":1: "),
+    "no closing brace": (GOOD.rstrip()[:-1], r":\d+: the '{' of line 4 is not closed"),
+    "no closing quote": (
+        GOOD.replace('handler_path: "model.py"', 'handler_path: "model.py'),
+        r""":\d+: the text '"model.py' has no closing quote on its line""",
+    ),
     "unknown field": (
         GOOD.replace("calculator:", "calculatr:"),
         r":\d+: there is no field 'calculatr' in Node; did you mean 'calculator'",
@@ -179,7 +184,7 @@ BROKEN = {
         graph_text(
             IN, OUT, python_node("n", ["A:input", "B:b"], ["OUT:output"]), python_node("m", ["IN:output"], ["OUT:b"])
         ),
-        r":4: .*cycle: 'n' -> 'm' -> 'n'",
+        r":4: .*cycle: 'n' -> 'm' -> 'n'; break it, or .* input_stream_info \{ tag_index: 'TAG:0' back_edge: true \}",
     ),  # O50
     "a circle of names": (
         graph_text(
@@ -215,6 +220,18 @@ BROKEN = {
         one_node(more=LOOPBACK.replace('SyncSetInputStreamHandler"', 'DefaultInputStreamHandler"')),
         "never come together",
     ),  # O53
+    "unknown handler of a loop": (
+        one_node(more=LOOPBACK.replace('SyncSetInputStreamHandler"', 'SyncSetInputStreamHandle"')),
+        r":\d+: there is no input stream handler 'Sync.*did you mean 'SyncSetInputStreamHandler'",
+    ),
+    "set of no loop": (
+        one_node(more=LOOPBACK.replace('sync_set { tag_index: "LOOPBACK:0" }', 'sync_set { tag_index: "LOOPBAK:0" }')),
+        r":\d+: node 'python_node' has no input_stream 'LOOPBAK:0'; did you mean 'LOOPBACK:0'",
+    ),
+    "info of no loop": (
+        one_node(more=LOOPBACK.replace("tag_index: 'LOOPBACK:0'", "tag_index: 'LOOPBAK:0'")),
+        r":\d+: node 'python_node' has no input_stream 'LOOPBAK:0'; did you mean 'LOOPBACK:0'",
+    ),
     "unknown handler": (
         one_node(more='input_stream_handler { input_stream_handler: "ImediateInputStreamHandler" }'),
         "did you mean 'ImmediateInputStreamHandler'",
@@ -290,7 +307,10 @@ def test_a_queue_can_be_switched_off(read, monkeypatch):  # O59
 def test_an_output_that_nothing_writes_is_a_warning(read):  # O51
     layout = read(graph_text(IN, [*OUT, "MORE:more"], python_node("n", ["IN:input"], ["OUT:output"])))
     assert layout.missing == ("more",)
-    assert any("nothing writes the output 'more'" in told for told in layout.warnings)
+    assert any(
+        "nothing writes the output 'more', so each request fails; there is input, output" in told
+        for told in layout.warnings
+    )
 
 
 def test_tags_that_are_nearly_others_are_warnings(read):  # O55: any other tag is a tensor's, as in the original

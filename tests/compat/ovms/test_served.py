@@ -97,6 +97,21 @@ def test_numbers_go_through_json_whole(server, datatype, values):  # O37, O42, T
     assert (answer["model_name"], answer["model_version"], answer["id"]) == ("numbers", "1", "7")
 
 
+@pytest.mark.parametrize(
+    "datatype, shape, told",
+    [
+        ("INT32", [2], "input 'input' is of INT32, and FP32 is expected"),
+        ("FLOAT", [2], "input 'input' is of FLOAT, and FP32 is expected"),
+        ("FP32", [2, 1], "input 'input' has the shape [2, 1], and [-1] is expected (-1 is any length)"),
+        ("FP32", [3], "tensor 'input' of FP32[3] needs 12 bytes of data, and 8 came; shape and data must agree"),
+    ],
+)
+def test_what_is_declared_of_a_graph_holds(server, datatype, shape, told):  # O120
+    answer = raw(server, "typed", datatype, shape, bytes(8))
+    assert (answer.status_code, answer.json()) == (400, {"error": told})
+    assert raw(server, "typed", "FP32", [2], bytes(8)).status_code == 200
+
+
 def test_texts_are_framed_in_json_and_raw_bytes_are_not(server):  # O35, O36, O42
     texts = ["abc", "", "é\0"]
     framed = b"".join(struct.pack("<I", len(one.encode())) + one.encode() for one in texts)

@@ -117,3 +117,11 @@ def test_samples_of_which_nothing_came_are_counted_before_they_are_made():
             face.ask([Tensor("x", "FP32", shape, b"")])
     with pytest.raises(InvalidRequest, match="'y' has the shape"):
         TensorFace(inputs=[TensorMetadata("y", "BYTES", (-1,))]).ask([Tensor("y", "BYTES", (2**31,), b"")])
+
+
+def test_a_type_that_there_is_not_is_told_with_the_input_and_what_is_expected():
+    face = TensorFace(inputs=[TensorMetadata("x", "FP32", (-1,))])
+    with pytest.raises(InvalidRequest, match=r"tensor 'x' is of 'FLOAT', which is no data type; FP32 is expected"):
+        face.ask([Tensor("x", "FLOAT", (1,), bytes(4))])
+    with pytest.raises(InvalidRequest, match=r"tensor 'x' is of 'FP31', which is no .* there are BOOL.*mean 'FP32'\?"):
+        TensorFace(is_open=True).ask([Tensor("x", "FP31", (1,), bytes(4))])

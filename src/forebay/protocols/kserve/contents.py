@@ -47,7 +47,7 @@ def put(into: Any, tensor: Tensor) -> None:
     import numpy as np
 
     field = field_of(tensor.name, tensor.datatype)
-    datatype = datatype_of(tensor.datatype)
+    datatype = datatype_of(tensor.datatype, tensor.name)
     if datatype.size:
         values: list[Any] = np.frombuffer(tensor.data, datatype.numpy).tolist()
     else:
@@ -76,7 +76,7 @@ def taken(name: str, datatype: str, shape: Sequence[int], contents: Any) -> byte
             "shape and data must agree"
         )
         raise ValidationError(msg)
-    known = datatype_of(datatype)
+    known = datatype_of(datatype, name)
     if not known.size:
         return join_elements(name, values)
     # NumPy would cast what does not fit into a shorter integer, and the longer one is made only for a moment.

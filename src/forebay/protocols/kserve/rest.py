@@ -209,7 +209,7 @@ def decode_request(
                 raise InvalidRequest(f"input '{one.name}' has data beside shared memory; send it in one way")
             if read is None:
                 raise InvalidRequest(f"input '{one.name}' lies in shared memory, which this server does not read")
-            check_size(one.name, datatype_of(one.datatype).name, shape, place.size)
+            check_size(one.name, one.datatype, shape, place.size)
             tensors.append(Tensor(one.name, one.datatype, shape, read(place)))
             continue
         if has_list and size is None:
@@ -299,7 +299,7 @@ def _implied_size(one: _Input, shape: tuple[int, ...], left: int) -> int:
     Raises:
         InvalidRequest: If its shape does not say it either.
     """
-    size = datatype_of(one.datatype).size
+    size = datatype_of(one.datatype, one.name).size
     if size:
         return elements(one.name, shape, size) * size
     if shape != (1,):
@@ -327,7 +327,7 @@ def _decoded(body: bytes, kind: type[_Kind]) -> _Kind:
 def _listed(tensor: Tensor) -> list[Any]:
     import numpy as np
 
-    datatype = datatype_of(tensor.datatype)
+    datatype = datatype_of(tensor.datatype, tensor.name)
     if not datatype.size:
         count = elements(tensor.name, tensor.shape)
         try:
@@ -352,7 +352,7 @@ def _values(array: npt.NDArray[Any], datatype: DataType) -> npt.NDArray[Any]:
 def _raw(output: _Output) -> bytes:
     import numpy as np
 
-    datatype = datatype_of(output.datatype)
+    datatype = datatype_of(output.datatype, output.name)
     if output.data is None:
         msg = f"output '{output.name}' has neither data in a list nor a binary_data_size"
         raise ValidationError(msg)

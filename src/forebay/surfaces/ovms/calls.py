@@ -17,7 +17,7 @@ import msgspec
 from forebay.errors import InvalidRequest, NotPrepared, nearest
 from forebay.graph.pool import PacketStream
 from forebay.protocols.kserve.calls import InferRequest, InferResponse
-from forebay.serving.tensor_face import TENSORS, TensorFace, outcome_of, tensors_of
+from forebay.serving.tensor_face import TENSORS, TensorFace, check_shape, outcome_of, tensors_of
 from forebay.surfaces.ovms.handlers import UNARY
 from forebay.surfaces.ovms.values import ExecutionFailed, as_wanted, as_wire
 from forebay.types.call import EMPTY, Failure, Request
@@ -60,10 +60,13 @@ UNTYPED: Final = "INVALID"
 class GraphCalls:
     """What requests to one graph mean."""
 
-    def __init__(self, name: str, layout: GraphLayout, problem: str = "") -> None:
-        """Say which graph, and why it could never answer."""
+    def __init__(
+        self, name: str, layout: GraphLayout, declared: Sequence[TensorMetadata] = (), problem: str = ""
+    ) -> None:
+        """Say which graph, what somebody declares of its inputs, and why it could never answer."""
         self.name = name
         self.layout = layout
+        self._declared: Mapping[str, TensorMetadata] = {one.name: one for one in declared}
         self._problem = problem
         self._leaving: Mapping[str, GraphOutput] = {one.name: one for one in layout.outputs}
 
@@ -132,7 +135,7 @@ class GraphCalls:
         """Return the inputs of a request by their streams.
 
         Raises:
-            InvalidRequest: If one is unknown, given twice, or not as long as it says.
+            InvalidRequest: If one is unknown, given twice, not as long as it says, or not what is declared.
         """
         packets: dict[str, Any] = {}
         for tensor in request.inputs:
@@ -146,6 +149,8 @@ class GraphCalls:
                 raise InvalidRequest(msg)
             if tensor.name in self.layout.images:
                 _check_image(tensor)
+            if tensor.name in self._declared:
+                _check_declared(tensor, self._declared[tensor.name])
             known = DATATYPES.get(tensor.datatype)
             if tensor.is_json:
                 if known is None or known.name in {"FP16", "BF16"}:
@@ -384,6 +389,19 @@ def side_packets(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
         for name, value in parameters.items()
         if name not in _RESERVED and not name.startswith(_RESERVED_BEGIN)
     }
+
+
+def _check_declared(tensor: Tensor, declared: TensorMetadata) -> None:
+    """Hold a tensor to what somebody has declared; a shape that is not said may be any.
+
+    Raises:
+        InvalidRequest: If it is another one.
+    """
+    if tensor.datatype != declared.datatype:
+        msg = f"input '{tensor.name}' is of {tensor.datatype[:80]}, and {declared.datatype} is expected"
+        raise InvalidRequest(msg)
+    if declared.shape:
+        check_shape(tensor.name, tensor.shape, declared.shape)
 
 
 def _check_image(tensor: Tensor) -> None:

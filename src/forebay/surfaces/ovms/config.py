@@ -83,9 +83,13 @@ class OvmsConfig(msgspec.Struct, frozen=True, kw_only=True):
 def looks_like_config(path: Path) -> bool:
     """Tell whether a JSON file is a configuration of the original."""
     try:
-        found: Any = json.loads(path.read_bytes()[: yaml.MAX_BYTES])
-    except (OSError, ValueError, RecursionError):
+        raw = path.read_bytes()[: yaml.MAX_BYTES]
+    except OSError:
         return False
+    try:
+        found: Any = json.loads(raw)
+    except (ValueError, RecursionError):  # whoever reads it says where the slip is
+        return any(f'"{key}"'.encode() in raw for key in (MODELS, GRAPHS))
     return isinstance(found, dict) and not {MODELS, GRAPHS}.isdisjoint(cast("dict[str, Any]", found))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from forebay.batching.queue import BatchConfig
+from forebay.errors import ConfigError
 from forebay.graph.drawing.draw import Drawable
 from forebay.graph.pool import GraphPool, Node
 from forebay.protocols.native import Contract
@@ -20,6 +21,7 @@ from forebay.surfaces.ovms.layout import GraphLayout
 from forebay.surfaces.ovms.linker import read_layout
 from forebay.surfaces.ovms.model_nodes import InferenceRunner
 from forebay.surfaces.ovms.model_versions import ModelEntry
+from forebay.surfaces.ovms.pbtxt import meant
 from forebay.workers.runner import RunnerSpec
 from forebay.workers.threads import ThreadPool
 
@@ -61,10 +63,14 @@ def serve_graph(
     Raises:
         ConfigError: If its file is wrong, with the line.
     """
+    if entry.where and not entry.graph_path.is_file():
+        msg = f"{entry.where}: the graph '{entry.name}' is to be in {entry.graph_path}, and no file is there"
+        raise ConfigError(msg)
     layout = read_layout(entry.name, entry.graph_path, entry.base_path)
+    _check_metadata(entry, layout)
     sessions, unknown = _sessions(layout, known)
     layout = msgspec.structs.replace(layout, warnings=(*layout.warnings, *unknown))
-    calls = GraphCalls(entry.name, layout, "; ".join(unknown))
+    calls = GraphCalls(entry.name, layout, entry.inputs, "; ".join(unknown))
     modules = Modules()
     threads = overrides.threads if overrides.threads > 1 else THREADS
     endpoints = {
@@ -101,6 +107,20 @@ def serve_graph(
         endpoint, Contract(), nodes=endpoints, drawing=drawing, tensors=face, session=session, has_versions=False
     )
     return GraphServed(served, layout)
+
+
+def _check_metadata(entry: GraphEntry, layout: GraphLayout) -> None:
+    """Refuse types and shapes of streams that the graph has not.
+
+    Raises:
+        ConfigError: Naming the nearest that it has.
+    """
+    outputs = [one.called for one in layout.outputs]
+    for side, declared, names in (("inputs", entry.inputs, layout.inputs), ("outputs", entry.outputs, outputs)):
+        for one in declared:
+            if one.name not in names:
+                msg = f"{entry.where}: metadata.{side} names '{one.name}', which the graph has not"
+                raise ConfigError(msg + meant(one.name, names))
 
 
 def _endpoint(name: str, runner: Runner, threads: int, stuck_s: float) -> Endpoint:

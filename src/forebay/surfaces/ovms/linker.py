@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 import msgspec
 
@@ -110,6 +110,7 @@ class _Linker:
         missing = tuple(port.name for port in file.outputs if port.name not in self._written)
         self._warnings += [
             f"{file.path}:{port.line}: nothing writes the output '{port.name}', so each request fails"
+            + meant(port.name, self._written)
             for port in file.outputs
             if port.name in missing
         ]
@@ -282,6 +283,7 @@ class _Linker:
             fail(node.line, f"{node.shown} has no input_stream; at least one is needed")
         if not any(port.tag == RESOURCES and port.name == "py" for port in node.side_inputs):
             fail(node.line, f'{node.shown} has no input_side_packet: "{RESOURCES}:py"; it is needed')
+        self._check_handler(node)
         loop, turn = self._loop(node)
         handler = self._base_path / options["handler_path"]
         if not handler.is_file():
@@ -378,17 +380,25 @@ class _Linker:
             return node.handler
         return self._file.handler
 
-    def _spec(self, name: str, node: CalculatorNode, *, takes_any: bool) -> NodeSpec:
+    def _check_handler(self, node: CalculatorNode) -> None:
+        """Refuse what a node says of inputs that it has not, and handlers that there are not."""
         handler = self._handler(node)
-        policy = _POLICIES.get(handler.name)
-        if policy is None:
+        if handler.name not in _POLICIES:
             msg = f"there is no input stream handler '{handler.name}'"
             self._file.fail(handler.line, msg + meant(handler.name, _POLICIES))
         keys = [port.key for port in node.inputs]
+        told = [(info.line, info.tag_index) for info in node.infos]
+        told += [(handler.line, one) for group in handler.sync_sets for one in group]
+        for line, one in told:
+            if _normal(one) not in keys:
+                self._file.fail(line, f"{node.shown} has no input_stream '{one}'" + meant(one, keys))
+
+    def _spec(self, name: str, node: CalculatorNode, *, takes_any: bool) -> NodeSpec:
+        self._check_handler(node)
+        handler = self._handler(node)
+        policy = _POLICIES[handler.name]
+        keys = [port.key for port in node.inputs]
         back = {_normal(info.tag_index): info for info in node.infos if info.back_edge}
-        for info in node.infos:
-            if _normal(info.tag_index) not in keys:
-                self._no_port(node, info.line, info.tag_index, keys)
         if policy == "barrier" and back:
             self._file.fail(handler.line, f"{node.shown} has a loop, which a barrier would wait for; use sync sets")
         return NodeSpec(
@@ -410,16 +420,11 @@ class _Linker:
         sets: list[frozenset[str]] = []
         for written in handler.sync_sets:
             for one in written:
-                if _normal(one) not in keys:
-                    self._no_port(node, handler.line, one, keys)
                 if any(_normal(one) in group for group in sets):
                     self._file.fail(handler.line, f"{node.shown} has '{one}' in two sync sets; it belongs to one")
             sets.append(frozenset(map(_normal, written)))
         rest = frozenset(keys).difference(*sets)
         return tuple(group for group in (*sets, rest) if group)
-
-    def _no_port(self, node: CalculatorNode, line: int, tag_index: str, keys: Sequence[str]) -> NoReturn:
-        self._file.fail(line, f"{node.shown} has no input_stream '{tag_index}'" + meant(tag_index, keys))
 
     def _check(self, spec: GraphSpec) -> None:
         """Refuse what the engine refuses, with a line: what is left is a cycle."""
@@ -427,7 +432,9 @@ class _Linker:
             self._warnings += [f"{self._file.path}: {told}" for told in check(spec)]
         except ConfigError as error:
             concerned = [node.line for name, node in self._names.items() if f"'{name}'" in error.message]
-            self._file.fail(min(concerned, default=1), error.message)
+            said, semicolon, _ = error.message.partition("; break it")
+            how = ", or let the node that closes it say input_stream_info { tag_index: 'TAG:0' back_edge: true }"
+            self._file.fail(min(concerned, default=1), said + semicolon + (how if semicolon else ""))
 
 
 def _normal(tag_index: str) -> str:

@@ -26,6 +26,7 @@ _WORD: Final = re.compile(
 )
 _NO_FIELD: Final = re.compile(r'Message type "mediapipe\.(?P<type>\w+)" has no field named "(?P<field>[^"]*)"')
 _NO_EXTENSION: Final = re.compile(r'Extension "(?P<name>[^"]*)" not registered')
+_NO_QUOTE: Final = re.compile(r"String missing ending quote: '(?P<text>.*)'")
 _NO_TYPE: Final = re.compile(r"Type (?P<name>\S+) not found")
 _PORT: Final = re.compile(
     r"(?:(?P<tag>[A-Z_][A-Z0-9_]*):(?:(?P<index>\d{1,4}):)?)?(?P<name>[a-z_][a-z0-9_]*)", re.IGNORECASE
@@ -138,6 +139,8 @@ class FieldLines:
         self.lines: dict[tuple[str | int, ...], int] = {}
         self.calculators: list[tuple[str, int]] = []
         self.depth = 0
+        self.unclosed: list[int] = []
+        """Lines of braces that nothing closes."""
         self._scan(text)
 
     def line(self, *path: str | int) -> int:
@@ -166,6 +169,7 @@ class FieldLines:
                 counts[-1][field] += 1
             elif word in "{<" and kind == "mark":
                 stack.append(path)
+                self.unclosed.append(line)
                 path = (*path, field, counts[-1][field])
                 self.lines[path] = line
                 counts[-1][field] += 1
@@ -173,6 +177,7 @@ class FieldLines:
                 self.depth = max(self.depth, len(stack))
             elif word in "}>" and kind == "mark" and stack:
                 path = stack.pop()
+                self.unclosed.pop()
                 counts.pop()
             elif word in "[]" and kind == "mark":
                 in_list = word == "[" and text[: found.start()].rstrip()[-1:] == ":"
@@ -253,6 +258,10 @@ class _Reader:
             line = line or self._line_of(name)
             known = (*OPTIONS, "SyncSetInputStreamHandlerOptions", "ThreadPoolExecutorOptions")
             said = f"there are no options '{name}' here{meant(name, known)}"
+        elif found := _NO_QUOTE.search(said):
+            said = f"the text '{found['text'][:100]}' has no closing quote on its line"
+        elif self._places.unclosed and 'Expected "' in said:
+            said = f"the '{{' of line {self._places.unclosed[0]} is not closed: {said}"
         raise ConfigError(f"{self._path}:{line or 1}: {said}") from None
 
     def _line_of(self, word: str) -> int:
