@@ -3,12 +3,13 @@
 
     .venv/bin/python -m benchmarks.kserve [--rounds 3] [--seconds 3] [--only small] [--copies] [--write]
 
-Each server has core 0, with its processes, and the load (`wrk` and `h2load`, the same for all) core 1. All that take
-part in a row are up together and take turns. *bare* is `servers/raw_tensors.py`: no more than the transport, a join of
-what came and the model; *copy* is its kind that only copies from the socket and answers. `--long` asks over gRPC with
-`h2flood.py`, whose frames are as long as a port takes them, as are those of clients made of gRPC's C core. `--copies`
-does not measure time: it counts the bytes that a request has copied, with a library that is loaded before the C library
-(`copies.c`, which `gcc` compiles). Peers take part once `benchmarks/kserve.sh` has made their environments.
+Each server has core 0, with its processes, and the load core 1: the same for all, `bodyflood.py` for what is large and
+`h2load` for what is small. All that take part in a row are up together and take turns. *bare* is
+`servers/raw_tensors.py`: no more than the transport, a join of what came and the model; *copy* is its kind that only
+copies from the socket and answers. Over gRPC frames are as long as a port takes them, as are those of clients made of
+gRPC's C core; `--frames 16384` cuts them as short as many others do. `--copies` does not measure time: it counts the
+bytes that a request has copied, with a library that is loaded before the C library (`copies.c`, which `gcc` compiles).
+Peers take part once `benchmarks/kserve.sh` has made their environments.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ import numpy as np
 
 from benchmarks.h2load import HEADERS, prefixed
 from benchmarks.launch import ROOT, environment, free_port, pinned, stop
-from benchmarks.load import SCRIPT
 from benchmarks.overload import LOAD_CORES, SERVER_CORES
 from benchmarks.proc import cpu_s, tree
 from benchmarks.report import machine, table
@@ -139,6 +139,13 @@ def body(job: str, *, is_text: bool = False) -> tuple[bytes, int]:
     return text + values.tobytes(), len(text)
 
 
+def headers(size: int) -> list[tuple[str, str]]:
+    """Return those of a body whose JSON is so long, or is all of it."""
+    if not size:
+        return [("Content-Type", "application/json")]
+    return [("Content-Type", "application/octet-stream"), ("Inference-Header-Content-Length", str(size))]
+
+
 def given(job: str) -> np.ndarray:
     return np.arange(tensors.ELEMENTS if job == LARGE else 4, dtype=np.float32)[np.newaxis]
 
@@ -168,9 +175,7 @@ def ask_http(port: int, job: str, times: int = 1, *, is_text: bool = False) -> b
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     with contextlib.closing(connection):
         for _ in range(times):
-            headers = {"Inference-Header-Content-Length": str(size), "Content-Type": "application/octet-stream"}
-            headers = headers if size else {"Content-Type": "application/json"}
-            connection.request("POST", f"/v2/models/{job}/infer", data, headers)
+            connection.request("POST", f"/v2/models/{job}/infer", data, dict(headers(size)))
             response = connection.getresponse()
             found = response.read()
             said = response.headers["Inference-Header-Content-Length"]
@@ -184,8 +189,8 @@ def ask_http(port: int, job: str, times: int = 1, *, is_text: bool = False) -> b
 ASK = {"grpc": ask_grpc, "http": ask_http}
 
 
-def load_grpc(port: int, job: str, answer: bytes, connections: int, seconds: int) -> tuple[float, float]:
-    """Return answers a second, and the p50 of their time in ms."""
+def load_small(port: int, job: str, answer: bytes, connections: int, seconds: int) -> tuple[float, float]:
+    """Return answers a second, and the mean of their time in ms."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(prefixed(message(job)))
         file.flush()
@@ -202,53 +207,27 @@ def load_grpc(port: int, job: str, answer: bytes, connections: int, seconds: int
     return answered / seconds, float(mean[0]) * {"us": 1e-3, "ms": 1.0, "s": 1e3}[mean[1]]
 
 
-def load_http(
-    port: int, job: str, answer: bytes, connections: int, seconds: int, *, is_text: bool = False
+def load_large(
+    door: str, one: Running, connections: int, seconds: int, longest_frame: int | None
 ) -> tuple[float, float]:
-    """Do the same over HTTP."""
-    del answer
-    data, size = body(job, is_text=is_text)
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(data)
+    """Return answers a second, and the p50 of their time in ms."""
+    if door == "grpc":
+        asked, path, options = message(LARGE), PATH, [] if longest_frame is None else [f"--longest={longest_frame}"]
+    else:
+        asked, size = body(LARGE, is_text=one.is_text)
+        path, options = f"/v2/models/{LARGE}/infer", [f"--header={name}: {value}" for name, value in headers(size)]
+    with tempfile.NamedTemporaryFile() as file, tempfile.NamedTemporaryFile() as answer:
+        file.write(asked)
+        answer.write(one.answer)
         file.flush()
-        url = f"http://127.0.0.1:{port}/v2/models/{job}/infer"
-        command = [
-            "wrk",
-            "-t1",
-            "--timeout",
-            "30s",
-            f"-c{connections}",
-            f"-d{seconds}s",
-            "-s",
-            str(SCRIPT),
-            url,
-            "--",
-            file.name,
-        ]
-        binary = ["Content-Type", "application/octet-stream", "Inference-Header-Content-Length", str(size)]
-        command += binary if size else ["Content-Type", "application/json"]
-        text = subprocess.run(pinned(command, LOAD_CORES), check=True, capture_output=True, text=True).stdout
-    found = json.loads(text.rpartition("JSON")[2])
-    if found["errors"]:
-        raise RuntimeError(text)
-    return found["requests"] / found["duration_s"], found["p50_ms"]
-
-
-def load_long(port: int, job: str, answer: bytes, connections: int, seconds: int) -> tuple[float, float]:
-    """Do the same over gRPC in frames as long as the port takes them."""
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(message(job))
-        file.flush()
-        command = [sys.executable, "-m", "benchmarks.h2flood", str(port), PATH, file.name]
-        command += [f"--connections={connections}", f"--seconds={seconds}", f"--answer={len(answer) + 5}"]
+        answer.flush()
+        command = [sys.executable, "-m", "benchmarks.bodyflood", door, str(one.ports[door]), path, file.name]
+        command += [f"--connections={connections}", f"--seconds={seconds}", f"--answer={answer.name}", *options]
         done = subprocess.run(pinned(command, LOAD_CORES), check=False, capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
         raise RuntimeError(done.stderr)
     found = json.loads(done.stdout)
     return found["rate"], found["p50_ms"]
-
-
-LOAD = {"grpc": load_grpc, "http": load_http}
 
 
 class Running(NamedTuple):
@@ -313,10 +292,11 @@ def measure(job: str, door: str, connections: int, options: argparse.Namespace) 
             for name, one in up.items():
                 before = one.cpu_s()
                 try:
-                    load = load_long if options.long and door == "grpc" else LOAD[door]
-                    if one.is_text and door == "http":
-                        load = partial(load_http, is_text=True)
-                    rate, p50_ms = load(one.ports[door], job, one.answer, connections, options.seconds if round_ else 1)
+                    seconds = options.seconds if round_ else 1
+                    if job == LARGE:
+                        rate, p50_ms = load_large(door, one, connections, seconds, options.frames)
+                    else:
+                        rate, p50_ms = load_small(one.ports[door], job, one.answer, connections, seconds)
                 except RuntimeError as error:
                     print(name, str(error)[-1500:], file=sys.stderr)
                     continue
@@ -372,7 +352,7 @@ def main() -> None:
     parser.add_argument("--doors", default="grpc,http")
     parser.add_argument("--connections", default="", help="instead of 16, and of 16 and 64 for the small one")
     parser.add_argument("--servers", default="", help="first words of those that take part")
-    parser.add_argument("--long", action="store_true", help="long frames over gRPC")
+    parser.add_argument("--frames", type=int, help="longest frame over gRPC, if that is not what a port takes")
     parser.add_argument("--copies", action="store_true", help="count copied bytes instead")
     parser.add_argument("--write", action="store_true", help="append to RESULTS-kserve.md")
     options = parser.parse_args()
@@ -398,7 +378,7 @@ def main() -> None:
                 found = measure(job, door, connections, options)
                 reference = "bare inline"
                 heads = ["server", "req/s", "p50 ms", "CPU us", "of bare, or forebay beside it"]
-                frames = ", long frames" if options.long and door == "grpc" else ""
+                frames = f", frames of {options.frames:,}" if options.frames and door == "grpc" else ""
                 title = (
                     f"## {job}, {door}{frames}, {connections} clients, {options.rounds} rounds of {options.seconds} s"
                 )
