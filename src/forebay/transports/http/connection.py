@@ -9,8 +9,9 @@ unchanged code and so to the ASGI application. Answers of both lanes leave in th
 most one is being worked on, later ones of a pipelining client wait, and reading is paused while any does.
 
 A client mostly sends the same head again and again. Once the parser has read one, the `HttpPort` remembers its bytes: a
-request that arrives whole, between two others, with a remembered head is not parsed at all. Only heads are remembered
-that say all there is to say about the message (a length, nothing unusual), so the same bytes mean the same again.
+request that arrives between two others with a remembered head is not parsed at all, whether it is whole or its body
+comes bit by bit. Only heads are remembered that say all there is to say about the message (a length, nothing unusual),
+so the same bytes mean the same again.
 
 Limits are kept here for both lanes: length of the head, bodies that are arriving, idle time, slow readers and writers.
 One sweep a second looks at all connections; no request sets a timer.
@@ -18,6 +19,7 @@ One sweep a second looks at all connections; no request sets a timer.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -92,6 +94,7 @@ class HttpConnection(HttpToolsProtocol):
         "_detour",
         "_is_advancing",
         "_is_staged",
+        "_is_unparsed",
         "_lands",
         "_lane",
         "_parser",
@@ -133,6 +136,7 @@ class HttpConnection(HttpToolsProtocol):
         self._reading: Head | None = None
         self._body = ArrivingBody(lane)
         self._lands = False
+        self._is_unparsed = False
         self._detour = b""
         # What is being answered: by the fast lane, or by the slow one.
         self._active: Head | None = None
@@ -206,6 +210,9 @@ class HttpConnection(HttpToolsProtocol):
                 raw = data[: data.find(b"\r\n\r\n") + 4]
                 head = self._lane.heads.get(raw)
                 if head is None or len(data) != head.whole_bytes:
+                    if head is not None and len(data) < head.whole_bytes:
+                        self._begin_remembered(head, data)
+                        return
                     self._parse(data)
                     if talk.may_be_remembered:
                         self._learn(data, raw)
@@ -226,7 +233,10 @@ class HttpConnection(HttpToolsProtocol):
             else:
                 self._answer(head, data[head.raw_bytes :])
         elif talk.state.reads:
-            self._parse(data)
+            if self._is_unparsed:
+                self._go_on(data)
+            else:
+                self._parse(data)
             if len(data) >= LARGE_READ_BYTES:
                 self.give_way()
         else:
@@ -249,19 +259,69 @@ class HttpConnection(HttpToolsProtocol):
 
     def advance(self, size: int) -> None:
         """Take note of how much of the body was put there."""
-        talk, lane, head = self._talk, self._lane, self._reading
-        self._seen = lane.epoch
-        assert head is not None
+        talk = self._talk
+        self._seen = self._lane.epoch
         self._body.placed(size)
         talk.begin_segment()
         talk.body_bytes += size
         self._body.hold(size)
+        self._came(size)
+
+    def _came(self, size: int) -> None:
+        """Count what came of a body and was not parsed, and answer if it was the rest."""
+        talk, head = self._talk, self._reading
+        assert head is not None
         if not talk.state.reads:
             return
-        talk.end_segment(size, lane.epoch)
+        talk.end_segment(size, self._lane.epoch)
         if talk.body_bytes == head.length:
-            self._parser = self.parser = new_parser(self)  # the other one waits for the body
+            if not self._is_unparsed:
+                self._parser = self.parser = new_parser(self)  # the other one waits for the body
+            self._is_unparsed = False
             self.on_message_complete()
+
+    def _begin_remembered(self, head: Head, data: bytes) -> None:
+        """Begin to read a message that has a remembered head, and of whose body something is missing."""
+        talk = self._talk
+        self._seen = self._lane.epoch
+        talk.begin_segment()
+        talk.begin()
+        talk.on(READ)
+        self._reading, self.headers, self.url = head, head.headers, head.url
+        self._is_staged, self._is_unparsed = False, True
+        self._body.begin()
+        if head.length > MAX_AWAITED_BYTES and head.is_full():
+            assert head.route is not None
+            self._refuse(head.route.is_full_error, head)
+            return
+        self._take_unparsed(data[head.raw_bytes :], len(data))
+        self._land()
+
+    def _go_on(self, data: bytes) -> None:
+        """Take what comes of a body whose head was remembered; the parser reads what follows."""
+        talk, head = self._talk, self._reading
+        assert head is not None
+        self._seen = self._lane.epoch
+        talk.begin_segment()
+        missing = head.length - talk.body_bytes
+        piece, rest = data[:missing], data[missing:]
+        self._take_unparsed(piece, len(piece))
+        if rest:
+            self.data_received(rest)
+
+    def _take_unparsed(self, piece: bytes, size: int) -> None:
+        talk, head = self._talk, self._reading
+        assert head is not None
+        talk.body_bytes += len(piece)
+        if piece:
+            self._body.take(piece, head, talk.body_bytes)
+        self._came(size)
+
+    def _land(self) -> None:
+        """From the first body on that lands, have the kernel put them there."""
+        if not self._lands and self.room() is not None:
+            self._lands = True
+            read_bodies(self.transport, self)
 
     @property
     def held_bytes(self) -> int:
@@ -280,17 +340,19 @@ class HttpConnection(HttpToolsProtocol):
 
     def _learn(self, data: bytes, raw: bytes) -> None:
         """Remember the head of the one message in this segment if the same bytes will always mean the same."""
-        head = self._reading
+        head, talk = self._reading, self._talk
         if (
             head is not None
             and head.is_usual
             and head.problem is None
             and head.chunked
-            and 0 <= head.length == len(data) - len(raw)
+            and talk.body_bytes == len(data) - len(raw)
+            and (head.length > talk.body_bytes if talk.state is BODY else head.length == talk.body_bytes)
             and len(raw) <= MAX_HEAD_BYTES
             and raw.startswith(b"POST ")
             and raw.count(b"\n") == len(self.headers) + 2  # nothing before the line, nothing folded, no bare line feeds
         ):
+            head.headers, head.url = self.headers, self.url
             self._lane.remember(raw, head)
 
     def _parse(self, data: bytes) -> None:
@@ -306,9 +368,7 @@ class HttpConnection(HttpToolsProtocol):
                 if self._detour:
                     self._change_parser(data[upgrade.args[0] :])
             talk.end_segment(len(data), lane.epoch)
-            if not self._lands and self.room() is not None:
-                self._lands = True
-                read_bodies(self.transport, self)
+            self._land()
         except httptools.HttpParserError as error:
             if talk.state.reads:
                 self._refuse(refusal_of(error), self._reading)
@@ -740,6 +800,8 @@ class HttpConnection(HttpToolsProtocol):
         if head is None:
             head = Head(target=self.url.partition(b"?")[0])
             head.method = self._parser.get_method() if self.url else b""
+        else:
+            head = copy.copy(head)  # it may be remembered, and others may send the same
         head.problem = error
         head.keep_alive = head.is_simple = False
         if self._active is not None or self._working is not None or talk.waiting:

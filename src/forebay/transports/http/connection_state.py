@@ -20,7 +20,8 @@ go, and whether an answer is due.
 `TABLE` says which event leads from which state to which; an event that is not in a state's row is a defect of ours. The
 shortcut (`WHOLE`) is one transition out of one state: a segment that is one whole message, read before byte by byte the
 same. `HttpConnection` does it and its way back (`SETTLED`) in its own hot path, by assigning the state; a test holds
-both against the table.
+both against the table. A message whose body is still to come takes the same events whether or not its head was read
+before.
 
 `ConnectionState` also counts what arrives, while it arrives: line and headers, what frames a chunked body (extensions,
 trailers), and whether all of it comes fast enough. `check_framing` refuses heads whose end could be read in two ways.
@@ -214,10 +215,10 @@ class ConnectionState:
 
     @property
     def may_be_remembered(self) -> bool:
-        """Whether the segment that was just read held one message, the whole of it, and nothing of another."""
-        return (
-            self._started_in is IDLE and self._begun == self._ended == 1 and (self.state is IDLE or self.state is DUE)
-        )
+        """Whether the segment that was just read held one message from its beginning on, and nothing of another."""
+        state = self.state
+        is_all = self._ended == 1 and (state is IDLE or state is DUE)
+        return self._started_in is IDLE and self._begun == 1 and (is_all or (not self._ended and state is BODY))
 
     def wait(self, now: float) -> None:
         """Note that nothing can arrive now, through no fault of the client's."""

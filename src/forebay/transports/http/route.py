@@ -7,6 +7,7 @@ both to the same answers.
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 import time
@@ -76,6 +77,8 @@ class Head(msgspec.Struct, eq=False):
         raw: Its bytes, once it is remembered: the same object for all clients, so that it stays in the core's cache.
         raw_bytes: Their length.
         whole_bytes: The length of the message that it begins, -1 until it is remembered.
+        headers: What it was read from, names in lower case, once it is remembered.
+        url: The target it was read from, with the query, once it is remembered.
         texts: The headers as texts, for models that ask.
         packing: What the body is packed with, if it has to be unpacked.
         form: The Content-Type of a form, with its boundary.
@@ -109,6 +112,8 @@ class Head(msgspec.Struct, eq=False):
     raw: bytes = b""
     raw_bytes: int = 0
     whole_bytes: int = -1
+    headers: list[tuple[bytes, bytes]] = msgspec.field(default_factory=list)
+    url: bytes = b""
     is_simple: bool = False
     submit: Callable[[Request], None] = _nowhere
     is_full: Callable[[], bool] = bool
@@ -231,6 +236,7 @@ class Route:
         while route is not None and route.is_retired:
             route = route.successor
         if route is None:
+            head = copy.copy(head)  # it may be remembered, and others may have sent the same
             head.problem = NotFound(f"nothing answers at {head.target.decode('latin-1')[:100]} any more")
             if self._may_return:
                 head.problem = Unavailable(f"the model '{self.endpoint.name}' has just left the memory; try again")

@@ -9,6 +9,7 @@ from tests.unit.transports.http.driven import Door, request
 
 from forebay.errors import InternalError
 from forebay.transports.http.bodies import BodyTooLong, read_body
+from forebay.transports.http.connection import HttpConnection
 from forebay.transports.http.connection_state import BODY, GONE, IDLE, LINGER
 from forebay.types.call import Failure
 
@@ -54,6 +55,40 @@ def test_a_remembered_head_is_taken_only_between_two_requests(doors):
     inner = door.connect().send(request("beta", b"x" * len(whole))[: -len(whole)], whole)
     assert [each.body for each in door.beta.asked] == [whole]
     assert inner.state is client.state is IDLE
+
+
+def test_a_remembered_head_is_not_read_again_when_its_body_comes_bit_by_bit(doors, monkeypatch):  # F72
+    door = doors()
+    whole = request("alpha", b"x" * 2000)
+    first, second = door.connect().send(whole[:-1500]), door.connect()
+    assert door.lane.heads
+    monkeypatch.setattr(HttpConnection, "_parse", lambda *_: pytest.fail("it was read again"))
+    second.send(whole[:-1999], whole[-1999:-7], whole[-7:], whole, whole[:-2000], whole[-2000:])
+    monkeypatch.undo()
+    assert first.send(whole[-1500:]).statuses == [200]
+    assert second.statuses == [200] * 3
+    # What follows is read as ever, wherever it is cut.
+    messages = whole + request("beta", b"y") + whole + b"GET /nobody HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    for size in (len(whole) - 1000, len(whole) + 3, 997):
+        client = door.connect().send(*(messages[at : at + size] for at in range(0, len(messages), size)))
+        door.turn()
+        assert client.statuses == [200, 200, 200, 404], size
+        assert client.answers[1] == (200, b"beta y")
+
+
+def test_a_remembered_head_whose_body_is_refused_is_not_refused_to_others(doors):
+    door = doors(max_buffered_bytes=10_000)
+    whole = request("alpha", b"x" * 8000)
+    first = door.connect().send(whole[:-10])
+    second = door.connect().send(whole[:-5])
+    assert second.statuses == [503]
+    assert first.send(whole[-10:], whole, whole[:-1], whole[-1:]).statuses == [200] * 3
+    assert door.lane.held_bytes == 0
+    door.alpha.room = 0
+    long = request("alpha", b"x" * 300_000)
+    full = [door.connect().send(long[:size]) for size in (200, 100_000, -1)]
+    door.turn()
+    assert [each.statuses for each in full] == [[429]] * 3
 
 
 def test_answers_that_are_due_are_written_before_a_refusal_and_nothing_after_it(doors):  # F2

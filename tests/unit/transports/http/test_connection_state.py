@@ -79,7 +79,7 @@ def read(talk, *, head=50, body=0, asks=ASKED):
     talk.on(asks)
 
 
-def test_only_a_segment_of_exactly_one_whole_message_may_be_remembered():
+def test_only_a_segment_of_one_message_from_its_beginning_on_may_be_remembered():
     talk = ConnectionState(1000)
     talk.begin_segment()
     read(talk)
@@ -97,10 +97,19 @@ def test_only_a_segment_of_exactly_one_whole_message_may_be_remembered():
     talk.on(SETTLED)
     talk.begin_segment()
     talk.begin()
-    assert not talk.may_be_remembered, "it has not ended"
+    assert not talk.may_be_remembered, "its head has not ended"
     talk.begin_segment()
     talk.on(READ)
+    assert not talk.may_be_remembered, "it began before"
+    talk.begin_segment()
     talk.on(ASKED)
+    assert not talk.may_be_remembered, "it began before"
+    talk.on(SETTLED)
+    talk.begin_segment()
+    talk.begin()
+    talk.on(READ)
+    assert talk.may_be_remembered, "the body may come later"
+    talk.begin_segment()
     assert not talk.may_be_remembered, "it began before"
 
 
