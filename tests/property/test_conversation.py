@@ -18,11 +18,23 @@ from forebay.types.call import Failure, Media, Request
 from forebay.workers import conversation, frames
 from forebay.workers.attached import AttachedPool
 from forebay.workers.conversation import MAY_SAY, Conversation
-from forebay.workers.worker_events import Counted, Failed, Heard, Hello, Leaving, Logged, Part, Ready, Result, Violation
+from forebay.workers.worker_events import (
+    Counted,
+    Failed,
+    Heard,
+    Hello,
+    Kept,
+    Leaving,
+    Logged,
+    Part,
+    Ready,
+    Result,
+    Violation,
+)
 from forebay.workers.worker_slot import WorkerSlot
 
 RUNS = 400
-EVENTS = {Hello, Ready, Failed, Part, Result, Heard, Leaving, Logged, Counted, Violation}
+EVENTS = {Hello, Ready, Failed, Part, Result, Heard, Kept, Leaving, Logged, Counted, Violation}
 ODD = [
     None, True, -1, 0, 1, 2**63, 1.5, math.nan, math.inf, "", "x", "ready", b"", b"x" * 9, [], [[]], {},
     {0: 1}, {None: {}}, {"worker": []}, {0: ["ModelError", "m", None, ""]},
@@ -37,6 +49,7 @@ KINDS = [
     "failed",
     "part",
     "result",
+    "keeps",
     "leaving",
     "log",
     "metrics",
@@ -107,6 +120,7 @@ class Worker:
         """A message that belongs into this state."""
         dice = self.dice
         not_now = {"leaving"} if talk.is_leaving else set()
+        not_now |= {"keeps"} if talk._has_kept else set()
         not_now.add("sit" if talk.seating is None else "ready")
         kind = dice.choice([kind for kind in MAY_SAY[state] if kind not in not_now] or [None])
         found, failures = self.outcomes(talk._count, talk._shared is not None)
@@ -123,6 +137,7 @@ class Worker:
             "round": self.a_round(talk) if kind == "round" else None,
             "ready": ["ready", False] if dice.random() < 0.2 else ["ready"],
             "failed": ["failed", "ModelError", "no", None, ""],
+            "keeps": ["keeps"],
             "leaving": ["leaving"],
             "part": ["part", talk.batch_id, found, failures],
             "result": ["result", talk.batch_id, found, failures, 0.1, True, *told],
@@ -268,7 +283,7 @@ def test_nonsense_in_any_state_raises_nothing_and_ends_the_conversation_once():
 
 @pytest.mark.parametrize("state", sorted(MAY_SAY))
 def test_what_the_table_does_not_allow_is_a_violation(state):
-    kinds = ("hello", "ready", "failed", "part", "result", "sit", "round", "leaving", "log", "metrics", "nonsense")
+    kinds = ("hello", "ready", "failed", "part", "result", "keeps", "sit", "round", "leaving", "log", "metrics", "what")
     for kind in kinds:
         talk = in_state(state)
         (event,) = talk.feed(frames.encode(message_of(kind, talk)), 3.0) if state != "gone" else (Violation(""),)

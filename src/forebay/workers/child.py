@@ -71,8 +71,7 @@ def serve(connection: WorkerConnection, runner: Runner, metrics: MetricReporter 
         except (EOFError, ConnectionError):
             return
         if message[0] == "batch":
-            _, batch_id, bodies, params, sizes, *rest = message
-            _run(connection, runner, batch_id, _items(bodies, params, sizes), is_told=rest[:1] == [True])
+            _run(connection, runner, message)
             if metrics is not None:
                 metrics.look()
         elif message[0] == "stop":
@@ -176,14 +175,16 @@ def _items(bodies: list[Any], params: Any, sizes: list[int] | None) -> list[Rece
     return [ReceivedItem(*fields) for fields in zip(bodies, each, sizes or [1] * count, strict=True)]
 
 
-def _run(
-    connection: WorkerConnection, runner: Runner, batch_id: int, items: list[ReceivedItem], *, is_told: bool
-) -> None:
+def _run(connection: WorkerConnection, runner: Runner, message: list[Any]) -> None:
+    _, batch_id, bodies, params, sizes, *rest = message
+    message.clear()  # nobody but the runner refers to the bodies
+    items, count = _items(bodies, params, sizes), len(bodies)
+    del bodies
     probe.set(connection.begin(batch_id))
     started = time.monotonic()
-    laps = Laps(started) if is_told else None
+    laps = Laps(started) if rest[:1] == [True] else None
     lap.set(laps)
-    outcomes, work = answered(runner.run, items, lambda steps: _stream(connection, batch_id, len(items), steps))
+    outcomes, work = answered(runner.run, items, lambda steps: _stream(connection, batch_id, count, steps))
     seconds = time.monotonic() - started
     told = None if laps is None else [started, phases_of(runner, laps)]
     connection.end()
@@ -191,7 +192,10 @@ def _run(
         frame = _result(connection, batch_id, outcomes, seconds, told, is_ready=not work)
     except Exception as error:  # noqa: BLE001 - the user's results hold something that msgpack does not, or too much
         failure = Failure(BadOutcome(f"the results cannot be sent to the server: {error}"))
-        frame = _result(connection, batch_id, [failure] * len(items), seconds, told, is_ready=not work)
+        frame = _result(connection, batch_id, [failure] * count, seconds, told, is_ready=not work)
+    del items, outcomes
+    if connection.is_lent_still():
+        connection.send(["keeps"])
     connection.send_frame(frame)
     if work:
         while (message := connection.receive())[0] != "written":

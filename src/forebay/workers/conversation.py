@@ -30,6 +30,7 @@ from forebay.workers.worker_events import (
     Failed,
     Heard,
     Hello,
+    Kept,
     Leaving,
     Logged,
     Part,
@@ -67,6 +68,7 @@ MAY_SAY: Final[Mapping[State, Mapping[str, State]]] = {
         "part": "streaming",
         "result": "idle",
         "unready result": "finishing",
+        "keeps": "busy",
         "leaving": "busy",
         "log": "busy",
         "metrics": "busy",
@@ -76,6 +78,7 @@ MAY_SAY: Final[Mapping[State, Mapping[str, State]]] = {
         "part": "streaming",
         "result": "idle",
         "unready result": "finishing",
+        "keeps": "streaming",
         "leaving": "streaming",
         "log": "streaming",
         "metrics": "streaming",
@@ -173,7 +176,7 @@ class Conversation:
         self._shared: Shared | None = None
         self._copied = 0
         self._can_share = False
-        self._has_agreed = False
+        self._has_agreed = self._has_kept = False
         self._tells_phases = False
         self._is_asked_for_lines = False
         self._count = 0
@@ -212,8 +215,8 @@ class Conversation:
             options = {**options, "seats": self._seats, **({"ahead": self._ahead} if self._ahead else {})}
         self._shared = shared
         self._is_asked_for_lines = "log" in options
-        handle = None if shared is None else shared.handle
-        return frames.encode(["open", {**options, "arena": handle, "max_frame": self._max_frame_bytes}])
+        told = {"arena": None} if shared is None else {"arena": shared.handle, "may_keep": True}
+        return frames.encode(["open", {**options, **told, "max_frame": self._max_frame_bytes}])
 
     def begin(
         self,
@@ -388,6 +391,13 @@ class Conversation:
         self.is_leaving = True
         return Leaving()
 
+    def _keep(self, _message: list[Any]) -> Kept:
+        if self._has_kept:
+            msg = "it says twice that it keeps what it was given"
+            raise InvalidRequest(msg)
+        self._has_kept = True
+        return Kept()
+
     def _log(self, message: list[Any]) -> Logged:
         _, batch_id, line = message
         if not self._is_asked_for_lines:
@@ -525,6 +535,7 @@ _EVENTS: Final[Mapping[str, Callable[[Conversation, list[Any]], Event]]] = {
     "ready": Conversation._ask,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
     "sit": Conversation._ask,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
     "failed": Conversation._fail,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
+    "keeps": Conversation._keep,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
     "leaving": Conversation._leave,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
     "metrics": Conversation._count_metrics,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001
     "log": Conversation._log,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001

@@ -8,7 +8,8 @@ workers see them as they arrive: into a place in a file in memory. A transport m
 
 New memory costs more than a copy into it, and to give it back costs as much at once. So a place is used again for
 another body once nobody in this process refers to the one in it, and stays mapped; here and in the workers that have
-seen its file (`LandedFiles`). A worker process may look at a body until its batch is answered.
+seen its file (`LandedFiles`). A worker process may look at a body until its batch is answered. Where its model still
+refers to one then, it says so, and the bodies of that batch stay until it ends; it copies those of all others.
 
 A worker has all of a file mapped, and what lay in it before is not cleared. So each pool of processes has `Places` of
 its own, in files that no other pool is told of: a model sees what its own clients have sent, and nobody else's. Where a
@@ -222,7 +223,7 @@ class Places:
         except OSError:
             place.leave()
             raise
-        body = _kind(place.size).from_buffer(place.file.map, place.offset)
+        body = _kind(place.size, Landed).from_buffer(place.file.map, place.offset)
         body.place = place
         return memoryview(body).cast("B")
 
@@ -273,9 +274,9 @@ class Landed:
 
 
 @cache
-def _kind(size: int) -> Any:
+def _kind(size: int, noticed: type[Landed | Lent]) -> Any:
     """Return the type of what lies in places of a size: memory whose end is noticed."""
-    return type("Landed", (Landed, ctypes.Array), {"_type_": ctypes.c_ubyte, "_length_": size})
+    return type(noticed.__name__, (noticed, ctypes.Array), {"_type_": ctypes.c_ubyte, "_length_": size})
 
 
 class Landing:
@@ -404,11 +405,34 @@ def _address_of(buffer: memoryview) -> int:
         ctypes.pythonapi.PyBuffer_Release(held)
 
 
+class Lent:
+    """What a body of another process lies in, as long as somebody refers to it."""
+
+    lent: dict[int, mmap.mmap]
+
+    def __del__(self) -> None:
+        self.lent.pop(id(self), None)
+
+
 class LandedFiles:
     """Files of another process that bodies have landed in, mapped once for all bodies in them."""
 
     def __init__(self) -> None:
         self._maps: dict[tuple[str, int], mmap.mmap] = {}
+        self._lent: dict[int, mmap.mmap] = {}
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether anybody refers to what was lent."""
+        return bool(self._lent)
+
+    def lend(self, path: str, inode: int, offset: int, length: int) -> memoryview:
+        """Return what has landed there, and note for how long anything refers to it; raises as `view` does."""
+        view = self.view(path, inode, offset, length)
+        whole = _kind(1 << (length - 1).bit_length(), Lent).from_address(_address_of(view))
+        whole.lent = self._lent
+        self._lent[id(whole)] = cast("mmap.mmap", view.obj)
+        return memoryview(whole).cast("B")[:length].toreadonly()
 
     def view(self, path: str, inode: int, offset: int, length: int) -> memoryview:
         """Return what has landed there, for as long as that process leaves it alone.

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import logging
 import socket
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import BadOutcome, ConfigError, InvalidRequest
 from forebay.observe.model_log import DROPPING, LineBudget, line_of, told_dropped
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(DROPPING)
 HANDSHAKE_S = 60.0
 """Time in which a server must have answered a hello."""
+MAX_COLLECTED: Final = 4
+"""How often the collector looks for what a model no longer needs of a batch; if that is not enough, it gets copies."""
 _RECEIVE_BYTES = 1 << 18
 
 
@@ -41,7 +44,8 @@ class WorkerConnection:
 
     Attributes:
         options: What the server answered to the hello.
-        lends: Whether large bodies arrive as views of the shared memory, which end with their batch, and not as copies.
+        lends: Whether large bodies arrive as views of the shared memory, which end with their batch. Otherwise what has
+            landed arrives as views that may be kept, which the server is told of, and other large bodies as copies.
     """
 
     def __init__(self, address: Address, about: Mapping[str, Any], secret: bytes | None = None) -> None:
@@ -61,6 +65,8 @@ class WorkerConnection:
         self._sending = threading.Lock()
         self._aside: deque[bytes] = deque()
         self._landed = LandedFiles()
+        self._may_keep = False
+        self._collected = 0
         self._reader = frames.FrameReader(self._view, view_landed=self._see_landed)
         self._inbox: deque[Any] = deque()
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
@@ -78,6 +84,7 @@ class WorkerConnection:
             self._socket.settimeout(None)
             self._max_frame_bytes = self.options.get("max_frame", frames.MAX_FRAME_BYTES)
             self._open_arenas(self.options.get("arena"))
+            self._may_keep = self.options.get("may_keep") is True
         except BaseException:
             self.close()
             raise
@@ -296,8 +303,23 @@ class WorkerConnection:
         if self._incoming is None:
             msg = "the server names a file in memory, and none was agreed on"
             raise InvalidRequest(msg)
+        if self._may_keep and not self.lends:
+            return self._landed.lend(path, inode, offset, length)
         view = self._landed.view(path, inode, offset, length)
         return view if self.lends else bytes(view)
+
+    def is_lent_still(self) -> bool:
+        """Look, after a batch, whether anything refers to what landed of it; if so, bodies are copied from then on."""
+        landed = self._landed
+        if not self._may_keep or not landed.is_lent:
+            return False
+        if self._collected < MAX_COLLECTED:
+            self._collected += 1
+            gc.collect()
+            if not landed.is_lent:
+                return False
+        self._may_keep = False
+        return True
 
 
 def _calls_off(message: Any, batch_id: int) -> bool:

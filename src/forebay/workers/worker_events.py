@@ -68,6 +68,10 @@ class Heard(msgspec.Struct, frozen=True, gc=False):
     ended: list[tuple[int, list[Any], float]]
 
 
+class Kept(msgspec.Struct, frozen=True, gc=False):
+    """The worker's model goes on to refer to bodies of the batch that runs: nobody may write there while it lives."""
+
+
 class Leaving(msgspec.Struct, frozen=True, gc=False):
     """The worker wants no more than what it has."""
 
@@ -91,4 +95,4 @@ class Violation(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-Event: TypeAlias = Hello | Ready | Failed | Part | Result | Heard | Leaving | Logged | Counted | Violation
+Event: TypeAlias = Hello | Ready | Failed | Part | Result | Heard | Kept | Leaving | Logged | Counted | Violation

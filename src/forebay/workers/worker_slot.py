@@ -21,7 +21,19 @@ from forebay.observe.model_log import Voice
 from forebay.types.call import Failure
 from forebay.workers import frames
 from forebay.workers.conversation import Conversation
-from forebay.workers.worker_events import Counted, Failed, Heard, Hello, Leaving, Logged, Part, Ready, Result, Violation
+from forebay.workers.worker_events import (
+    Counted,
+    Failed,
+    Heard,
+    Hello,
+    Kept,
+    Leaving,
+    Logged,
+    Part,
+    Ready,
+    Result,
+    Violation,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -117,6 +129,8 @@ class WorkerSlot(asyncio.Protocol):
         self.worker: Any = None
         self.batch: EntryBatch | None = None
         self.done: Done | None = None
+        self._kept: list[Any] = []
+        """Bodies that the worker's model still refers to; given back when the worker is gone."""
         self._voice: Voice | None = None
         self._counts_as: tuple[str, int, int] | None = None
 
@@ -157,6 +171,7 @@ class WorkerSlot(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the pool, which hands the batch on."""
         self._conversation.close()
+        self._kept.clear()
         if self._counts_as is not None:
             store.gone(self._counts_as)
         self._pool.gone(self)
@@ -298,6 +313,9 @@ class WorkerSlot(asyncio.Protocol):
             case Counted(data):
                 self._counts_as = self._conversation.worker, self._conversation.pid, id(self._pool)
                 store.told(self._counts_as, self._conversation.worker, data)
+            case Kept():
+                assert self.batch is not None
+                self._kept = [entry.body for entry in self.batch.entries]
             case Leaving():
                 if self.batch is None:  # what sits there goes on to its end
                     self._pool.retire(self)
