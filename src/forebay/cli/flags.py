@@ -62,7 +62,6 @@ def flags_for(told: Told, leave_out: Collection[str]) -> list[str]:
     """Return the flags that tell the same.
 
     Args:
-        told: What.
         leave_out: Names of settings that are not to be told.
     """
     flags: list[str] = []
@@ -90,7 +89,6 @@ def add_flag(
 
     Args:
         group: Where it stands in the help.
-        setting: It.
         more_names: What else it is called.
         own: What argparse is told beside that, or instead.
     """

@@ -35,7 +35,6 @@ class Target(msgspec.Struct, frozen=True):
 
     Attributes:
         host: Whom.
-        port: Where.
         tls: Whether it speaks TLS.
         message: The request, as it is sent.
     """

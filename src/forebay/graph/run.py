@@ -105,7 +105,6 @@ class GraphRun:
         """Begin a run.
 
         Args:
-            plan: The graph.
             streams: Whether its inputs carry more than one timestamp.
         """
         self.plan = plan

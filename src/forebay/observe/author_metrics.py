@@ -55,7 +55,6 @@ class Family(msgspec.Struct, array_like=True):
         name: Without the endings of its samples.
         kind: Its type.
         told: Its help.
-        unit: Its unit.
         mode: How gauges of several workers are put together, as the author said; `all` keeps them apart.
         samples: Name, labels and value of each.
     """

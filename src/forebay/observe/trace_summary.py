@@ -35,7 +35,6 @@ class NodeSummary(msgspec.Struct, frozen=True):
         name: The endpoint's.
         slots: Batches it can run at a time.
         requests: Requests in its batches.
-        batches: Batches.
         queue: How long requests waited for a worker.
         pre: How long batches were prepared.
         process: How long the model took for a batch.

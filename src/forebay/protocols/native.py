@@ -73,7 +73,6 @@ class Refusal(InvalidRequest):
     """An error that HTTP has a status for, and a code that says more than that of the core.
 
     Attributes:
-        status: The status.
         word: The code in the body.
     """
 
@@ -265,7 +264,6 @@ def samples_of(body: bytes, params: Mapping[str, str], limit: int = MAX_SAMPLES)
     """Cut an array of samples into its elements without decoding them.
 
     Args:
-        body: The array.
         params: The formats.
         limit: The most elements that are wanted: an array of more costs next to nothing.
 

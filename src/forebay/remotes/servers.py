@@ -36,7 +36,6 @@ class ServerAddress(msgspec.Struct, frozen=True):
     Attributes:
         scheme: `http`, `https`, `grpc`, `grpcs`.
         host: Its name or address, IPv6 without brackets.
-        port: Its port.
         path: What stands behind them, without slashes at the ends.
     """
 
@@ -55,7 +54,6 @@ class ServerAddress(msgspec.Struct, frozen=True):
         """Read `[scheme://]host:port[/path]`.
 
         Args:
-            text: The endpoint.
             scheme: What it has if it names none.
             where: Where it was written, for messages.
 

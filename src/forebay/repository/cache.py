@@ -111,7 +111,6 @@ class Cache(Generic[V]):
 
         Args:
             key: Names it.
-            size: Its size.
             load: Loads it; what it raises goes through, to all who wait.
             timeout_s: How long somebody else's loading is waited for.
             beside: What is in use and does not take its room: what whoever asks uses already, and what it replaces.

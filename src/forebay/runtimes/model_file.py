@@ -43,7 +43,6 @@ class Backend(Protocol):
 
         Args:
             feed: All of its inputs, cast to what it takes.
-            fetch: The outputs.
             id: Number of the call, for the log of a server.
 
         Raises:

@@ -24,7 +24,6 @@ class Value(msgspec.Struct, frozen=True, eq=False):
     """An array and, if it holds sequences of several lengths, where they begin and end.
 
     Attributes:
-        array: The array.
         lod: Offsets along the first axis, from 0 to its length; None for an ordinary array.
     """
 

@@ -173,7 +173,6 @@ class App:
         what names none; a further one has no weight until `share` gives it some. Who stops waiting does not stop it.
 
         Args:
-            name: The model.
             version: What the version is called.
             make: Builds its endpoint, in a thread; what it raises goes through.
             timeout_s: How long all of it may take.
@@ -187,8 +186,6 @@ class App:
         """Let a version answer what it has accepted and leave; returns when it accepts nothing more.
 
         Args:
-            name: The model.
-            version: What it is called.
             served: Only if it is this that answers; another one may have taken its place meanwhile.
 
         Raises:

@@ -141,7 +141,6 @@ class Stock:
         """Have a version there, loaded if need be, as long as the block runs.
 
         Args:
-            name: The model.
             version: Its version; None is the one that answers what names none.
 
         Raises:

@@ -32,7 +32,6 @@ class Stocked(msgspec.Struct, frozen=True, eq=False):
     """A repository and what becomes of its models.
 
     Attributes:
-        repository: It.
         make: Builds the endpoint of a revision, given the folder with its files; called in a thread.
     """
 
@@ -84,7 +83,6 @@ class StockOffer:
         """Return which versions are served, the highest first.
 
         Args:
-            name: The model.
             tries: Whether what could not be loaded, and has rested for long enough, is one.
         """
         versions, now = self.there(name), time.monotonic()

@@ -27,7 +27,6 @@ class Version(msgspec.Struct, eq=False):
         served: What answers for it; None while it is built.
         weight: Its part of what is asked for without a version.
         state: Where it is: what is ready may be asked, what is leaving answers what it has accepted.
-        error: Why it failed.
         credit: What it is owed of the turns so far.
     """
 

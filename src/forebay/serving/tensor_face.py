@@ -72,7 +72,6 @@ class TensorFace(msgspec.Struct, frozen=True, kw_only=True):
         """Check a call, without a look at its data.
 
         Args:
-            inputs: Its tensors.
             outputs: What it wants; all of it if it does not say.
             is_json: Whether outputs are wanted as lists in JSON.
             in_json: The same for single outputs, by name.
@@ -175,11 +174,7 @@ def tensors_of(specs: Sequence[Sequence[Any]], data: Sequence[Any]) -> list[Tens
 
 
 class TensorOutcome(list[Any]):
-    """An outcome that says more than its tensors.
-
-    Attributes:
-        parameters: What.
-    """
+    """An outcome that says more than its tensors."""
 
     parameters: Mapping[str, Any] = EMPTY
 

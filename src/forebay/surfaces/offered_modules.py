@@ -22,7 +22,6 @@ def offer(modules: Modules, *, if_absent: bool = False, not_there: str = "") -> 
     """Offer modules in this process, once.
 
     Args:
-        modules: Which.
         if_absent: Whether what is installed comes first.
         not_there: What is told of names that such a module has not; it is given those it has, and the one asked for.
     """

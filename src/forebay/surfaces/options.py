@@ -19,7 +19,6 @@ class Side(NamedTuple):
     """Somebody who says something.
 
     Attributes:
-        told: What.
         label: What they call a setting, for messages.
     """
 

@@ -38,7 +38,6 @@ def check_model(
     - A bad sample gets an error, and nobody else does.
 
     Args:
-        model: The class.
         samples: Some that are answered; several, and unlike each other.
         bad: Some that are refused.
         tolerance: How much numbers may differ, relative to their size and absolutely: the sums of a network depend on

@@ -86,7 +86,6 @@ class Media:
         """Put bytes and their type together.
 
         Args:
-            body: The bytes.
             type: What they are, such as `image/png`.
 
         Raises:

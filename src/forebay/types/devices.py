@@ -25,7 +25,6 @@ class Device(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: One of `KINDS`, or what else a library may know.
-        index: Its number.
         said: How the person calls it, for messages.
         cores: The processors of the machine that are meant, if it is some of them.
     """

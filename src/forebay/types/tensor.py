@@ -51,7 +51,6 @@ def elements(name: str, shape: Sequence[int], size: int = 1) -> int:
 
     Args:
         name: Which tensor it is, for messages.
-        shape: Its axes.
         size: Bytes of an element.
 
     Raises:

@@ -22,7 +22,6 @@ def environment_on(device: Device, environment: Mapping[str, str]) -> dict[str, 
     """Return the environment of a process that runs on a device.
 
     Args:
-        device: It.
         environment: That of a process on any device.
 
     Raises:

@@ -94,7 +94,6 @@ def answered(
 
     Args:
         run: A runner's.
-        items: The batch.
         stream: Sends the steps of a streamed answer; they are closed once it returns.
 
     Returns:

@@ -163,7 +163,6 @@ class Results:
         """Return what goes on.
 
         Args:
-            result: What was returned.
             is_right: Whether its type need not be looked at.
 
         Raises:

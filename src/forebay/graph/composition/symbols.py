@@ -68,7 +68,6 @@ class NodeCall(msgspec.Struct, eq=False):
 
     Attributes:
         name: What the graph calls it.
-        node: What is used.
         inputs: What it is given, by port.
         optional: Ports that may carry nothing.
         outputs: The stream of each of its results, by port.
@@ -103,7 +102,6 @@ class Drawing:
         """Draw a use of a node.
 
         Args:
-            node: What is used.
             inputs: What it is given, by port.
             optional: Ports that may carry nothing.
             results: The types of its results, by port.

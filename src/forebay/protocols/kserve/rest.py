@@ -146,7 +146,6 @@ def decode_response(body: bytes, length: str | None = None) -> InferResponse:
     """Read a response.
 
     Args:
-        body: All of it.
         length: What `LENGTH_HEADER` said; None if it was not there, and everything is JSON.
 
     Raises:
@@ -184,7 +183,6 @@ def decode_request(
     """Read a request; its data stays where it is, as a view of the body.
 
     Args:
-        body: All of it.
         length: What `LENGTH_HEADER` said; None if it was not there, and everything is JSON.
         read: Reads what lies in shared memory; without it nothing may.
 
@@ -265,7 +263,6 @@ def encode_response(
     """Return the pieces of a response, and how many bytes of it are JSON; None if all of them.
 
     Args:
-        response: It.
         places: What is said of outputs that lie elsewhere, by name.
     """
     outputs: list[dict[str, Any]] = []

@@ -117,7 +117,6 @@ class RequestLayout(msgspec.Struct, frozen=True, eq=False):
         """Return the inputs of a request laid out like this; raw ones are views of its message.
 
         Args:
-            message: It.
             read: Reads what lies in shared memory; without it nothing may.
 
         Raises:

@@ -188,7 +188,6 @@ class Texts:
 
         Args:
             path: What was asked: `CHAT`, or completions.
-            asked: How.
             id: What the answer is called.
             created: Seconds since 1970.
         """

@@ -73,7 +73,6 @@ def parse(text: str, mode: Mode, limits: LiteralLimits = DEFAULT, budget: Budget
     """Return the value that a text spells, or the text itself where it spells none that this mode reads.
 
     Args:
-        text: The text.
         mode: "raw" reads nothing, "ndarray" only the text of one array, "literal" the whole grammar.
         limits: What is read at most.
         budget: What it has in common with other texts; None if it stands alone.

@@ -60,7 +60,6 @@ def explain(error: BaseException, body: Buffer | None = None, given: WireType | 
     The first fault wins: msgspec stops at a wrong type and does not look whether the rest is well-formed.
 
     Args:
-        error: What the decoder raised.
         body: What it was given; only with it can the position of a truncated body or of a bad character be told.
         given: What was to be read; only with it and the body can a misspelt field be told.
     """

@@ -49,7 +49,6 @@ class FilePlan(msgspec.Struct, frozen=True):
     """How a model file is served; plain data, for worker processes.
 
     Attributes:
-        path: The file.
         main: What its own path asks.
         threads: Threads that compute one batch; None takes one for each processor that the worker has.
         name: What the file calls that; empty if there is no other.

@@ -178,7 +178,6 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
     """Check a model class and read its settings.
 
     Args:
-        model: The class.
         one_input: Whether `predict` takes the samples and nothing else, as in a model that answers requests.
 
     Raises:

@@ -175,7 +175,6 @@ class Pad:
         """Return the places of the samples that can be stacked: those whose axes without a name are of equal size.
 
         Args:
-            samples: All of them.
             in_buckets: Keep samples of unlike buckets apart.
         """
         shapes: list[Any] = [

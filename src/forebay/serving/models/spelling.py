@@ -43,7 +43,6 @@ def check_spelling(model: type[Any], base: type[Any]) -> None:
     """Look at all that a class defines.
 
     Args:
-        model: The class.
         base: `forebay.Model`; classes that are not below it are somebody else's.
 
     Raises:

@@ -119,7 +119,6 @@ class TensorCodec:
         """Return the samples of a request.
 
         Args:
-            data: Its body.
             params: What they say of it.
             size: How many samples it has; a slice of a request has fewer than `params` say.
 

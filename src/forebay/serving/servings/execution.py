@@ -89,7 +89,6 @@ class Execution:
         """Run one batch. What the function gets is its own, and so is what it returned until `Executed.own` is called.
 
         Args:
-            batch: Its rows.
             partition: Number of the partition.
             sink: Called with the name and the value of each listed hook that is reached.
             lent: Whether the module gets the rows where they lie, read-only, because it promised to keep none of them.

@@ -180,7 +180,6 @@ class Partitions:
         A waiter is a future of a running loop, or anything with a `release()`.
 
         Args:
-            call: Its rows.
             patient: Whether they wait for room if there is none; for the later pieces of an input.
 
         Raises:

@@ -227,7 +227,6 @@ def stream(
         batches: Rows, each batch at most as large as the serving's.
         call: Makes a call of a batch, a waiter and a deadline.
         ahead: How many of the batches may be under way.
-        deadline: Seconds.
     """
     inbox = Inbox()
     feed = _Feed(partitions, inbox, call, ahead, deadline)

@@ -53,7 +53,6 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         serve: What follows `forebay serve` there.
         arguments: What a script that is served finds in `sys.argv`.
         base: The first lines of the Dockerfile; none take the usual ones.
-        python: Its Python.
         variables: Variables of the environment of the image.
         extras: Which of forebay's extras are installed.
         forebay: What pip installs instead of a release, with the lines that bring it; empty for a release.

@@ -268,7 +268,6 @@ def serve_model(
     """Build the endpoint of a model class.
 
     Args:
-        model: The class.
         overrides: What the person says.
         spec: How a worker builds its runner; None finds the class in the file it was imported from.
         files: The folder that it loads, if it has a repository.

@@ -111,7 +111,6 @@ def entries_of(file: ConfigFile, target: str | None, told: Mapping[str, Any], *,
     """Return what of a file is served.
 
     Args:
-        file: It.
         target: What the command line names beside it.
         told: What person and environment tell about all models.
         attaches: Whether workers may attach, so that there need not be anything else.

@@ -45,8 +45,6 @@ class GraphTarget(msgspec.Struct, frozen=True):
     """A composition that is to be served.
 
     Attributes:
-        composition: It.
-        path: Its file.
         name: Its name there.
         overrides: What the person says about every model and node.
         given: Which of that was said and is not a default.

@@ -50,7 +50,6 @@ def read_model_file(
     """Load a model file and find out what it takes and gives, and how it can be batched.
 
     Args:
-        path: The file.
         overrides: What the person says.
         loaded: Returns the model, where workers in this process share it with others who use it.
         openvino: What OpenVINO is told, where it is to run the file.

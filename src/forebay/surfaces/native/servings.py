@@ -69,7 +69,6 @@ def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: 
 
     Args:
         serving: What is served.
-        path: Its file.
         name: Its name there, and, in kebab-case, that of the endpoint.
         overrides: What the person says.
 

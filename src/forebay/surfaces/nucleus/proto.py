@@ -41,7 +41,6 @@ class Rpc(msgspec.Struct, frozen=True):
     """A method of the service.
 
     Attributes:
-        name: Its name.
         takes: Full name of the messages it takes.
         gives: Full name of the messages it gives.
         is_asked_in_parts: Whether it takes any number of messages.

@@ -28,7 +28,6 @@ def arrays_of(
         shapes: Of its inputs, -1 for any length; None for any shape.
         given: What the handler says.
         model: Its name, for messages.
-        version: Its version.
 
     Raises:
         UserException: If an input is missing, unknown, or no array of its type and shape.

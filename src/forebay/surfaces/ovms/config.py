@@ -64,7 +64,6 @@ class OvmsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be served.
 
     Attributes:
-        graphs: The graphs.
         models: The versions of models.
         bases: Where versions of models come and go on this machine.
         stored: Models that are in a bucket, each with its address.
@@ -97,7 +96,6 @@ def read_target(target: Path, name: str | None, stored: StoredModels | None = No
     """Read what a person names: a `graph.pbtxt`, a `config.json`, a folder with one of them.
 
     Args:
-        target: It.
         name: What a single graph is called.
         stored: The buckets that were looked at before.
 

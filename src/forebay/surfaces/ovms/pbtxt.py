@@ -187,7 +187,6 @@ def read_graph(path: Path, calculators: Mapping[str, str | None]) -> GraphFile:
     """Read a file.
 
     Args:
-        path: The file.
         calculators: Those there are, and the message of the options of each.
 
     Raises:

@@ -33,7 +33,6 @@ class Script(msgspec.Struct, frozen=True):
     """A script and how it is run.
 
     Attributes:
-        path: Its file.
         arguments: What follows its name in `sys.argv`.
         folder: What it can import modules from; None is where it lies.
         package: Its package, where it is run as `python -m`.

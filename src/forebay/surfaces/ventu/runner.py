@@ -191,7 +191,6 @@ class VentuBatchRunner:
         """Take a model.
 
         Args:
-            model: The model.
             path: Its file, for messages.
             left_out: The call of the file's that would have served it.
         """

@@ -42,8 +42,6 @@ class Schema:
     """A pydantic model class, with what its `Config` says about examples.
 
     Attributes:
-        model: The class.
-        name: Its name.
         example: Data for warm-up and health checks, None if there is none.
         example_key: Where in the class that stands, for messages.
         batch_size: Copies of the example in a warm-up batch.

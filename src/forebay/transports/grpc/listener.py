@@ -50,7 +50,6 @@ class GrpcListener:
         """Describe the listener; `start` binds it.
 
         Args:
-            config: The port.
             services: What is served there.
             is_ready: What the health service tells: whether calls can be answered now.
             source: What has set the port, for messages; see `why_not`.

@@ -65,7 +65,6 @@ class _Plan(msgspec.Struct, eq=False):
     """What was found out about requests of one layout.
 
     Attributes:
-        layout: It.
         served: Who answers.
         params: Of the request.
         size: How many samples it has.

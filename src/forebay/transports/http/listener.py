@@ -47,7 +47,6 @@ class HttpListener:
         """Describe the listener; `start` binds it.
 
         Args:
-            config: The port.
             routes: What is answered on the fast lane, by target.
             asgi: Answers everything else.
             source: What has set the port, for messages; see `why_not`.

@@ -209,7 +209,6 @@ def about(app: App, name: str, below: str) -> dict[str, Any]:
 
     Args:
         app: What is served.
-        name: The model.
         below: What stands behind it in the path.
 
     Raises:

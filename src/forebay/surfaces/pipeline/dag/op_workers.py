@@ -32,8 +32,6 @@ def instances_of(
     """Make an op ready to be run.
 
     Args:
-        dag: Its graph.
-        name: Which op.
         config: What holds for the graph.
         store: The fields of the store's `StoreConfig`; if empty, the op has no store.
         own_process: Whether its worker is a process of its own.
@@ -91,7 +89,6 @@ def op_runner(script: Mapping[str, Any], name: str, store: Mapping[str, Any]) ->
 
     Args:
         script: The fields of the `Script`.
-        name: Which op.
         store: See `instances_of`.
     """
     server = captured(script)

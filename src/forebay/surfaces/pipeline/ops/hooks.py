@@ -103,7 +103,6 @@ class OpHooks:
         """Read the signatures.
 
         Args:
-            op: The op.
             debug: Whether messages name classes and kinds of exceptions.
 
         Raises:

@@ -49,7 +49,6 @@ class ModelProcess:
         """Describe it.
 
         Args:
-            conf: The model.
             index: Which of its devices to take; see `LocalConf.device_of`.
         """
         self._conf = conf
@@ -152,7 +151,6 @@ class ModelHost:
         """Describe them.
 
         Args:
-            conf: The model.
             index: Number of the worker process that wants one for itself; None for one on each device.
         """
         found = conf.model_config

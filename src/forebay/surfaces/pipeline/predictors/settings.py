@@ -140,7 +140,6 @@ class PredictorSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Read an op's settings, those of other concerns left aside.
 
         Args:
-            name: The op.
             settled: Its settings under their names in the configuration; None counts as not given.
             pack_tensors: See the attribute.
 

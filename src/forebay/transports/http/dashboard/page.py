@@ -90,7 +90,6 @@ class Dashboard:
 
         Args:
             app: What it is about.
-            config: The port.
             sources: All endpoints, also those of nodes.
             read: Reads the numbers of one.
         """
