@@ -34,11 +34,9 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import Any, ClassVar, Final
 
 
 class Code(StrEnum):

@@ -113,8 +113,7 @@ def _listed(setting: Setting, given: list[str]) -> Any:
     try:
         return setting.check(given)
     except ValueError as error:
-        msg = f"argument {setting.written.flag}: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"argument {setting.written.flag}: {error}") from error
 
 
 def _destination(setting: Setting) -> str:
@@ -129,7 +128,6 @@ def reading(setting: Setting) -> Callable[[str], Any]:
         try:
             return setting.read(text)
         except ValueError as error:
-            msg = f"{text!r} is not possible, {error}"
-            raise argparse.ArgumentTypeError(msg) from error
+            raise argparse.ArgumentTypeError(f"{text!r} is not possible, {error}") from error
 
     return read

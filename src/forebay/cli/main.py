@@ -7,14 +7,12 @@ import argparse
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Sequence
+from typing import NoReturn
 
 import forebay
 from forebay.errors import ConfigError, ModelError, nearest
 from forebay.observe.log import tell
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 USAGE_ERROR = 2
 

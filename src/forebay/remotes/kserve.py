@@ -81,8 +81,7 @@ class KServeBackend:
         found = {tensor.name: tensor for tensor in response.outputs}
         missing = [var.name for var in fetch if var.name not in found]
         if missing:
-            text = f"the model server gave {', '.join(found) or 'nothing'}, and not {', '.join(missing)}"
-            raise RunnerFailed(text)
+            raise RunnerFailed(f"the model server gave {', '.join(found) or 'nothing'}, and not {', '.join(missing)}")
         try:
             # A copy, since user code may write into what it gets.
             return [Value(to_array(found[var.name]).copy()) for var in fetch]
@@ -173,11 +172,10 @@ def _model(endpoint: ServerAddress, name: str) -> tuple[str, str]:
     """Return the name and version of the model an endpoint's path names."""
     found = _PATH.fullmatch(endpoint.path)
     if found is None:
-        msg = (
+        raise ConfigError(
             f"'{endpoint.path}' behind the endpoint {endpoint.address} names no model; "
             "NAME, NAME/versions/VERSION and the same behind v2/models/ are allowed"
         )
-        raise ConfigError(msg)
     return unquote(found["name"] or name), unquote(found["version"] or "")
 
 

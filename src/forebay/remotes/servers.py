@@ -68,13 +68,11 @@ class ServerAddress(msgspec.Struct, frozen=True):
         except ValueError:
             parts, host, port = urlsplit(""), None, None
         if not host or not port or parts.query or parts.fragment or parts.username:
-            msg = f"{named} is no address; host:port is needed, as in 127.0.0.1:9393"
-            raise ConfigError(msg)
+            raise ConfigError(f"{named} is no address; host:port is needed, as in 127.0.0.1:9393")
         if parts.scheme not in SCHEMES:
             hint = nearest(parts.scheme, SCHEMES)
             did_you_mean = f"; did you mean '{hint}'?" if hint else ""
-            msg = f"{named}: {', '.join(SCHEMES)} are allowed before ://{did_you_mean}"
-            raise ConfigError(msg)
+            raise ConfigError(f"{named}: {', '.join(SCHEMES)} are allowed before ://{did_you_mean}")
         return cls(parts.scheme, host, port, parts.path.strip("/"))
 
 
@@ -163,5 +161,4 @@ class Servers(Generic[_Connection]):
                 with self._lock:
                     self._rotation.answered(at)
                 return answer
-        text = f"no model server can be reached ({'; '.join(reasons)})"
-        raise Unavailable(text)
+        raise Unavailable(f"no model server can be reached ({'; '.join(reasons)})")

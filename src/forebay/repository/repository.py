@@ -207,13 +207,11 @@ class Repository:
         if not versions:
             hint = nearest(model, self.catalog.models)
             more = f"; did you mean '{hint}'?" if hint else ""
-            msg = f"there is no model '{model[:100]}' in {self.place}{more}"
-            raise NotFound(msg)
+            raise NotFound(f"there is no model '{model[:100]}' in {self.place}{more}")
         found = versions.get(max(versions) if version is None else version)
         if found is None:
             shown = ", ".join(str(one) for one in list(versions)[-10:])
-            msg = f"the model '{model}' has no version {version} in {self.place}; there is {shown}"
-            raise NotFound(msg)
+            raise NotFound(f"the model '{model}' has no version {version} in {self.place}; there is {shown}")
         return found
 
     def fetch(self, revision: Revision) -> Lease[Path]:

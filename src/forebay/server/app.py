@@ -157,14 +157,12 @@ class App:
         if slash and model in self._served:
             paths = [path for path in self._served[model].contracts if path]
             also = f", but at {', '.join(paths)}" if paths else ""
-            msg = f"the model '{model}' does not answer at /{path[:100]}{also}"
-            raise NotFound(msg)
+            raise NotFound(f"the model '{model}' does not answer at /{path[:100]}{also}")
         names = list(dict.fromkeys([*self._served, *(() if self.stock is None else self.stock.offer.names)]))
         hint = nearest(name, names)
         known = ", ".join(f"'{known}'" for known in names[:10])
         did_you_mean = f"; did you mean '{hint}'?" if hint else f"; there is {known or 'none yet'}"
-        msg = f"there is no model '{name[:100]}'{did_you_mean}"
-        raise NotFound(msg)
+        raise NotFound(f"there is no model '{name[:100]}'{did_you_mean}")
 
     async def load(self, name: str, version: str, make: Callable[[], Served], *, timeout_s: float = LOAD_S) -> None:
         """Load a version beside those that answer, and let it answer once it is ready.
@@ -373,8 +371,7 @@ class App:
 
         if self.is_draining:
             work.close()
-            msg = "the server is draining"
-            raise Unavailable(msg)
+            raise Unavailable("the server is draining")
         await asyncio.shield(self._run(alone()))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

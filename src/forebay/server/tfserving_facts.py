@@ -95,8 +95,7 @@ def asked(one: Served, signature: str = "") -> AskedSignature:
             hint = nearest(signature, [found.name, *others])
             names = ", ".join(map(repr, [found.name, *others]))
             meant = f"did you mean '{hint}'?" if hint else f"there is {names}"
-            msg = f"the model '{one.endpoint.name}' has no signature '{signature[:100]}'; {meant}"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"the model '{one.endpoint.name}' has no signature '{signature[:100]}'; {meant}")
         found = others[signature]
     if found.contract.streams:
         path = f"/models/{one.endpoint.name}"

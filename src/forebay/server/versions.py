@@ -155,8 +155,7 @@ class Versions:
         if among is not None:
             sharing = [one for one in sharing if one.served in among]
         if not sharing:
-            msg = f"no version of the model '{self.model}' that is loaded answers what names none"
-            raise NotFound(msg)
+            raise NotFound(f"no version of the model '{self.model}' that is loaded answers what names none")
         for one in sharing:
             one.credit += one.weight
         chosen = max(sharing, key=lambda one: one.credit)

@@ -67,8 +67,7 @@ class Slices:
         """
         limit = self._limit
         if max(map(len, rows_of.values())) > limit and not self._may_exceed:
-            msg = f"the request has {request.size} samples, endpoint '{self._name}' takes {limit} at a time"
-            raise TooLarge(msg)
+            raise TooLarge(f"the request has {request.size} samples, endpoint '{self._name}' takes {limit} at a time")
         if request.size <= self._capacity < self._queue.waiting + request.size:
             msg = f"the request has {request.size} samples and the queue of '{self._name}' has no room for them"
             raise QueueFull(msg)

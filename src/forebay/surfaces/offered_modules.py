@@ -54,8 +54,7 @@ class _Finder(MetaPathFinder, Loader):
             if name not in names:
                 if self._not_there and names and not name.startswith("__"):
                     raise ImportError(self._not_there.format(", ".join(names), name), name=module.__name__)
-                msg = f"module {module.__name__!r} has no attribute {name!r}"
-                raise AttributeError(msg)
+                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
             home, _, called = names[name].partition(":")
             found = getattr(importlib.import_module(home), called or name)
             setattr(module, name, found)

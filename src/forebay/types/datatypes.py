@@ -84,8 +84,7 @@ def datatype_of(name: str, tensor: str = "", expected: str = "") -> DataType:
         did_you_mean = f"; did you mean '{hint.upper()}'?" if hint else ""
         what = f"tensor '{tensor[:80]}' is of '{name[:80]}', which" if tensor else f"'{name[:80]}'"
         more = f"{expected} is expected" if expected else f"there are {', '.join(DATATYPES)}{did_you_mean}"
-        msg = f"{what} is no data type; {more}"
-        raise ValidationError(msg)
+        raise ValidationError(f"{what} is no data type; {more}")
     return found
 
 

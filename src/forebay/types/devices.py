@@ -69,8 +69,7 @@ def read_device(text: str) -> Device:
     meant = re.fullmatch(r"([a-z]*)[:.\-_ ]*([0-9]*)", written)
     kind = nearest(meant[1], KINDS) if meant is not None else None
     hint = f"; did you mean {kind}{':' if meant is not None and meant[2] else ''}{meant[2] if meant else ''}?"
-    msg = f"{text!r} is no device; {ALLOWED}{hint if kind else ''}"
-    raise ValueError(msg)
+    raise ValueError(f"{text!r} is no device; {ALLOWED}{hint if kind else ''}")
 
 
 def written(texts: Iterable[str]) -> tuple[str, ...]:

@@ -194,8 +194,7 @@ def decode_request(
     try:
         found = _request.decode(body[:at])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        msg = f"the body is no inference request: {error}"
-        raise InvalidRequest(msg) from None
+        raise InvalidRequest(f"the body is no inference request: {error}") from None
     behind = memoryview(body)
     tensors: list[Tensor] = []
     for one in found.inputs:
@@ -317,8 +316,7 @@ def _decoded(body: bytes, kind: type[_Kind]) -> _Kind:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
-        msg = f"what came is no answer of the KServe v2 protocol: {error}"
-        raise ValidationError(msg) from None
+        raise ValidationError(f"what came is no answer of the KServe v2 protocol: {error}") from None
 
 
 def _listed(tensor: Tensor) -> list[Any]:
@@ -351,8 +349,7 @@ def _raw(output: _Output) -> bytes:
 
     datatype = datatype_of(output.datatype, output.name)
     if output.data is None:
-        msg = f"output '{output.name}' has neither data in a list nor a binary_data_size"
-        raise ValidationError(msg)
+        raise ValidationError(f"output '{output.name}' has neither data in a list nor a binary_data_size")
     try:
         if not datatype.size:
             return join_elements(output.name, np.array(output.data, object).ravel().tolist())
@@ -360,5 +357,4 @@ def _raw(output: _Output) -> bytes:
             return (np.array(output.data, "<f4").view(np.uint32) >> 16).astype(datatype.numpy).tobytes()
         return np.array(output.data, datatype.numpy).tobytes()
     except (ValueError, TypeError, OverflowError):
-        msg = f"the data of output '{output.name}' is not {datatype.name}{output.shape}"
-        raise ValidationError(msg) from None
+        raise ValidationError(f"the data of output '{output.name}' is not {datatype.name}{output.shape}") from None

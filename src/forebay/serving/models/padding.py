@@ -64,8 +64,7 @@ class Padded(list[S], Generic[S]):
             (axis,) = self.sizes
         if axis not in self.sizes:
             found = "no name was given" if axis is None else f"there is no axis '{axis}'"
-            msg = f"{found}; the padded axes are {listed(self.sizes)}"
-            raise KeyError(msg)
+            raise KeyError(f"{found}; the padded axes are {listed(self.sizes)}")
         return np.arange(self.sizes[axis]) < self.lengths[axis][:, None]
 
 
@@ -346,8 +345,7 @@ def _checked_buckets(buckets: Any, names: Iterable[str]) -> dict[str, tuple[int,
     for name, given in each.items():
         sizes = cast("Sequence[Any]", given) if isinstance(given, Sequence) else ()
         if not sizes or any(type(size) is not int or size < 1 for size in sizes):
-            msg = f"Pad: buckets of '{name}' is {given!r}; a list of whole numbers of at least 1 is needed"
-            raise ConfigError(msg)
+            raise ConfigError(f"Pad: buckets of '{name}' is {given!r}; a list of whole numbers of at least 1 is needed")
         made[name] = tuple(sorted(set(sizes)))
     return made
 
@@ -394,8 +392,7 @@ def _cut(value: Any, axes: Sequence[tuple[str, int, int] | None]) -> Any:
         return value
     if hasattr(value, "shape"):
         if len(value.shape) < len(axes):
-            msg = f"it has {len(value.shape)} axes, `outputs` names {len(axes)}"
-            raise ValueError(msg)
+            raise ValueError(f"it has {len(value.shape)} axes, `outputs` names {len(axes)}")
         for axis, size in zip(axes, value.shape, strict=False):
             _require_padded(axis, size)
         return value[tuple(slice(None if axis is None else axis[1]) for axis in axes)]

@@ -201,8 +201,7 @@ class _Feed:
             return None
         left_s = self._deadline - time.monotonic()
         if left_s <= 0.0:
-            msg = "the stream's time was over before all of its rows were executed"
-            raise DeadlineExceeded(msg)
+            raise DeadlineExceeded("the stream's time was over before all of its rows were executed")
         return left_s
 
     def close(self) -> None:

@@ -82,13 +82,11 @@ class BatchingHttp:
                 if length <= self._max_body_bytes:
                     return await read_body(receive, self._max_body_bytes)
         except TimeoutError:
-            msg = f"the body did not come within {self._read_s:g} seconds"
-            raise TooSlow(msg) from None
+            raise TooSlow(f"the body did not come within {self._read_s:g} seconds") from None
         except BodyTooLong:
             pass
         found = f"has {length} bytes" if length else "is too long"
-        msg = f"the body {found}, at most {self._max_body_bytes} are taken"
-        raise TooLarge(msg)
+        raise TooLarge(f"the body {found}, at most {self._max_body_bytes} are taken")
 
     async def _job(self, body: bytes, scope: Scope, receive: Receive) -> Any:
         """Have a worker do the job; a client that goes away meanwhile takes it along."""

@@ -48,8 +48,7 @@ def read_targets(
         ConfigError: If one of them is wrong, with what is allowed.
     """
     if not targets:
-        msg = f"{caller}() has nothing to serve; give it a forebay.Model class or the path of a file"
-        raise ConfigError(msg)
+        raise ConfigError(f"{caller}() has nothing to serve; give it a forebay.Model class or the path of a file")
     is_path = isinstance(targets[0], str | Path)
     if is_path and len(targets) > 1:
         msg = f"{caller}() takes one path, or any number of classes; several files are named in a forebay.yaml"
@@ -93,8 +92,7 @@ def _built(caller: str, target: Any, options: Options) -> Built:
     hint = "a forebay.Model class, a function with @forebay.compose, or the path of a file is needed"
     if isinstance(target, Model):
         hint = f"give the class, {type(target).__name__}: its workers make the objects"
-    msg = f"{caller}() cannot serve {str(target)[:80]!r}, a {type(target).__name__}; {hint}"
-    raise ConfigError(msg)
+    raise ConfigError(f"{caller}() cannot serve {str(target)[:80]!r}, a {type(target).__name__}; {hint}")
 
 
 def _told(caller: str, settings: Mapping[str, Any], http: Collection[str]) -> Told:
@@ -106,14 +104,12 @@ def _told(caller: str, settings: Mapping[str, Any], http: Collection[str]) -> To
             did_you_mean = f"did you mean {hint}?" if hint else f"there are {', '.join(known)}"
             if name in HTTP:
                 did_you_mean = "whoever runs the application sees to that"
-            msg = f"{caller}() knows no setting {name}; {did_you_mean}"
-            raise ConfigError(msg)
+            raise ConfigError(f"{caller}() knows no setting {name}; {did_you_mean}")
         struct = HttpConfig if name in http else Overrides
         if value is None:  # not said
             continue
         try:
             told[struct][name] = declared(struct)[name].check(value, in_python=True)
         except ValueError as error:
-            msg = f"{caller}({name}={value!r}) is not possible; {error}"
-            raise ConfigError(msg) from error
+            raise ConfigError(f"{caller}({name}={value!r}) is not possible; {error}") from error
     return told

@@ -70,8 +70,7 @@ def compositions_of(module: ModuleType, name: str | None) -> dict[str, Compositi
         return {name: found[name]}
     hint = nearest(name, found)
     if not hasattr(module, name) and hint is not None:
-        msg = f"{module.__file__} has no composition named {name}; did you mean {hint}?"
-        raise ConfigError(msg)
+        raise ConfigError(f"{module.__file__} has no composition named {name}; did you mean {hint}?")
     return {}
 
 

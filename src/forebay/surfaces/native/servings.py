@@ -48,19 +48,17 @@ def serving_in(module: ModuleType, name: str | None) -> Serving[Any, Any] | None
     names = [other for other, value in vars(module).items() if isinstance(value, Serving)]
     if name is None:
         if names and not defined_models(module):
-            msg = (
+            raise ConfigError(
                 f"{module.__file__} defines no forebay.Model, but servings: {', '.join(names)}; "
                 f"say which one is served: {Path(str(module.__file__)).name}:{names[0]}"
             )
-            raise ConfigError(msg)
         return None
     found = getattr(module, name, None)
     if isinstance(found, Serving):
         return cast("Serving[Any, Any]", found)
     hint = nearest(name, names)
     if found is None and hint is not None:
-        msg = f"{module.__file__} has no forebay.Serving named {name}; did you mean {hint}?"
-        raise ConfigError(msg)
+        raise ConfigError(f"{module.__file__} has no forebay.Serving named {name}; did you mean {hint}?")
     return None
 
 
@@ -84,10 +82,9 @@ def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: 
         msg = f"{path}:{name} is a Serving, which knows no --policy and no --isolate-errors; a forebay.Model does"
         raise ConfigError(msg)
     if overrides.threads > 1:
-        msg = (
+        raise ConfigError(
             f"{path}:{name} is a Serving, whose workers run one batch at a time; give it more --workers, not --threads"
         )
-        raise ConfigError(msg)
     streams = serving.settings.streaming is not None
     has_keys = options.batch_keys != ("default",)
     config = EndpointConfig(

@@ -166,8 +166,7 @@ def read(source: str | FilePath | Mapping[str, Any]) -> tuple[PipelineConfig, li
         try:
             content = path.read_bytes()
         except OSError as error:
-            msg = f"the configuration {path} cannot be read: {error.strerror}"
-            raise ConfigError(msg) from error
+            raise ConfigError(f"the configuration {path} cannot be read: {error.strerror}") from error
         document = load(content, str(path))
         reader = _Reader(document)
         folder = str(path.parent)
@@ -186,8 +185,7 @@ def _check_ports(config: PipelineConfig, reader: _Reader) -> None:
     for key, found in ports.items():
         if found is not None and taken.setdefault(found, key) != key:
             place = reader.places.get(key) or reader.places[taken[found]]
-            msg = f"{place}: {key} is {found}, and so is {taken[found]}; each needs a port of its own"
-            raise ConfigError(msg)
+            raise ConfigError(f"{place}: {key} is {found}, and so is {taken[found]}; each needs a port of its own")
 
 
 def settle(name: str, given: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,8 +58,7 @@ class Schema:
         self._is_v1 = not hasattr(model, "model_validate")
         parse = getattr(model, "parse_obj" if self._is_v1 else "model_validate", None)
         if parse is None or not isinstance(model, type) or model.__module__ in _PYDANTIC:
-            msg = f"a schema has to be a pydantic model class of the project, not {model!r}"
-            raise NotPossible(msg)
+            raise NotPossible(f"a schema has to be a pydantic model class of the project, not {model!r}")
         self._parse = parse
         extra = self._extra()
         examples = extra.get("examples")

@@ -222,11 +222,9 @@ class InferMethods:
         served = self.served(layout.model, layout.version)
         name = served.endpoint.name
         if served.tensors is None:
-            msg = f"the model '{name}' takes no tensors; ask it over HTTP at /models/{name}"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"the model '{name}' takes no tensors; ask it over HTTP at /models/{name}")
         if served.contract.streams and stream is None:
-            msg = f"the model '{name}' answers in any number of parts; ask it by ModelStreamInfer"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"the model '{name}' answers in any number of parts; ask it by ModelStreamInfer")
         params, size = served.tensors.ask(tensors, [one.name for one in layout.outputs], parameters=layout.parameters)
         if size > 1 and served.contract.streams:
             msg = f"the model '{name}' streams what it gives for one sample, and {size} came; send them one by one"
@@ -315,8 +313,7 @@ class InferMethods:
     def _regions(self) -> SharedRegions:
         regions = self._app.shared_regions
         if regions is None:
-            msg = "tensors in shared memory are read and written by a server with --shared-memory only"
-            raise InvalidRequest(msg)
+            raise InvalidRequest("tensors in shared memory are read and written by a server with --shared-memory only")
         return regions
 
 
@@ -324,8 +321,7 @@ def _timeout_s(parameters: Mapping[str, Parameter]) -> float:
     """Return the seconds for the microseconds that a client gives its request; 0 is no limit."""
     given = parameters.get(_TIMEOUT, 0)
     if isinstance(given, str | float) or given < 0:
-        msg = f"the parameter {_TIMEOUT} is {given!r:.60}; a whole number of microseconds is needed"
-        raise InvalidRequest(msg)
+        raise InvalidRequest(f"the parameter {_TIMEOUT} is {given!r:.60}; a whole number of microseconds is needed")
     return given / 1e6 if given else _NEVER
 
 

@@ -100,8 +100,7 @@ class InferStream:
             msg = f"incorrect servable name: '{layout.model[:100]}' on a stream of '{name}'; open another stream for it"
             raise InvalidRequest(msg)
         if layout.version not in {"", "0", self.joined.endpoint.config.version}:
-            msg = f"incorrect servable version: '{layout.version[:100]}' on a stream of '{name}'"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"incorrect servable version: '{layout.version[:100]}' on a stream of '{name}'")
         asked = InferRequest(model=name, inputs=tensors, id=self.id, parameters=layout.parameters)
         self._session.send(asked)
 

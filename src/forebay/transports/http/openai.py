@@ -168,8 +168,7 @@ class OpenAiModels:
             hint = nearest(model, self._contracts)
             known = ", ".join(f"'{name}'" for name in self.names[:10])
             meant = f"did you mean '{hint}'?" if hint else f"there is {known}"
-            msg = f"no model '{model[:100]}' answers at {PREFIX}{self.path}; {meant}"
-            raise NotFound(msg)
+            raise NotFound(f"no model '{model[:100]}' answers at {PREFIX}{self.path}; {meant}")
         if len(speaking) == 1:
             return next(iter(speaking.items()))
         served = self._app.versions(model).turn(speaking)

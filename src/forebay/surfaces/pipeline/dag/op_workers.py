@@ -107,8 +107,7 @@ def built(server: PipelineServer) -> tuple[Dag, PipelineConfig]:
     config, end = server.config, server.response_op
     if config is None or end is None:
         missing = "set_response_op()" if end is None else "prepare_server()"
-        msg = f"the server runs without {missing}; call it before"
-        raise ConfigError(msg)
+        raise ConfigError(f"the server runs without {missing}; call it before")
     return wire(server.name or "pipeline", end, config), config
 
 

@@ -126,8 +126,7 @@ class ModelProcess:
         process.stdin.flush()
         is_heard, _, _ = select.select([process.stdout], [], [], START_S)
         if not is_heard:
-            msg = f"the model '{self._conf.model_config}' was not loaded in {START_S:g} s"
-            raise ModelError(msg)
+            raise ModelError(f"the model '{self._conf.model_config}' was not loaded in {START_S:g} s")
         said = process.stdout.readline()
         if not said:
             raise EOFError
