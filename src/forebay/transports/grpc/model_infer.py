@@ -82,7 +82,7 @@ class _Plan(msgspec.Struct, eq=False):
     answered: tuple[Any, int, bytes] = (None, 0, b"")
 
 
-class Asked(TensorRequest, gc=False, eq=False):
+class BegunInfer(TensorRequest, gc=False, eq=False):
     """A request that is inside; `call` is how it came.
 
     Attributes:
@@ -144,7 +144,7 @@ class InferMethods:
         versions = self._app.versions(model)
         return versions.named(version) if version else versions.turn()
 
-    async def begin_for(self, stream: InferStream, call: Call, message: Data) -> Asked | None:
+    async def begin_for(self, stream: InferStream, call: Call, message: Data) -> BegunInfer | None:
         """Begin a request of a stream; None if it went to the session of the stream.
 
         Raises:
@@ -168,7 +168,7 @@ class InferMethods:
             return None
         return self._begin(call, stream, message, layout, tensors)
 
-    def response(self, asked: Asked, outcome: Outcome, parameters: Mapping[str, Parameter] = EMPTY) -> Written:
+    def response(self, asked: BegunInfer, outcome: Outcome, parameters: Mapping[str, Parameter] = EMPTY) -> Written:
         """Return the response to a request.
 
         Raises:
@@ -213,7 +213,7 @@ class InferMethods:
 
     def _begin(
         self, call: Call, stream: InferStream | None, message: Data, layout: RequestLayout, tensors: Sequence[Tensor]
-    ) -> Asked:
+    ) -> BegunInfer:
         """Submit a request whose tensors have been read.
 
         Raises:
@@ -238,8 +238,10 @@ class InferMethods:
             self._plans[layout] = plan
         return self._submit(call, stream, message, plan, [one.data for one in tensors])
 
-    def _submit(self, call: Call, stream: InferStream | None, message: Data, plan: _Plan, data: list[Data]) -> Asked:
-        asked = Asked(data, self._reply, plan.params, None, call.deadline, plan.size, call=call, plan=plan)
+    def _submit(
+        self, call: Call, stream: InferStream | None, message: Data, plan: _Plan, data: list[Data]
+    ) -> BegunInfer:
+        asked = BegunInfer(data, self._reply, plan.params, None, call.deadline, plan.size, call=call, plan=plan)
         if plan.layout.id is not None:
             asked.name = plan.layout.id_in(message)
         if plan.timeout_s != _NEVER:
@@ -256,7 +258,7 @@ class InferMethods:
         return asked
 
     def _replied(self, request: Request, outcome: Outcome) -> None:
-        assert type(request) is Asked
+        assert type(request) is BegunInfer
         if request.stream is not None:
             request.stream.answered(request, outcome)
             return
