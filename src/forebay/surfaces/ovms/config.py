@@ -104,7 +104,8 @@ def read_target(target: Path, name: str | None, stored: StoredModels | None = No
     """
     stored = stored or StoredModels()
     if target.is_dir():
-        target = next(one for one in (target / "config.json", target / GRAPH_FILE) if one.is_file())
+        configuration, graph = target / "config.json", target / GRAPH_FILE
+        target = graph if graph.is_file() and not configuration.is_file() else configuration
     if target.suffix == ".pbtxt":
         folder = target.absolute().parent
         name = name or re.sub(r"[^\w.-]+", "-", folder.name) or "graph"
