@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import forebay
-from forebay.errors import ConfigError, ModelError, nearest
+from forebay.errors import ConfigError, ModelError
 from forebay.observe.log import tell
+from forebay.types.did_you_mean import nearest
 
 USAGE_ERROR = 2
 

@@ -13,7 +13,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
+from forebay.types.did_you_mean import nearest
 
 _LEVELS: Final = {"TRACE": "debug", "DEBUG": "debug", "INFO": "info", "WARNING": "warning", "ERROR": "error"}
 _NUMBERS: Final = ("port", "rest_port", "file_system_poll_wait_seconds")

@@ -12,7 +12,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
+from forebay.types.did_you_mean import nearest
 
 OUT: Final = "out"
 """The port of a node that has one result."""

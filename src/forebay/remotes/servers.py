@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from forebay.errors import ConfigError, DeadlineExceeded, Unavailable, nearest
+from forebay.errors import ConfigError, DeadlineExceeded, Unavailable
+from forebay.types.did_you_mean import meant
 
 CONNECT_S: Final = 2.0
 """How long a server may take to let us in before the next one is tried."""
@@ -70,8 +71,7 @@ class ServerAddress(msgspec.Struct, frozen=True):
         if not host or not port or parts.query or parts.fragment or parts.username:
             raise ConfigError(f"{named} is no address; host:port is needed, as in 127.0.0.1:9393")
         if parts.scheme not in SCHEMES:
-            hint = nearest(parts.scheme, SCHEMES)
-            did_you_mean = f"; did you mean '{hint}'?" if hint else ""
+            did_you_mean = meant(parts.scheme, SCHEMES)
             raise ConfigError(f"{named}: {', '.join(SCHEMES)} are allowed before ://{did_you_mean}")
         return cls(parts.scheme, host, port, parts.path.strip("/"))
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from forebay.errors import ForebayError, NotFound, nearest
+from forebay.errors import ForebayError, NotFound
 from forebay.repository.cache import Lease
 from forebay.repository.disk import DiskCache
 from forebay.repository.listing import Catalog, Revision
@@ -27,6 +27,7 @@ from forebay.repository.local import LocalFolder
 from forebay.repository.looking import SECOND_LOOK_S, Looking, pause_after
 from forebay.repository.settling import Settling
 from forebay.types.caught import caught
+from forebay.types.did_you_mean import nearest
 from forebay.types.failures import failure_of
 
 if TYPE_CHECKING:

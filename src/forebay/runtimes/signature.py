@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from forebay.errors import ConfigError, ForebayError, InvalidRequest, ValidationError, nearest
+from forebay.errors import ConfigError, ForebayError, InvalidRequest, ValidationError
 from forebay.types.datatypes import DATATYPES
+from forebay.types.did_you_mean import nearest
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -14,11 +14,12 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.errors import NotFound, Unavailable, nearest
+from forebay.errors import NotFound, Unavailable
 from forebay.server.model_facts import facts_of
 from forebay.server.model_index import ModelIndex
 from forebay.server.version_loading import bring_up
 from forebay.server.versions import Version, Versions
+from forebay.types.did_you_mean import nearest
 from forebay.types.failures import failure_of
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
 from forebay.server.config import SECTIONS
+from forebay.types.did_you_mean import nearest
 from forebay.types.settings import PREFIX, Setting, declared
 
 Told = dict[type[Any], dict[str, Any]]

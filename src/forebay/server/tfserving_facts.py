@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.errors import InvalidRequest, NotFound, nearest
+from forebay.errors import InvalidRequest, NotFound
 from forebay.protocols.native import Contract
 from forebay.repository.tree_rules import number_of
 from forebay.runtimes.saved_model import DEFAULT
 from forebay.serving.models.methods import CALL
 from forebay.serving.tensor_face import TensorFace
 from forebay.types.datatypes import DATATYPES
+from forebay.types.did_you_mean import nearest
 from forebay.types.tensorflow import PREDICT
 
 if TYPE_CHECKING:

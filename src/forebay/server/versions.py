@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from forebay.errors import ConfigError, InvalidRequest, NotFound, nearest
+from forebay.errors import ConfigError, InvalidRequest, NotFound
+from forebay.types.did_you_mean import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -23,9 +23,10 @@ from typing import Any, Final
 import msgspec
 
 from forebay.arrays.tensors import as_json, as_raw
-from forebay.errors import BadOutcome, InvalidRequest, ValidationError, nearest
+from forebay.errors import BadOutcome, InvalidRequest, ValidationError
 from forebay.types.call import EMPTY, Request
 from forebay.types.datatypes import DATATYPES, datatype_of, holds
+from forebay.types.did_you_mean import nearest
 from forebay.types.tensor import Tensor, TensorMetadata, check_size, elements, rows_of
 
 MAX_EMPTY_ROWS: Final = 1024

@@ -10,7 +10,8 @@ from typing import Final
 
 import msgspec
 
-from forebay.errors import ValidationError, nearest
+from forebay.errors import ValidationError
+from forebay.types.did_you_mean import nearest
 
 
 class DataType(msgspec.Struct, frozen=True):

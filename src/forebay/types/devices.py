@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from forebay.errors import nearest
+from forebay.types.did_you_mean import nearest
 
 NVIDIA: Final = ("cuda", "tensorrt")
 """Kinds that `CUDA_VISIBLE_DEVICES` numbers."""

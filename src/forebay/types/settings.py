@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Meta
 from msgspec import inspect as types
 
-from forebay.errors import nearest
+from forebay.types.did_you_mean import nearest
 
 PREFIX: Final = "FOREBAY_"
 """How variables of the environment begin that are settings."""

@@ -14,7 +14,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
+from forebay.types.did_you_mean import nearest
 
 MAX_PATH_BYTES = 107
 """What the kernel takes as the path of a socket."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, cast, o
 
 import msgspec
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
 from forebay.graph.composition.runner import FirstRunner, NodeRunner, Results, StreamedNodeRunner, model_of
 from forebay.graph.composition.signature import NodeInput, NodeSignature, signature_of_function, signature_of_model
 from forebay.graph.composition.symbols import Edge, Symbol, drawing, edge_of, place
@@ -24,6 +24,7 @@ from forebay.graph.spec import OUT
 from forebay.graph.values import SKIP
 from forebay.serving.models.model import Model, settings_of
 from forebay.types.call import Failure
+from forebay.types.did_you_mean import meant
 from forebay.types.settings import keywords_of, only_keywords_of
 from forebay.workers.runner import WorkerContext
 
@@ -209,8 +210,7 @@ class NodeDefinition:
             problem = f"it is given {len(arguments)}"
         for name, value in named.items():
             if name not in ports:
-                hint = nearest(name, ports)
-                problem = f"it has no '{name}'" + (f"; did you mean '{hint}'?" if hint else "")
+                problem = f"it has no '{name}'" + meant(name, ports)
             elif name in bound:
                 problem = f"it is given '{name}' twice"
             bound[name] = value
@@ -376,8 +376,7 @@ def _checked(target: Callable[..., Any], given: Mapping[str, Any]) -> NodeSettin
     checked: dict[str, Any] = {}
     for setting, value in given.items():
         if setting not in _TYPES:
-            hint = nearest(setting, _TYPES)
-            msg = f"{where}: there is no setting '{setting}'" + (f"; did you mean '{hint}'?" if hint else "")
+            msg = f"{where}: there is no setting '{setting}'" + meant(setting, _TYPES)
             raise ConfigError(msg)
         try:
             checked[setting] = msgspec.convert(value, _TYPES[setting])

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, ca
 
 import msgspec
 
-from forebay.errors import nearest
 from forebay.serving.models.schema_places import fields_at, values_at
+from forebay.types.did_you_mean import nearest
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Final, Literal, TypeVar, cast
 
 import msgspec
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
 from forebay.types.context import PARAM
+from forebay.types.did_you_mean import nearest
 
 CALL: Final = "call"
 """Where the params of a request name the method that is asked; what names none asks `predict`."""

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, cast
 
 import msgspec
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
 from forebay.serving.models.methods import ModelMethod, methods_of
 from forebay.serving.models.padding import Pad
 from forebay.serving.models.spelling import STEPS, check_constructor, check_spelling, like_predict
 from forebay.types.context import PARAM
 from forebay.types.devices import written
+from forebay.types.did_you_mean import nearest
 from forebay.types.settings import Checked, Count, Milliseconds, SomeMilliseconds, declared
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

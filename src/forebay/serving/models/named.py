@@ -14,7 +14,8 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from forebay.errors import InvalidRequest, ValidationError, nearest
+from forebay.errors import InvalidRequest, ValidationError
+from forebay.types.did_you_mean import nearest
 from forebay.types.file import File, FormPart
 
 Schema: TypeAlias = Mapping[str, Any]

@@ -15,9 +15,10 @@ from typing import Any, Final, Generic, NoReturn, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from forebay.errors import BadOutcome, ConfigError, ValidationError, nearest
+from forebay.errors import BadOutcome, ConfigError, ValidationError
 from forebay.serving.models.fields import BARE, field_of, fields_of_type, kind_of, listed, with_fields
 from forebay.types.call import Failure
+from forebay.types.did_you_mean import meant
 
 S = TypeVar("S")
 
@@ -239,8 +240,7 @@ class Pad:
                 continue
             pads = f"pads the field '{name}'" if name else "pads samples that are arrays"
             there_is = f"have {listed(known)}" if known != [BARE] else "have no fields"
-            hint = nearest(name, known)
-            did_you_mean = f"; did you mean '{hint}'?" if hint else ""
+            did_you_mean = meant(name, known)
             raise ConfigError(f"{place} {pads}, samples of the type `{annotation.__name__}` {there_is}{did_you_mean}")
 
     @property
@@ -354,8 +354,7 @@ def _require_known(what: str, given: Iterable[Any], known: Iterable[str], kind: 
     known = list(dict.fromkeys(known))
     for name in given:
         if name not in known:
-            hint = nearest(str(name), known)
-            did_you_mean = f"; did you mean '{hint}'?" if hint else ""
+            did_you_mean = meant(str(name), known)
             raise ConfigError(f"Pad: {what} names the {kind} {name!r}, there is {listed(known)}{did_you_mean}")
 
 

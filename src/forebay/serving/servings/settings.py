@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 
 from forebay.arrays.libraries import find_kind
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
+from forebay.types.did_you_mean import nearest
 from forebay.types.settings import Checked, Count, Milliseconds, declared
 
 

@@ -8,7 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
 from forebay.graph.composition.compose import Composition
 from forebay.server.config import HttpConfig, Overrides
 from forebay.serving.models.model import Model
@@ -18,6 +18,7 @@ from forebay.surfaces.native.fresh_modules import fresh_modules
 from forebay.surfaces.native.graphs import GraphTarget, serve_composition
 from forebay.surfaces.native.target_file import split_target
 from forebay.surfaces.options import Side, options_of
+from forebay.types.did_you_mean import nearest
 from forebay.types.settings import declared
 
 if TYPE_CHECKING:

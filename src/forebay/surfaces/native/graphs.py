@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from forebay.batching.queue import BUNDLE_S, BatchConfig
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
 from forebay.graph.composition.compose import Composition, compositions_in, nodes_in
 from forebay.graph.composition.keys import NodeKeys
 from forebay.graph.composition.wire import Wire, WirePool
@@ -26,6 +26,7 @@ from forebay.surfaces.native.model_options import (
     workers_of,
 )
 from forebay.surfaces.native.pools import Workers, pool_of
+from forebay.types.did_you_mean import nearest
 from forebay.workers.objects import packed
 from forebay.workers.runner import RunnerSpec
 

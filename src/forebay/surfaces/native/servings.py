@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from forebay.batching.queue import BatchConfig
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
 from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described
 from forebay.server.served import Served
@@ -20,6 +20,7 @@ from forebay.serving.servings.request_runner import RequestRunner, face_of, quer
 from forebay.serving.servings.settings import options_of, partitions_of
 from forebay.surfaces.native.model_options import devices_of, workers_of
 from forebay.surfaces.native.pools import Workers, pool_of
+from forebay.types.did_you_mean import nearest
 from forebay.workers.runner import RunnerSpec
 
 if TYPE_CHECKING:

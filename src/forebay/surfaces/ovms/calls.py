@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.errors import InvalidRequest, NotPrepared, nearest
+from forebay.errors import InvalidRequest, NotPrepared
 from forebay.graph.pool import PacketStream
 from forebay.protocols.kserve.calls import InferRequest, InferResponse
 from forebay.serving.tensor_face import TENSORS, TensorFace, check_shape, outcome_of, tensors_of
@@ -22,6 +22,7 @@ from forebay.surfaces.ovms.handlers import UNARY
 from forebay.surfaces.ovms.values import ExecutionFailed, as_wanted, as_wire
 from forebay.types.call import EMPTY, Failure, Request
 from forebay.types.datatypes import DATATYPES
+from forebay.types.did_you_mean import nearest
 from forebay.types.tensor import TensorMetadata, check_size, elements
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from typing import Any, Final, NoReturn, cast
 
 import msgspec
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
+from forebay.types.did_you_mean import nearest
 
 MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 64

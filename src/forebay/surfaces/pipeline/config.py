@@ -16,20 +16,9 @@ from typing import Any, Final, Literal, NoReturn, cast
 import msgspec
 
 from forebay.errors import ConfigError
-from forebay.server.walker import (
-    Check,
-    Walker,
-    boolean,
-    dotted,
-    meant,
-    number,
-    one_of,
-    positive,
-    text,
-    whole,
-    words,
-)
+from forebay.server.walker import Check, Walker, boolean, dotted, number, one_of, positive, text, whole, words
 from forebay.server.yaml import Document, Path, load
+from forebay.types.did_you_mean import meant
 
 FIRST_PORT: Final = 1024
 LAST_PORT: Final = 65_535

@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from forebay.errors import ConfigError, ForebayError, ModelError, nearest
+from forebay.errors import ConfigError, ForebayError, ModelError
 from forebay.serving.models.model import load_module
 from forebay.surfaces.ventu import handover, shim
 from forebay.surfaces.ventu.inference import HookFailed
 from forebay.surfaces.ventu.pages import reply_to
+from forebay.types.did_you_mean import nearest
 from forebay.types.failures import failure_of, text_of, trace_of
 from forebay.workers.user_code import caught
 

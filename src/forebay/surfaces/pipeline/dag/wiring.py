@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
 from forebay.graph.spec import OUT, GraphSpec, NodeSpec, check
 from forebay.surfaces.pipeline.config import settle
 from forebay.surfaces.pipeline.ops import hooks
 from forebay.surfaces.pipeline.ops.op import REQUEST, Op, RequestOp, ResponseOp
 from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
+from forebay.types.did_you_mean import meant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -212,8 +213,7 @@ def _unused(used: list[Op], config: PipelineConfig) -> list[str]:
     warnings: list[str] = []
     for name in config.op:
         if name not in names:
-            hint = nearest(name, names - {REQUEST})
-            did_you_mean = f"; did you mean '{hint}'?" if hint else ""
+            did_you_mean = meant(name, names - {REQUEST})
             warnings.append(f"the configuration names op '{name}', which the graph does not use{did_you_mean}")
     warnings += [f"op '{op.name}' is not used: its result leads to no answer" for op in _dead_ends(used)]
     return warnings

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
+from forebay.types.did_you_mean import meant
 
 CLIENT_TYPES: Final = ("local_predictor", "brpc", "grpc", "pipeline_grpc")
 PROTOCOLS: Final = ("kserve_v2", "paddle")
@@ -185,8 +186,7 @@ class PredictorSettings(msgspec.Struct, frozen=True, kw_only=True):
             ("endpoint_protocol", self.endpoint_protocol, PROTOCOLS),
         ):
             if value is not None and value not in allowed:
-                hint = nearest(value, allowed)
-                did_you_mean = f"; did you mean '{hint}'?" if hint else ""
+                did_you_mean = meant(value, allowed)
                 msg = f"op '{self.name}': {key} is '{value}'; {', '.join(allowed)} are allowed{did_you_mean}"
                 raise ConfigError(msg)
         if self.server_endpoints and self.kind == "local_predictor":
