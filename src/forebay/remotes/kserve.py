@@ -104,7 +104,7 @@ class _Grpc:
         return _read(lambda: rpc.decode_metadata(self._calls.call(rpc.METADATA, request, deadline)))
 
     def infer(self, request: InferRequest, deadline: float) -> InferResponse:
-        data = rpc.encode_request(_to(request, self._model, self._version))
+        data = rpc.encode_request(msgspec.structs.replace(request, model=self._model, version=self._version))
         return _read(lambda: rpc.decode_response(self._calls.call(rpc.INFER, data, deadline)))
 
     def close(self) -> None:
@@ -162,10 +162,6 @@ def _read(decode: Callable[[], _Decoded]) -> _Decoded:
         return decode()
     except ValidationError as problem:
         raise RunnerFailed(f"the model server's answer cannot be read: {problem.message}") from problem
-
-
-def _to(request: InferRequest, model: str, version: str) -> InferRequest:
-    return msgspec.structs.replace(request, model=model, version=version)
 
 
 def _model(endpoint: ServerAddress, name: str) -> tuple[str, str]:

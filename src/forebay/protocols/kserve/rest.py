@@ -8,18 +8,16 @@ from urllib.parse import quote
 
 import msgspec
 
-from forebay.arrays.tensors import to_array
+from forebay.arrays.tensors import numbers_of, to_array
 from forebay.errors import InvalidRequest, ValidationError
 from forebay.protocols.kserve.calls import InferRequest, InferResponse, ModelMetadata, Parameter, TensorMetadata
 from forebay.protocols.kserve.places import place_of
 from forebay.types.call import EMPTY
-from forebay.types.datatypes import DataType, datatype_of
+from forebay.types.datatypes import datatype_of
 from forebay.types.tensor import Data, Tensor, check_size, elements, join_elements, split_elements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    import numpy.typing as npt
 
     from forebay.protocols.kserve.places import Place
 
@@ -330,18 +328,11 @@ def _listed(tensor: Tensor) -> list[Any]:
         except UnicodeDecodeError:
             msg = f"input '{tensor.name}' holds bytes that are no UTF-8 text, which JSON cannot say; send it as binary"
             raise ValidationError(msg) from None
-    array = _values(to_array(tensor), datatype)
+    array = numbers_of(to_array(tensor), datatype.name)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         msg = f"input '{tensor.name}' holds NaN or an infinity, which JSON cannot say; send it as binary"
         raise ValidationError(msg)
     return array.ravel().tolist()
-
-
-def _values(array: npt.NDArray[Any], datatype: DataType) -> npt.NDArray[Any]:
-    """Return the numbers that the bits of BF16 mean; everything else means itself."""
-    import numpy as np
-
-    return (array.astype(np.uint32) << 16).view(np.float32) if datatype.name == "BF16" else array
 
 
 def _raw(output: _Output) -> bytes:

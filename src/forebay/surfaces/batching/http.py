@@ -109,7 +109,10 @@ class BatchingHttp:
         finally:
             watching.cancel()
             endpoint.cancel(request)
-            log.debug("a job has ended", extra={"bytes": len(body), "ms": _milliseconds_since(request.arrived)})
+            log.debug(
+                "a job has ended",
+                extra={"bytes": len(body), "ms": round((time.monotonic() - request.arrived) * 1000, 3)},
+            )
 
     async def _refuse(self, error: ForebayError, receive: Receive, send: Send) -> None:
         """Answer before the body was read, and close, but not while the client may still be sending."""
@@ -162,7 +165,3 @@ def _read_headers(scope: Scope) -> tuple[int, bytes]:
 async def _cancel_when_gone(endpoint: Endpoint, request: Request, receive: Receive) -> None:
     await left(receive)
     endpoint.cancel(request)
-
-
-def _milliseconds_since(moment: float) -> float:
-    return round((time.monotonic() - moment) * 1000, 3)

@@ -142,7 +142,7 @@ class RpcRunner(HandlerHost):
     def _answer(self, method: RpcMethod, item: Item) -> Outcome:
         if method.is_plain:  # as most are: a message, and an answer
             result, error = caught(method.answer, item.body)
-            return result if error is None else _ended(self._status_of(method, error))
+            return result if error is None else ["end", *self._status_of(method, error), [], None, []]
         before: list[Pairs] = []
         context = RpcContext(item.params, before.append)
         result, error = caught(lambda: method.encoded(self._waited(self._call(method, item, context))))
@@ -235,10 +235,6 @@ class _Followed:
         close = getattr(self._results, "aclose", None)
         if close is not None:
             self._coroutines.run(close())
-
-
-def _ended(status: tuple[int, str]) -> list[Any]:
-    return ["end", *status, [], None, []]
 
 
 def _arguments(cls: type, name: str) -> Arguments:
