@@ -142,7 +142,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module 'forebay' has no attribute {name!r}")
+        msg = f"module 'forebay' has no attribute {name!r}"
+        raise AttributeError(msg)
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

@@ -30,6 +30,7 @@ import h11
 from tests.fuzz.patience import awake
 from tests.unit.transports.http.driven import Door
 
+from forebay.types.call import ReplyToAll
 from forebay.workers import landing
 
 KEYS = ("k1", "k2")
@@ -95,14 +96,24 @@ class Side:
 
     def answer(self, index=0):
         endpoint, request = self.pending.pop(index)
-        shown = json.dumps(dict(request.params), sort_keys=True).encode()
-        request.reply(request, b"%b %b %b" % (endpoint.name.encode(), shown, request.body))
+        request.reply(request, _outcome(endpoint, request))
+
+    def answer_together(self):
+        """Answers those at once that share a reply, as an endpoint does with a batch."""
+        together = [pair for pair in self.pending if isinstance(pair[1].reply, ReplyToAll)]
+        self.pending = [pair for pair in self.pending if pair not in together]
+        if together:
+            requests = [request for _, request in together]
+            for request, outcome in requests[0].reply.to_all(requests, [_outcome(*pair) for pair in together]):
+                request.reply(request, outcome)
 
     def settle(self):
         """Lets everything that is due be answered."""
         tasks = self.door.state.tasks
+        self.door.bring()
         while self.pending or tasks:
             before = set(tasks)
+            self.answer_together()
             while self.pending:
                 self.answer()
             self.door.turn()
@@ -132,8 +143,12 @@ class Side:
             if chance is None:
                 self.settle()
             else:
+                if chance.random() < 0.5:
+                    self.door.bring()
                 while self.pending and chance.random() < 0.3:
                     self.answer()
+                if chance.random() < 0.3:
+                    self.answer_together()
                 if chance.random() < 0.3:
                     self.door.turn()
                 if is_stuck != (chance.random() < 0.1):
@@ -154,6 +169,11 @@ class Side:
 
     def close(self):
         self.door.close()
+
+
+def _outcome(endpoint, request):
+    shown = json.dumps(dict(request.params), sort_keys=True).encode()
+    return b"%b %b %b" % (endpoint.name.encode(), shown, request.body)
 
 
 def _answers(written):

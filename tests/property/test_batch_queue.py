@@ -74,6 +74,25 @@ class QueueMachine(RuleBasedStateMachine):
             self.everything.append(entry)
         assert sum(one.size for one in self.model) <= self.config.capacity
 
+    @rule(count=st.integers(1, 8), lives=st.sampled_from([NEVER, 0.5]), origin=st.integers(0, 3))
+    def offer_all(self, count, lives, origin):
+        """Many at once are what they are one by one."""
+        if sum(one.size for one in self.model) + count > self.config.capacity:
+            return
+        entries = [
+            Request(
+                body=len(self.everything) + number,
+                reply=lambda *_: None,
+                deadline=self.now + lives,
+                arrived=self.now,
+                origin=self.origins[(origin + number) % 4],
+            )
+            for number in range(count)
+        ]
+        self.queue.offer_all(entries, self.now)
+        self.model += entries
+        self.everything += entries
+
     @precondition(lambda self: self.everything)
     @rule(which=st.integers(0, 1_000))
     def cancel(self, which):

@@ -14,7 +14,7 @@ from forebay.batching.queue import BatchConfig
 from forebay.errors import Code, ValidationError
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.testing import FakeClock, ManualPool, MemoryOrigin
-from forebay.types.call import ALONE, Failure, Request
+from forebay.types.call import ALONE, Failure, ReplyToAll, Request
 
 INDEX = st.integers(0, 50)
 steps = st.lists(
@@ -26,6 +26,7 @@ steps = st.lists(
             st.sampled_from([0.02, 0.3, 1e9]),
             st.integers(0, 3),
         ),
+        st.tuples(st.just("crowd"), st.integers(1, 6), st.integers(0, 3)),
         st.tuples(st.just("cancel"), INDEX),
         st.tuples(st.just("complete"), INDEX),
         st.tuples(st.just("mixed"), INDEX, INDEX),
@@ -51,6 +52,42 @@ class RestingPool(ManualPool):
         self.clock.advance(seconds)
 
 
+class Port(ReplyToAll):
+    """Submits what has arrived together, and answers it together, but for every third."""
+
+    def __init__(self, story):
+        self.story = story
+        self.arrived = []
+
+    def bring(self, now):
+        endpoint, (arrived, self.arrived) = self.story.endpoint, (self.arrived, [])
+        together = len(arrived) <= endpoint.spare
+        for group in [arrived] if together else [[one] for one in arrived]:
+            requests = [
+                Request(
+                    [(len(self.story.requests) + at, 0)],
+                    self,
+                    origin=self.story.origins[origin] if origin < 3 else None,
+                    deadline=now + 60.0,
+                    arrived=now,
+                )
+                for at, origin in enumerate(group)
+            ]
+            self.story.requests += requests
+            self.story.replies.update((request, []) for request in requests)
+            endpoint.submit_all(requests, now)
+
+    def __call__(self, request, outcome):
+        self.story.reply(request, outcome)
+
+    def to_all(self, requests, outcomes):
+        pairs = list(zip(requests, outcomes, strict=True))
+        for request, outcome in pairs:
+            if request.body[0][0] % 3:
+                self.story.reply(request, outcome)
+        return [pair for pair in pairs if pair[0].body[0][0] % 3 == 0]
+
+
 class Story:
     """Plays the steps and keeps what each request may be told."""
 
@@ -64,6 +101,7 @@ class Story:
         self.may_fail = set()
         self.cancelled = set()
         self.origins = [MemoryOrigin() for _ in range(3)]
+        self.port = Port(self)
 
     def reply(self, request, outcome):
         self.replies[request].append((outcome, self.clock.now))
@@ -81,6 +119,11 @@ class Story:
         self.requests.append(request)
         self.replies[request] = []
         self.endpoint.submit(request)
+
+    def crowd(self, count, origin):
+        if not self.port.arrived:
+            self.endpoint.expect(self.port.bring)
+        self.port.arrived += [origin] * count
 
     def cancel(self, which):
         if self.requests:

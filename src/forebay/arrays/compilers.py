@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, cast
 
 from forebay.arrays.batch import Batch
-from forebay.errors import ConfigError
-from forebay.types.did_you_mean import nearest
+from forebay.errors import ConfigError, nearest
 
 Function = Callable[[Any], Any]
 """Takes one tree of arrays, the rows of a batch, and returns one."""

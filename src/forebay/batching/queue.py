@@ -29,7 +29,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -219,12 +219,32 @@ class BatchQueue:
             line.entries.append(entry)
         rows = line.rows
         line.rows = rows + size
-        if rows < self._max_size <= rows + size:
+        if is_new or rows < self._max_size <= rows + size or self.auto is not None:
+            self._grown(line, rows, now, is_new=is_new)
+
+    def offer_all(self, entries: Sequence[Entry], now: float) -> None:
+        """Add entries of one sample each, without key or rank, that arrived now; there must be room for all of them."""
+        size = len(entries)
+        self.waiting += size
+        if self._counts is not None:
+            for entry in entries:
+                self._counts.arrived(entry)
+        line = self._lines.get(None)
+        is_new = line is None
+        if line is None:
+            line = self._lines[None] = Line(None)
+        line.entries += entries
+        line.rows += size
+        self._grown(line, line.rows - size, now, is_new=is_new)
+
+    def _grown(self, line: Line, rows: int, now: float, *, is_new: bool) -> None:
+        """Take note that a line has got longer; it had so many rows."""
+        if rows < self._max_size <= line.rows:
             line.full_since = now
             self._full += 1
             self._note(line)
         elif is_new or (
-            self.auto is not None and len(self._lines) > 1 and self.auto.reaches_goal(key, rows, rows + size)
+            self.auto is not None and len(self._lines) > 1 and self.auto.reaches_goal(line.key, rows, line.rows)
         ):
             self._note(line)
         if self.auto is not None and is_new:
@@ -261,6 +281,7 @@ class BatchQueue:
         """Hand the next batch to a free slot, or None if nothing is eligible yet.
 
         Args:
+            now: Seconds.
             limit: Rows for which the slot has room beside what runs there. It waits for nothing then: the first line
                 is eligible at once, and where its first entry does not fit, none overtakes it.
         """

@@ -82,5 +82,6 @@ def _one_dash(setting: Setting) -> str:
 
 def _name(text: str) -> str:
     if not text:
-        raise argparse.ArgumentTypeError("'' is not possible, a name is needed")
+        msg = "'' is not possible, a name is needed"
+        raise argparse.ArgumentTypeError(msg)
     return f"{text}.socket"

@@ -62,7 +62,8 @@ def run(parsed: argparse.Namespace) -> int:
     try:
         output.write_text(drawing, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{output} cannot be written: {error.strerror}") from error
+        msg = f"{output} cannot be written: {error.strerror}"
+        raise ConfigError(msg) from error
     return 0
 
 
@@ -71,10 +72,12 @@ def _drawing(target: str, project: Project, form: Form) -> str:
 
     graphs = project.graphs
     if not graphs:
-        raise ConfigError(f"{target} has no graph to draw; a function with @forebay.compose has one")
+        msg = f"{target} has no graph to draw; a function with @forebay.compose has one"
+        raise ConfigError(msg)
     if len(graphs) == 1:
         return draw(graphs[0], form)
     if form != "text":
         names = ", ".join(graph.spec.name for graph in graphs)
-        raise ConfigError(f"{target} has {len(graphs)} graphs, and a picture has one: {names}; say which: FILE:NAME")
+        msg = f"{target} has {len(graphs)} graphs, and a picture has one: {names}; say which: FILE:NAME"
+        raise ConfigError(msg)
     return "\n".join(f"{graph.spec.name}\n\n{draw(graph, form)}" for graph in graphs)

@@ -7,13 +7,14 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import forebay
-from forebay.errors import ConfigError, ModelError
+from forebay.errors import ConfigError, ModelError, nearest
 from forebay.observe.log import tell
-from forebay.types.did_you_mean import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 USAGE_ERROR = 2
 

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from html import escape
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0, 99.9)
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"

@@ -71,11 +71,13 @@ def run(parsed: argparse.Namespace) -> int:
     try:
         summary = summarise(trace)
     except InvalidRequest as failure:
-        raise ConfigError(f"{parsed.url} answers, but is no forebay server: {failure.message}") from failure
+        msg = f"{parsed.url} answers, but is no forebay server: {failure.message}"
+        raise ConfigError(msg) from failure
     try:
         parsed.output.write_bytes(trace)
     except OSError as failure:
-        raise ConfigError(f"{parsed.output} cannot be written: {failure.strerror}") from failure
+        msg = f"{parsed.output} cannot be written: {failure.strerror}"
+        raise ConfigError(msg) from failure
     sys.stderr.write(f"forebay: written to {parsed.output}; open it in https://ui.perfetto.dev or chrome://tracing\n")
     for line in report(summary, parsed.qps):
         sys.stdout.write(line + "\n")
@@ -93,7 +95,8 @@ def positive(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+        msg = f"{text!r} is not a number above 0"
+        raise argparse.ArgumentTypeError(msg)
     return number
 
 
@@ -208,7 +211,8 @@ def _with_progress(work: Callable[[], bytes], seconds: float) -> bytes:
 
 def _fetch(url: str, seconds: float, api_key: str | None) -> bytes:
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"{url!r} is not a URL; it starts with http:// or https://")
+        msg = f"{url!r} is not a URL; it starts with http:// or https://"
+        raise ConfigError(msg)
     try:
         message = request.Request(f"{url.rstrip('/')}/trace?seconds={seconds:g}")  # noqa: S310 - http or https, see above
         if api_key:
@@ -216,11 +220,14 @@ def _fetch(url: str, seconds: float, api_key: str | None) -> bytes:
         with request.urlopen(message, timeout=seconds + MARGIN_S) as answer:  # noqa: S310 - as above
             return answer.read()
     except error.HTTPError as answer:
-        raise ConfigError(f"{url} answers {answer.code}: {_reason(answer.read())}") from answer
+        msg = f"{url} answers {answer.code}: {_reason(answer.read())}"
+        raise ConfigError(msg) from answer
     except (InvalidURL, ValueError) as failure:
-        raise ConfigError(f"{url!r} is not a URL: {failure}") from failure
+        msg = f"{url!r} is not a URL: {failure}"
+        raise ConfigError(msg) from failure
     except (error.URLError, HTTPException, OSError) as failure:
-        raise ConfigError(f"{url} does not answer: {reason_of(failure)}") from failure
+        msg = f"{url} does not answer: {reason_of(failure)}"
+        raise ConfigError(msg) from failure
 
 
 def _reason(body: bytes) -> str:

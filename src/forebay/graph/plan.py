@@ -17,6 +17,7 @@ class PlannedStream(msgspec.Struct, eq=False):
     """A stream and who reads it.
 
     Attributes:
+        name: Its name.
         readers: Nodes and the port on which each reads it.
         results: Names of the graph's results that it is.
     """

@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 
 class NodeCost(msgspec.Struct, frozen=True):
@@ -49,7 +52,8 @@ def throughput(nodes: Mapping[str, tuple[float, int]]) -> tuple[str, float]:
     """
     able = {name: workers / cost_s for name, (cost_s, workers) in nodes.items() if cost_s > 0}
     if not able:
-        raise ValueError("no node was seen at work")
+        msg = "no node was seen at work"
+        raise ValueError(msg)
     slowest = min(able, key=lambda name: able[name])
     return slowest, able[slowest]
 

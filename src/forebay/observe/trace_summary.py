@@ -9,14 +9,16 @@ step before it is the one that ended last before it arrived.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from forebay.errors import InvalidRequest
 from forebay.observe import capacity
 from forebay.observe.trace_format import BATCH, REQUEST
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -33,6 +35,7 @@ class NodeSummary(msgspec.Struct, frozen=True):
         name: The endpoint's.
         slots: Batches it can run at a time.
         requests: Requests in its batches.
+        batches: Batches.
         queue: How long requests waited for a worker.
         pre: How long batches were prepared.
         process: How long the model took for a batch.
@@ -134,7 +137,8 @@ def summarise(trace: bytes) -> Summary:
     try:
         read = msgspec.json.decode(trace, type=_Trace)
     except msgspec.MsgspecError as error:
-        raise InvalidRequest(f"this is no trace of forebay's: {error}") from error
+        msg = f"this is no trace of forebay's: {error}"
+        raise InvalidRequest(msg) from error
     events = read.traceEvents
     names = {event.pid: str(event.args["name"]) for event in events if event.name == "process_name"}
     batches = _by_name(names, (event for event in events if event.cat == BATCH))

@@ -44,6 +44,7 @@ class Tool(Struct, frozen=True, kw_only=True):
     """One of the tools that a client offers.
 
     Attributes:
+        function: It.
         type: There is no other kind.
     """
 

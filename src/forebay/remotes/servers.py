@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from forebay.errors import ConfigError, DeadlineExceeded, Unavailable
-from forebay.types.did_you_mean import meant
+from forebay.errors import ConfigError, DeadlineExceeded, Unavailable, nearest
 
 CONNECT_S: Final = 2.0
 """How long a server may take to let us in before the next one is tried."""
@@ -37,6 +36,7 @@ class ServerAddress(msgspec.Struct, frozen=True):
     Attributes:
         scheme: `http`, `https`, `grpc`, `grpcs`.
         host: Its name or address, IPv6 without brackets.
+        port: Its port.
         path: What stands behind them, without slashes at the ends.
     """
 
@@ -55,6 +55,7 @@ class ServerAddress(msgspec.Struct, frozen=True):
         """Read `[scheme://]host:port[/path]`.
 
         Args:
+            text: The endpoint.
             scheme: What it has if it names none.
             where: Where it was written, for messages.
 
@@ -69,10 +70,13 @@ class ServerAddress(msgspec.Struct, frozen=True):
         except ValueError:
             parts, host, port = urlsplit(""), None, None
         if not host or not port or parts.query or parts.fragment or parts.username:
-            raise ConfigError(f"{named} is no address; host:port is needed, as in 127.0.0.1:9393")
+            msg = f"{named} is no address; host:port is needed, as in 127.0.0.1:9393"
+            raise ConfigError(msg)
         if parts.scheme not in SCHEMES:
-            did_you_mean = meant(parts.scheme, SCHEMES)
-            raise ConfigError(f"{named}: {', '.join(SCHEMES)} are allowed before ://{did_you_mean}")
+            hint = nearest(parts.scheme, SCHEMES)
+            did_you_mean = f"; did you mean '{hint}'?" if hint else ""
+            msg = f"{named}: {', '.join(SCHEMES)} are allowed before ://{did_you_mean}"
+            raise ConfigError(msg)
         return cls(parts.scheme, host, port, parts.path.strip("/"))
 
 
@@ -161,4 +165,5 @@ class Servers(Generic[_Connection]):
                 with self._lock:
                     self._rotation.answered(at)
                 return answer
-        raise Unavailable(f"no model server can be reached ({'; '.join(reasons)})")
+        text = f"no model server can be reached ({'; '.join(reasons)})"
+        raise Unavailable(text)

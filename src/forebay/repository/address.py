@@ -44,8 +44,10 @@ def source_of(address: str, below: Path) -> ModelSource:
             raise ConfigError(msg)
         return LocalFolder(below / unquote(found.path))
     if scheme not in SCHEMES:
-        raise ConfigError(f"the repository is {address!r}; s3://, gs://, az://, file:// or a path is needed")
+        msg = f"the repository is {address!r}; s3://, gs://, az://, file:// or a path is needed"
+        raise ConfigError(msg)
     bucket = rest.partition("/")[0]
     if not bucket:
-        raise ConfigError(f"the repository is {address!r}; {scheme}://BUCKET/PREFIX is needed")
+        msg = f"the repository is {address!r}; {scheme}://BUCKET/PREFIX is needed"
+        raise ConfigError(msg)
     return Bucket(address.rstrip("/"))

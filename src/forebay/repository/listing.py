@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 class StoredFile(NamedTuple):

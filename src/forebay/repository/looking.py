@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SECOND_LOOK_S: Final = 1.0
 """Pause before the look that settles what the last one has found, if looks are further apart."""

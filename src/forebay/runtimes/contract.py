@@ -33,7 +33,8 @@ def accelerator(text: str) -> Device | None:
     try:
         device = read_device(text)
     except ValueError as error:
-        raise ConfigError(f"the device is {text!r}; {error}") from error
+        msg = f"the device is {text!r}; {error}"
+        raise ConfigError(msg) from error
     return None if device.kind == "cpu" else device
 
 

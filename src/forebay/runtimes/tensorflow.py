@@ -24,6 +24,7 @@ class TensorFlow:
     """One signature of a SavedModel.
 
     Attributes:
+        name: Which.
         signatures: What all that it has take and give.
     """
 
@@ -33,6 +34,7 @@ class TensorFlow:
         """Load it.
 
         Args:
+            folder: Its folder.
             name: Which signature.
             signatures: What all that it has take and give.
             options: How it runs; the number of threads holds for the process, and the first model says it.

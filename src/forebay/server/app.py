@@ -14,12 +14,11 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.errors import NotFound, Unavailable
+from forebay.errors import NotFound, Unavailable, nearest
 from forebay.server.model_facts import facts_of
 from forebay.server.model_index import ModelIndex
 from forebay.server.version_loading import bring_up
 from forebay.server.versions import Version, Versions
-from forebay.types.did_you_mean import nearest
 from forebay.types.failures import failure_of
 
 if TYPE_CHECKING:
@@ -158,12 +157,14 @@ class App:
         if slash and model in self._served:
             paths = [path for path in self._served[model].contracts if path]
             also = f", but at {', '.join(paths)}" if paths else ""
-            raise NotFound(f"the model '{model}' does not answer at /{path[:100]}{also}")
+            msg = f"the model '{model}' does not answer at /{path[:100]}{also}"
+            raise NotFound(msg)
         names = list(dict.fromkeys([*self._served, *(() if self.stock is None else self.stock.offer.names)]))
         hint = nearest(name, names)
         known = ", ".join(f"'{known}'" for known in names[:10])
         did_you_mean = f"; did you mean '{hint}'?" if hint else f"; there is {known or 'none yet'}"
-        raise NotFound(f"there is no model '{name[:100]}'{did_you_mean}")
+        msg = f"there is no model '{name[:100]}'{did_you_mean}"
+        raise NotFound(msg)
 
     async def load(self, name: str, version: str, make: Callable[[], Served], *, timeout_s: float = LOAD_S) -> None:
         """Load a version beside those that answer, and let it answer once it is ready.
@@ -172,6 +173,7 @@ class App:
         what names none; a further one has no weight until `share` gives it some. Who stops waiting does not stop it.
 
         Args:
+            name: The model.
             version: What the version is called.
             make: Builds its endpoint, in a thread; what it raises goes through.
             timeout_s: How long all of it may take.
@@ -185,6 +187,8 @@ class App:
         """Let a version answer what it has accepted and leave; returns when it accepts nothing more.
 
         Args:
+            name: The model.
+            version: What it is called.
             served: Only if it is this that answers; another one may have taken its place meanwhile.
 
         Raises:
@@ -372,7 +376,8 @@ class App:
 
         if self.is_draining:
             work.close()
-            raise Unavailable("the server is draining")
+            msg = "the server is draining"
+            raise Unavailable(msg)
         await asyncio.shield(self._run(alone()))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -104,5 +104,6 @@ class ModelIndex:
         """
         source = self._app.source
         if source is None:
-            raise NotFound("this project cannot be read anew, so nothing can be loaded")
+            msg = "this project cannot be read anew, so nothing can be loaded"
+            raise NotFound(msg)
         return lambda: source(name, version)

@@ -60,11 +60,14 @@ class SharedRegions:
             QueueFull: If there are too many.
         """
         if region.name in self._regions:
-            raise InvalidRequest(f"a shared memory region '{region.name}' is registered already; unregister it first")
+            msg = f"a shared memory region '{region.name}' is registered already; unregister it first"
+            raise InvalidRequest(msg)
         if not 0 < len(region.name) <= MAX_NAME:
-            raise InvalidRequest(f"a shared memory region needs a name of at most {MAX_NAME} characters")
+            msg = f"a shared memory region needs a name of at most {MAX_NAME} characters"
+            raise InvalidRequest(msg)
         if len(self._regions) >= MAX_REGIONS:
-            raise QueueFull(f"all {MAX_REGIONS} shared memory regions that may be registered are; unregister some")
+            msg = f"all {MAX_REGIONS} shared memory regions that may be registered are; unregister some"
+            raise QueueFull(msg)
         descriptor = _open(region.key)
         try:
             _check(region, descriptor)
@@ -132,7 +135,8 @@ class SharedRegions:
             try:
                 count = os.pwrite(descriptor, left, at)
             except OSError as error:
-                raise InvalidRequest(f"shared memory region '{name}' cannot be written to: {error.strerror}") from error
+                msg = f"shared memory region '{name}' cannot be written to: {error.strerror}"
+                raise InvalidRequest(msg) from error
             left, at = left[count:], at + count
 
     def put(
@@ -167,17 +171,19 @@ class SharedRegions:
     def _find(self, name: str) -> tuple[Region, int]:
         found = self._regions.get(name)
         if found is None:
-            raise NotFound(f"there is no shared memory region '{name[:MAX_NAME]}'; register it first")
+            msg = f"there is no shared memory region '{name[:MAX_NAME]}'; register it first"
+            raise NotFound(msg)
         return found
 
     @staticmethod
     def _place(region: Region, descriptor: int, offset: int, size: int) -> int:
         """Return where in the object a part of a region begins."""
         if offset < 0 or size < 0 or offset + size > region.byte_size:
-            raise InvalidRequest(
+            msg = (
                 f"bytes {offset} to {offset + size} of shared memory region '{region.name}' are asked for; it has "
                 f"{region.byte_size}"
             )
+            raise InvalidRequest(msg)
         _check(region, descriptor)
         return region.offset + offset
 
@@ -200,10 +206,12 @@ def _open(key: str) -> int:
         except PermissionError:
             descriptor = os.open(path, os.O_RDONLY | flags)
     except OSError as error:
-        raise InvalidRequest(f"shared memory '{key}' cannot be opened by the server: {error.strerror}") from error
+        msg = f"shared memory '{key}' cannot be opened by the server: {error.strerror}"
+        raise InvalidRequest(msg) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise InvalidRequest(f"'{key}' is no shared memory")
+        msg = f"'{key}' is no shared memory"
+        raise InvalidRequest(msg)
     return descriptor
 
 
@@ -215,10 +223,11 @@ def _check(region: Region, descriptor: int) -> None:
     """
     size = os.fstat(descriptor).st_size
     if region.offset < 0 or region.byte_size <= 0 or region.offset + region.byte_size > size:
-        raise InvalidRequest(
+        msg = (
             f"shared memory region '{region.name}' is bytes {region.offset} to {region.offset + region.byte_size} of "
             f"'{region.key}', which has {size}"
         )
+        raise InvalidRequest(msg)
 
 
 def _cut(region: Region) -> InvalidRequest:

@@ -141,6 +141,7 @@ class Stock:
         """Have a version there, loaded if need be, as long as the block runs.
 
         Args:
+            name: The model.
             version: Its version; None is the one that answers what names none.
 
         Raises:
@@ -149,13 +150,16 @@ class Stock:
         """
         number = None if version is None else number_of(version)
         if version is not None and number is None:
-            raise NotFound(f"the model '{name[:100]}' has no version '{version[:100]}': versions are whole numbers")
+            msg = f"the model '{name[:100]}' has no version '{version[:100]}': versions are whole numbers"
+            raise NotFound(msg)
         if not self._app.is_stocked(name):
-            raise ConfigError(f"the model '{name}' of a repository has the name of another one that is served")
+            msg = f"the model '{name}' of a repository has the name of another one that is served"
+            raise ConfigError(msg)
         if not self.is_ready and not self.offer.has(name):
             raise Unavailable(self.problems()[0])
         if self._waiting >= MAX_WAITING:
-            raise Unavailable(f"{MAX_WAITING} requests wait for models that are being loaded; try again later")
+            msg = f"{MAX_WAITING} requests wait for models that are being loaded; try again later"
+            raise Unavailable(msg)
         self._waiting += 1
         try:
             key, has_waited = await self._bring(name, number)
@@ -163,7 +167,8 @@ class Stock:
             self._waiting -= 1
         served, revision = self._ready(key), self._memory.loaded.get(key)
         if served is None or revision is None or not self._memory.take(revision):
-            raise Unavailable(f"the model '{name}' is just leaving; try again")
+            msg = f"the model '{name}' is just leaving; try again"
+            raise Unavailable(msg)
         try:
             yield served
         finally:
@@ -179,7 +184,8 @@ class Stock:
         owner = self.offer.owner(name)
         number = number_of(version)
         if owner is None or number is None:
-            raise NotFound(f"no repository has a version '{version[:100]}' of a model '{name[:100]}'")
+            msg = f"no repository has a version '{version[:100]}' of a model '{name[:100]}'"
+            raise NotFound(msg)
         revision = owner.repository.find(name, number)
         self._found[name, number] = revision
         return self._made(owner, revision)
@@ -252,7 +258,8 @@ class Stock:
         task = self._loading.get(key)
         if task is None:
             if self._is_over:
-                raise Unavailable("the server is draining")
+                msg = "the server is draining"
+                raise Unavailable(msg)
             task = self._loading[key] = asyncio.get_running_loop().create_task(self._load_now(key, revision))
             task.add_done_callback(lambda task: self._ended(key, task))
         await asyncio.shield(task)

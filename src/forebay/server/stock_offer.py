@@ -32,6 +32,7 @@ class Stocked(msgspec.Struct, frozen=True, eq=False):
     """A repository and what becomes of its models.
 
     Attributes:
+        repository: It.
         make: Builds the endpoint of a revision, given the folder with its files; called in a thread.
     """
 
@@ -83,6 +84,7 @@ class StockOffer:
         """Return which versions are served, the highest first.
 
         Args:
+            name: The model.
             tries: Whether what could not be loaded, and has rested for long enough, is one.
         """
         versions, now = self.there(name), time.monotonic()
@@ -114,13 +116,16 @@ class StockOffer:
             if served:
                 return served[0]
             if not chosen:
-                raise NotFound(f"no version of the model '{name}' is served; there is {', '.join(map(str, there))}")
+                msg = f"no version of the model '{name}' is served; there is {', '.join(map(str, there))}"
+                raise NotFound(msg)
             number = chosen[0]
         revision = owner.repository.find(name, number)
         if number not in chosen and (name, number) not in loaded:
-            raise NotFound(f"version {number} of the model '{name}' is there and not served; see --versions")
+            msg = f"version {number} of the model '{name}' is there and not served; see --versions"
+            raise NotFound(msg)
         if self.dismissed.get((name, number)) == revision:
-            raise NotFound(f"version {number} of the model '{name}' was unloaded by hand, and is loaded by hand again")
+            msg = f"version {number} of the model '{name}' was unloaded by hand, and is loaded by hand again"
+            raise NotFound(msg)
         return revision
 
     def keep_only_what_is_there(self) -> None:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from forebay.errors import ConfigError, InvalidRequest, NotFound
-from forebay.types.did_you_mean import nearest
+from forebay.errors import ConfigError, InvalidRequest, NotFound, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -28,6 +27,7 @@ class Version(msgspec.Struct, eq=False):
         served: What answers for it; None while it is built.
         weight: Its part of what is asked for without a version.
         state: Where it is: what is ready may be asked, what is leaving answers what it has accepted.
+        error: Why it failed.
         credit: What it is owed of the turns so far.
     """
 
@@ -156,7 +156,8 @@ class Versions:
         if among is not None:
             sharing = [one for one in sharing if one.served in among]
         if not sharing:
-            raise NotFound(f"no version of the model '{self.model}' that is loaded answers what names none")
+            msg = f"no version of the model '{self.model}' that is loaded answers what names none"
+            raise NotFound(msg)
         for one in sharing:
             one.credit += one.weight
         chosen = max(sharing, key=lambda one: one.credit)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import operator
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -31,7 +32,7 @@ from forebay.observe.ids import next_id
 from forebay.observe.metrics import EndpointMetrics
 from forebay.serving.slices import Slices
 from forebay.serving.stream_delivery import PATIENCE_S, Windows
-from forebay.types.call import EMPTY, Failure, Request, Slice
+from forebay.types.call import EMPTY, Failure, ReplyToAll, Request, Slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -119,8 +120,7 @@ class Endpoint:
         self._batcher: Batcher | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._sweep_due = float("inf")
-        may_exceed = config.split and (config.is_mixed or not config.streams)
-        self._slices = Slices(config.name, batching, self._queue, self._settle, may_exceed=may_exceed)
+        self._slices = Slices(config, batching, self._queue, self._settle)
         self._fed = self._slices.fed
         self._windows: Windows | None = None
         self._drained: asyncio.Event | None = None
@@ -183,6 +183,8 @@ class Endpoint:
 
         None waits until they have ended, as each does at its deadline.
         """
+        if self._batcher is not None:
+            self._batcher.admit()
         self.accepting = False
         self.hasten()
         started = time.monotonic()
@@ -204,6 +206,11 @@ class Endpoint:
     def is_full(self) -> bool:
         """Tell whether the queue is so full that anything submitted now is refused."""
         return self._queue.waiting >= self._capacity
+
+    @property
+    def spare(self) -> int:
+        """Samples for which the queue has room."""
+        return self._capacity - self._queue.waiting
 
     def submit(self, request: Request) -> None:
         """Queue a request; `request.reply` is called on the loop once its outcome is known, even if it is refused."""
@@ -235,6 +242,38 @@ class Endpoint:
             if isinstance(error, UserCodeError):
                 self._log_failure(error, [request])
             self._refuse(request, error)
+
+    def expect(self, bring: Callable[[float], None]) -> None:
+        """Have what arrives in this turn of the loop submitted at its end; see `Batcher.expect`."""
+        if self._batcher is None:
+            bring(time.monotonic())
+        else:
+            self._batcher.expect(bring)
+
+    def submit_all(self, requests: Sequence[Request], now: float) -> None:
+        """Queue requests as `submit` would, one after the other.
+
+        Args:
+            requests: Of one sample each, without a key. They have arrived now, and have the time that is usual here.
+            now: Seconds.
+        """
+        batcher = self._batcher
+        if (
+            not self.accepting
+            or batcher is None
+            or self._keys_of is not None
+            or self._queue.waiting + len(requests) > self._capacity
+        ):
+            for request in requests:
+                self.submit(request)
+            return
+        self._open.update(dict.fromkeys(requests))
+        deadline = now + self._timeout_s
+        if deadline < self._sweep_due:
+            self._arm(deadline, now)
+        self._queue.offer_all(requests, now)
+        if not batcher.is_awake and self.pool.idle:
+            batcher.wake()
 
     async def call(
         self,
@@ -316,9 +355,31 @@ class Endpoint:
             self._slices.cut(request, rows, now)
 
     def _answer(self, batch: EntryBatch, outcomes: Sequence[Outcome], now: float) -> None:
-        opened = self._open
         self.answering = batch
-        answered: list[Any] = batch.entries
+        shared = batch.entries[0].reply
+        opened = self._open
+        if isinstance(shared, ReplyToAll) and _are_alike(batch.entries, outcomes):
+            answered: list[Any] = batch.entries
+            for entry in answered:
+                del opened[entry]
+                entry.done = True
+            for entry, outcome in shared.to_all(answered, outcomes):
+                self._hand_over(entry, outcome)
+        else:
+            answered = self._answer_each(batch, outcomes)
+        self.answering = None
+        if self._fed:
+            self._slices.feed()
+        self._count(batch, answered, now)
+        if self._windows is not None:
+            for request in answered:
+                self._windows.forget(request)
+        if self._drained is not None and not opened:
+            self._drained.set()
+
+    def _answer_each(self, batch: EntryBatch, outcomes: Sequence[Outcome]) -> list[Any]:
+        """Reply to one after the other; returns the requests that got an answer, and no error."""
+        opened = self._open
         special: list[Any] = []
         logged = False
         for entry, outcome in zip(batch.entries, outcomes, strict=True):
@@ -344,18 +405,10 @@ class Endpoint:
                 reply(entry, outcome)
             except Exception as error:  # noqa: BLE001 - see `_tell_instead`
                 self._tell_instead(entry, error)
-        self.answering = None
-        if special:
-            others = set(special)
-            answered = [entry for entry in answered if entry not in others]
-        if self._fed:
-            self._slices.feed()
-        self._count(batch, answered, now)
-        if self._windows is not None:
-            for request in answered:
-                self._windows.forget(request)
-        if self._drained is not None and not opened:
-            self._drained.set()
+        if not special:
+            return batch.entries
+        others = set(special)
+        return [entry for entry in batch.entries if entry not in others]
 
     def _settle_entry(self, entry: Request | Slice, outcome: Outcome) -> None:
         if type(entry) is Slice:
@@ -515,3 +568,14 @@ class Endpoint:
             earliest = min((request.deadline for request in self._open), default=_NEVER)
             if earliest != _NEVER:
                 self._arm(earliest, now)
+
+
+_reply_of: Final = operator.attrgetter("reply")
+_is_done: Final = operator.attrgetter("done")
+
+
+def _are_alike(entries: Sequence[Any], outcomes: Sequence[Outcome]) -> bool:
+    """Tell whether all are requests with the same reply that somebody waits for, and none has failed."""
+    if Failure in set(map(type, outcomes)) or any(map(_is_done, entries)):
+        return False
+    return len(set(map(_reply_of, entries))) == 1

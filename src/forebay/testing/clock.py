@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from unittest import mock
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
 
 T = TypeVar("T")
 
@@ -80,7 +82,8 @@ class _Selector(selectors.DefaultSelector):
         if events:
             return events
         if timeout is None:
-            raise RuntimeError("everybody waits, and no timer is set")
+            msg = "everybody waits, and no timer is set"
+            raise RuntimeError(msg)
         if timeout > 0.0:
             self._clock.now += timeout
             self._still = 0
@@ -88,5 +91,6 @@ class _Selector(selectors.DefaultSelector):
         self._still += 1
         if self._still > MAX_TURNS:
             self._still = 0
-            raise Spinning(f"{MAX_TURNS} turns of the loop without time passing")
+            msg = f"{MAX_TURNS} turns of the loop without time passing"
+            raise Spinning(msg)
         return []

@@ -38,6 +38,7 @@ def check_model(
     - A bad sample gets an error, and nobody else does.
 
     Args:
+        model: The class.
         samples: Some that are answered; several, and unlike each other.
         bad: Some that are refused.
         tolerance: How much numbers may differ, relative to their size and absolutely: the sums of a network depend on
@@ -60,12 +61,14 @@ def check_model(
         for number, sample in enumerate(bad):
             refused = served.ask(sample)
             if refused.is_ok:
-                raise AssertionError(f"bad[{number}] is answered with {refused.value!r:.200}, an error is expected")
+                msg = f"bad[{number}] is answered with {refused.value!r:.200}, an error is expected"
+                raise AssertionError(msg)
             answers = served.ask_all([*samples, sample])
             for neighbour, answer in enumerate(answers[:-1]):
                 _require_same(alone[neighbour], answer, f"samples[{neighbour}], beside bad[{number}]", tolerance)
             if answers[-1].status != refused.status:
-                raise AssertionError(f"bad[{number}] gets {refused.status} alone and {answers[-1].status} in company")
+                msg = f"bad[{number}] gets {refused.status} alone and {answers[-1].status} in company"
+                raise AssertionError(msg)
 
 
 async def check_pool(make: Callable[[], Pool], *, batches: int = 20) -> None:
@@ -143,9 +146,11 @@ def _answered(served: Client, sample: Any, what: str) -> Answer:
 
 def _require_same(alone: Answer, other: Answer, what: str, tolerance: float) -> None:
     if not other.is_ok:
-        raise AssertionError(f"{what}: {other.status} {other.error['message']}; alone it is answered")
+        msg = f"{what}: {other.status} {other.error['message']}; alone it is answered"
+        raise AssertionError(msg)
     if not _is_near(alone.value, other.value, tolerance):
-        raise AssertionError(f"{what}: {other.value!r:.200}; alone it is {alone.value!r:.200}")
+        msg = f"{what}: {other.value!r:.200}; alone it is {alone.value!r:.200}"
+        raise AssertionError(msg)
 
 
 def _is_near(one: Any, other: Any, tolerance: float) -> bool:
@@ -162,7 +167,8 @@ def _is_near(one: Any, other: Any, tolerance: float) -> bool:
 
 def _require(is_kept: bool, promise: str) -> None:  # noqa: FBT001 - reads as an assertion
     if not is_kept:
-        raise AssertionError(f"broken: {promise}")
+        msg = f"broken: {promise}"
+        raise AssertionError(msg)
 
 
 def _plain(value: Any) -> Any:

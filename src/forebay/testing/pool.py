@@ -61,9 +61,11 @@ class ManualPool:
             AssertionError: If no slot is idle, or the pool was stopped.
         """
         if self.idle < 1:
-            raise AssertionError("a batch was submitted to a pool without an idle slot")
+            msg = "a batch was submitted to a pool without an idle slot"
+            raise AssertionError(msg)
         if self._stopped:
-            raise AssertionError("a batch was submitted to a stopped pool")
+            msg = "a batch was submitted to a stopped pool"
+            raise AssertionError(msg)
         self.idle -= 1
         batch.attempts += 1
         self.running.append(batch)
@@ -94,7 +96,8 @@ class ManualPool:
     def revive(self) -> None:
         """Bring back a slot that died."""
         if self.lost < 1:
-            raise AssertionError("no slot is gone")
+            msg = "no slot is gone"
+            raise AssertionError(msg)
         self.lost -= 1
         self.idle += 1
         self._on_idle()
@@ -103,7 +106,8 @@ class ManualPool:
         """Send one step of a streamed answer."""
         batch = batch or self.running[0]
         if batch.on_steps is None:
-            raise AssertionError("the endpoint does not stream")
+            msg = "the endpoint does not stream"
+            raise AssertionError(msg)
         batch.on_steps([parts], release)
 
     async def stop(self, grace_s: float) -> None:

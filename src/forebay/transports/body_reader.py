@@ -60,6 +60,7 @@ class Rooms(Protocol):
     """Several places.
 
     Attributes:
+        rooms: They.
         size: How long they are together.
     """
 

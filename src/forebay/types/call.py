@@ -144,6 +144,20 @@ Outcome = Any  # a runner's result for one item, or a Failure
 Reply = Callable[["Request", Outcome], None]
 
 
+class ReplyToAll:
+    """A reply that requests of several clients have in common: those of one batch may be answered at once."""
+
+    __slots__ = ()
+
+    def __call__(self, request: Request, outcome: Outcome) -> None:
+        """Answer one."""
+        raise NotImplementedError
+
+    def to_all(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> Sequence[tuple[Request, Outcome]]:
+        """Answer several, none of which failed; returns those that are to be answered one by one. Raises nothing."""
+        raise NotImplementedError
+
+
 class Request(msgspec.Struct, eq=False, gc=False):
     """One call by one client: one id, one deadline, one answer (or one stream of parts).
 

@@ -6,8 +6,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def caught(function: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:

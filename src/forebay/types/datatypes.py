@@ -10,8 +10,7 @@ from typing import Final
 
 import msgspec
 
-from forebay.errors import ValidationError
-from forebay.types.did_you_mean import nearest
+from forebay.errors import ValidationError, nearest
 
 
 class DataType(msgspec.Struct, frozen=True):
@@ -85,7 +84,8 @@ def datatype_of(name: str, tensor: str = "", expected: str = "") -> DataType:
         did_you_mean = f"; did you mean '{hint.upper()}'?" if hint else ""
         what = f"tensor '{tensor[:80]}' is of '{name[:80]}', which" if tensor else f"'{name[:80]}'"
         more = f"{expected} is expected" if expected else f"there are {', '.join(DATATYPES)}{did_you_mean}"
-        raise ValidationError(f"{what} is no data type; {more}")
+        msg = f"{what} is no data type; {more}"
+        raise ValidationError(msg)
     return found
 
 

@@ -85,7 +85,8 @@ class File:
             try:
                 value = base64.b64decode(value, validate=True)
             except ValueError:
-                raise ValueError("Invalid base64 encoded string") from None
+                msg = "Invalid base64 encoded string"
+                raise ValueError(msg) from None
         if not isinstance(value, bytes | bytearray | memoryview):
             msg = f"Expected a file in base64, got `{type(value).__name__}`"
             raise ValueError(msg)  # noqa: TRY004 - decoders take this for a fault of the sample

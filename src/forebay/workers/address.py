@@ -14,8 +14,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from forebay.errors import ConfigError
-from forebay.types.did_you_mean import nearest
+from forebay.errors import ConfigError, nearest
 
 MAX_PATH_BYTES = 107
 """What the kernel takes as the path of a socket."""
@@ -65,10 +64,11 @@ def parse_address(text: str) -> Address:
     if kind == "unix" and rest:
         size = len(os.fsencode(rest))
         if size > MAX_PATH_BYTES:
-            raise ConfigError(
+            msg = (
                 f"the path of the socket has {size} bytes, the kernel takes at most {MAX_PATH_BYTES}; "
                 f"choose a shorter one, such as unix:/run/forebay.socket: {rest}"
             )
+            raise ConfigError(msg)
         return UnixAddress(rest)
     is_url = rest.startswith("//")
     host, _, port = rest.rpartition(":")
@@ -83,7 +83,8 @@ def parse_address(text: str) -> Address:
             hint = f"; did you mean {meant}:{rest}?"
         else:
             hint = f"; did you mean unix:{text}?" if "/" in text or not colon else f"; did you mean tcp:{text}?"
-    raise ConfigError(f"{text!r} is no address: unix:PATH or tcp:HOST:PORT is needed{hint}")
+    msg = f"{text!r} is no address: unix:PATH or tcp:HOST:PORT is needed{hint}"
+    raise ConfigError(msg)
 
 
 def checked_host(host: str) -> str:
@@ -97,7 +98,8 @@ def checked_host(host: str) -> str:
     except UnicodeError:
         encoded = b""
     if not encoded.strip(b".") or not _NAME.fullmatch(encoded):
-        raise ConfigError(f"the host '{host}' is no address and no name of one; 127.0.0.1 and localhost are two")
+        msg = f"the host '{host}' is no address and no name of one; 127.0.0.1 and localhost are two"
+        raise ConfigError(msg)
     return host
 
 
@@ -162,9 +164,11 @@ def bind_unix(address: UnixAddress) -> socket.socket:
 def _remove_stale(path: Path) -> None:
     found = path.lstat()
     if not stat.S_ISSOCK(found.st_mode):
-        raise ConfigError(f"{path} exists and is no socket; choose another path or remove it")
+        msg = f"{path} exists and is no socket; choose another path or remove it"
+        raise ConfigError(msg)
     if found.st_uid != os.geteuid():
-        raise ConfigError(f"the socket {path} belongs to another user; choose another path")
+        msg = f"the socket {path} belongs to another user; choose another path"
+        raise ConfigError(msg)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -174,4 +178,5 @@ def _remove_stale(path: Path) -> None:
             return
         except OSError:
             pass  # a backlog that is full, for example: somebody is there
-    raise ConfigError(f"another server listens on {path}; stop it or choose another path")
+    msg = f"another server listens on {path}; stop it or choose another path"
+    raise ConfigError(msg)

@@ -22,6 +22,7 @@ def environment_on(device: Device, environment: Mapping[str, str]) -> dict[str, 
     """Return the environment of a process that runs on a device.
 
     Args:
+        device: It.
         environment: That of a process on any device.
 
     Raises:
@@ -60,12 +61,14 @@ def existing(texts: Sequence[str]) -> tuple[str, ...]:
     here = os.sched_getaffinity(0)
     for device in devices:
         if missing := sorted(set(device.cores) - here):
-            raise ValueError(f"{device} is not there: this process may use {spelled(here)} and not {spelled(missing)}")
+            msg = f"{device} is not there: this process may use {spelled(here)} and not {spelled(missing)}"
+            raise ValueError(msg)
         count = _count(os.environ)
         if device.kind in NVIDIA and count is not None and device.index >= count:
             why = f"{VISIBLE} is {os.environ[VISIBLE]!r}" if VISIBLE in os.environ else f"there are {count}"
             most = f"{device.kind}:0 to {device.kind}:{count - 1} are" if count > 1 else f"{device.kind}:0 is"
-            raise ValueError(f"{device} is not there: {why}; {most if count else 'cpu is'} allowed")
+            msg = f"{device} is not there: {why}; {most if count else 'cpu is'} allowed"
+            raise ValueError(msg)
     return tuple(map(str, devices))
 
 
@@ -77,7 +80,8 @@ def existing_one(text: str) -> str:
     """
     found = existing([text])
     if len(found) != 1:
-        raise ValueError(f"one device is needed, and {len(found)} are told")
+        msg = f"one device is needed, and {len(found)} are told"
+        raise ValueError(msg)
     return found[0]
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from forebay.types.caught import caught
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
 
 T = TypeVar("T")
 
@@ -53,7 +55,8 @@ class LoopThread:
         """
         if self._loop is None or not self.is_running:
             coroutine.close()
-            raise RuntimeError("it is closed: this works within its `with` only")
+            msg = "it is closed: this works within its `with` only"
+            raise RuntimeError(msg)
         running = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return running.result()

@@ -184,7 +184,8 @@ class ProcessPool(SlotPool[WorkerSlot]):
             await self._up(self._workers)
         except (OSError, RuntimeError) as error:
             await self.stop(0.0)
-            raise ModelError(f"the workers cannot be started: {getattr(error, 'strerror', None) or error}") from error
+            msg = f"the workers cannot be started: {getattr(error, 'strerror', None) or error}"
+            raise ModelError(msg) from error
         except ForebayError:
             await self.stop(0.0)
             raise
@@ -256,7 +257,8 @@ class ProcessPool(SlotPool[WorkerSlot]):
         """A worker said hello on a new connection: tell it what to run."""
         index: int | None = about["worker"]
         if index is None or not 0 <= index < len(self._workers):
-            raise InvalidRequest(f"worker {index} was not started by this pool")
+            msg = f"worker {index} was not started by this pool"
+            raise InvalidRequest(msg)
         worker = slot.worker = self._workers[index]
         worker.slots[slot] = 0 if worker.supervisor is None else worker.supervisor.lives
         options: dict[str, Any] = {}

@@ -143,7 +143,8 @@ class Seating:
         """
         sitting = self.open.get(name) if type(name) is int else None
         if sitting is None:
-            raise InvalidRequest(f"it speaks of the stream {str(name)[:40]}, which it was not given")
+            msg = f"it speaks of the stream {str(name)[:40]}, which it was not given"
+            raise InvalidRequest(msg)
         return sitting
 
     def clear(self) -> list[Sitting]:

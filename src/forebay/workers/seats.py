@@ -358,7 +358,8 @@ def at_once(work: Coroutine[Any, Any, T]) -> T:
         work.send(None)
     except StopIteration as done:
         return done.value
-    raise RuntimeError("what runs in a thread of its own has waited")
+    msg = "what runs in a thread of its own has waited"
+    raise RuntimeError(msg)
 
 
 async def _awaited(awaitable: Any) -> Any:

@@ -70,6 +70,36 @@ def test_nothing_leaves_before_the_turn_ends():
     bench(story)
 
 
+def test_what_arrives_in_a_turn_is_brought_before_a_batch_leaves_at_its_end():
+    async def story(bench):
+        def bring(*names):
+            bench.batcher.expect(lambda now: (moments.append(now), bench.submit(*names)))
+
+        moments, before = [], bench.clock.now
+        bring("a")
+        bench.clock.advance(0.001)
+        bring("b")
+        assert bench.queue.waiting == 0
+        await asyncio.sleep(0)
+        assert bench.batches == ["ab"]
+        assert moments == [before, before], "as long as the first has waited"
+        bring("c")
+        await asyncio.sleep(0)
+        assert bench.queue.waiting == 1, "also while every slot is busy"
+        bring("d")
+        bench.pool.complete()
+        assert bench.queue.waiting == 2, "before it is asked what runs next"
+        await asyncio.sleep(0)
+        assert bench.batches == ["ab", "cd"]
+        bring("e")
+        bench.pool.complete()
+        bench.batcher.admit()
+        await asyncio.sleep(0)
+        assert bench.batches == ["ab", "cd", "e"]
+
+    bench(story)
+
+
 def test_every_idle_slot_is_used():
     async def story(bench):
         bench.submit(*"abcdef")

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ValidationError
 from forebay.types.datatypes import datatype_of
 from forebay.types.tensor import Tensor, elements, join_elements, split_elements
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 FIELDS: Final = {
     "BOOL": "bool_contents",
@@ -31,7 +33,8 @@ def field_of(name: str, datatype: str) -> str:
     """
     field = FIELDS.get(datatype)
     if field is None:
-        raise ValidationError(f"tensor '{name}' is of {datatype[:80]}, which exists as raw contents only; send it raw")
+        msg = f"tensor '{name}' is of {datatype[:80]}, which exists as raw contents only; send it raw"
+        raise ValidationError(msg)
     return field
 
 
@@ -68,10 +71,11 @@ def taken(name: str, datatype: str, shape: Sequence[int], contents: Any) -> byte
     values = getattr(contents, field)
     expected = elements(name, shape)
     if len(values) != expected:
-        raise ValidationError(
+        msg = (
             f"tensor '{name}' of {datatype}{list(shape)} needs {expected} elements, and {len(values)} came; "
             "shape and data must agree"
         )
+        raise ValidationError(msg)
     known = datatype_of(datatype, name)
     if not known.size:
         return join_elements(name, values)
@@ -79,5 +83,6 @@ def taken(name: str, datatype: str, shape: Sequence[int], contents: Any) -> byte
     wide = np.fromiter(values, known.numpy if known.size >= 4 else "int64", expected)
     array = wide.astype(known.numpy)
     if known.size < 4 and not np.array_equal(wide, array):
-        raise ValidationError(f"tensor '{name}' has elements that do not fit in {datatype}")
+        msg = f"tensor '{name}' has elements that do not fit in {datatype}"
+        raise ValidationError(msg)
     return array.view(np.uint8).data

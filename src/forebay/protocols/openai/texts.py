@@ -123,7 +123,8 @@ class Choice:
         try:
             part = _part.decode(written)
         except msgspec.MsgspecError as error:
-            raise BadOutcome(f"the model answered with something else than a text: {error}") from None
+            msg = f"the model answered with something else than a text: {error}"
+            raise BadOutcome(msg) from None
         if type(part) is str:
             text, tokens = part, 0 if is_whole else 1
         else:
@@ -168,7 +169,8 @@ class Choice:
         name, arguments = call.function.name, call.function.arguments
         if self._name is None or not (name or self._calls):
             wrong = "it has no name" if self._name is not None else "completions have none"
-            raise BadOutcome(f"the model answered with the call of a tool, and {wrong}")
+            msg = f"the model answered with the call of a tool, and {wrong}"
+            raise BadOutcome(msg)
         if not name:
             self._calls[-1]["function"]["arguments"].append(arguments)
             self.news.append({"index": len(self._calls) - 1, "function": {"arguments": arguments}})
@@ -186,6 +188,7 @@ class Texts:
 
         Args:
             path: What was asked: `CHAT`, or completions.
+            asked: How.
             id: What the answer is called.
             created: Seconds since 1970.
         """

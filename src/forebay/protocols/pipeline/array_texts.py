@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.types.datatypes import BY_NUMPY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 
 def array_text(value: Any) -> str:
@@ -22,7 +24,8 @@ def array_text(value: Any) -> str:
     array = np.asarray(value)
     kind = array.dtype.kind
     if kind != "U" and array.dtype.name not in BY_NUMPY:
-        raise TypeError(f"an array of {array.dtype} cannot be written as text; numbers, booleans and texts can")
+        msg = f"an array of {array.dtype} cannot be written as text; numbers, booleans and texts can"
+        raise TypeError(msg)
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if array.size == 0:
         shape = "" if array.ndim == 1 else f", shape={array.shape}"

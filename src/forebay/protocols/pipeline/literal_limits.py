@@ -67,7 +67,8 @@ class Budget:
         """
         self._left_keys -= count
         if self._left_keys < 0:
-            raise LiteralTooLarge(f"at most {MAX_ODD_KEYS} keys that are no texts are read")
+            msg = f"at most {MAX_ODD_KEYS} keys that are no texts are read"
+            raise LiteralTooLarge(msg)
 
 
 class NotLiteral(Exception):

@@ -76,7 +76,8 @@ def request_of(body: bytes, kind: Any = Request) -> Any:
     if not first:
         return kind()
     if first != b"{":
-        raise InvalidRequest(f"the body is no {kind.DESCRIPTOR.name} in JSON: it is no object")
+        msg = f"the body is no {kind.DESCRIPTOR.name} in JSON: it is no object"
+        raise InvalidRequest(msg)
     if kind is Request:
         if len(body) > SMALL_BYTES:
             _count(body)
@@ -95,7 +96,8 @@ def request_of(body: bytes, kind: Any = Request) -> Any:
     try:
         return json_format.Parse(body, kind(), ignore_unknown_fields=True)
     except (json_format.ParseError, UnicodeError, RecursionError, ValueError) as error:
-        raise InvalidRequest(f"the body is no {kind.DESCRIPTOR.name} in JSON: {str(error)[:300]}") from error
+        msg = f"the body is no {kind.DESCRIPTOR.name} in JSON: {str(error)[:300]}"
+        raise InvalidRequest(msg) from error
 
 
 def _count(body: bytes) -> None:
@@ -109,12 +111,14 @@ def _count(body: bytes) -> None:
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return  # whoever reads it says what is wrong
     if max(_texts_in(bytes(parts.key)), _texts_in(bytes(parts.value))) > MAX_TEXTS:
-        raise InvalidRequest(f"the request has too many keys or values; at most {MAX_TEXTS} are read")
+        msg = f"the request has too many keys or values; at most {MAX_TEXTS} are read"
+        raise InvalidRequest(msg)
     tensors = bytes(parts.tensors)
     # Every tensor has a brace; so may texts, but where there are very many braces nobody looks whose they are.
     braces = tensors.count(b"{")
     if braces > MAX_TENSORS and (braces > MAX_TEXTS or len(_raws.decode(tensors)) > MAX_TENSORS):
-        raise InvalidRequest(f"the request has too many tensors; at most {MAX_TENSORS} are read")
+        msg = f"the request has too many tensors; at most {MAX_TENSORS} are read"
+        raise InvalidRequest(msg)
 
 
 def _texts_in(data: bytes) -> int:

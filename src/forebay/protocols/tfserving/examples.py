@@ -45,7 +45,8 @@ def checked(examples: list[Example]) -> list[Example]:
         InvalidRequest: If there are none.
     """
     if not examples:
-        raise InvalidRequest("there are no examples; one at least is needed")
+        msg = "there are no examples; one at least is needed"
+        raise InvalidRequest(msg)
     return examples
 
 
@@ -64,7 +65,8 @@ def tensors_of(examples: Sequence[Example], face: TensorFace) -> list[Tensor]:
         raise InvalidRequest(msg)
     known = {one.name for one in face.inputs}
     if unknown := sorted(named - known):
-        raise InvalidRequest(f"the model has no input '{unknown[0][:80]}'; there is {', '.join(map(repr, known))}")
+        msg = f"the model has no input '{unknown[0][:80]}'; there is {', '.join(map(repr, known))}"
+        raise InvalidRequest(msg)
     return [_column(examples, one) for one in face.inputs if one.name in named or one.name not in face.optional]
 
 

@@ -27,7 +27,8 @@ def field_of(value: Any, name: str) -> Any:
             return found[name]
     elif hasattr(value, name):
         return getattr(value, name)
-    raise LookupError(f"{kind_of(value)} was found that has no field '{name}'")
+    msg = f"{kind_of(value)} was found that has no field '{name}'"
+    raise LookupError(msg)
 
 
 def with_fields(value: Any, fields: Mapping[str, Any]) -> Any:

@@ -14,8 +14,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from forebay.errors import InvalidRequest, ValidationError
-from forebay.types.did_you_mean import nearest
+from forebay.errors import InvalidRequest, ValidationError, nearest
 from forebay.types.file import File, FormPart
 
 Schema: TypeAlias = Mapping[str, Any]
@@ -69,14 +68,16 @@ class NamedReader:
             text = bytes(body).decode("ascii")
             given = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_PARAMETERS, errors="strict")
         except ValueError as error:
-            raise InvalidRequest(f"the query cannot be read: {error}") from error
+            msg = f"the query cannot be read: {error}"
+            raise InvalidRequest(msg) from error
         return self._read([(name, FormPart(name, value.encode())) for name, value in given], "the query")
 
     def _read(self, given: Sequence[tuple[str, FormPart]], where: str) -> Any:
         if not self._has_fields:
             if len(given) != 1:
                 found = ", ".join(f"'{name[:40]}'" for name, _ in given[:10]) or "nothing"
-                raise ValidationError(f"{where} has {found}; this model takes one value", detail={"path": "$"})
+                msg = f"{where} has {found}; this model takes one value"
+                raise ValidationError(msg, detail={"path": "$"})
             return self._convert(self._value(self._whole, [given[0][1]], given[0][0]))
         values: dict[str, list[FormPart]] = {}
         for name, part in given:
@@ -158,7 +159,8 @@ def _loaded(text: str, name: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ValidationError(f"'{name[:40]}' is no JSON: {error}", detail={"path": f"$.{name}"}) from None
+        msg = f"'{name[:40]}' is no JSON: {error}"
+        raise ValidationError(msg, detail={"path": f"$.{name}"}) from None
 
 
 def named(parts: Iterable[FormPart]) -> bytes:

@@ -34,7 +34,8 @@ def prepare(settings: ServingSettings, given: Any) -> tuple[Batch | Iterable[Bat
         fn = settings.client_preprocessing
         prepared, info = _default(given) if fn is None else _checked(fn, _here(fn, fn(given)))
         if isinstance(prepared, AsyncIterable):
-            raise InvalidRequest("an async iterator can be given to batched_run_async only")
+            msg = "an async iterator can be given to batched_run_async only"
+            raise InvalidRequest(msg)
         attributes["info"] = info
         return prepared, info
 
@@ -96,10 +97,11 @@ async def finish_stream_async(settings: ServingSettings, stream: Any, info: Any)
     if fn is None:
         return stream
     if inspect.isgeneratorfunction(fn):
-        raise ConfigError(
+        msg = (
             f"{_name(fn)} is a generator function; batched_run_async gives it an async iterator: write it with "
             "`async def` and `async for`, or call batched_run"
         )
+        raise ConfigError(msg)
     returned = fn(stream, info)
     return await returned if inspect.isawaitable(returned) else returned
 
@@ -111,12 +113,14 @@ def whole(settings: ServingSettings, batch: Batch, limit: int | None) -> Batch:
         InvalidRequest: It is empty, or too large for a serving that streams hooks.
     """
     if batch.size == 0:
-        raise InvalidRequest("cannot run with empty Batch")
+        msg = "cannot run with empty Batch"
+        raise InvalidRequest(msg)
     if settings.streaming and limit is not None and batch.size > limit:
-        raise InvalidRequest(
+        msg = (
             f"batch size ({batch.size}) cannot exceed the serving's batch size of {limit} when streaming hooks, "
             "because their values belong to whole batches"
         )
+        raise InvalidRequest(msg)
     return batch
 
 
@@ -161,7 +165,8 @@ _NOTHING = "cannot run with empty Batch: the iterable gave none at all"
 
 def _refuse_hooks(settings: ServingSettings) -> None:
     if settings.streaming:
-        raise InvalidRequest("streaming hooks do not support input streaming, input must be a Batch")
+        msg = "streaming hooks do not support input streaming, input must be a Batch"
+        raise InvalidRequest(msg)
 
 
 def _one(settings: ServingSettings, item: Any, limit: int | None) -> Batch:
@@ -169,9 +174,11 @@ def _one(settings: ServingSettings, item: Any, limit: int | None) -> Batch:
         raise InvalidRequest(_needs_batches(f"an iterable with {_shown(item)}"))
     if not isinstance(item, Batch) or (limit is not None and item.size > limit):
         size = "" if limit is None else f" of maximum size {limit}"
-        raise InvalidRequest(f"client_preprocessing must return a stream of Batch{size}, got: {item!r}")
+        msg = f"client_preprocessing must return a stream of Batch{size}, got: {item!r}"
+        raise InvalidRequest(msg)
     if item.size == 0:
-        raise InvalidRequest("cannot run with empty Batch")
+        msg = "cannot run with empty Batch"
+        raise InvalidRequest(msg)
     return item
 
 
@@ -190,10 +197,11 @@ def _needs_batches(got: str) -> str:
 
 def _checked(fn: Callable[..., Any], returned: Any) -> tuple[Prepared, Any]:
     if type(returned) is not tuple or len(cast("tuple[Any, ...]", returned)) != 2 or not _can_run(returned[0]):
-        raise ConfigError(
+        msg = (
             f"client_preprocessing function {_name(fn)} must return a two-element tuple: a Batch or an iterable of "
             f"Batch, and the client info. Got: {_shown(returned)}"
         )
+        raise ConfigError(msg)
     return cast("tuple[Prepared, Any]", returned)
 
 
@@ -208,7 +216,8 @@ def _here(fn: Callable[..., Any], returned: Any) -> Any:
     if inspect.isawaitable(returned):
         if inspect.iscoroutine(returned):
             returned.close()
-        raise ConfigError(f"{_name(fn)} is a coroutine function; await batched_run_async, or write it with `def`")
+        msg = f"{_name(fn)} is a coroutine function; await batched_run_async, or write it with `def`"
+        raise ConfigError(msg)
     return returned
 
 

@@ -135,13 +135,15 @@ class ProcessPartition:
         with self._in_use:
             connection = self._connection
             if connection is None:
-                raise RunnerFailed(f"the process of partition {self._index} has just ended")
+                msg = f"the process of partition {self._index} has just ended"
+                raise RunnerFailed(msg)
             life = self._life
             try:
                 outcome = connection.run(packed, take)
             except (EOFError, OSError):
                 how = self._supervisor.how_it_ended(life)
-                raise RunnerFailed(f"the process of partition {self._index} {how}") from None
+                msg = f"the process of partition {self._index} {how}"
+                raise RunnerFailed(msg) from None
         if outcome is not None:
             take(outcome)
         ((output, metadata),) = answers
@@ -245,5 +247,6 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
             arrived = None
         plain[name] = list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
         if arrived != plain[name]:
-            raise ConfigError(f"{name} is {value!r}; with worker_kind='process' texts and numbers are possible there")
+            msg = f"{name} is {value!r}; with worker_kind='process' texts and numbers are possible there"
+            raise ConfigError(msg)
     return plain

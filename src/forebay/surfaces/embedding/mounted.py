@@ -74,7 +74,8 @@ class Mounted:
             ConfigError: If it is entered twice.
         """
         if self._running is not None:
-            raise ConfigError("the lifespan of this forebay.asgi() has begun already; it is entered in one place")
+            msg = "the lifespan of this forebay.asgi() has begun already; it is entered in one place"
+            raise ConfigError(msg)
         project, self._next = self._next or self._build(), None  # what was drained does not start again
         self._running = project
         try:
@@ -117,8 +118,9 @@ class Mounted:
 
     def _require(self) -> Project:
         if self._running is None:
-            raise ConfigError(
+            msg = (
                 "the models of this forebay.asgi() are not loaded: its lifespan has not begun. Where it is mounted, "
                 "write FastAPI(lifespan=models.lifespan), or `async with models.lifespan():` in a lifespan of your own"
             )
+            raise ConfigError(msg)
         return self._running

@@ -133,7 +133,8 @@ class Reloading:
                     if (one.endpoint.name, one.endpoint.config.version) == (name, version):
                         self._own.add((name, version))
                         return one
-        raise NotFound(f"the project names no version '{version[:100]}' of a model '{name[:100]}'")
+        msg = f"the project names no version '{version[:100]}' of a model '{name[:100]}'"
+        raise NotFound(msg)
 
     def _again(self) -> Options:
         return self._options if self._options.again is None else self._options.again()
@@ -223,7 +224,8 @@ class Reloading:
             name, version = one.endpoint.name, one.endpoint.config.version
             try:
                 if name in self._app.served and name not in {own for own, _ in self._own}:
-                    raise ConfigError(f"the name '{name}' is taken by workers that attached")
+                    msg = f"the name '{name}' is taken by workers that attached"
+                    raise ConfigError(msg)
                 await self._app.load(name, version, lambda one=one: one, timeout_s=limit_s)
             except ForebayError as error:
                 self._tell(f"model '{name}' version '{version}'", error)

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
-from types import ModuleType
+from typing import TYPE_CHECKING
 
 from forebay.errors import ConfigError, ForebayError
 from forebay.serving.models.model import load_module
 from forebay.types.failures import text_of
 from forebay.workers.user_code import caught
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 
 def split_target(target: str) -> tuple[Path, str | None]:

@@ -123,7 +123,8 @@ def _head(status: Any, headers: Iterable[Sequence[Any]]) -> list[Any]:
     for name, value in plain:
         shown = name.decode("latin-1")
         if not _NAME.fullmatch(name):
-            raise ValueError(f"the response has a header named {shown!r}; that cannot be the name of one")
+            msg = f"the response has a header named {shown!r}; that cannot be the name of one"
+            raise ValueError(msg)
         if _NOT_IN_A_VALUE.search(value):
             msg = f"the response's header {shown} is {value!r}; line breaks and control characters cannot be written"
             raise ValueError(msg)
@@ -135,7 +136,8 @@ def _encoded(name: str, text: str) -> bytes:
     try:
         return text.encode("latin-1")
     except UnicodeEncodeError:
-        raise ValueError(f"the response's header {name!r} has characters that latin-1 has not: {text!r}") from None
+        msg = f"the response's header {name!r} has characters that latin-1 has not: {text!r}"
+        raise ValueError(msg) from None
 
 
 def steps(

@@ -97,7 +97,8 @@ class HandlerHost:
             logger.error("failed to start api", exc_info=error)
             if isinstance(error, ModelError):
                 raise error
-            raise ModelError(f"failed to start api: {self._path}: {text_of(error)}", trace=trace_of(error)) from error
+            msg = f"failed to start api: {self._path}: {text_of(error)}"
+            raise ModelError(msg, trace=trace_of(error)) from error
 
     def close(self) -> None:
         """Close the loops of its threads; the handler itself has no way to be closed."""
@@ -174,10 +175,11 @@ def _tensorflow(
     from forebay.surfaces.nucleus.tensorflow_client import TensorFlowClient, TensorFlowModels, TensorFlowRules
 
     if "tensorflow_client" not in plan.wanted:
-        raise ModelError(
+        msg = (
             '"tensorflow_client" is a required argument, but was not provided; a handler of the type tensorflow asks '
             "its models by it: def __init__(self, config, tensorflow_client)"
         )
+        raise ModelError(msg)
     models = TensorFlowModels(rules, desk)
     return models, TensorFlowClient(models, msgspec.convert(told, TensorFlowRules))
 
@@ -189,12 +191,14 @@ def _check_models(cls: type, plan: Arguments, key: str) -> None:
         ModelError: If not.
     """
     if key == "models" and "python_client" not in inspect.signature(cls.__init__).parameters:
-        raise ModelError("'models' field not supported for 'python' type, which has 'multi_model_reloading'")
+        msg = "'models' field not supported for 'python' type, which has 'multi_model_reloading'"
+        raise ModelError(msg)
     if "model_client" not in plan.wanted:
-        raise ModelError(
+        msg = (
             f'"model_client" is a required argument, but was not provided; with {key} a handler asks for its models by '
             "it: def __init__(self, config, model_client)"
         )
+        raise ModelError(msg)
     if not callable(getattr(cls, "load_model", None)):
         msg = "required method `load_model` is not defined; it returns the model of a folder: load_model(self, path)"
         raise ModelError(msg)
@@ -281,14 +285,16 @@ def handler_class(path: Path, requirements: str) -> type:
             raise ModelError(msg, trace="".join(traceback.format_exception(error))) from error
         found = getattr(module, "Handler", None)
     if not inspect.isclass(found):
-        raise ModelError(f"Handler class is not defined in {path}")
+        msg = f"Handler class is not defined in {path}"
+        raise ModelError(msg)
     return found
 
 
 def _import(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(MODULE, path)
     if spec is None or spec.loader is None:
-        raise ModelError(f"{path} is not a Python file")
+        msg = f"{path} is not a Python file"
+        raise ModelError(msg)
     module = sys.modules[MODULE] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -111,7 +111,8 @@ class Intake:
             taken = 0
             while (message := arrived.get()) is not None:
                 if message is _GONE:
-                    raise Cancelled("the client is gone")
+                    msg = "the client is gone"
+                    raise Cancelled(msg)
                 taken += 1
                 if taken == ROOM // 2:
                     self._desk.ask("pull", name, taken)

@@ -336,4 +336,5 @@ def _failed(name: str, version: str) -> str:
 
 
 def _left() -> NoReturn:
-    raise Unavailable("it has left meanwhile")
+    msg = "it has left meanwhile"
+    raise Unavailable(msg)

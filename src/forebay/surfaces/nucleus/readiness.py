@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from forebay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 DEFAULT_FOLDER: Final = Path("/run/workspace")
 READY_FILE: Final = "api_readiness.txt"
@@ -43,7 +45,8 @@ class Readiness:
             probe.unlink()
         except OSError as error:
             if self._is_asked_for:
-                raise ConfigError(f"readiness files cannot be written to {self._folder}: {error.strerror}") from error
+                msg = f"readiness files cannot be written to {self._folder}: {error.strerror}"
+                raise ConfigError(msg) from error
             self._works = False
             log.warning(
                 "no readiness files are written: %s: %s; --state-dir names another folder", self._folder, error.strerror

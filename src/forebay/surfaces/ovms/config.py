@@ -64,6 +64,7 @@ class OvmsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be served.
 
     Attributes:
+        graphs: The graphs.
         models: The versions of models.
         bases: Where versions of models come and go on this machine.
         stored: Models that are in a bucket, each with its address.
@@ -96,6 +97,7 @@ def read_target(target: Path, name: str | None, stored: StoredModels | None = No
     """Read what a person names: a `graph.pbtxt`, a `config.json`, a folder with one of them.
 
     Args:
+        target: It.
         name: What a single graph is called.
         stored: The buckets that were looked at before.
 
@@ -104,8 +106,7 @@ def read_target(target: Path, name: str | None, stored: StoredModels | None = No
     """
     stored = stored or StoredModels()
     if target.is_dir():
-        configuration, graph = target / "config.json", target / GRAPH_FILE
-        target = graph if graph.is_file() and not configuration.is_file() else configuration
+        target = next(one for one in (target / "config.json", target / GRAPH_FILE) if one.is_file())
     if target.suffix == ".pbtxt":
         folder = target.absolute().parent
         name = name or re.sub(r"[^\w.-]+", "-", folder.name) or "graph"

@@ -114,9 +114,11 @@ class HandlerRunner:
             raise _not_loaded(f"{where}: the handler cannot be imported", raised)
         made = getattr(module, "OvmsPythonModel", None)
         if not inspect.isclass(made):
-            raise ModelError(f"{where} has no class OvmsPythonModel")
+            msg = f"{where} has no class OvmsPythonModel"
+            raise ModelError(msg)
         if not callable(getattr(made, "execute", None)):
-            raise ModelError(f"{where}: OvmsPythonModel has no method execute")
+            msg = f"{where}: OvmsPythonModel has no method execute"
+            raise ModelError(msg)
         model, raised = caught(made)
         if raised is not None:
             raise _not_loaded(f"{where}: OvmsPythonModel() raised", raised)

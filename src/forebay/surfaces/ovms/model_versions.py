@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -20,6 +19,9 @@ from forebay.repository.tree_rules import TreeRules
 from forebay.runtimes.contract import OpenVinoOptions
 from forebay.runtimes.saved_model import FILE as SAVED_MODEL
 from forebay.server.config import RepositoryConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
 MODEL_FILES: Final = (".xml", ".onnx", ".pdmodel", ".pb", ".tflite")
 """What OpenVINO reads itself; of several in one folder the first of these kinds."""

@@ -20,5 +20,6 @@ def __getattr__(name: str) -> Any:
     # Not imported above: importing the package does nothing but this, and a client needs no server.
     home = NAMES.get(name)
     if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
     return getattr(importlib.import_module(home), name)

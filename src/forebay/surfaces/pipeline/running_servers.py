@@ -23,6 +23,7 @@ class Running(msgspec.Struct, frozen=True):
     Attributes:
         pid: Its process.
         born: When that began, in the ticks of the system's clock.
+        ports: Its ports.
         script: What it runs.
     """
 

@@ -193,5 +193,6 @@ def _checked(results: Any, count: int) -> list[Any]:
         raise BadOutcome(msg)
     made = list(results)
     if len(made) != count:
-        raise BadOutcome(f"batch_inference returned {len(made)} results for {count} requests")
+        msg = f"batch_inference returned {len(made)} results for {count} requests"
+        raise BadOutcome(msg)
     return made

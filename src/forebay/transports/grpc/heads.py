@@ -188,7 +188,8 @@ def check_trailers(fields: Sequence[Field]) -> None:
     """
     for name, value in fields:
         if _NAME.fullmatch(name) is None or _BAD_VALUE.search(value) or value.strip(b" \t") != value:
-            raise Malformed("the trailers hold a field that may not stand there")
+            msg = "the trailers hold a field that may not stand there"
+            raise Malformed(msg)
 
 
 def _sorted(fields: Sequence[Field]) -> dict[bytes, bytes]:
@@ -198,20 +199,26 @@ def _sorted(fields: Sequence[Field]) -> dict[bytes, bytes]:
     for name, value in fields:
         if name[:1] == b":":
             if is_regular or name in found or name not in _PSEUDO:
-                raise Malformed(f"{name[:50]!r} may not stand here")
+                msg = f"{name[:50]!r} may not stand here"
+                raise Malformed(msg)
         else:
             is_regular = True
             if _NAME.fullmatch(name) is None or name in _OF_HTTP_1 or (name == b"te" and value != b"trailers"):
-                raise Malformed(f"a field may not be called {name[:50]!r} or have this value")
+                msg = f"a field may not be called {name[:50]!r} or have this value"
+                raise Malformed(msg)
         if _BAD_VALUE.search(value) or value.strip(b" \t") != value:
-            raise Malformed(f"the value of {name[:50]!r} holds characters that it may not hold")
+            msg = f"the value of {name[:50]!r} holds characters that it may not hold"
+            raise Malformed(msg)
         if found.setdefault(name, value) != value and name == b"content-length":
-            raise Malformed("content-length is said twice, with different values")
+            msg = "content-length is said twice, with different values"
+            raise Malformed(msg)
     if not found.keys() >= {b":method", b":scheme", b":path"} or found[b":path"][:1] != b"/":
-        raise Malformed("a request needs :method, :scheme and :path, which begins with a slash")
+        msg = "a request needs :method, :scheme and :path, which begins with a slash"
+        raise Malformed(msg)
     length = found.get(b"content-length", b"0")
     if not length.isdigit() or len(length) > 18:
-        raise Malformed("content-length is no number")
+        msg = "content-length is no number"
+        raise Malformed(msg)
     return found
 
 

@@ -76,13 +76,15 @@ class Health:
     def _check(self, data: bytes, call: Call) -> None:
         status = self._status(_asked(data))
         if status == _UNKNOWN:
-            raise NotFound("no such service")
+            msg = "no such service"
+            raise NotFound(msg)
         call.reply(status)
 
     async def _watch(self, messages: AsyncIterator[bytes], _call: Call) -> AsyncIterator[bytes]:
         data = await anext(messages, None)
         if data is None:
-            raise InvalidRequest("nothing was asked for")
+            msg = "nothing was asked for"
+            raise InvalidRequest(msg)
         asked = _asked(data)
         if self._status(asked) == _UNKNOWN:
             yield _UNKNOWN
@@ -97,7 +99,8 @@ class Health:
                     yield now
                     told = now
                 elif self._is_stopping:
-                    raise Unavailable("the server is stopping")
+                    msg = "the server is stopping"
+                    raise Unavailable(msg)
                 else:
                     await asyncio.shield(change)
         finally:
@@ -141,5 +144,6 @@ def _asked(data: bytes) -> str:
     try:
         request: Any = health_pb2.HealthCheckRequest.FromString(data)
     except DecodeError as error:
-        raise InvalidRequest(f"the request is no {SERVICE} message: {error}") from error
+        msg = f"the request is no {SERVICE} message: {error}"
+        raise InvalidRequest(msg) from error
     return request.service

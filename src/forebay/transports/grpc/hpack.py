@@ -139,7 +139,8 @@ class Decoder:
                 elif byte & 0xE0 == 0x20:
                     size, at = _number(block, at, 0x1F)
                     if not may_resize or size > TABLE_BYTES:
-                        raise BadBlock(f"the table may not be resized to {size} bytes here")
+                        msg = f"the table may not be resized to {size} bytes here"
+                        raise BadBlock(msg)
                     self._max_bytes = size
                     self._evict(0)
                     left -= OVERHEAD_BYTES
@@ -166,7 +167,8 @@ class Decoder:
                 if listed <= limit:
                     fields.append(field)
         except IndexError:
-            raise BadBlock("a header block ends within a field") from None
+            msg = "a header block ends within a field"
+            raise BadBlock(msg) from None
         except huffman.BadString as error:
             raise BadBlock(str(error)) from None
         return fields, listed
@@ -176,7 +178,8 @@ class Decoder:
             return _STATIC[index]
         back = index - len(_STATIC) + 1
         if not 0 < back <= len(self._entries):
-            raise BadBlock(f"a header block refers to field {index}, which is not in the table")
+            msg = f"a header block refers to field {index}, which is not in the table"
+            raise BadBlock(msg)
         return self._entries[-back]
 
     def _add(self, field: Field) -> None:
@@ -215,7 +218,8 @@ def _number(block: bytes, at: int, mask: int) -> tuple[int, int]:
         number += (byte & 0x7F) << shift
         shift += 7
         if number > MAX_NUMBER or shift > 28:
-            raise BadBlock("a header block holds a number that is too large")
+            msg = "a header block holds a number that is too large"
+            raise BadBlock(msg)
         if byte < 0x80:
             return number, at
 

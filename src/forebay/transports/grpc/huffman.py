@@ -108,7 +108,9 @@ def unpack(data: bytes) -> bytes:
             if symbols:
                 found.append(symbols)
     except TypeError:
-        raise BadString("a packed string holds a word that means nothing") from None
+        msg = "a packed string holds a word that means nothing"
+        raise BadString(msg) from None
     if node not in _ENDS:
-        raise BadString("a packed string ends within a word")
+        msg = "a packed string ends within a word"
+        raise BadString(msg)
     return b"".join(found)

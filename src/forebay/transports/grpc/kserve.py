@@ -167,7 +167,8 @@ class KServe:
 
     def _shared_regions(self) -> SharedRegions:
         if self._app.shared_regions is None:
-            raise NotOffered("shared memory is read and written by a server with --shared-memory only")
+            msg = "shared memory is read and written by a server with --shared-memory only"
+            raise NotOffered(msg)
         return self._app.shared_regions
 
 
@@ -204,4 +205,5 @@ def _check_reads(asked: Any) -> None:
 
 
 def _missing(_message: bytes, _call: Call) -> None:
-    raise NotOffered("this server has no shared memory of CUDA")
+    msg = "this server has no shared memory of CUDA"
+    raise NotOffered(msg)

@@ -54,7 +54,8 @@ class Reflection:
             try:
                 request = _messages.ServerReflectionRequest.FromString(data)
             except DecodeError as error:
-                raise InvalidRequest(f"the request is no message of server reflection: {error}") from error
+                msg = f"the request is no message of server reflection: {error}"
+                raise InvalidRequest(msg) from error
             try:
                 found = self._find(request)
             except KeyError:

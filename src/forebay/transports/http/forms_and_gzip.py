@@ -98,7 +98,8 @@ class Staged:
             piece: bytes = message.get("body", b"")
             received += len(piece)
             if received > self.max_bytes:
-                raise TooLarge(f"the body is too long, at most {self.max_bytes} bytes are taken")
+                msg = f"the body is too long, at most {self.max_bytes} bytes are taken"
+                raise TooLarge(msg)
             if piece:
                 await asyncio.to_thread(self._do, self._entry.feed, piece)
             if not message.get("more_body", False):
@@ -121,7 +122,8 @@ class Staged:
             try:
                 return step(*arguments)
             except OSError as error:
-                raise Unavailable(f"the files of a form cannot be kept: {error.strerror}") from error
+                msg = f"the files of a form cannot be kept: {error.strerror}"
+                raise Unavailable(msg) from error
 
 
 class _Budget:
@@ -135,7 +137,8 @@ class _Budget:
     def take(self, size: int) -> None:
         with self._lock:
             if size > self._left:
-                raise Unavailable(f"{self._why}; try again later")
+                msg = f"{self._why}; try again later"
+                raise Unavailable(msg)
             self._left -= size
 
     def give(self, size: int) -> None:
@@ -179,13 +182,15 @@ class _Unpacker:
         try:
             self._feed(data)
         except zlib.error as error:
-            raise InvalidRequest(f"the body is not packed with {self._packing}: {error}") from None
+            msg = f"the body is not packed with {self._packing}: {error}"
+            raise InvalidRequest(msg) from None
 
     def _feed(self, data: bytes) -> None:
         while data:
             if self._unpack.eof:
                 if not self._is_gzip:
-                    raise InvalidRequest(f"the body goes on after what was packed with {self._packing}")
+                    msg = f"the body goes on after what was packed with {self._packing}"
+                    raise InvalidRequest(msg)
                 self._unpack = zlib.decompressobj(zlib.MAX_WBITS | 16)
             self._sink.feed(self._unpack.decompress(data, _STEP_BYTES))
             data = self._unpack.unconsumed_tail or self._unpack.unused_data
@@ -194,7 +199,8 @@ class _Unpacker:
         if self._unpack is not None:
             self._sink.feed(self._unpack.flush())
         if self._unpack is None or not self._unpack.eof:
-            raise InvalidRequest(f"the body breaks off before the end of what was packed with {self._packing}")
+            msg = f"the body breaks off before the end of what was packed with {self._packing}"
+            raise InvalidRequest(msg)
         self._sink.end()
 
 
@@ -209,7 +215,8 @@ class _Whole:
 
     def feed(self, data: bytes) -> None:
         if self._size + len(data) > self.max_bytes:
-            raise TooLarge(f"the body is longer than {self.max_bytes} bytes once it is unpacked")
+            msg = f"the body is longer than {self.max_bytes} bytes once it is unpacked"
+            raise TooLarge(msg)
         self._budget.take(len(data))
         self._size += len(data)
         self._pieces.append(data)
@@ -242,7 +249,8 @@ class _Form:
         self._options = parse_options_header
         boundary = self._options(content_type)[1].get(b"boundary", b"")
         if not boundary:
-            raise InvalidRequest("the Content-Type multipart/form-data names no boundary")
+            msg = "the Content-Type multipart/form-data names no boundary"
+            raise InvalidRequest(msg)
         try:
             self._parser = MultipartParser(
                 boundary,
@@ -260,7 +268,8 @@ class _Form:
                 max_header_size=_MAX_HEADER_BYTES,
             )
         except ValueError as error:
-            raise InvalidRequest(f"the boundary of the form cannot be used: {error}") from None
+            msg = f"the boundary of the form cannot be used: {error}"
+            raise InvalidRequest(msg) from None
         self._parser.logger.disabled = True  # it warns of what clients are told
         self._parts: list[FormPart] = []
         self._paths: list[Path] = []
@@ -275,15 +284,18 @@ class _Form:
     def feed(self, data: bytes) -> None:
         self._size += len(data)
         if self._size > self.max_bytes:
-            raise TooLarge(f"the form is longer than {self.max_bytes} bytes")
+            msg = f"the form is longer than {self.max_bytes} bytes"
+            raise TooLarge(msg)
         try:
             self._parser.write(data)
         except ValueError as error:  # python-multipart's own are
-            raise InvalidRequest(f"the form cannot be read: {error}") from None
+            msg = f"the form cannot be read: {error}"
+            raise InvalidRequest(msg) from None
 
     def end(self) -> None:
         if not self._is_whole:
-            raise InvalidRequest("the form breaks off before its last boundary")
+            msg = "the form breaks off before its last boundary"
+            raise InvalidRequest(msg)
 
     def body(self) -> bytes:
         return named(self._parts)
@@ -303,7 +315,8 @@ class _Form:
 
     def _begin(self) -> None:
         if len(self._parts) >= self._max_parts:
-            raise TooLarge(f"the form has more than {self._max_parts} fields and files")
+            msg = f"the form has more than {self._max_parts} fields and files"
+            raise TooLarge(msg)
         self._headers = {}
         self._header = [b"", b""]
         self._content = bytearray()
@@ -323,14 +336,16 @@ class _Form:
         kind, options = self._options(self._headers.get(b"content-disposition", b""))
         name = options.get(b"name")
         if kind != b"form-data" or name is None:
-            raise InvalidRequest("a part of the form has no name: Content-Disposition: form-data; name=... is needed")
+            msg = "a part of the form has no name: Content-Disposition: form-data; name=... is needed"
+            raise InvalidRequest(msg)
         coding = _text(self._headers.get(b"content-transfer-encoding", b"")).lower()
         if coding not in _PLAIN_CODINGS:
             msg = f"a part of the form has the Content-Transfer-Encoding {coding[:40]!r}; send its bytes as they are"
             raise UnsupportedMedia(msg)
         self._name = _text(name)
         if len(self._name) > _MAX_NAME_BYTES:
-            raise TooLarge(f"the name of a field is longer than {_MAX_NAME_BYTES} characters")
+            msg = f"the name of a field is longer than {_MAX_NAME_BYTES} characters"
+            raise TooLarge(msg)
         filename = options.get(b"filename")
         self._filename = None if filename is None else _text(filename)
         self._type = _text(self._options(self._headers.get(b"content-type", b""))[0])
@@ -341,7 +356,8 @@ class _Form:
         if is_field:
             self._in_fields += size
             if self._in_fields > self._max_memory_bytes:
-                raise TooLarge(f"the fields of the form are longer than {self._max_memory_bytes} bytes")
+                msg = f"the fields of the form are longer than {self._max_memory_bytes} bytes"
+                raise TooLarge(msg)
         elif self._file is None and self._on_disk and self._in_files + size > self._max_memory_bytes:
             self._move_to_disk()
         if self._file is not None:
@@ -385,7 +401,8 @@ def _text(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise InvalidRequest(f"a name in the form is no text in UTF-8: {value[:40]!r}") from None
+        msg = f"a name in the form is no text in UTF-8: {value[:40]!r}"
+        raise InvalidRequest(msg) from None
 
 
 @cache

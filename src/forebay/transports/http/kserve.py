@@ -221,7 +221,8 @@ class InferRoute(InferenceRoute):
     def _shared(self) -> SharedRegions:
         regions = self._regions()
         if regions is None:
-            raise InvalidRequest("tensors in shared memory are read and written by a server with --shared-memory only")
+            msg = "tensors in shared memory are read and written by a server with --shared-memory only"
+            raise InvalidRequest(msg)
         return regions
 
     def _asked(self, asked: InferRequest) -> tuple[Mapping[str, Any], int]:

@@ -41,7 +41,11 @@ def routes_of(app: App, config: HttpConfig, verbs: Collection[str] = ("POST",)) 
 
 
 class ModelRoutes:
-    """The routes of an app."""
+    """The routes of an app.
+
+    Attributes:
+        by_target: They.
+    """
 
     def __init__(self, app: App, config: HttpConfig, verbs: Collection[str]) -> None:
         self.by_target: dict[bytes, Route] = {}

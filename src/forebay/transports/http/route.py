@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 import msgspec
 
-from forebay.errors import ForebayError, InternalError, InvalidRequest, NotFound, QueueFull, TooLarge, Unavailable
+from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, TooLarge, Unavailable
 from forebay.observe.access_log import Answering
 from forebay.protocols import native
 from forebay.serving.endpoint import next_id
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from forebay.protocols.native import Contract
     from forebay.server.served import Served
     from forebay.serving.endpoint import EndpointConfig
+    from forebay.transports.http.answering import AnsweringConnection
     from forebay.transports.http.forms_and_gzip import Staged, Staging
     from forebay.types.call import Origin, Reply
     from forebay.types.tensor import Data
@@ -52,9 +53,12 @@ def request_id_of(value: bytes) -> str:
     return value.decode("ascii") if _REQUEST_ID.fullmatch(value) else ""
 
 
-def _nowhere(_request: Request) -> None:
-    msg = "a request without a route was submitted"
-    raise InternalError(msg)
+def _nothing_has_arrived(_now: float) -> None:
+    """Have nothing to submit."""
+
+
+def _nobody() -> None:
+    """Expect nothing."""
 
 
 class Head(msgspec.Struct, eq=False):
@@ -84,7 +88,9 @@ class Head(msgspec.Struct, eq=False):
         form: The Content-Type of a form, with its boundary.
         answer_packing: What the answer is to be packed with; such requests take the slow lane.
         is_simple: Whether a request is its body and nothing else: no time limit, no id, one sample, one answer.
-        submit: The endpoint's.
+        arrived: Connections whose requests wait to be submitted together; None if each is submitted by itself.
+        submit: Submits those, at a time.
+        expect: Has them submitted soon; called for the first of them.
         is_full: The endpoint's: whether it would refuse a request now.
         prefix: The answer's head up to the variable part of the request id, as of the second `stamp`.
         stamp: The sweep in which `prefix` was written.
@@ -115,7 +121,9 @@ class Head(msgspec.Struct, eq=False):
     headers: list[tuple[bytes, bytes]] = msgspec.field(default_factory=list)
     url: bytes = b""
     is_simple: bool = False
-    submit: Callable[[Request], None] = _nowhere
+    arrived: list[AnsweringConnection] | None = None
+    submit: Callable[[float], None] = _nothing_has_arrived
+    expect: Callable[[], None] = _nobody
     is_full: Callable[[], bool] = bool
     prefix: bytes = b""
     stamp: int = -1
@@ -257,7 +265,7 @@ class Route:
     def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"", *, in_query: bool = False) -> Head:
         """Read the headers of a request; names are in lower case. What is wrong with them becomes its `problem`."""
         endpoint = self.endpoint
-        head = self.head_class(self, submit=endpoint.submit, is_full=endpoint.is_full)
+        head = self.head_class(self, is_full=endpoint.is_full)
         head.is_usual = not self.is_one_of_several
         content_type = accept = host = origin = packing = b""
         keys: list[bytes] = []

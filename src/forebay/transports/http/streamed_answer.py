@@ -12,7 +12,7 @@ from forebay.serving.endpoint import next_id
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from forebay.transports.http.connection import HttpConnection
+    from forebay.transports.http.answering import AnsweringConnection
     from forebay.transports.http.port import HttpPort
     from forebay.transports.http.route import Head
     from forebay.types.call import Request
@@ -29,7 +29,7 @@ class StreamedAnswer:
 
     __slots__ = ("_connection", "_head", "_lane", "_request", "has_started", "is_chunked", "sent_bytes")
 
-    def __init__(self, connection: HttpConnection, lane: HttpPort, head: Head, request: Request) -> None:
+    def __init__(self, connection: AnsweringConnection, lane: HttpPort, head: Head, request: Request) -> None:
         self._connection = connection
         self._lane = lane
         self._head = head

@@ -64,7 +64,8 @@ class TracePage:
         end = loop.time() + seconds
         while (left := end - loop.time()) > 0 and not self._is_ending():
             if await request.is_disconnected():
-                raise Cancelled("the client went away")
+                msg = "the client went away"
+                raise Cancelled(msg)
             await asyncio.sleep(min(left, _LOOK_S))
 
 

@@ -33,11 +33,28 @@ class Endpoint:
         self.asked = []
         self.gone = []
         self.rejected = []
+        self.bringers = []
 
     def submit(self, request):
         self.asked.append(request)
         if not self.waits:
             request.reply(request, self.name.encode() + b" " + request.body)
+
+    @property
+    def spare(self):
+        return self.room - len(self.asked)
+
+    def expect(self, bring):
+        self.bringers.append(bring)
+
+    def bring(self):
+        """Ends a turn of the loop: what has arrived is submitted."""
+        while self.bringers:
+            self.bringers.pop(0)(0.0)
+
+    def submit_all(self, requests, now):
+        for request in requests:
+            self.submit(request)
 
     def is_full(self):
         return len(self.asked) >= self.room
@@ -120,20 +137,23 @@ class Client:
     """One connection."""
 
     def __init__(self, door):
+        self.door = door
         self.connection = HttpConnection(door.lane, door.uvicorn, door.state, {}, door.loop)
         self.transport = Transport()
         self.connection.connection_made(self.transport)
 
     @property
     def state(self):
-        return self.connection._talk.state
+        return self.connection.talk.state
 
-    def send(self, *segments):
+    def send(self, *segments, brings=True):
         for data in segments:
             if self.transport.protocol is None:
                 self.connection.data_received(data)
             else:
                 assert not self.transport.receive(data)
+            if brings:
+                self.door.bring()
         return self
 
     @property
@@ -197,6 +217,11 @@ class Door:
             assert self.lane._timer is not None
             self.lane._timer.cancel()
             self.lane._sweep(self.loop, self.state)
+
+    def bring(self):
+        """Has what has arrived submitted, as at the end of a turn."""
+        for endpoint in (self.alpha, self.beta):
+            endpoint.bring()
 
     def turn(self):
         """Lets the loop do what it has to do now."""

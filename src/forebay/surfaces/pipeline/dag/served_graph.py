@@ -61,6 +61,7 @@ class ServedGraph:
 
         Args:
             name: What requests may name the service as.
+            dag: The ops.
             config: What holds for them.
             script: Gives the script that worker processes execute to find their op; asked only where there are any.
             ids: Numbers of the requests.

@@ -42,6 +42,7 @@ class Outlets:
         """Describe them; `open` begins.
 
         Args:
+            dag: The ops.
             config: What holds for them.
             waiting: Returns how many requests are before each op.
             slots: Requests that may be inside the graph, of all processes together.
@@ -109,6 +110,7 @@ class Observers:
         """Describe them; `open` begins.
 
         Args:
+            dag: The ops.
             config: What holds for them.
             nodes: The endpoint of each op.
             slots: Requests that may be inside the graph.

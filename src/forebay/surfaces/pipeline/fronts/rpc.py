@@ -69,7 +69,8 @@ def _parsed(kind: Any, data: bytes) -> Any:
     try:
         return kind.FromString(data)
     except DecodeError as error:
-        raise InvalidRequest(f"the request is no {kind.DESCRIPTOR.full_name} message: {error}") from error
+        msg = f"the request is no {kind.DESCRIPTOR.full_name} message: {error}"
+        raise InvalidRequest(msg) from error
 
 
 def _files(*kinds: Any) -> list[bytes]:

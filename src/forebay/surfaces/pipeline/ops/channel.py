@@ -107,7 +107,8 @@ class ChannelData:
             return self.npdata
         if self.datatype == ChannelDataType.DICT.value:
             return self.dictdata
-        raise TypeError(f"Error type({self.datatype}) in datatype.")
+        msg = f"Error type({self.datatype}) in datatype."
+        raise TypeError(msg)
 
     @staticmethod
     def check_dictdata(dictdata: Any) -> tuple[int, str | None]:

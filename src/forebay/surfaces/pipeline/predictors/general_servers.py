@@ -57,7 +57,8 @@ class GeneralModelBackend:
         """Ask a server."""
         response = self._servers.ask(lambda face, deadline: face.infer(feed, fetch, id, deadline))
         if response.err_no:
-            raise RunnerFailed(f"the model server answers {response.err_no}: {response.err_msg}")
+            text = f"the model server answers {response.err_no}: {response.err_msg}"
+            raise RunnerFailed(text)
         tensors = [tensor for output in response.outputs for tensor in output.tensor]
         by_name = {name: tensor for tensor in tensors for name in (tensor.name, tensor.alias_name) if name}
         values: list[Value] = []
@@ -66,7 +67,8 @@ class GeneralModelBackend:
             if tensor is None and not by_name and at < len(tensors):
                 tensor = tensors[at]
             if tensor is None:
-                raise RunnerFailed(f"the model server gave {', '.join(by_name) or 'nothing'}, and not {var.alias}")
+                text = f"the model server gave {', '.join(by_name) or 'nothing'}, and not {var.alias}"
+                raise RunnerFailed(text)
             values.append(unpack(tensor, described(var)))
         return values
 
@@ -92,7 +94,8 @@ class _Http:
             response = None
         if response is None or (answer.status >= 400 and not response.err_no):
             said = answer.body[:200].decode(errors="replace")
-            raise RunnerFailed(f"the model server {self._calls.endpoint.address} answers HTTP {answer.status}: {said}")
+            text = f"the model server {self._calls.endpoint.address} answers HTTP {answer.status}: {said}"
+            raise RunnerFailed(text)
         return response
 
     def close(self) -> None:

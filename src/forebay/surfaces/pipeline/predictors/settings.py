@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from forebay.errors import ConfigError
-from forebay.types.did_you_mean import meant
+from forebay.errors import ConfigError, nearest
 
 CLIENT_TYPES: Final = ("local_predictor", "brpc", "grpc", "pipeline_grpc")
 PROTOCOLS: Final = ("kserve_v2", "paddle")
@@ -72,7 +71,8 @@ class LocalConf(msgspec.Struct, frozen=True, kw_only=True):
         """
         words = [word.strip() for word in str(self.devices).split(",") if word.strip()]
         if not all(word.isdecimal() for word in words):
-            raise ConfigError(f"devices is '{self.devices}'; numbers separated by commas are allowed, as in '0,1'")
+            msg = f"devices is '{self.devices}'; numbers separated by commas are allowed, as in '0,1'"
+            raise ConfigError(msg)
         return list(map(int, words))
 
     def device_of(self, index: int | None) -> int | None:
@@ -90,14 +90,17 @@ class LocalConf(msgspec.Struct, frozen=True, kw_only=True):
         """
         _refuse_encryption(self)
         if self.precision.lower() not in {"fp32", "fp16", "bf16", "int8"}:
-            raise ConfigError(f"precision is '{self.precision}'; fp32, fp16, bf16 and int8 are allowed")
+            msg = f"precision is '{self.precision}'; fp32, fp16, bf16 and int8 are allowed"
+            raise ConfigError(msg)
         if not 0 <= self.model_poll_s <= MAX_POLL_S:
             msg = f"model_poll_s is {self.model_poll_s:g}; seconds from 0 (never look) to {MAX_POLL_S:g} are allowed"
             raise ConfigError(msg)
         if self.thread_num < 1:
-            raise ConfigError(f"thread_num is {self.thread_num}; a whole number of at least 1 is needed")
+            msg = f"thread_num is {self.thread_num}; a whole number of at least 1 is needed"
+            raise ConfigError(msg)
         if not -1 <= self.device_type <= 7:
-            raise ConfigError(f"device_type is {self.device_type}; a number from -1 to 7 is needed")
+            msg = f"device_type is {self.device_type}; a number from -1 to 7 is needed"
+            raise ConfigError(msg)
         self.device_of(0)
         return self
 
@@ -137,6 +140,7 @@ class PredictorSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Read an op's settings, those of other concerns left aside.
 
         Args:
+            name: The op.
             settled: Its settings under their names in the configuration; None counts as not given.
             pack_tensors: See the attribute.
 
@@ -148,7 +152,8 @@ class PredictorSettings(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return msgspec.convert(given, cls).checked()
         except msgspec.ValidationError as error:
-            raise ConfigError(f"op '{name}': {error}") from None
+            msg = f"op '{name}': {error}"
+            raise ConfigError(msg) from None
 
     @property
     def kind(self) -> str | None:
@@ -186,19 +191,22 @@ class PredictorSettings(msgspec.Struct, frozen=True, kw_only=True):
             ("endpoint_protocol", self.endpoint_protocol, PROTOCOLS),
         ):
             if value is not None and value not in allowed:
-                did_you_mean = meant(value, allowed)
+                hint = nearest(value, allowed)
+                did_you_mean = f"; did you mean '{hint}'?" if hint else ""
                 msg = f"op '{self.name}': {key} is '{value}'; {', '.join(allowed)} are allowed{did_you_mean}"
                 raise ConfigError(msg)
         if self.server_endpoints and self.kind == "local_predictor":
-            raise ConfigError(
+            msg = (
                 f"op '{self.name}' has server_endpoints and the client_type local_predictor, which calls nobody; "
                 "leave one of them out"
             )
+            raise ConfigError(msg)
         try:
             _refuse_encryption(self)
             self.local_service_conf.checked()
         except ConfigError as error:
-            raise ConfigError(f"op '{self.name}': {error.message}") from None
+            msg = f"op '{self.name}': {error.message}"
+            raise ConfigError(msg) from None
         return self
 
 

@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The answers of one connection, of both lanes: one after the other, in the order in which their requests came.
+
+At most one request is being worked on: on the fast lane it is `active`, on the slow one `_working`. Later ones of a
+pipelining client wait, and reading is paused while any does.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from forebay.errors import ForebayError, QueueFull
+from forebay.observe.access_log import CALLED_OFF, EndedCall
+from forebay.serving.endpoint import next_id
+from forebay.transports.http.arriving_body import ArrivingBody
+from forebay.transports.http.connection_state import (
+    DUE,
+    LEAVE,
+    LINGER,
+    LOSE,
+    REFUSE,
+    SETTLED,
+    ConnectionState,
+)
+from forebay.transports.http.errors import NotHttp, error_answer
+from forebay.transports.http.streamed_answer import StreamedAnswer
+from forebay.transports.http.together import SEPARATE_BYTES, answers
+from forebay.types.call import Failure, Request
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Sequence
+
+    from uvicorn.config import Config
+    from uvicorn.server import ServerState
+
+    from forebay.transports.http.port import HttpPort
+    from forebay.transports.http.route import Head
+    from forebay.types.call import Outcome
+    from forebay.types.tensor import Data
+
+
+class AnsweringConnection(HttpToolsProtocol):
+    """A connection that is answered; `connection.py` reads from it.
+
+    Attributes:
+        talk: Where it is, and what waits for its turn.
+        active: The head of what the fast lane answers; None while it answers nothing.
+        request: What was submitted of that; None before, and once it was answered.
+        arrived: A remembered request that came as a whole, until it is submitted together with others.
+        send: Writes to the client.
+        seen: When something was read last, in sweeps of the port.
+        release: See `Origin`.
+        stalled: What to call once the client has room again.
+    """
+
+    __slots__ = (
+        "_body",
+        "_is_advancing",
+        "_lane",
+        "_refusal",
+        "_request_id",
+        "_sent_bytes",
+        "_stream",
+        "_working",
+        "active",
+        "arrived",
+        "release",
+        "reply_method",
+        "request",
+        "seen",
+        "send",
+        "stalled",
+        "talk",
+    )
+
+    def __init__(
+        self,
+        lane: HttpPort,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._lane = lane
+        talk = self.talk = ConnectionState(lane.config.max_head_bytes)
+        self.pipeline = talk.waiting
+        self.send: Callable[[bytes], None] = nowhere
+        self.reply_method = self.reply
+        self.release = 0
+        self.seen = lane.epoch
+        self.arrived = b""
+        self._body = ArrivingBody(lane)
+        self.active: Head | None = None
+        self.request: Request | None = None
+        self._working: RequestResponseCycle | None = None
+        self._request_id = ""
+        self._refusal: ForebayError | None = None
+        self._stream: StreamedAnswer | None = None
+        self._sent_bytes = 0
+        self._is_advancing = False
+        self.stalled: list[Callable[[], object]] = []
+
+    # Called off
+
+    def _stand_alone(self) -> None:
+        """Be answered by itself, not together with others: something else comes, or it is called off."""
+        if self.arrived:
+            assert self.active is not None
+            self.active.submit(time.monotonic())
+        if self.request is not None and self.request.reply is self._lane.together:
+            self.request.reply = self.reply_method
+
+    def abort(self) -> None:
+        """End the connection now."""
+        self._abandon()
+        self.transport.abort()
+
+    def _abandon(self) -> None:
+        """Nobody reads answers here any more: cancel what is being answered and forget what waits."""
+        self._stand_alone()
+        self.talk.on(LOSE)
+        self.talk.waiting.clear()
+        self._body.drop()
+        active, request, stream = self.active, self.request, self._stream
+        if active is not None and self._lane.tells:
+            has_started = self._has_started()
+            self._request_id = request.id if has_started and request is not None else self._request_id
+            self._tell(active, 200 if has_started else CALLED_OFF, request, "cancelled")
+        if stream is not None:
+            stream.give_up()
+        self.active = self.request = self._stream = None
+        if active is not None and active.route is not None and request is not None:
+            active.route.endpoint.cancel(request)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        stalled, self.stalled = self.stalled, []
+        for release in stalled:
+            release()
+
+    # One after the other
+
+    def _put_off(self, what: Any, app: Any) -> None:
+        self.flow.pause_reading()
+        self.talk.waiting.appendleft((what, app))
+
+    def advance_answers(self) -> None:
+        """Start what waits, unless an answer is still due; a loop, for refusals answer at once."""
+        if self._is_advancing:
+            return
+        talk = self.talk
+        self._is_advancing = True
+        try:
+            while talk.state.owes and self.active is None and self._working is None:
+                if not talk.waiting:
+                    talk.on(SETTLED)
+                    break
+                if self.flow.write_paused or self.transport.is_closing():
+                    return
+                what, app = talk.waiting.pop()
+                if app is None:
+                    self._answer(*what)
+                else:
+                    self._work_on(what, app)
+        finally:
+            self._is_advancing = False
+        if not talk.waiting and not self.flow.write_paused:
+            self.flow.resume_reading()
+
+    # The slow lane
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if self.talk.state.owes:
+            self._put_off(cycle, app)
+        else:
+            self._work_on(cycle, app)
+
+    def _work_on(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._working = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """Go on with what waits; uvicorn's cycle calls this."""
+        self.server_state.total_requests += 1
+        self._working = None
+        if self.transport.is_closing():
+            if self.talk.state.reads or self.talk.state.owes:
+                self.talk.on(LEAVE)
+        else:
+            self.advance_answers()
+
+    # The fast lane
+
+    def _answer(
+        self, head: Head, body: bytes | memoryview, headers: Sequence[tuple[bytes, bytes]] = (), url: bytes = b""
+    ) -> None:
+        route = head.route
+        if route is not None and route.is_retired and head.problem is None:
+            head = route.now(head, headers, url.partition(b"?")[2])
+            route = head.route
+            if type(body) is memoryview:
+                body = bytes(body)  # it landed for the workers of a version that has left
+        self.active = head
+        is_refused = head.is_full() if head.problem is None else isinstance(head.problem, QueueFull)
+        if is_refused:
+            self._lane.refusals.refuse(self)
+            return
+        if head.problem is not None or route is None:
+            problem = head.problem or NotHttp("the request could not be read")
+            self._lane.tell(problem, self.client)
+            if route is not None:
+                route.endpoint.reject(problem)
+            self._fail(head, problem)
+            return
+        try:
+            request = self.request = route.request(head, body, self.reply_method, self)
+        except ForebayError as error:
+            route.endpoint.reject(error)
+            self._fail(head, error)
+            return
+        if route.contract.streams:
+            stream = self._stream = StreamedAnswer(self, self._lane, head, request)
+            request.on_part = stream.part
+            request.on_bundle = stream.bundle
+        route.endpoint.submit(request)
+
+    def reply(self, request: Request, outcome: Outcome) -> None:
+        """Answer what was submitted."""
+        head = self.active
+        if request is not self.request or head is None:
+            return
+        lane = self._lane
+        # A request has an id if its client named one, or if a line of the log had to name it.
+        if type(outcome) is not bytes or not lane.is_plain or request.id != head.id:
+            self._reply_in_full(head, request, outcome)  # if it raises, the request can still be told of that
+            return
+        self.request = None
+        prefix = head.prefix if head.stamp == lane.epoch else lane.write_prefix(head)
+        number = b"" if head.id else b"%x" % next(answers)
+        first = b"%b%b\r\ncontent-length: %d\r\n\r\n" % (prefix, number, len(outcome))
+        if len(outcome) < SEPARATE_BYTES:
+            self.transport.write(first + outcome)
+        else:
+            self.transport.write(first)
+            self.transport.write(outcome)
+        self.active = self._stream = None
+        if head.keep_alive:
+            self.advance_answers()
+        else:
+            self._hang_up()
+
+    def tell_refused(self) -> None:
+        """Answer a request that came to a full queue; `RefusalLine` decides when."""
+        head, lane = self.active, self._lane
+        if head is None:  # the client has left
+            return
+        route = head.route
+        assert route is not None
+        error, self._refusal = self._refusal, None
+        has_own = error is not None
+        if error is None:
+            error = route.is_full_error
+            route.endpoint.reject(error)
+        lane.tell(error, self.client)
+        if has_own or head.id or not head.keep_alive or not lane.is_plain:
+            self._fail(head, error)
+            return
+        pieces = head.refusal if head.refusal_stamp == lane.epoch else lane.write_refusal(head)
+        self.send((b"%08x" % next(answers)).join(pieces))
+        self.active = None
+        talk = self.talk
+        if talk.state is DUE and not talk.waiting:
+            talk.on(SETTLED)
+        else:
+            self.advance_answers()
+
+    def _reply_in_full(self, head: Head, request: Request, outcome: Outcome) -> None:
+        """Answer in one of the ways that are not the common one."""
+        route = head.route
+        assert route is not None
+        if type(outcome) is Failure:
+            self._request_id = request.id
+            if isinstance(outcome.error, QueueFull) and not self._has_started():
+                self._refusal = outcome.error
+                self._lane.refusals.refuse(self)
+            else:
+                self._fail(head, outcome.error, request)
+        elif outcome is None and route.contract.streams:
+            assert self._stream is not None
+            self._stream.end(b"")
+            self._request_id = request.id
+            self._answered(head, 200, request)
+        else:
+            try:
+                headers, pieces = route.answer(request, outcome)
+            except Exception:
+                self.request = request  # the endpoint replies with an error in its place
+                raise
+            self._request_id = request.id or next_id()
+            self._write(200, [*headers, (b"x-request-id", self._request_id.encode())], pieces, head)
+            self._answered(head, 200, request)
+
+    def _fail(self, head: Head, error: ForebayError, request: Request | None = None) -> None:
+        self._request_id = self._request_id or head.id or next_id()
+        status = 200
+        if self._has_started():
+            assert self._stream is not None
+            assert head.route is not None
+            self._stream.end(head.route.last_part(error, self._request_id))
+        else:
+            tell = error_answer if head.route is None else head.route.fault
+            status, headers, body = tell(error, self._request_id)
+            self._write(status, headers, [body], head)
+        self._answered(head, status, request, error.kind)
+
+    def _write(self, status: int, headers: list[tuple[bytes, bytes]], pieces: Sequence[Data], head: Head) -> None:
+        size = self._sent_bytes = sum(map(len, pieces))
+        first = self._lane.write_head(status, headers, size, keep_alive=self.keeps_alive(head))
+        if size < SEPARATE_BYTES:
+            self.transport.write(b"".join([first, *pieces]))
+        else:
+            self.transport.writelines([first, *pieces])
+
+    def _answered(self, head: Head, status: int, request: Request | None, code: str = "ok") -> None:
+        stream = self._stream
+        keep_alive = self.keeps_alive(head) and (stream is None or stream.is_chunked or not stream.has_started)
+        if self._lane.tells:
+            self._tell(head, status, request, code)
+        self.active = self.request = self._stream = None
+        self._request_id = ""
+        self._sent_bytes = 0
+        if not keep_alive:
+            self._hang_up()
+        else:
+            self.advance_answers()
+
+    def _has_started(self) -> bool:
+        return self._stream is not None and self._stream.has_started
+
+    def keeps_alive(self, head: Head) -> bool:
+        """Tell whether the connection goes on after an answer."""
+        return head.keep_alive and not (self._lane.is_draining and not self.talk.waiting)
+
+    def hang_up_early(self) -> None:
+        """Close after an answer whose request may still be on its way."""
+        if self.talk.state.is_inside:
+            self.talk.on(REFUSE)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        talk = self.talk
+        self._body.drop()
+        talk.on(LEAVE)
+        if talk.state is LINGER and self.transport.can_write_eof() and not self.transport.is_closing():
+            self.transport.write_eof()
+            self.seen = self._lane.epoch
+            talk.wait(self.seen)
+            self.flow.resume_reading()
+        else:
+            self.transport.close()
+
+    def _tell(self, head: Head, status: int, request: Request | None, code: str = "ok") -> None:
+        """Tell of the call that ends here."""
+        client = ":".join(map(str, self.client)) if self.client else ""
+        call = EndedCall(head.method.decode("latin-1"), head.target.decode("latin-1"), client=client, status=status)
+        call.code, call.body_bytes, call.request_id = code, self._sent_bytes, self._request_id
+        if self._stream is not None:
+            call.body_bytes += self._stream.sent_bytes
+        if head.route is not None:
+            call.model = head.route.endpoint.name
+            call.parent = head.parent.decode("latin-1")
+            if request is not None:
+                call.answered_by(head.route.endpoint, request)
+        self._lane.tell_ended(call)
+
+
+def nowhere(_data: bytes) -> None:
+    """Stand in for a transport until there is one."""

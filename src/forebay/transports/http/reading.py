@@ -1,0 +1,407 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the parser makes of the bytes of one connection: messages for the fast lane or the slow one, or refusals."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from forebay.errors import ForebayError
+from forebay.transports.body_reader import read_bodies
+from forebay.transports.http.answering import AnsweringConnection
+from forebay.transports.http.asgi_calls import TOLD
+from forebay.transports.http.connection_state import (
+    ASKED,
+    BODY,
+    DUE,
+    END,
+    MAX_AWAITED_BYTES,
+    MAX_DROPPED_BYTES,
+    OWE,
+    READ,
+    REFUSE,
+    SHUT,
+    check_framing,
+)
+from forebay.transports.http.errors import NotHttp
+from forebay.transports.http.parsers import (
+    new_parser,
+    parser_of_rest,
+    refusal_of,
+    stop_parsing,
+    with_known_method,
+)
+from forebay.transports.http.route import Head
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from uvicorn.config import Config
+    from uvicorn.server import ServerState
+
+    from forebay.transports.http.port import HttpPort
+
+MAX_HEAD_BYTES: Final = 2048
+"""Longest head that is remembered."""
+
+
+class ReadingConnection(AnsweringConnection):
+    """A connection that is read with a parser."""
+
+    __slots__ = ("_detour", "_is_staged", "_is_unparsed", "_lands", "_parser", "_reading")
+
+    def __init__(
+        self,
+        lane: HttpPort,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(lane, config, server_state, app_state, _loop)
+        self.url = b""  # a connection may be refused before it has asked for anything
+        self._parser: Any = self.parser
+        self._reading: Head | None = None
+        self._lands = False
+        self._detour = b""
+        self._is_staged = False
+        self._is_unparsed = False
+
+    def room(self) -> memoryview | None:
+        """Return where the rest of the body that is being read is to be put; None if the parser must read it."""
+        head, talk = self._reading, self.talk
+        if talk.state is not BODY or head is None or self._detour or head.length <= 0:
+            return None
+        return self._body.room(head.length - talk.body_bytes)
+
+    def advance(self, size: int) -> None:
+        """Take note of how much of the body was put there."""
+        talk = self.talk
+        self.seen = self._lane.epoch
+        self._body.placed(size)
+        talk.begin_segment()
+        talk.body_bytes += size
+        self._body.hold(size)
+        self._came(size)
+
+    def _came(self, size: int) -> None:
+        """Count what came of a body and was not parsed, and answer if it was the rest."""
+        talk, head = self.talk, self._reading
+        assert head is not None
+        if not talk.state.reads:
+            return
+        talk.end_segment(size, self._lane.epoch)
+        if talk.body_bytes == head.length:
+            if not self._is_unparsed:
+                self._parser = self.parser = new_parser(self)  # the other one waits for the body
+            self._is_unparsed = False
+            self.on_message_complete()
+
+    def _begin_remembered(self, head: Head, data: bytes) -> None:
+        """Begin to read a message that has a remembered head, and of whose body something is missing."""
+        talk = self.talk
+        self.seen = self._lane.epoch
+        talk.begin_segment()
+        talk.begin()
+        talk.on(READ)
+        self._reading, self.headers, self.url = head, head.headers, head.url
+        self._is_staged, self._is_unparsed = False, True
+        self._body.begin()
+        if head.length > MAX_AWAITED_BYTES and head.is_full():
+            assert head.route is not None
+            self._refuse(head.route.is_full_error, head)
+            return
+        self._take_unparsed(data[head.raw_bytes :], len(data))
+        self._land()
+
+    def _go_on(self, data: bytes) -> None:
+        """Take what comes of a body whose head was remembered; the parser reads what follows."""
+        talk, head = self.talk, self._reading
+        assert head is not None
+        self.seen = self._lane.epoch
+        talk.begin_segment()
+        missing = head.length - talk.body_bytes
+        piece, rest = data[:missing], data[missing:]
+        self._take_unparsed(piece, len(piece))
+        if rest:
+            self.data_received(rest)
+
+    def _take_unparsed(self, piece: bytes, size: int) -> None:
+        talk, head = self.talk, self._reading
+        assert head is not None
+        talk.body_bytes += len(piece)
+        if piece:
+            self._body.take(piece, head, talk.body_bytes)
+        self._came(size)
+
+    def _land(self) -> None:
+        """From the first body on that lands, have the kernel put them there."""
+        if not self._lands and self.room() is not None:
+            self._lands = True
+            read_bodies(self.transport, self)
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of a body that is arriving."""
+        return self._body.held_bytes
+
+    def give_way(self) -> None:
+        """Read no more in this turn: a client that sends quickly would be read for megabytes before anybody else."""
+        if not self.flow.read_paused and not self.transport.is_closing():
+            self.flow.pause_reading()
+            self._lane.turns.wait(self._read_on)
+
+    def _read_on(self) -> None:
+        if not self.talk.waiting and not self.flow.write_paused and not self.transport.is_closing():
+            self.flow.resume_reading()
+
+    def _learn(self, data: bytes, raw: bytes) -> None:
+        """Remember the head of the one message in this segment if the same bytes will always mean the same."""
+        head, talk = self._reading, self.talk
+        if (
+            head is not None
+            and head.is_usual
+            and head.problem is None
+            and head.chunked
+            and talk.body_bytes == len(data) - len(raw)
+            and (head.length > talk.body_bytes if talk.state is BODY else head.length == talk.body_bytes)
+            and len(raw) <= MAX_HEAD_BYTES
+            and raw.startswith(b"POST ")
+            and raw.count(b"\n") == len(self.headers) + 2  # nothing before the line, nothing folded, no bare line feeds
+        ):
+            head.headers, head.url = self.headers, self.url
+            self._lane.remember(raw, head)
+
+    def _parse(self, data: bytes) -> None:
+        talk, lane = self.talk, self._lane
+        self.seen = lane.epoch
+        if lane.is_any_method and not talk.state.is_inside:
+            data = with_known_method(data)
+        talk.begin_segment()
+        try:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._detour:
+                    self._change_parser(data[upgrade.args[0] :])
+            talk.end_segment(len(data), lane.epoch)
+            self._land()
+        except httptools.HttpParserError as error:
+            if talk.state.reads:
+                self._refuse(refusal_of(error), self._reading)
+        except ForebayError as error:
+            self._refuse(error, self._reading)
+
+    def _change_parser(self, rest: bytes) -> None:
+        """Have another parser read the body: one that was asked for another protocol stops before it."""
+        frame, self._detour = self._detour, b""
+        self._parser = self.parser = parser_of_rest(self, frame)
+        self._parser.feed_data(rest)
+
+    def on_message_begin(self) -> None:
+        """Begin a request; the parser calls this and the methods below."""
+        talk = self.talk
+        if not talk.state.reads:
+            stop_parsing()
+        talk.begin()
+        self.url = b""
+        self.headers = []
+        self._reading = None
+        self._is_staged = False
+        self._body.begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Note a header; what comes as a trailer says nothing here."""
+        talk = self.talk
+        if not talk.state.is_head:
+            return
+        talk.head_bytes += len(name) + len(value) + 4
+        if talk.head_bytes > talk.max_head_bytes:
+            raise talk.head_too_large()
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """Choose the lane, and refuse what need not be read to its end."""
+        talk, lane, parser, headers = self.talk, self._lane, self._parser, self.headers
+        talk.head_bytes += len(self.url)
+        if talk.head_bytes > talk.max_head_bytes:
+            raise talk.head_too_large()
+        talk.on(READ)
+        method, version, upgrades = parser.get_method(), parser.get_http_version(), parser.should_upgrade()
+        host, self._detour = check_framing(method, version, headers, upgrades=upgrades)
+        problem = lane.hosts.problem(host)
+        if b"#" in self.url:
+            msg = "the target of a request has no fragment"
+            raise NotHttp(msg)
+        target, _, query = self.url.partition(b"?")
+        route = lane.routes.get(target)
+        if (
+            route is None
+            or method != b"POST"
+            or (lane.config.cors_origins and any(name == b"origin" for name, _ in headers))
+        ):
+            if problem is not None:
+                raise problem
+            self._take_slow_lane(upgrades=upgrades)
+            return
+        if problem is None and route.is_staged(headers):
+            self._is_staged = True
+            self._take_slow_lane(upgrades=upgrades)
+            return
+        head = self._reading = route.turn().read_head(headers, query)
+        head.target = target
+        if problem is not None:
+            raise problem
+        head.keep_alive = parser.should_keep_alive() and not upgrades
+        head.is_simple = head.is_simple and head.keep_alive
+        head.chunked = version == "1.1"
+        route = head.route
+        assert route is not None
+        if head.length > route.max_body_bytes:
+            raise route.too_large(head.length)
+        if head.problem is not None:
+            if head.expects_continue or head.length > MAX_DROPPED_BYTES:
+                raise head.problem
+        elif not talk.state.owes:  # else another one's turn is before, and there may be room by then
+            if (head.length > MAX_AWAITED_BYTES or head.expects_continue) and head.is_full():
+                raise route.is_full_error
+            if head.expects_continue and head.chunked:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        """Keep a piece of the body, or drop it if the request is refused anyhow."""
+        talk = self.talk
+        received = talk.body_bytes = talk.body_bytes + len(body)
+        head = self._reading
+        if head is None:
+            if received > self._lane.config.max_body_bytes and not self.cycle.response_started:
+                self._announce_end()
+            if not self.cycle.response_complete:
+                super().on_body(body)
+                # What is read in steps has left the cycle by then, to where it is counted.
+                self._hold(len(self.cycle.body) - self._body.held_bytes if self._is_staged else len(body))
+            elif received > self._lane.config.max_body_bytes:  # its answer did not say that the connection closes
+                raise NotHttp("the request was answered, and its body goes on")
+            return
+        assert head.route is not None
+        if received > head.route.max_body_bytes:
+            raise head.route.too_large()
+        if head.problem is not None:
+            if received > MAX_DROPPED_BYTES:
+                raise head.problem
+        else:
+            self._body.take(body, head, received)
+            if not talk.state.reads:
+                stop_parsing()
+
+    def _hold(self, size: int) -> None:
+        """Count what the slow lane keeps of a body that is arriving."""
+        self._body.hold(size)
+        if not self.talk.state.reads:
+            stop_parsing()
+
+    def on_message_complete(self) -> None:
+        """Answer the request, or put it off if another one comes first."""
+        if self._detour:
+            return  # the body comes yet: it is only this parser that will not read it
+        talk = self.talk
+        head = self._reading
+        body = self._body.taken()
+        if head is None:
+            cycle = self.cycle
+            super().on_message_complete()
+            cycle.more_body = False
+            talk.on(END)
+            if not cycle.keep_alive and talk.state is DUE:
+                talk.on(SHUT)
+            return
+        is_next = not talk.state.owes
+        talk.on(ASKED)
+        if not head.keep_alive:
+            talk.on(SHUT)
+        if is_next:
+            self._answer(head, body, self.headers, self.url)
+        else:
+            self._put_off((head, body, self.headers, self.url), None)
+
+    # The slow lane
+
+    def _take_slow_lane(self, *, upgrades: bool) -> None:
+        url, headers = self.url, self.headers
+        super().on_message_begin()
+        self.url = url
+        self.headers = self.scope["headers"] = headers
+        self.expect_100_continue = any(n == b"expect" and v.lower() == b"100-continue" for n, v in headers)
+        super().on_headers_complete()
+        self.talk.on(OWE)
+        if upgrades or self._lane.is_draining:
+            self.cycle.keep_alive = False
+        elif any(
+            name == b"content-length" and int(value) > self._lane.config.max_body_bytes for name, value in headers
+        ):
+            self._announce_end()
+
+    def _announce_end(self) -> None:
+        """Have the answer say that the connection closes: it may come before the body's end, which nobody will read."""
+        self.cycle.keep_alive = False
+        self.cycle.transport = cast("asyncio.Transport", _LastWords(self))
+
+    # Refused before it was read
+
+    def give_up(self, error: ForebayError) -> None:
+        """Refuse the body that is arriving."""
+        self._refuse(error, self._reading)
+
+    def _refuse(self, error: ForebayError, head: Head | None = None) -> None:
+        """Answer with an error in turn, read nothing more, and close."""
+        talk = self.talk
+        if not self._takes_back(error):
+            return
+        talk.on(REFUSE)
+        self._body.drop()
+        if head is None:
+            head = Head(target=self.url.partition(b"?")[0])
+            head.method = self._parser.get_method() if self.url else b""
+        else:
+            head = copy.copy(head)  # it may be remembered, and others may send the same
+        head.problem = error
+        head.keep_alive = head.is_simple = False
+        if self.active is not None or self._working is not None or talk.waiting:
+            self._put_off((head, b""), None)
+        else:
+            self._answer(head, b"")
+
+    def _takes_back(self, error: ForebayError) -> bool:
+        """Take the message that is being read back from the slow lane, to refuse it here; False if it is too late."""
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        if not self.talk.state.is_inside or self._reading is not None or cycle is None or not cycle.more_body:
+            return True
+        if cycle.response_started:
+            self._lane.tell(error, self.client)
+            if cycle.response_complete and not self.talk.state.owes:
+                self.talk.on(REFUSE)
+                self._hang_up()
+            else:
+                self.abort()  # half of an answer must not look like the whole
+            return False
+        cycle.scope.pop(TOLD, None)
+        cycle.disconnected = True
+        cycle.waiting_for_100_continue = False
+        cycle.message_event.set()
+        if cycle is self._working:
+            self._working = None
+        elif self.talk.waiting and self.talk.waiting[0][0] is cycle:
+            self.talk.waiting.popleft()
+        return True
+
+
+class _LastWords:
+    """Stands in for the transport under the last answer, so that its client has a moment to read it."""
+
+    def __init__(self, connection: ReadingConnection) -> None:
+        self.write = connection.transport.write
+        self.is_closing = connection.transport.is_closing
+        self.close = connection.hang_up_early

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests with the same remembered head that come in one turn of the loop: submitted together, answered together.
+
+Between two system calls Python runs at half of the speed that it has in a loop of its own: the core's caches hold the
+kernel by then. So a connection that reads such a request only says that it has come. All of them are made requests of,
+and queued, in one go before the next batch is formed; and their answers are all written down before the first is sent.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import operator
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
+
+from forebay.transports.http.connection_state import IDLE
+from forebay.types.call import ReplyToAll, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from forebay.serving.endpoint import EndpointConfig
+    from forebay.transports.http.answering import AnsweringConnection
+    from forebay.transports.http.port import HttpPort
+    from forebay.transports.http.route import Head
+    from forebay.types.call import Outcome
+
+SEPARATE_BYTES: Final = 32 * 1024
+"""Answers of this size and more are written after their head instead of being joined with it."""
+
+log = logging.getLogger("forebay")
+
+answers: Final = itertools.count(1)
+"""Numbers of answers, for the ids of their requests."""
+
+
+_call: Final = cast("Callable[[Callable[[bytes], None], bytes], None]", operator.call)
+
+
+@runtime_checkable
+class TakesMany(Protocol):
+    """An endpoint that takes many requests at once."""
+
+    @property
+    def config(self) -> EndpointConfig:
+        """Its times."""
+        ...
+
+    @property
+    def spare(self) -> int:
+        """Samples for which the queue has room."""
+        ...
+
+    def expect(self, bring: Callable[[float], None]) -> None:
+        """Call this at the end of this turn of the loop at the latest, with the time at which it was expected."""
+        ...
+
+    def submit_all(self, requests: Sequence[Request], now: float) -> None:
+        """Queue requests of one sample each and without a key, that arrived now and have the usual time."""
+        ...
+
+
+class Together(ReplyToAll):
+    """What the connections of a port submit and answer together.
+
+    A request that has it as its reply is the only one of its connection: as soon as more comes there, it is answered
+    by itself.
+    """
+
+    __slots__ = ("_lane",)
+
+    def __init__(self, lane: HttpPort) -> None:
+        self._lane = lane
+
+    def gather(self, head: Head, endpoint: TakesMany) -> None:
+        """Let requests with this head, which is remembered, be submitted together from now on."""
+        head.arrived = []
+        head.submit = functools.partial(self._submit_arrived, head, endpoint)
+        head.expect = functools.partial(endpoint.expect, head.submit)
+
+    def _submit_arrived(self, head: Head, endpoint: TakesMany, now: float) -> None:
+        arrived, head.arrived = head.arrived, []
+        assert arrived is not None
+        if len(arrived) <= endpoint.spare:
+            self._submit(arrived, head, endpoint, now)
+            return
+        for connection in arrived:
+            if head.is_full():
+                connection.arrived = b""
+                self._lane.refusals.refuse(connection)
+            else:
+                self._submit([connection], head, endpoint, now)
+
+    def _submit(self, arrived: Sequence[AnsweringConnection], head: Head, endpoint: TakesMany, now: float) -> None:
+        start, params, epoch = head.raw_bytes, head.params, self._lane.epoch
+        deadline = now + endpoint.config.timeout_s
+        requests: list[Request] = []
+        for connection in arrived:
+            request = Request(connection.arrived[start:], self, params, connection, deadline, arrived=now)
+            connection.request = request
+            connection.arrived = b""
+            connection.seen = epoch
+            requests.append(request)
+        endpoint.submit_all(requests, now)
+
+    def __call__(self, request: Request, outcome: Outcome) -> None:
+        """Answer one of them."""
+        connection: Any = request.origin
+        connection.reply(request, outcome)
+
+    def to_all(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> Sequence[tuple[Request, Outcome]]:
+        """Answer several of them, all but those whose answer is not the common one."""
+        lane = self._lane
+        if not lane.is_plain or {*map(type, outcomes)} != {bytes} or max(map(len, outcomes)) >= SEPARATE_BYTES:
+            return list(zip(requests, outcomes, strict=True))
+        head, prefix = None, b""
+        sends: list[Callable[[bytes], None]] = []
+        texts: list[bytes] = []
+        others: list[tuple[Request, Outcome]] = []
+        for request, outcome in zip(requests, outcomes, strict=True):
+            if request.id:
+                others.append((request, outcome))
+                continue
+            connection: Any = request.origin
+            if connection.active is not head:
+                head = connection.active
+                prefix = head.prefix if head.stamp == lane.epoch else lane.write_prefix(head)
+            connection.active = connection.request = None
+            connection.talk.state = IDLE  # SETTLED
+            sends.append(connection.send)
+            texts.append(b"%b%x\r\ncontent-length: %d\r\n\r\n%b" % (prefix, next(answers), len(outcome), outcome))
+        writing = map(_call, sends, texts)
+        while True:
+            try:
+                deque(writing, maxlen=0)
+            except Exception:  # of one of them: the others are written all the same
+                log.exception("an answer could not be handed over")
+            else:
+                return others
