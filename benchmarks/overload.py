@@ -272,11 +272,12 @@ def main() -> None:
                         running.server.name, running.port, running.pids(), plan(options), options.idle, *flags
                     )
                     running.check_answer()
-                    rounds.append(found)
                 except (ServerFailed, OSError) as error:
                     say(f"FAILED {running.server.name}: {error}")
-            if options.raw:
-                options.raw.write_bytes(msgspec.json.encode(rounds))
+                    continue
+                rounds.append(found)
+                if options.raw:  # at once: a run may be ended before its last server
+                    options.raw.write_bytes(msgspec.json.encode(rounds))
     bars = f"accepted / closed loop >= {ACCEPTED_BAR}, its p99 at most {LATENCY_BAR:g} times that at {CALM} of the"
     bars += " closed loop's rate, refusals' p99 at most 100 ms (400 connections) and 1 s (2,000), no error"
     write(options.output, "Overload", "overload", rounds, bars, judges_p99=True)
