@@ -81,7 +81,7 @@ class Refusal(InvalidRequest):
     word: ClassVar[str] = str(InvalidRequest.code)
 
     def __init_subclass__(cls, *, status: int | None = None, word: str | None = None, **more: Any) -> None:
-        """Take both as words of the class; what is left out is that of the class above."""
+        """Take status and code from the class statement; what is left out is inherited."""
         super().__init_subclass__(**more)
         cls.status, cls.word = status or cls.status, word or cls.word
 
@@ -320,7 +320,7 @@ _MSGPACK_LENGTHS: Final = {0xDC: 2, 0xDD: 4}
 
 
 def _msgpack_elements(body: bytes, limit: int) -> list[msgspec.Raw]:
-    """Read the elements; their number stands before them."""
+    """Read the elements; their number comes first."""
     size = _MSGPACK_LENGTHS.get(body[0], 0) if body else 0
     if limit < int.from_bytes(body[1 : 1 + size], "big") <= len(body):  # one that cannot be is told as malformed
         raise _too_many(limit)

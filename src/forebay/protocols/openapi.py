@@ -135,7 +135,7 @@ def document(
 
 
 def written(title: str, version: str, endpoints: Sequence[Described], **more: Any) -> bytes:
-    """Return the same as JSON; it may be called in a thread, where it lets others run between the endpoints."""
+    """Return the document as JSON; called in a thread, it lets other threads run between the endpoints."""
     return _encoded(document(title, version, endpoints, **more), 3)
 
 

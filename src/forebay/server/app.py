@@ -101,7 +101,7 @@ class App:
         return {name: versions for name, versions in self._models.items() if versions.ready}
 
     def is_shared(self, served: Served) -> bool:
-        """Tell whether a version is asked by those who name none."""
+        """Tell whether a version answers requests that name none."""
         config = served.endpoint.config
         return config.version in self._models[config.name].weights
 
@@ -169,8 +169,9 @@ class App:
     async def load(self, name: str, version: str, make: Callable[[], Served], *, timeout_s: float = LOAD_S) -> None:
         """Load a version beside those that answer, and let it answer once it is ready.
 
-        One of the same name and version is replaced, and its weight taken over. The first version of a name answers
-        what names none; a further one has no weight until `share` gives it some. Who stops waiting does not stop it.
+        One of the same name and version is replaced, and its weight passes on. The first version of a name answers
+        requests that name none; a further one has no weight until `share` gives it some. Loading goes on even if the
+        caller stops waiting.
 
         Args:
             name: The model.
@@ -227,7 +228,7 @@ class App:
             self._changed(name)
 
     def label(self, name: str, labels: Mapping[str, str]) -> None:
-        """Give versions of a model these names beside their own, and take the others away."""
+        """Give versions of a model these labels beside their own names, and remove all others."""
         self.labels[name] = dict(labels)
         if name in self._models:
             self._changed(name)
@@ -335,7 +336,7 @@ class App:
         return [*self.describe_each()]
 
     def describe_each(self) -> Iterator[dict[str, Any]]:
-        """Do the same one after the other; models may come and go meanwhile."""
+        """Yield the same one by one; models may come and go meanwhile."""
         others = {*self._models, *(() if self.stock is None else self.stock.offer.names)} - self._served.keys()
         for name in self._served:  # another mapping after each change
             if name in self._served:
@@ -344,7 +345,7 @@ class App:
             yield {"name": name, "ready": False, "versions": self.describe_versions(name)}
 
     def _all(self) -> Iterator[Served]:
-        """Return all that has an endpoint, also what comes or goes."""
+        """Yield everything that has an endpoint, including versions that are being loaded or are leaving."""
         for versions in self._models.values():
             for one in versions.all:
                 if one.served is not None:
@@ -365,7 +366,7 @@ class App:
             on_change(name)
 
     async def _change(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Do one thing after the other with the versions of a name."""
+        """Change the versions of a name, one change at a time."""
 
         async def alone() -> None:
             try:

@@ -94,7 +94,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The gRPC port; what has no flag here is that of HTTP, or stands in the configuration of a pipeline.
+    """The gRPC port; what has no flag here is as for HTTP, or comes from the configuration of a pipeline.
 
     Attributes:
         host: Address to bind.
@@ -287,7 +287,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def grpc_like(http: HttpConfig, grpc: GrpcConfig) -> GrpcConfig:
-    """Return the gRPC port beside one of HTTP, with all that nobody says of it taken from there."""
+    """Return the gRPC port beside one of HTTP, which fills in whatever was not said."""
     return msgspec.structs.replace(
         grpc,
         host=http.host,

@@ -286,7 +286,7 @@ class Endpoint:
         request_id: str = "",
         answered: Callable[[Endpoint, Request], object] | None = None,
     ) -> Any:
-        """Submit and wait; for callers that are coroutines and not on the hot path; `answered` is told on the reply.
+        """Submit a request and wait for its outcome, off the hot path; `answered` is called on the reply.
 
         Raises:
             ForebayError: What the request failed with.

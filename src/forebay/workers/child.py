@@ -156,7 +156,7 @@ class _ServerLink:
 
 
 def _wired(outcomes: Sequence[Any]) -> tuple[Sequence[Any], dict[int, list[Any]] | None]:
-    """Return outcomes, or parts, without the failures among them, and those apart."""
+    """Return outcomes, or parts, with the failures taken out, and the failures by themselves."""
     failures = {place: wire_error(one.error) for place, one in enumerate(outcomes) if type(one) is Failure}
     plain = [None if type(one) is Failure else one.body if type(one) is Media else one for one in outcomes]
     return plain, failures or None

@@ -129,7 +129,7 @@ class InlinePool:
         self._answer(batch, done, _settled(result, len(batch.entries)), started, laps)
 
     def _enter(self, batch: EntryBatch, laps: Laps | None) -> None:
-        """Let what runs in this context know of its batch."""
+        """Tell what runs in this context which batch it belongs to."""
         probe.set(lambda: batch.cancelled)
         lap.set(laps)
         if self._voice is not None:

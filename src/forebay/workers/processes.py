@@ -204,7 +204,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         slot.run(batch, done)
 
     def rest(self, seconds: float) -> None:
-        """Stand still until a worker has something to say, at most so long."""
+        """Block until a worker has something to say, but no longer than this."""
         sockets = select.poll()
         for worker in self._workers:
             for slot in worker.slots:

@@ -187,7 +187,7 @@ class ThreadPool:
         self._inbox.put((batch, done))
 
     def rest(self, seconds: float) -> None:
-        """Stand still until a thread has something for the loop, at most so long."""
+        """Block until a thread has something for the loop, but no longer than this."""
         self._has_said.wait(seconds)
         self._has_said.clear()  # after this turn the loop looks at what was said without standing still
 
@@ -331,7 +331,7 @@ class ThreadPool:
         self._freed()
 
     async def _successor(self, stuck: _Worker) -> threading.Thread:
-        """Start a thread that goes on in place of one of a worker, however often that takes."""
+        """Start a thread in place of one of a worker's, trying as often as it takes."""
         pause_s = 0.1
         while True:
             worker = stuck if stuck.is_shared else _Worker(stuck.spec, stuck.ctx, stuck.cores, stuck.voice)

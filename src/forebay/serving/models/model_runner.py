@@ -186,7 +186,7 @@ class ModelRunner(BatchRunner):
         return self._tensors.encode_all(batch.samples, batch.items)
 
     def _whole(self, item: Item, written: list[Any]) -> Outcome:
-        """Return the outcome of an item, of what was written of its samples."""
+        """Return the outcome of an item, made of what its samples became."""
         if item.params["out"] == TENSORS:
             return self._as_tensors(written, item.params)
         return written if type(item.body) is list else written[0]

@@ -129,7 +129,7 @@ class WireType:
 
     @property
     def openai(self) -> str:
-        """Where samples of it are asked in OpenAI's protocol; empty if nowhere."""
+        """The path at which it is asked in OpenAI's protocol; empty if there is none."""
         kind = unwrap(self.annotation)
         return kind.openai if isinstance(kind, type) and issubclass(kind, _OPENAI) else ""
 
@@ -330,7 +330,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def is_union(annotation: Any) -> bool:
-    """Tell whether a type is one of several."""
+    """Tell whether a type is a union."""
     return typing.get_origin(annotation) in (typing.Union, types.UnionType)
 
 

@@ -156,7 +156,7 @@ def project_of(built: Sequence[Built], http: HttpConfig, repository: RepositoryC
 
 
 def _doubts(app: App) -> list[str]:
-    """Return warnings of devices that may not be there."""
+    """Return warnings about devices that may not be there."""
     endpoints = [endpoint for one in app.served.values() for endpoint in (one.endpoint, *one.nodes.values())]
     said = dict.fromkeys(device for one in endpoints for device in one.pool.statistics().devices)
     doubt = doubtful(read_devices(said))
@@ -319,7 +319,7 @@ def endpoint_of(
 
 
 def _check_one(overrides: Overrides, target: str, names: Collection[str]) -> None:
-    """Refuse one name for several endpoints."""
+    """Refuse endpoints that share a name."""
     if overrides.name is not None and len(names) > 1:
         msg = f"{target} has several that are served ({', '.join(names)}), and one name; say which: {target}:NAME"
         raise ConfigError(msg)

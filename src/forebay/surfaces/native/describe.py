@@ -48,7 +48,7 @@ class WireSchema(msgspec.Struct, frozen=True):
         schema: JSON Schema; references are those of an OpenAPI document.
         parts: The schemas it refers to, by name.
         has_media: Whether there are answers that bring a media type of their own.
-        openai: Where requests of it are asked in OpenAI's protocol; empty if nowhere.
+        openai: The path at which it is asked in OpenAI's protocol; empty if there is none.
     """
 
     raw: bool
@@ -113,7 +113,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def differences(self, other: Description) -> str:
-        """Say in what another description of the same name differs."""
+        """Return how another description of the same name differs."""
         found: list[str] = []
         for field in self.__struct_fields__:
             ours, theirs = getattr(self, field), getattr(other, field)

@@ -39,7 +39,7 @@ TIMEOUT_MS = 30_000
 
 
 def serving_in(module: ModuleType, name: str | None) -> Serving[Any, Any] | None:
-    """Return the serving of that name, if the name is one's.
+    """Return the serving of that name, if there is one.
 
     Raises:
         ConfigError: If nothing has that name, and a serving has one much like it; or there is no name, and there are

@@ -156,10 +156,10 @@ class NucleusSurface:
 
 
 class _App(App):
-    """An app that asks its handler, once it is up, what it can do, and that its workers may ask.
+    """An app that, once it is up, asks its handler what it can do, and answers what its workers ask.
 
     Attributes:
-        desk: Where they do.
+        desk: Where its workers ask.
         store: The models of the project, if it has any.
         learn: Called with what the handler can do.
     """

@@ -258,7 +258,7 @@ def _verb_arguments(cls: type, name: str) -> Arguments:
 
 
 def _scope(item: Item) -> dict[str, Any]:
-    """Return what a response of its own kind may ask of its request."""
+    """Return what a response of the handler's own making may ask of its request."""
     params = item.params
     return {
         "type": "http",

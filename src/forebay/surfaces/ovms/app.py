@@ -66,7 +66,7 @@ class OvmsApp(App):
         """What is told of versions that the configuration named once, by the names of models."""
 
     async def start(self) -> None:
-        """Load everything; the server is there also if something cannot be."""
+        """Load everything; the server answers even if something cannot be loaded."""
         await super().start()
         await asyncio.gather(
             *(self.load_graph(one) for one in self.config.graphs), self.load_models(self.config.models)
@@ -74,7 +74,7 @@ class OvmsApp(App):
         self._has_started = True
 
     def begin_drain(self) -> None:
-        """Say that no more is to come, also from buckets."""
+        """Say that no more is to come, from buckets either."""
         super().begin_drain()
         self.stored.stop()
 

@@ -216,7 +216,7 @@ def _source(config: PipelineConfig, key: str) -> str:
 
 
 def _grpc(config: PipelineConfig, http: HttpConfig, limits: GrpcConfig) -> GrpcConfig:
-    """Return the gRPC port: the one that is said, or configured, or after that of HTTP if it is free, or any."""
+    """Return the gRPC port: the one given or configured, else the one after HTTP's if it is free, else any."""
     port = config.rpc_port if limits.port is None else limits.port
     if port is None:
         port = http.port + 1 if 0 < http.port < LAST_PORT and _is_free(http.host, http.port + 1) else 0

@@ -111,7 +111,7 @@ class VentuSurface:
 
 
 class _App(App):
-    """An app that asks its object, once it is up, what it is, and that shares a folder with its workers' metrics."""
+    """An app that, once it is up, asks its object what it serves, and shares a folder with its workers for metrics."""
 
     def __init__(
         self, path: Path, endpoint: Endpoint, pool: ProcessPool, environment: MutableMapping[str, str]

@@ -61,7 +61,7 @@ _MANAGED: Final = re.compile(r"/(?:load|swap|unload|weights)$")
 
 
 def asgi_app(app: App, config: HttpConfig, more: Sequence[BaseRoute] = ()) -> ASGIApp:
-    """Return an ASGI application that answers for `app`, and more that a project has.
+    """Return an ASGI application that answers for `app`, and for whatever else a project serves.
 
     Whoever runs it starts and drains the app.
     """
@@ -107,7 +107,7 @@ def asgi_app(app: App, config: HttpConfig, more: Sequence[BaseRoute] = ()) -> AS
 
 
 def with_cors(project: ASGIApp, config: HttpConfig) -> ASGIApp:
-    """Let pages of other origins call, if the person named some."""
+    """Allow calls from pages of other origins, if any were named."""
     if not config.cors_origins:
         return project
     origins, methods = config.cors_origins, ["GET", "POST"]
@@ -117,8 +117,8 @@ def with_cors(project: ASGIApp, config: HttpConfig) -> ASGIApp:
 def beside_dashboard(project: ASGIApp, pages: ServerPages | None, config: HttpConfig) -> ASGIApp:
     """Return an application that answers as a project's own, and has the dashboard at `/ui`.
 
-    Nothing but reading `/ui` and what is below it is taken from the project: the page asks for all else by addresses
-    relative to its own.
+    Only requests that read `/ui`, or what is below it, are taken from the project; the page fetches everything else by
+    addresses relative to its own.
     """
     board = None if pages is None else pages.dashboard
     if pages is None or board is None:
@@ -158,7 +158,7 @@ def _dashboard(board: Dashboard) -> list[PathRoute]:
 
 
 def _without_last_slash(app: ASGIApp) -> ASGIApp:
-    """Let a path with a slash at its end mean the same as without."""
+    """Treat a path with a trailing slash as the same path without it."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].endswith("/") and path_of(scope) not in {"/", PREFIX + "/"}:

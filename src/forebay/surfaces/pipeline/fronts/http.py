@@ -133,7 +133,7 @@ class AskedPipeline:
         return rest.is_quick(body, self._inference.request_class)
 
     def read(self, body: Any, _params: Mapping[str, Any]) -> Any:
-        """Return the message that a body is.
+        """Return a body as a message.
 
         Raises:
             InvalidRequest: If it is none.
@@ -148,7 +148,7 @@ class AskedPipeline:
         return asked
 
     def written(self, found: Any, _params: Mapping[str, Any]) -> Outcome:
-        """Return the outcome that an answer is."""
+        """Return an answer as an outcome."""
         return rest.response_json(found)
 
     def cancel(self, request: Request) -> None:
