@@ -54,7 +54,8 @@ $(STAMP): pyproject.toml constraints.txt
 		else echo "no CPU build of torch in PIP_FIND_LINKS: what needs torch is not tested"; fi
 	@touch $@
 
-# Programs that tests start are Debian's; where they cannot be installed, the tests that need them say so.
+# Programs that tests start are Debian's; where they cannot be installed, the tests that need them say so. The tests
+# are compiled while packages come: each process that runs them would do it for itself.
 $(ENVIRONMENTS_STAMP): $(STAMP) $(ENVIRONMENTS) $(ENVIRONMENTS_NO_DEPS) tests/environments/azurite/package.json
 	@for program in redis-server:redis-server nginx:nginx-light chromium:chromium promtool:prometheus buildah:buildah; do \
 		PATH="$$PATH:/usr/sbin" command -v "$${program%:*}" >/dev/null || { \
@@ -63,6 +64,7 @@ $(ENVIRONMENTS_STAMP): $(STAMP) $(ENVIRONMENTS) $(ENVIRONMENTS_NO_DEPS) tests/en
 		} || echo "no $${program%:*} (Debian: apt-get install $${program#*:}): what needs it is not tested" >&2; \
 	done
 	@$(MAKE) --no-print-directory azurite & \
+	$(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1 & \
 	for file in $(ENVIRONMENTS); do $(MAKE) --no-print-directory environment NAME=$$(basename $$file .txt) || exit 1; done; wait
 	@touch $@
 

@@ -142,8 +142,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
-        msg = f"module 'forebay' has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise AttributeError(f"module 'forebay' has no attribute {name!r}")
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

@@ -32,13 +32,8 @@ or from a class where it is finer, to its own status: no transport's number stan
 
 from __future__ import annotations
 
-import difflib
-import re
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import Any, ClassVar
 
 
 class Code(StrEnum):
@@ -220,32 +215,3 @@ def revive(kind: str, message: str, detail: Any = None, trace: str = "") -> Fore
     if issubclass(cls, UserCodeError | ModelError):
         return cls(message, detail=detail, trace=trace)
     return cls(message, detail=detail)
-
-
-_MANY: Final = 256
-"""Words that are compared with what somebody has written."""
-_SLIP: Final = 0.8
-"""How much a word with a wrong letter or two is like the right one."""
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that was probably meant, for 'did you mean' sentences; of very many only what begins alike.
-
-    What is mistyped comes first, then what was not written whole (`--poll-s` of `--repository-poll-s`).
-    """
-    words = list(known)
-    if len(words) > _MANY:
-        words = [one for one in words if one[:2].lower() == word[:2].lower()][:_MANY]
-    word = word.lower()
-    parts = _parts(word)
-    longer = [one for one in words if parts in _parts(one)] if len(parts) > 4 else []
-    for among, likeness in ((words, _SLIP), (longer, 0.0), (words, 0.5)):
-        found = difflib.get_close_matches(word, among, n=1, cutoff=likeness)
-        if found:
-            return found[0]
-    return None
-
-
-def _parts(name: str) -> str:
-    """Return what a name is made of, with one sign before, between and after."""
-    return f"-{re.sub('[-_. ]+', '-', name.lower()).strip('-')}-"

@@ -8,7 +8,7 @@ from forebay.transports.http.connection_state import ConnectionState
 
 SECONDS = {"door_landing": 1.5, "door_streams": 1.5}
 """Of those that start servers with several workers, which need seconds for that."""
-USUAL_SECONDS = 5.0
+USUAL_SECONDS = 3.0
 
 
 @pytest.mark.slow

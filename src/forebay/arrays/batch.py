@@ -242,11 +242,10 @@ def _extend(batch: Batch, entries: Iterable[Any], *, stacked: bool) -> Batch:
     for index, entry in enumerate(entries):
         leaves, structure = flatten(entry)
         if (numbers := list_of_numbers(structure, leaves)) is not None:
-            msg = (
+            raise InvalidRequest(
                 f"entry {index}: {numbers[0]} is a list of numbers, which would be one array each; write "
                 f"np.array({numbers[1]!r:.60})"
             )
-            raise InvalidRequest(msg)
         if stacked:
             found, rows = Template.of_row(leaves, structure), 1
         else:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, cast
 
 from forebay.arrays.batch import Batch
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
+from forebay.types.did_you_mean import nearest
 
 Function = Callable[[Any], Any]
 """Takes one tree of arrays, the rows of a batch, and returns one."""

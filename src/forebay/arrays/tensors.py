@@ -94,6 +94,13 @@ def as_raw(tensor: Tensor) -> Tensor:
     return Tensor(tensor.name, tensor.datatype, tensor.shape, data.data.cast("B"))
 
 
+def numbers_of(array: npt.NDArray[Any], datatype: str) -> npt.NDArray[Any]:
+    """Return the numbers that the bits of BF16 mean; everything else means itself."""
+    import numpy as np
+
+    return (array.astype(np.uint32) << 16).view(np.float32) if datatype == "BF16" else array
+
+
 def as_json(tensor: Tensor) -> Tensor:
     """Write a tensor as a flat list in JSON.
 

@@ -221,8 +221,6 @@ class Auto:
         """Return how many rows the next batch takes of those that wait; it may be more than there are.
 
         Args:
-            key: Whose rows.
-            rows: How many wait.
             age_s: How long the first of them has waited.
         """
         pace = self._known(key)
@@ -237,8 +235,6 @@ class Auto:
         """Return the time from which the rows of a key may leave.
 
         Args:
-            key: Whose rows.
-            rows: How many wait.
             arrived: When the first of them arrived.
         """
         pace = self._known(key)
@@ -260,14 +256,7 @@ class Auto:
             pace.held_rows = rows
 
     def took(self, key: Hashable, rows: int, left: int, now: float) -> None:
-        """Take note that a batch has left the queue.
-
-        Args:
-            key: Whose rows.
-            rows: How many left.
-            left: How many stayed.
-            now: Seconds.
-        """
+        """Take note that a batch has left the queue."""
         pace = self._pace(key)
         if pace.held_since is None:
             pace.trust += RETRY * (1.0 - pace.trust)
@@ -285,7 +274,6 @@ class Auto:
 
         Args:
             batch: What was answered.
-            now: Seconds.
             slots: How many batches can run at a time.
             is_closed: Whether arrivals are clients that come back at once, so that nobody else is due.
         """

@@ -12,12 +12,10 @@ Sans-I/O: no clock, no loop.
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from forebay.batching.gather import Curve
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 FORGET: Final = 0.999
 """Weight that the time of a size keeps with each batch of any other size; one measured twice is unknown after 1400."""

@@ -115,9 +115,7 @@ class Gather:
         """Mark the origins of a batch whose answers were written and start to wait if that pays.
 
         Args:
-            entries: The answered batch.
             queued: Rows that wait already.
-            now: Seconds.
         """
         self.until = None
         if queued >= self.max_size or self.curve.a < MIN_FIXED_S:
@@ -148,7 +146,6 @@ class Gather:
 
         Args:
             queued: Rows that wait.
-            now: Seconds.
             waiting: The entries they belong to; looked at only when the wait ends.
         """
         if self.until is None:

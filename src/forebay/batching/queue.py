@@ -281,7 +281,6 @@ class BatchQueue:
         """Hand the next batch to a free slot, or None if nothing is eligible yet.
 
         Args:
-            now: Seconds.
             limit: Rows for which the slot has room beside what runs there. It waits for nothing then: the first line
                 is eligible at once, and where its first entry does not fit, none overtakes it.
         """

@@ -60,8 +60,7 @@ def run(parsed: argparse.Namespace) -> int:
         try:
             analyst.save_trace(parsed.trace)
         except OSError as failure:
-            msg = f"{parsed.trace} cannot be written: {failure.strerror}"
-            raise ConfigError(msg) from failure
+            raise ConfigError(f"{parsed.trace} cannot be written: {failure.strerror}") from failure
         sys.stderr.write(
             f"forebay: written to {parsed.trace}; open it in https://ui.perfetto.dev or chrome://tracing\n"
         )

@@ -82,6 +82,5 @@ def _one_dash(setting: Setting) -> str:
 
 def _name(text: str) -> str:
     if not text:
-        msg = "'' is not possible, a name is needed"
-        raise argparse.ArgumentTypeError(msg)
+        raise argparse.ArgumentTypeError("'' is not possible, a name is needed")
     return f"{text}.socket"

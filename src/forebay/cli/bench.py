@@ -92,8 +92,7 @@ def run(parsed: argparse.Namespace) -> int:
         headers.setdefault("content-type", parsed.content_type or content_type)
     target = load_generator.target_of(parsed.url, body, headers)
     if parsed.svg is not None and not parsed.svg.absolute().parent.is_dir():
-        msg = f"--svg {parsed.svg}: there is no folder {parsed.svg.absolute().parent}"
-        raise ConfigError(msg)
+        raise ConfigError(f"--svg {parsed.svg}: there is no folder {parsed.svg.absolute().parent}")
 
     async def measure() -> Measurement:
         status, answer = await load_generator.ask_once(target, parsed.timeout_s)
@@ -110,8 +109,7 @@ def run(parsed: argparse.Namespace) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             result = runner.run(measure())
     except OSError as error:
-        msg = f"{parsed.url} does not let in more clients: {error.strerror or error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{parsed.url} does not let in more clients: {error.strerror or error}") from error
     _show(parsed, result)
     return 1 if result.failed or result.unsent or not result.took else 0
 
@@ -142,8 +140,7 @@ def _show(parsed: argparse.Namespace, result: Measurement) -> None:
         try:
             parsed.svg.write_text(plots.svg(title, result.took, result.ended, result.seconds), encoding="utf-8")
         except OSError as error:
-            msg = f"{parsed.svg} cannot be written: {error.strerror}"
-            raise ConfigError(msg) from error
+            raise ConfigError(f"{parsed.svg} cannot be written: {error.strerror}") from error
 
 
 def _between(kind: type[int | float], lowest: float, highest: float) -> Callable[[str], float]:

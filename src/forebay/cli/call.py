@@ -54,14 +54,11 @@ def run(parsed: argparse.Namespace) -> int:
     except error.HTTPError as answer:
         return _show(answer, started)
     except InvalidURL as failure:
-        msg = f"{parsed.url!r} is not a URL: {failure}"
-        raise ConfigError(msg) from failure
+        raise ConfigError(f"{parsed.url!r} is not a URL: {failure}") from failure
     except HTTPException as failure:
-        msg = f"{parsed.url} answers, but not in HTTP: {str(failure).strip()[:100]!r}"
-        raise ConfigError(msg) from failure
+        raise ConfigError(f"{parsed.url} answers, but not in HTTP: {str(failure).strip()[:100]!r}") from failure
     except (error.URLError, TimeoutError, ConnectionError) as failure:
-        msg = f"{parsed.url} does not answer: {reason_of(failure)}"
-        raise ConfigError(msg) from failure
+        raise ConfigError(f"{parsed.url} does not answer: {reason_of(failure)}") from failure
 
 
 def reason_of(failure: Exception) -> Any:
@@ -72,8 +69,7 @@ def reason_of(failure: Exception) -> Any:
 
 def _request(parsed: argparse.Namespace) -> request.Request:
     if not parsed.url.startswith(("http://", "https://")):
-        msg = f"{parsed.url!r} is not a URL; it starts with http:// or https://"
-        raise ConfigError(msg)
+        raise ConfigError(f"{parsed.url!r} is not a URL; it starts with http:// or https://")
     body, content_type = body_of(parsed.data) if parsed.data is not None else (None, None)
     message = request.Request(parsed.url, data=body)  # noqa: S310 - checked above
     if body is not None:
@@ -93,8 +89,7 @@ def headers_of(parsed: argparse.Namespace) -> dict[str, str]:
     for header in parsed.header:
         name, colon, value = header.partition(":")
         if not colon or not name.strip() or not f"{name}{value}".isprintable():
-            msg = f"--header {header!r} is not possible; write NAME:VALUE"
-            raise ConfigError(msg)
+            raise ConfigError(f"--header {header!r} is not possible; write NAME:VALUE")
         headers[name.strip().lower()] = value.strip()
     if parsed.api_key:
         headers["x-api-key"] = parsed.api_key
@@ -114,13 +109,11 @@ def body_of(data: str) -> tuple[bytes, str]:
         try:
             return path.read_bytes(), _TYPES.get(path.suffix, "application/octet-stream")
         except OSError as failure:
-            msg = f"{path} cannot be read: {failure.strerror}"
-            raise ConfigError(msg) from failure
+            raise ConfigError(f"{path} cannot be read: {failure.strerror}") from failure
     try:
         json.loads(data)
     except ValueError as failure:
-        msg = f"the data is not JSON: {failure}; to send a file write @FILE"
-        raise ConfigError(msg) from failure
+        raise ConfigError(f"the data is not JSON: {failure}; to send a file write @FILE") from failure
     return data.encode(), _TYPES[".json"]
 
 

@@ -62,8 +62,7 @@ def run(parsed: argparse.Namespace) -> int:
     try:
         output.write_text(drawing, encoding="utf-8")
     except OSError as error:
-        msg = f"{output} cannot be written: {error.strerror}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{output} cannot be written: {error.strerror}") from error
     return 0
 
 
@@ -72,12 +71,10 @@ def _drawing(target: str, project: Project, form: Form) -> str:
 
     graphs = project.graphs
     if not graphs:
-        msg = f"{target} has no graph to draw; a function with @forebay.compose has one"
-        raise ConfigError(msg)
+        raise ConfigError(f"{target} has no graph to draw; a function with @forebay.compose has one")
     if len(graphs) == 1:
         return draw(graphs[0], form)
     if form != "text":
         names = ", ".join(graph.spec.name for graph in graphs)
-        msg = f"{target} has {len(graphs)} graphs, and a picture has one: {names}; say which: FILE:NAME"
-        raise ConfigError(msg)
+        raise ConfigError(f"{target} has {len(graphs)} graphs, and a picture has one: {names}; say which: FILE:NAME")
     return "\n".join(f"{graph.spec.name}\n\n{draw(graph, form)}" for graph in graphs)

@@ -62,7 +62,6 @@ def flags_for(told: Told, leave_out: Collection[str]) -> list[str]:
     """Return the flags that tell the same.
 
     Args:
-        told: What.
         leave_out: Names of settings that are not to be told.
     """
     flags: list[str] = []
@@ -90,7 +89,6 @@ def add_flag(
 
     Args:
         group: Where it stands in the help.
-        setting: It.
         more_names: What else it is called.
         own: What argparse is told beside that, or instead.
     """
@@ -115,8 +113,7 @@ def _listed(setting: Setting, given: list[str]) -> Any:
     try:
         return setting.check(given)
     except ValueError as error:
-        msg = f"argument {setting.written.flag}: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"argument {setting.written.flag}: {error}") from error
 
 
 def _destination(setting: Setting) -> str:
@@ -131,7 +128,6 @@ def reading(setting: Setting) -> Callable[[str], Any]:
         try:
             return setting.read(text)
         except ValueError as error:
-            msg = f"{text!r} is not possible, {error}"
-            raise argparse.ArgumentTypeError(msg) from error
+            raise argparse.ArgumentTypeError(f"{text!r} is not possible, {error}") from error
 
     return read

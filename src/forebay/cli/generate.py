@@ -56,8 +56,7 @@ def add_parser(commands: Any) -> None:
 
 def _some(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        msg = f"{text!r} is not possible, a whole number of at least 1 is needed"
-        raise argparse.ArgumentTypeError(msg)
+        raise argparse.ArgumentTypeError(f"{text!r} is not possible, a whole number of at least 1 is needed")
     return int(text)
 
 
@@ -94,8 +93,7 @@ def _image(name: str) -> str:
     """
     tagged = name if ":" in name.rpartition("/")[2] else f"{name}:1"
     if re.fullmatch(r"[a-z0-9][\w.:-]*(/[a-z0-9][\w.-]*)*:\w[\w.-]*", tagged) is None:
-        msg = f"--image: a name such as registry.example/team/my-model:1 is needed, found {name!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"--image: a name such as registry.example/team/my-model:1 is needed, found {name!r}")
     return tagged
 
 

@@ -127,8 +127,7 @@ def run(parsed: argparse.Namespace) -> int:
     folder = Path(parsed.name)
     name = class_name(folder.absolute().name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        msg = f"{folder} is there already, and nothing in it is overwritten; give another NAME"
-        raise ConfigError(msg)
+        raise ConfigError(f"{folder} is there already, and nothing in it is overwritten; give another NAME")
     words = {"name": name, "folder": folder.absolute().name, "endpoint": kebab(name)}
     files = {"model.py": MODEL, "forebay.yaml": CONFIG, "test_model.py": TEST, "README.md": README}
     try:
@@ -136,8 +135,7 @@ def run(parsed: argparse.Namespace) -> int:
         for file, text in files.items():
             (folder / file).write_text(text.format(**words), encoding="utf-8")
     except OSError as error:
-        msg = f"{folder} cannot be written: {error.strerror}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}") from error
     sys.stdout.write(f"{folder}: {', '.join(files)}\n\n  forebay serve {folder}\n  python -m pytest {folder}\n")
     return 0
 

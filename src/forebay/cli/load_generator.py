@@ -13,16 +13,14 @@ import ssl
 import time
 from array import array
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import httptools
 import msgspec
 
 from forebay.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
 
 MAX_CONNECTIONS: Final = 2000
 """Of an open loop; a request that is due while all of them wait for an answer is not sent."""
@@ -35,7 +33,6 @@ class Target(msgspec.Struct, frozen=True):
 
     Attributes:
         host: Whom.
-        port: Where.
         tls: Whether it speaks TLS.
         message: The request, as it is sent.
     """
@@ -90,8 +87,7 @@ def target_of(url: str, body: bytes | None, headers: Mapping[str, str]) -> Targe
     except ValueError:
         port = -1
     if parts.scheme not in {"http", "https"} or not parts.hostname or port == -1:
-        msg = f"{url!r} is not a URL; it starts with http:// or https:// and a host"
-        raise ConfigError(msg)
+        raise ConfigError(f"{url!r} is not a URL; it starts with http:// or https:// and a host")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", f"host: {parts.netloc.rpartition('@')[2]}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -121,17 +117,14 @@ async def ask_once(target: Target, timeout_s: float) -> tuple[int, bytes]:
         connection.ask(time.perf_counter())
         status, body = await asyncio.wait_for(answered, timeout_s)
     except TimeoutError as error:
-        msg = f"no answer came within {timeout_s:g} seconds"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"no answer came within {timeout_s:g} seconds") from error
     except OSError as error:
-        msg = f"{target.host}:{target.port} does not answer: {error.strerror or error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{target.host}:{target.port} does not answer: {error.strerror or error}") from error
     finally:
         if connection is not None:
             connection.close()
     if not status:
-        msg = f"{target.host}:{target.port} answers, but not as HTTP does: {body.decode()}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{target.host}:{target.port} answers, but not as HTTP does: {body.decode()}")
     return status, body
 
 

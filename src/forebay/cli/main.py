@@ -7,14 +7,13 @@ import argparse
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Sequence
+from typing import NoReturn
 
 import forebay
-from forebay.errors import ConfigError, ModelError, nearest
+from forebay.errors import ConfigError, ModelError
 from forebay.observe.log import tell
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from forebay.types.did_you_mean import nearest
 
 USAGE_ERROR = 2
 

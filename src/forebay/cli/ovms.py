@@ -10,12 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
 
-from forebay.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from forebay.errors import ConfigError
+from forebay.types.did_you_mean import nearest
 
 _LEVELS: Final = {"TRACE": "debug", "DEBUG": "debug", "INFO": "info", "WARNING": "warning", "ERROR": "error"}
 _NUMBERS: Final = ("port", "rest_port", "file_system_poll_wait_seconds")
@@ -83,24 +82,20 @@ def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def _target(told: dict[str, Any]) -> list[str]:
     config, model, name = (told.get(key) for key in ("config_path", "model_path", "model_name"))
     if config is not None and (model or name):
-        msg = "--config_path and --model_path are both there; a configuration names its models itself"
-        raise ConfigError(msg)
+        raise ConfigError("--config_path and --model_path are both there; a configuration names its models itself")
     if model is None:
         if name is not None:
-            msg = "--model_name is there and no --model_path; the folder of the model is needed"
-            raise ConfigError(msg)
+            raise ConfigError("--model_name is there and no --model_path; the folder of the model is needed")
         return [] if config is None else [config]
     if name is None:
-        msg = "--model_path is there and no --model_name; the model needs one"
-        raise ConfigError(msg)
+        raise ConfigError("--model_path is there and no --model_name; the model needs one")
     from pathlib import Path
 
     from forebay.surfaces.ovms.config import GRAPH_FILE
 
     only_models = [key for key in _OF_MODELS if key in told]
     if only_models and (Path(model) / GRAPH_FILE).is_file():
-        msg = f"--{only_models[0]} is for models, and {model} has a {GRAPH_FILE}"
-        raise ConfigError(msg)
+        raise ConfigError(f"--{only_models[0]} is for models, and {model} has a {GRAPH_FILE}")
     return [model, "--name", name]
 
 
@@ -109,11 +104,9 @@ def _ports(told: dict[str, Any]) -> list[str]:
     if grpc is None and http is None:
         return _hosts(told)
     if not grpc and not http:
-        msg = "--port and --rest_port are both 0; one of them is needed"
-        raise ConfigError(msg)
+        raise ConfigError("--port and --rest_port are both 0; one of them is needed")
     if grpc == http:
-        msg = f"--port and --rest_port are both {grpc}; gRPC and HTTP have a port each"
-        raise ConfigError(msg)
+        raise ConfigError(f"--port and --rest_port are both {grpc}; gRPC and HTTP have a port each")
     # There is always a port for HTTP, which has health and metrics: a free one if nobody names one.
     return [*(["--grpc-port", str(grpc)] if grpc else []), "--http-port", str(http or 0), *_hosts(told)]
 
@@ -131,8 +124,7 @@ def _others(told: dict[str, Any]) -> list[str]:
     if "log_level" in told:
         level = _LEVELS.get(told["log_level"].upper())
         if level is None:
-            msg = f"--log_level is {told['log_level']!r}; one of {', '.join(_LEVELS)} is needed"
-            raise ConfigError(msg)
+            raise ConfigError(f"--log_level is {told['log_level']!r}; one of {', '.join(_LEVELS)} is needed")
         found += ["--log-level", level]
     if "file_system_poll_wait_seconds" in told:
         found += ["--repository-poll-s", str(told["file_system_poll_wait_seconds"])]
@@ -166,8 +158,7 @@ def _policy(text: str) -> str:
 def _number(name: str) -> Any:
     def read(text: str) -> int:
         if not re.fullmatch(r"\d{1,9}", text, re.ASCII):
-            msg = f"--{name} is {text[:80]!r}; a whole number from 0 is needed"
-            raise ConfigError(msg)
+            raise ConfigError(f"--{name} is {text[:80]!r}; a whole number from 0 is needed")
         return int(text)
 
     return read

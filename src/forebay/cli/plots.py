@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Final
 
 PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0, 99.9)
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"

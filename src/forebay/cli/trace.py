@@ -71,13 +71,11 @@ def run(parsed: argparse.Namespace) -> int:
     try:
         summary = summarise(trace)
     except InvalidRequest as failure:
-        msg = f"{parsed.url} answers, but is no forebay server: {failure.message}"
-        raise ConfigError(msg) from failure
+        raise ConfigError(f"{parsed.url} answers, but is no forebay server: {failure.message}") from failure
     try:
         parsed.output.write_bytes(trace)
     except OSError as failure:
-        msg = f"{parsed.output} cannot be written: {failure.strerror}"
-        raise ConfigError(msg) from failure
+        raise ConfigError(f"{parsed.output} cannot be written: {failure.strerror}") from failure
     sys.stderr.write(f"forebay: written to {parsed.output}; open it in https://ui.perfetto.dev or chrome://tracing\n")
     for line in report(summary, parsed.qps):
         sys.stdout.write(line + "\n")
@@ -95,8 +93,7 @@ def positive(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        msg = f"{text!r} is not a number above 0"
-        raise argparse.ArgumentTypeError(msg)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return number
 
 
@@ -211,8 +208,7 @@ def _with_progress(work: Callable[[], bytes], seconds: float) -> bytes:
 
 def _fetch(url: str, seconds: float, api_key: str | None) -> bytes:
     if not url.startswith(("http://", "https://")):
-        msg = f"{url!r} is not a URL; it starts with http:// or https://"
-        raise ConfigError(msg)
+        raise ConfigError(f"{url!r} is not a URL; it starts with http:// or https://")
     try:
         message = request.Request(f"{url.rstrip('/')}/trace?seconds={seconds:g}")  # noqa: S310 - http or https, see above
         if api_key:
@@ -220,14 +216,11 @@ def _fetch(url: str, seconds: float, api_key: str | None) -> bytes:
         with request.urlopen(message, timeout=seconds + MARGIN_S) as answer:  # noqa: S310 - as above
             return answer.read()
     except error.HTTPError as answer:
-        msg = f"{url} answers {answer.code}: {_reason(answer.read())}"
-        raise ConfigError(msg) from answer
+        raise ConfigError(f"{url} answers {answer.code}: {_reason(answer.read())}") from answer
     except (InvalidURL, ValueError) as failure:
-        msg = f"{url!r} is not a URL: {failure}"
-        raise ConfigError(msg) from failure
+        raise ConfigError(f"{url!r} is not a URL: {failure}") from failure
     except (error.URLError, HTTPException, OSError) as failure:
-        msg = f"{url} does not answer: {reason_of(failure)}"
-        raise ConfigError(msg) from failure
+        raise ConfigError(f"{url} does not answer: {reason_of(failure)}") from failure
 
 
 def _reason(body: bytes) -> str:

@@ -17,7 +17,6 @@ class PlannedStream(msgspec.Struct, eq=False):
     """A stream and who reads it.
 
     Attributes:
-        name: Its name.
         readers: Nodes and the port on which each reads it.
         results: Names of the graph's results that it is.
     """

@@ -170,8 +170,7 @@ class GraphPool:
         self.nodes = nodes
         missing = [node.spec.name for node in self.plan.nodes if node.spec.name not in nodes]
         if missing:
-            msg = f"graph '{spec.name}' does not say how node '{missing[0]}' is run"
-            raise ConfigError(msg)
+            raise ConfigError(f"graph '{spec.name}' does not say how node '{missing[0]}' is run")
         self._by_plan = {node: nodes[node.spec.name] for node in self.plan.nodes}
         self._streams = any(node.streams for node in nodes.values())
         self.idle = 0
@@ -390,10 +389,9 @@ class GraphPool:
             outputs = {node.port: outcome}
         else:
             ports = ", ".join(node.outputs) or "none"
-            msg = (
+            raise BadOutcome(
                 f"node '{node.spec.name}' returned {type(outcome).__name__}; it must say which of its outputs: {ports}"
             )
-            raise BadOutcome(msg)
         emissions = run.state.complete(firing, outputs)
         if emissions:
             self._emit(run, emissions)
@@ -466,6 +464,5 @@ def _elements(firing: Firing, port: str) -> Sequence[Any]:
         value = value.load()
     if not isinstance(value, list | tuple):
         name, found = firing.node.spec.name, type(value).__name__
-        msg = f"node '{name}' runs for each element of '{port}'; a list is needed, found {found}"
-        raise BadOutcome(msg)
+        raise BadOutcome(f"node '{name}' runs for each element of '{port}'; a list is needed, found {found}")
     return cast("Sequence[Any]", value)

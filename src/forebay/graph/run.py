@@ -105,7 +105,6 @@ class GraphRun:
         """Begin a run.
 
         Args:
-            plan: The graph.
             streams: Whether its inputs carry more than one timestamp.
         """
         self.plan = plan
@@ -129,8 +128,7 @@ class GraphRun:
         bound = self._bounds.get(stream, UNSEEN)
         if timestamp < bound:
             where = "is closed" if bound == DONE else f"is at timestamp {bound - 1}; {timestamp} is too late"
-            msg = f"the input '{stream}' {where}"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"the input '{stream}' {where}")
         if not self._streams:
             self._bounds[stream] = DONE
         self._deliver(planned, timestamp, value)
@@ -173,8 +171,7 @@ class GraphRun:
             return []
         if len(outputs) > len(node.outputs) or not outputs.keys() <= node.outputs.keys():
             wrong = next(port for port in outputs if port not in node.outputs)
-            msg = f"node '{node.spec.name}' has no output '{str(wrong)[:100]}'; it has {list(node.outputs)}"
-            raise BadOutcome(msg)
+            raise BadOutcome(f"node '{node.spec.name}' has no output '{str(wrong)[:100]}'; it has {list(node.outputs)}")
         if self._streams:
             self._release(firing, _Result(outputs, timestamp, more))
         else:
@@ -395,11 +392,10 @@ class GraphRun:
     def _write(self, node: PlannedNode, port: str, timestamp: int, value: Any) -> None:
         stream = node.outputs[port]
         if timestamp < self._bounds.get(stream.name, UNSEEN):
-            msg = (
+            raise BadOutcome(
                 f"node '{node.spec.name}' wrote '{port}' at timestamp {timestamp}, "
                 f"its stream is at {self._bounds[stream.name] - 1}"
             )
-            raise BadOutcome(msg)
         self._deliver(stream, timestamp, value)
 
 

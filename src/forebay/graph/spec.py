@@ -12,7 +12,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
+from forebay.types.did_you_mean import nearest
 
 OUT: Final = "out"
 """The port of a node that has one result."""
@@ -89,11 +90,9 @@ def check(graph: GraphSpec) -> list[str]:
         if stream not in writers:
             hint = nearest(stream, writers)
             did_you_mean = f"; did you mean '{hint}'?" if hint else f"; there is {_listed(writers)}"
-            msg = f"{where}: {reader} reads '{stream}', which nothing writes{did_you_mean}"
-            raise ConfigError(msg)
+            raise ConfigError(f"{where}: {reader} reads '{stream}', which nothing writes{did_you_mean}")
     if not graph.outputs:
-        msg = f"{where} has no result; name at least one stream as its output"
-        raise ConfigError(msg)
+        raise ConfigError(f"{where} has no result; name at least one stream as its output")
     _check_cycles(graph, where)
     read = {stream for _, stream in _reads(graph)}
     useless = [node for node in graph.nodes if not read.intersection(node.outputs.values())]
@@ -108,13 +107,11 @@ def _writers(graph: GraphSpec, where: str) -> dict[str, str]:
     writers = dict.fromkeys(graph.inputs, "the caller")
     if len(writers) < len(graph.inputs):
         twice = next(stream for stream in graph.inputs if graph.inputs.count(stream) > 1)
-        msg = f"{where} has two inputs named '{twice}'; give one of them another name"
-        raise ConfigError(msg)
+        raise ConfigError(f"{where} has two inputs named '{twice}'; give one of them another name")
     names: set[str] = set()
     for node in graph.nodes:
         if node.name in names:
-            msg = f"{where} has two nodes named '{node.name}'; give one of them another name"
-            raise ConfigError(msg)
+            raise ConfigError(f"{where} has two nodes named '{node.name}'; give one of them another name")
         names.add(node.name)
         for stream in node.outputs.values():
             if stream in writers:
@@ -128,18 +125,16 @@ def _writers(graph: GraphSpec, where: str) -> dict[str, str]:
 def _check_ports(graph: GraphSpec, where: str) -> None:
     for node in graph.nodes:
         if not node.inputs:
-            msg = f"{where}: node '{node.name}' reads no stream, so nothing would ever run it"
-            raise ConfigError(msg)
+            raise ConfigError(f"{where}: node '{node.name}' reads no stream, so nothing would ever run it")
         named = [node.optional, node.back_edges, *node.sets]
         for port in (port for group in named for port in group):
             if port not in node.inputs:
                 msg = f"{where}: node '{node.name}' has no input port '{port}'; it has {_listed(node.inputs)}"
                 raise ConfigError(msg)
         if node.sets and sorted(port for group in node.sets for port in group) != sorted(node.inputs):
-            msg = (
+            raise ConfigError(
                 f"{where}: the sync sets of node '{node.name}' must name each of its ports once: {_listed(node.inputs)}"
             )
-            raise ConfigError(msg)
 
 
 def _reads(graph: GraphSpec) -> Iterator[tuple[str, str]]:

@@ -55,7 +55,6 @@ class Family(msgspec.Struct, array_like=True):
         name: Without the endings of its samples.
         kind: Its type.
         told: Its help.
-        unit: Its unit.
         mode: How gauges of several workers are put together, as the author said; `all` keeps them apart.
         samples: Name, labels and value of each.
     """
@@ -200,7 +199,10 @@ class MetricStore:
         """Return the metrics of all workers and of the server's own process, put together."""
         with self._lock:
             living, ended = list(self._living.values()), list(self._ended.values())
-            found = {name: _copy(family) for name, family in self._sum.items()}
+            found = {
+                name: msgspec.structs.replace(family, samples=list(family.samples))
+                for name, family in self._sum.items()
+            }
         for _, data in ended:
             _add(found, _read(data), "", lives=False)
         for worker, data in living:
@@ -254,10 +256,6 @@ def _is_reserved(name: str) -> bool:
         _say_once(f"the metric '{name}' of a model is left out: names with {RESERVED} are the server's; choose another")
         return True
     return False
-
-
-def _copy(family: Family) -> Family:
-    return msgspec.structs.replace(family, samples=list(family.samples))
 
 
 def _add(found: dict[str, Family], families: Iterable[Family], worker: str | None, *, lives: bool) -> None:

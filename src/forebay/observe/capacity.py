@@ -4,12 +4,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 
 class NodeCost(msgspec.Struct, frozen=True):
@@ -52,8 +49,7 @@ def throughput(nodes: Mapping[str, tuple[float, int]]) -> tuple[str, float]:
     """
     able = {name: workers / cost_s for name, (cost_s, workers) in nodes.items() if cost_s > 0}
     if not able:
-        msg = "no node was seen at work"
-        raise ValueError(msg)
+        raise ValueError("no node was seen at work")
     slowest = min(able, key=lambda name: able[name])
     return slowest, able[slowest]
 

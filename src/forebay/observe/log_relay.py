@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 import msgspec
 
 from forebay.types.failures import trace_of
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 KEPT: Final = 1000
 """Records that wait for the next answer; of more the newest."""

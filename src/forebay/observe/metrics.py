@@ -49,7 +49,6 @@ class Histogram:
         """Count how long ago each of these moments was, many at once.
 
         Args:
-            now: Seconds.
             moments: Seconds, in rising order, as those of a batch in arrival order are.
         """
         self.total += now * len(moments) - sum(moments)

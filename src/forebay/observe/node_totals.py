@@ -70,7 +70,6 @@ class NodeListener:
 
         Args:
             graph: Its name; the endpoints of its nodes are named `graph/node`.
-            nodes: Its nodes.
             ran: Called with a node and what it did, for each batch.
         """
         self._names = {f"{graph}/{node}": node for node in nodes}

@@ -175,8 +175,7 @@ def provider() -> TracerProvider:
     names = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
     protocol = next((os.environ[name] for name in names if os.environ.get(name)), "http/protobuf")
     if protocol not in {"grpc", "http/protobuf"}:
-        msg = f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}; grpc and http/protobuf are possible"
-        raise ConfigError(msg)
+        raise ConfigError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}; grpc and http/protobuf are possible")
     way = protocol.partition("/")[0]
     try:
         resources: Any = importlib.import_module("opentelemetry.sdk.resources")

@@ -37,7 +37,6 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         endpoint: Whose it is.
-        code: The code.
         count: How many there were since the server started.
         at: When, in seconds since 1970.
         kind: The class of the error.
@@ -63,7 +62,6 @@ class Beat(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         endpoint: Its name; nodes of a graph are called `graph/node`.
-        version: Its version.
         in_flight: Requests without an answer now.
         waiting: Samples in the queue now.
         alive: Workers that are up now.

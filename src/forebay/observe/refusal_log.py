@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
+from collections.abc import Hashable
+from typing import Final
 
 log = logging.getLogger("forebay.refusals")
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from forebay.types.caught import caught
 from forebay.types.failures import text_of, trace_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
 
 log = logging.getLogger("forebay")
 

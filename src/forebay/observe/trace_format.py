@@ -63,7 +63,7 @@ def chrome_trace(recording: Recording) -> bytes:
             "otherData": {
                 "seconds": round(recording.ended - recording.started, 6),
                 "dropped_batches": recording.dropped,
-                "endpoints": {name: _about(endpoint) for name, endpoint in endpoints.items()},
+                "endpoints": {name: {"slots": endpoint.slots} for name, endpoint in endpoints.items()},
             },
         }
     )
@@ -80,10 +80,6 @@ def _in_order(records: Sequence[BatchRecord]) -> dict[str, WatchedEndpoint]:
         late[endpoint.name] = max(late.get(endpoint.name, 0.0), step.arrived - began[step.id] if step.id else 0.0)
     by_name = {endpoint.name: endpoint for _, endpoint in steps}
     return {name: by_name[name] for name in sorted(late, key=lambda name: (name.partition("/")[0], late[name], name))}
-
-
-def _about(endpoint: WatchedEndpoint) -> dict[str, Any]:
-    return {"slots": endpoint.slots}
 
 
 class _Event(msgspec.Struct, gc=False):

@@ -9,16 +9,14 @@ step before it is the one that ended last before it arrived.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from forebay.errors import InvalidRequest
 from forebay.observe import capacity
 from forebay.observe.trace_format import BATCH, REQUEST
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -35,7 +33,6 @@ class NodeSummary(msgspec.Struct, frozen=True):
         name: The endpoint's.
         slots: Batches it can run at a time.
         requests: Requests in its batches.
-        batches: Batches.
         queue: How long requests waited for a worker.
         pre: How long batches were prepared.
         process: How long the model took for a batch.
@@ -137,8 +134,7 @@ def summarise(trace: bytes) -> Summary:
     try:
         read = msgspec.json.decode(trace, type=_Trace)
     except msgspec.MsgspecError as error:
-        msg = f"this is no trace of forebay's: {error}"
-        raise InvalidRequest(msg) from error
+        raise InvalidRequest(f"this is no trace of forebay's: {error}") from error
     events = read.traceEvents
     names = {event.pid: str(event.args["name"]) for event in events if event.name == "process_name"}
     batches = _by_name(names, (event for event in events if event.cat == BATCH))

@@ -44,7 +44,6 @@ class Tool(Struct, frozen=True, kw_only=True):
     """One of the tools that a client offers.
 
     Attributes:
-        function: It.
         type: There is no other kind.
     """
 

@@ -30,7 +30,6 @@ class TextPart(Struct, frozen=True, omit_defaults=True):
     """A piece of a text, or the whole, with what is known of it.
 
     Attributes:
-        text: It.
         tokens: How many tokens it is. A `str` counts as one where it is a part of a stream, as none where it is whole.
         prompt_tokens: How many tokens the prompt was; one part is enough to tell.
         finish_reason: Why nothing comes after it: "stop", "length", or another word. If no part tells, it is "length"

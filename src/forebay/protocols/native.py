@@ -7,8 +7,9 @@ once, for the fast lane and for Starlette alike.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -29,9 +30,6 @@ from forebay.errors import (
     ValidationError,
 )
 from forebay.types.failures import failure_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 JSON_TYPE: Final = "application/json"
 MSGPACK_TYPE: Final = "application/msgpack"
@@ -73,7 +71,6 @@ class Refusal(InvalidRequest):
     """An error that HTTP has a status for, and a code that says more than that of the core.
 
     Attributes:
-        status: The status.
         word: The code in the body.
     """
 
@@ -225,8 +222,7 @@ def params_with_query(contract: Contract, params: Mapping[str, str], query: byte
     try:
         said = dict(parse_qsl(query.decode("latin-1"), max_num_fields=_MAX_FIELDS))
     except ValueError as error:
-        msg = f"the query cannot be read: {error}"
-        raise InvalidRequest(msg) from error
+        raise InvalidRequest(f"the query cannot be read: {error}") from error
     return {**params, **{name: said[name] for name in contract.query if name in said}}
 
 
@@ -265,7 +261,6 @@ def samples_of(body: bytes, params: Mapping[str, str], limit: int = MAX_SAMPLES)
     """Cut an array of samples into its elements without decoding them.
 
     Args:
-        body: The array.
         params: The formats.
         limit: The most elements that are wanted: an array of more costs next to nothing.
 
@@ -277,16 +272,13 @@ def samples_of(body: bytes, params: Mapping[str, str], limit: int = MAX_SAMPLES)
     try:
         rows = (_json_elements if params["in"] == "json" else _msgpack_elements)(body, limit)
     except msgspec.ValidationError as error:
-        msg = f"the body must be an array of samples: {error}"
-        raise ValidationError(msg, detail={"path": "$"}) from error
+        raise ValidationError(f"the body must be an array of samples: {error}", detail={"path": "$"}) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(str(error)) from error
     except RecursionError as error:
-        msg = "the body is nested too deeply"
-        raise InvalidRequest(msg) from error
+        raise InvalidRequest("the body is nested too deeply") from error
     if not rows:
-        msg = "the array of samples is empty"
-        raise ValidationError(msg, detail={"path": "$"})
+        raise ValidationError("the array of samples is empty", detail={"path": "$"})
     return [memoryview(row) for row in rows]
 
 

@@ -83,7 +83,7 @@ class Schemas:
         for attempt in itertools.count(2):
             # The third time every name is made unlike all others: what is documented must not decide how often.
             taken = set(self.components) if attempt > 3 else set[str]()
-            names = {name: claim(_tidy(prefix + name), taken) for name in parts}
+            names = {name: claim(re.sub(r"[^A-Za-z0-9._-]", "_", prefix + name), taken) for name in parts}
             added = {names[name]: _repoint(part, names) for name, part in parts.items()}
             if all(self.components.get(name, part) == part for name, part in added.items()):
                 self.components |= added
@@ -94,10 +94,6 @@ class Schemas:
     def resolve(self, schema: Json) -> Json:
         """Return the component that a schema refers to, or the schema."""
         return self.components.get(str(schema.get("$ref", "")).removeprefix(COMPONENTS), schema)
-
-
-def _tidy(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name)
 
 
 def claim(wanted: str, taken: set[str]) -> str:

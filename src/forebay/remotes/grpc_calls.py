@@ -65,7 +65,6 @@ class GrpcCalls:
 
         Args:
             method: Its full name, with a slash at the beginning.
-            request: The message.
             deadline: When to give up, by the monotonic clock.
 
         Raises:

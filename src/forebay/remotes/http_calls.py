@@ -113,8 +113,7 @@ class HttpCalls:
             while data := response.read(1 << 20):
                 size += len(data)
                 if size > MAX_ANSWER_BYTES:
-                    msg = f"{self.endpoint.address} answered with more than {MAX_ANSWER_BYTES} bytes"
-                    raise TooLarge(msg)
+                    raise TooLarge(f"{self.endpoint.address} answered with more than {MAX_ANSWER_BYTES} bytes")
                 parts.append(data)
                 if connection.sock is not None:  # closed with the last byte where the server keeps no connections
                     connection.sock.settimeout(_left(deadline))

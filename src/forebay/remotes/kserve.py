@@ -81,8 +81,7 @@ class KServeBackend:
         found = {tensor.name: tensor for tensor in response.outputs}
         missing = [var.name for var in fetch if var.name not in found]
         if missing:
-            text = f"the model server gave {', '.join(found) or 'nothing'}, and not {', '.join(missing)}"
-            raise RunnerFailed(text)
+            raise RunnerFailed(f"the model server gave {', '.join(found) or 'nothing'}, and not {', '.join(missing)}")
         try:
             # A copy, since user code may write into what it gets.
             return [Value(to_array(found[var.name]).copy()) for var in fetch]
@@ -105,7 +104,7 @@ class _Grpc:
         return _read(lambda: rpc.decode_metadata(self._calls.call(rpc.METADATA, request, deadline)))
 
     def infer(self, request: InferRequest, deadline: float) -> InferResponse:
-        data = rpc.encode_request(_to(request, self._model, self._version))
+        data = rpc.encode_request(msgspec.structs.replace(request, model=self._model, version=self._version))
         return _read(lambda: rpc.decode_response(self._calls.call(rpc.INFER, data, deadline)))
 
     def close(self) -> None:
@@ -165,19 +164,14 @@ def _read(decode: Callable[[], _Decoded]) -> _Decoded:
         raise RunnerFailed(f"the model server's answer cannot be read: {problem.message}") from problem
 
 
-def _to(request: InferRequest, model: str, version: str) -> InferRequest:
-    return msgspec.structs.replace(request, model=model, version=version)
-
-
 def _model(endpoint: ServerAddress, name: str) -> tuple[str, str]:
     """Return the name and version of the model an endpoint's path names."""
     found = _PATH.fullmatch(endpoint.path)
     if found is None:
-        msg = (
+        raise ConfigError(
             f"'{endpoint.path}' behind the endpoint {endpoint.address} names no model; "
             "NAME, NAME/versions/VERSION and the same behind v2/models/ are allowed"
         )
-        raise ConfigError(msg)
     return unquote(found["name"] or name), unquote(found["version"] or "")
 
 

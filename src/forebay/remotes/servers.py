@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from forebay.errors import ConfigError, DeadlineExceeded, Unavailable, nearest
+from forebay.errors import ConfigError, DeadlineExceeded, Unavailable
+from forebay.types.did_you_mean import meant
 
 CONNECT_S: Final = 2.0
 """How long a server may take to let us in before the next one is tried."""
@@ -36,7 +37,6 @@ class ServerAddress(msgspec.Struct, frozen=True):
     Attributes:
         scheme: `http`, `https`, `grpc`, `grpcs`.
         host: Its name or address, IPv6 without brackets.
-        port: Its port.
         path: What stands behind them, without slashes at the ends.
     """
 
@@ -55,7 +55,6 @@ class ServerAddress(msgspec.Struct, frozen=True):
         """Read `[scheme://]host:port[/path]`.
 
         Args:
-            text: The endpoint.
             scheme: What it has if it names none.
             where: Where it was written, for messages.
 
@@ -70,13 +69,10 @@ class ServerAddress(msgspec.Struct, frozen=True):
         except ValueError:
             parts, host, port = urlsplit(""), None, None
         if not host or not port or parts.query or parts.fragment or parts.username:
-            msg = f"{named} is no address; host:port is needed, as in 127.0.0.1:9393"
-            raise ConfigError(msg)
+            raise ConfigError(f"{named} is no address; host:port is needed, as in 127.0.0.1:9393")
         if parts.scheme not in SCHEMES:
-            hint = nearest(parts.scheme, SCHEMES)
-            did_you_mean = f"; did you mean '{hint}'?" if hint else ""
-            msg = f"{named}: {', '.join(SCHEMES)} are allowed before ://{did_you_mean}"
-            raise ConfigError(msg)
+            did_you_mean = meant(parts.scheme, SCHEMES)
+            raise ConfigError(f"{named}: {', '.join(SCHEMES)} are allowed before ://{did_you_mean}")
         return cls(parts.scheme, host, port, parts.path.strip("/"))
 
 
@@ -165,5 +161,4 @@ class Servers(Generic[_Connection]):
                 with self._lock:
                     self._rotation.answered(at)
                 return answer
-        text = f"no model server can be reached ({'; '.join(reasons)})"
-        raise Unavailable(text)
+        raise Unavailable(f"no model server can be reached ({'; '.join(reasons)})")

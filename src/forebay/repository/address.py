@@ -44,10 +44,8 @@ def source_of(address: str, below: Path) -> ModelSource:
             raise ConfigError(msg)
         return LocalFolder(below / unquote(found.path))
     if scheme not in SCHEMES:
-        msg = f"the repository is {address!r}; s3://, gs://, az://, file:// or a path is needed"
-        raise ConfigError(msg)
+        raise ConfigError(f"the repository is {address!r}; s3://, gs://, az://, file:// or a path is needed")
     bucket = rest.partition("/")[0]
     if not bucket:
-        msg = f"the repository is {address!r}; {scheme}://BUCKET/PREFIX is needed"
-        raise ConfigError(msg)
+        raise ConfigError(f"the repository is {address!r}; {scheme}://BUCKET/PREFIX is needed")
     return Bucket(address.rstrip("/"))

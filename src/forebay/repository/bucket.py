@@ -67,8 +67,7 @@ class Bucket:
             from obstore.exceptions import BaseError
             from obstore.store import from_url
         except ImportError as error:
-            msg = f"reading {address} needs the extra `buckets`: pip install 'forebay[buckets]'"
-            raise ConfigError(msg) from error
+            raise ConfigError(f"reading {address} needs the extra `buckets`: pip install 'forebay[buckets]'") from error
         self._errors: Any = (BaseError, OSError, ValueError)
         self._obstore = obstore
         self.place = address
@@ -96,8 +95,7 @@ class Bucket:
                 **more,
             )
         except self._errors as error:
-            msg = f"{address} cannot be opened: {_words(error)}; {_CREDENTIALS[self._scheme]}"
-            raise SourceRefused(msg) from error
+            raise SourceRefused(f"{address} cannot be opened: {_words(error)}; {_CREDENTIALS[self._scheme]}") from error
 
     def list(self) -> list[StoredFile]:
         """Return all objects, page by page.

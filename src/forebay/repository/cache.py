@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable, Collection
+from typing import Generic, TypeVar
 
 from forebay.errors import Unavailable
 from forebay.repository.shelf import Full, Shelf, ShelfStatistics
 from forebay.types.caught import caught
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
 
 V = TypeVar("V")
 
@@ -111,7 +109,6 @@ class Cache(Generic[V]):
 
         Args:
             key: Names it.
-            size: Its size.
             load: Loads it; what it raises goes through, to all who wait.
             timeout_s: How long somebody else's loading is waited for.
             beside: What is in use and does not take its room: what whoever asks uses already, and what it replaces.
@@ -132,11 +129,9 @@ class Cache(Generic[V]):
                     mine = self._loading[key] = _Loading()
                     break
             if loading.thread == threading.get_ident():
-                msg = f"{self._what}: what is being loaded asks for itself"
-                raise Unavailable(msg)
+                raise Unavailable(f"{self._what}: what is being loaded asks for itself")
             if not loading.is_over.wait(None if until is None else max(until - time.monotonic(), 0.0)):
-                msg = f"{self._what}: somebody else is still loading this; try again later"
-                raise Unavailable(msg)
+                raise Unavailable(f"{self._what}: somebody else is still loading this; try again later")
             if loading.problem is not None:
                 raise loading.problem.with_traceback(None)
         while leaving:

@@ -64,8 +64,6 @@ def fetch(source: ModelSource, revision: Revision, into: Path, progress: Progres
 
     Args:
         source: Where they are.
-        revision: They.
-        into: The folder.
         progress: Counts what has come.
         end: Nobody wants it any more once this is set.
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 class StoredFile(NamedTuple):

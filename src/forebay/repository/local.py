@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Final
 
 from forebay.repository.listing import StoredFile
 from forebay.repository.source import SourceChanged, SourceFailed
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-    from pathlib import Path
 
 MAX_DEPTH: Final = 32
 """Folders in folders that are looked into: a link may lead back to where it lies."""
@@ -38,12 +36,10 @@ class LocalFolder:
             self._walk(str(self._path), "", found, MAX_DEPTH)
         except FileNotFoundError as error:
             if self._was_there or os.path.lexists(self._path):
-                msg = f"{error.filename} cannot be looked at: {error.strerror}"
-                raise SourceFailed(msg) from error
+                raise SourceFailed(f"{error.filename} cannot be looked at: {error.strerror}") from error
             return []
         except OSError as error:
-            msg = f"{error.filename} cannot be looked at: {error.strerror}"
-            raise SourceFailed(msg) from error
+            raise SourceFailed(f"{error.filename} cannot be looked at: {error.strerror}") from error
         self._was_there = True
         return found
 
@@ -61,8 +57,7 @@ class LocalFolder:
         except FileNotFoundError as error:
             raise SourceChanged(f"{self._path / path} is gone") from error
         except OSError as error:
-            msg = f"{self._path / path} cannot be read: {error.strerror}"
-            raise SourceFailed(msg) from error
+            raise SourceFailed(f"{self._path / path} cannot be read: {error.strerror}") from error
         if len(data) != end - start or (about.st_size, _tag(about)) != (file.size, file.tag):
             raise SourceChanged(f"{self._path / path} has changed while it was read")
         return data

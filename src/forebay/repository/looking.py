@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import Final
 
 SECOND_LOOK_S: Final = 1.0
 """Pause before the look that settles what the last one has found, if looks are further apart."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from forebay.errors import ForebayError, NotFound, nearest
+from forebay.errors import ForebayError, NotFound
 from forebay.repository.cache import Lease
 from forebay.repository.disk import DiskCache
 from forebay.repository.listing import Catalog, Revision
@@ -27,6 +27,7 @@ from forebay.repository.local import LocalFolder
 from forebay.repository.looking import SECOND_LOOK_S, Looking, pause_after
 from forebay.repository.settling import Settling
 from forebay.types.caught import caught
+from forebay.types.did_you_mean import nearest
 from forebay.types.failures import failure_of
 
 if TYPE_CHECKING:
@@ -207,13 +208,11 @@ class Repository:
         if not versions:
             hint = nearest(model, self.catalog.models)
             more = f"; did you mean '{hint}'?" if hint else ""
-            msg = f"there is no model '{model[:100]}' in {self.place}{more}"
-            raise NotFound(msg)
+            raise NotFound(f"there is no model '{model[:100]}' in {self.place}{more}")
         found = versions.get(max(versions) if version is None else version)
         if found is None:
             shown = ", ".join(str(one) for one in list(versions)[-10:])
-            msg = f"the model '{model}' has no version {version} in {self.place}; there is {shown}"
-            raise NotFound(msg)
+            raise NotFound(f"the model '{model}' has no version {version} in {self.place}; there is {shown}")
         return found
 
     def fetch(self, revision: Revision) -> Lease[Path]:

@@ -24,8 +24,6 @@ class Refused(msgspec.Struct, Generic[V]):
     """Something that was tried and not taken.
 
     Attributes:
-        what: It.
-        error: Why.
         pause_s: How long it rests.
         again_s: When it may be tried again, on the clock that only goes forward.
         is_new: Whether it was tried for the first time.
@@ -50,10 +48,6 @@ class Refusals(Generic[K, V]):
         """Note that something was not taken.
 
         Args:
-            key: Whose it is.
-            what: It.
-            error: Why.
-            now: The time.
             is_final: Whether trying again cannot help.
         """
         before = self.of(key, what)

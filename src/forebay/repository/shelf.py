@@ -88,7 +88,6 @@ class Shelf(Generic[K]):
         """Make room for something that is not there, and take a lease of it.
 
         Args:
-            key: Its key.
             size: Its size in bytes.
             busy: What is in use without a lease.
             beside: What stands in its way only as far as it can leave.

@@ -168,8 +168,7 @@ class FileWatch(Generic[_Watched]):
         with self._lock:
             different = self._holders[0].different(made) if self._holders else None
             if different is not None:
-                msg = f"the model in {self._path} has changed, and not as the one in use: {different}"
-                raise ConfigError(msg)
+                raise ConfigError(f"the model in {self._path} has changed, and not as the one in use: {different}")
             self._holders.append(made)
             if len(self._holders) == 1:
                 self._looking.start()

@@ -33,8 +33,7 @@ def accelerator(text: str) -> Device | None:
     try:
         device = read_device(text)
     except ValueError as error:
-        msg = f"the device is {text!r}; {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"the device is {text!r}; {error}") from error
     return None if device.kind == "cpu" else device
 
 

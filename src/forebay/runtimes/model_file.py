@@ -43,7 +43,6 @@ class Backend(Protocol):
 
         Args:
             feed: All of its inputs, cast to what it takes.
-            fetch: The outputs.
             id: Number of the call, for the log of a server.
 
         Raises:
@@ -155,15 +154,13 @@ def load_with(path: Path, options: RunOptions, named: str = "the model is") -> M
         ConfigError: As `load`.
     """
     if not path.exists():
-        msg = f"{named} '{path}', and nothing is there; a file or a folder is needed"
-        raise ConfigError(msg)
+        raise ConfigError(f"{named} '{path}', and nothing is there; a file or a folder is needed")
     make, file = _loader(path, path if path.is_dir() else path.parent, named, options)
     if make is None:
-        msg = (
+        raise ConfigError(
             f"{named} '{path}', which holds no model; an .onnx file, OpenVINO's .xml and .bin, TensorFlow's "
             "saved_model.pb, or Paddle's .pdmodel and .pdiparams or __model__ with its parameters is needed"
         )
-        raise ConfigError(msg)
     runtime, problem = caught(make, options)
     if problem is None:
         return ModelFile(path.name, runtime)
@@ -197,8 +194,7 @@ def _loader(
         try:
             return runtime_of(found, options), found.name
         except ConfigError as problem:
-            msg = f"{named} '{path}', a SavedModel: {problem.message}"
-            raise ConfigError(msg) from None
+            raise ConfigError(f"{named} '{path}', a SavedModel: {problem.message}") from None
     for suffix in (".pdmodel", ".json"):
         if (found := _only(path, suffix, named)) and (parameters := _only(folder, ".pdiparams", named)):
             return partial(Paddle, [found, parameters]), found.name

@@ -83,8 +83,7 @@ class OpenVino:
             wanted = self._inputs[name].partial_shape
             # Not checked by the library, which would compute something.
             if not wanted.compatible(self._shape(list(array.shape))):
-                msg = f"'{name}' has the shape {list(array.shape)}, and the model takes {wanted}"
-                raise ValueError(msg)
+                raise ValueError(f"'{name}' has the shape {list(array.shape)}, and the model takes {wanted}")
         request = self._requests.get()
         try:
             request.infer({self._inputs[name]: array for name, array in arrays.items()})
@@ -119,8 +118,7 @@ def _reshaped(model: Any, options: OpenVinoOptions, make: Any, file: Path) -> An
     known = {name for port in model.inputs for name in port.get_names()}
     for name in shapes:
         if name and name not in known:
-            msg = f"a shape is told for the input '{name}', and the model has {', '.join(sorted(known))}"
-            raise ConfigError(msg)
+            raise ConfigError(f"a shape is told for the input '{name}', and the model has {', '.join(sorted(known))}")
     wanted: dict[Any, Any] = {}
     for port in model.inputs:
         told = next((shapes[name] for name in port.get_names() if name in shapes), shapes.get(""))

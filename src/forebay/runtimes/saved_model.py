@@ -74,18 +74,15 @@ def _read(folder: Path) -> dict[str, Any]:
     try:
         found = TENSORFLOW.parsed("SavedModel", (folder / FILE).read_bytes())
     except (ForebayError, OSError) as error:
-        msg = f"{FILE} cannot be read: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{FILE} cannot be read: {error}") from error
     graphs = [one for one in found.meta_graphs if _TAG in one.meta_info_def.tags]
     if not graphs:
         tags = ", ".join(tag for one in found.meta_graphs for tag in one.meta_info_def.tags) or "none"
-        msg = f"{FILE} holds no graph with the tag '{_TAG}', only {tags}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{FILE} holds no graph with the tag '{_TAG}', only {tags}")
     told = graphs[0].signature_def
     names = sorted((name for name in told if name != _INIT), key=lambda name: (name != DEFAULT, name))
     if not names:
-        msg = f"{FILE} holds no signature; save it with `signatures=`, or export it from Keras"
-        raise ConfigError(msg)
+        raise ConfigError(f"{FILE} holds no signature; save it with `signatures=`, or export it from Keras")
     return {name: told[name] for name in names}
 
 

@@ -76,7 +76,6 @@ class _Try:
     """A model and made-up values for it.
 
     Args:
-        model: The model.
         sizes: Lengths of its free axes, one after the other; None for one length of all, where axes without a name
             stand for the same in all inputs.
     """

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from forebay.errors import ConfigError, ForebayError, InvalidRequest, ValidationError, nearest
+from forebay.errors import ConfigError, ForebayError, InvalidRequest, ValidationError
 from forebay.types.datatypes import DATATYPES
+from forebay.types.did_you_mean import nearest
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -24,7 +25,6 @@ class Value(msgspec.Struct, frozen=True, eq=False):
     """An array and, if it holds sequences of several lengths, where they begin and end.
 
     Attributes:
-        array: The array.
         lod: Offsets along the first axis, from 0 to its length; None for an ordinary array.
     """
 
@@ -165,8 +165,7 @@ def one_feed(feed: Any, *, batch: bool) -> tuple[Mapping[str, Any], bool]:
     try:
         return {name: _joined(samples, name, batch=batch) for name in samples[0]}, True
     except (KeyError, ValueError, TypeError, IndexError) as problem:
-        text = f"{len(samples)} samples do not fit together: {problem}; feed them one by one"
-        raise InvalidRequest(text) from None
+        raise InvalidRequest(f"{len(samples)} samples do not fit together: {problem}; feed them one by one") from None
 
 
 def _bound(described: tuple[Var, ...], file: tuple[Var, ...], what: str) -> tuple[Var, ...]:
@@ -182,10 +181,9 @@ def _bound(described: tuple[Var, ...], file: tuple[Var, ...], what: str) -> tupl
         raise ConfigError(msg)
     missing = [name for name in names if name not in known]
     if missing:
-        msg = (
+        raise ConfigError(
             f"the description names the {what} {', '.join(missing)}, and the model has only {', '.join(sorted(known))}"
         )
-        raise ConfigError(msg)
     return tuple(msgspec.structs.replace(var, name=name) for var, name in zip(described, names, strict=True))
 
 
@@ -257,8 +255,7 @@ def _offsets(alias: str, lod: Any, rows: int) -> Array:
     offsets = offsets[0] if offsets.ndim == 2 and len(offsets) == 1 else offsets
     rises = offsets.ndim == 1 and len(offsets) > 1 and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
     if not rises or offsets[-1] != rows:
-        text = f"'{alias}{LOD}' must be offsets that rise from 0 to the {rows} rows of '{alias}'"
-        raise InvalidRequest(text)
+        raise InvalidRequest(f"'{alias}{LOD}' must be offsets that rise from 0 to the {rows} rows of '{alias}'")
     return offsets
 
 

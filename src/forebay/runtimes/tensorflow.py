@@ -24,7 +24,6 @@ class TensorFlow:
     """One signature of a SavedModel.
 
     Attributes:
-        name: Which.
         signatures: What all that it has take and give.
     """
 
@@ -34,7 +33,6 @@ class TensorFlow:
         """Load it.
 
         Args:
-            folder: Its folder.
             name: Which signature.
             signatures: What all that it has take and give.
             options: How it runs; the number of threads holds for the process, and the first model says it.

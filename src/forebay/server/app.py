@@ -14,11 +14,12 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.errors import NotFound, Unavailable, nearest
+from forebay.errors import NotFound, Unavailable
 from forebay.server.model_facts import facts_of
 from forebay.server.model_index import ModelIndex
 from forebay.server.version_loading import bring_up
 from forebay.server.versions import Version, Versions
+from forebay.types.did_you_mean import nearest
 from forebay.types.failures import failure_of
 
 if TYPE_CHECKING:
@@ -157,14 +158,12 @@ class App:
         if slash and model in self._served:
             paths = [path for path in self._served[model].contracts if path]
             also = f", but at {', '.join(paths)}" if paths else ""
-            msg = f"the model '{model}' does not answer at /{path[:100]}{also}"
-            raise NotFound(msg)
+            raise NotFound(f"the model '{model}' does not answer at /{path[:100]}{also}")
         names = list(dict.fromkeys([*self._served, *(() if self.stock is None else self.stock.offer.names)]))
         hint = nearest(name, names)
         known = ", ".join(f"'{known}'" for known in names[:10])
         did_you_mean = f"; did you mean '{hint}'?" if hint else f"; there is {known or 'none yet'}"
-        msg = f"there is no model '{name[:100]}'{did_you_mean}"
-        raise NotFound(msg)
+        raise NotFound(f"there is no model '{name[:100]}'{did_you_mean}")
 
     async def load(self, name: str, version: str, make: Callable[[], Served], *, timeout_s: float = LOAD_S) -> None:
         """Load a version beside those that answer, and let it answer once it is ready.
@@ -174,7 +173,6 @@ class App:
         caller stops waiting.
 
         Args:
-            name: The model.
             version: What the version is called.
             make: Builds its endpoint, in a thread; what it raises goes through.
             timeout_s: How long all of it may take.
@@ -188,8 +186,6 @@ class App:
         """Let a version answer what it has accepted and leave; returns when it accepts nothing more.
 
         Args:
-            name: The model.
-            version: What it is called.
             served: Only if it is this that answers; another one may have taken its place meanwhile.
 
         Raises:
@@ -377,8 +373,7 @@ class App:
 
         if self.is_draining:
             work.close()
-            msg = "the server is draining"
-            raise Unavailable(msg)
+            raise Unavailable("the server is draining")
         await asyncio.shield(self._run(alone()))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

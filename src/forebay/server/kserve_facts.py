@@ -127,13 +127,17 @@ def config_of(one: Served) -> dict[str, Any]:
 def statistics_of(one: Served) -> dict[str, Any]:
     """Return what was counted of a version, since the start.
 
-    Reading samples, the model and writing its results are one time, that of the worker: `compute_infer`.
+    Reading samples, the model and writing its results are one time, that of the worker: `compute_infer`. Of a graph it
+    is the time inside, which is that of its nodes and their queues.
     """
     metrics, config = one.endpoint.metrics, one.endpoint.config
     succeeded = metrics.codes["ok"]
     failed = sum(metrics.codes.values()) - succeeded
-
     sizes = sorted(metrics.sizes.items())
+    succeeded_s = metrics.request_s.total - metrics.failed_s
+    inside_s = succeeded_s - metrics.queue_s.total
+    inferred_s = inside_s if one.nodes else sum(once_each for _, (_, _, once_each) in sizes)
+    alike_s = inside_s if one.nodes and len(sizes) == 1 else None
 
     def told(count: float = 0, seconds: float = 0.0) -> dict[str, int]:
         return {"count": round(count), "ns": round(seconds * 1e9)}
@@ -145,11 +149,11 @@ def statistics_of(one: Served) -> dict[str, Any]:
         "inference_count": round(sum(rows * batches for rows, (batches, _, _) in sizes)),
         "execution_count": round(sum(batches for _, (batches, _, _) in sizes)),
         "inference_stats": {
-            "success": told(succeeded, metrics.request_s.total - metrics.failed_s),
+            "success": told(succeeded, succeeded_s),
             "fail": told(failed, metrics.failed_s),
             "queue": told(metrics.queue_s.count, metrics.queue_s.total),
             "compute_input": told(),
-            "compute_infer": told(succeeded, sum(once_each for _, (_, _, once_each) in sizes)),
+            "compute_infer": told(succeeded, inferred_s),
             "compute_output": told(),
             "cache_hit": told(),
             "cache_miss": told(),
@@ -158,7 +162,7 @@ def statistics_of(one: Served) -> dict[str, Any]:
             {
                 "batch_size": rows,
                 "compute_input": told(),
-                "compute_infer": told(batches, seconds),
+                "compute_infer": told(batches, seconds if alike_s is None else alike_s),
                 "compute_output": told(),
             }
             for rows, (batches, seconds, _) in sizes

@@ -104,6 +104,5 @@ class ModelIndex:
         """
         source = self._app.source
         if source is None:
-            msg = "this project cannot be read anew, so nothing can be loaded"
-            raise NotFound(msg)
+            raise NotFound("this project cannot be read anew, so nothing can be loaded")
         return lambda: source(name, version)

@@ -55,8 +55,7 @@ async def reload(app: App, wanted: Sequence[WantedModel]) -> None:
     """
     stock = app.stock
     if stock is None:
-        msg = "no repository is served, so clients cannot say which of its models are loaded"
-        raise InvalidRequest(msg)
+        raise InvalidRequest("no repository is served, so clients cannot say which of its models are loaded")
     names = [one.name for one in wanted]
     for one in wanted:
         if names.count(one.name) > 1:

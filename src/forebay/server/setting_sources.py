@@ -8,15 +8,14 @@ what it is anyway.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
 from forebay.server.config import SECTIONS
+from forebay.types.did_you_mean import nearest
 from forebay.types.settings import PREFIX, Setting, declared
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 Told = dict[type[Any], dict[str, Any]]
 """Values by the struct that declares them and by name."""
@@ -48,8 +47,7 @@ def told_by(environment: Mapping[str, str]) -> tuple[Told, list[str]]:
             try:
                 told.setdefault(struct, {})[setting.name] = setting.read(environment[name])
             except ValueError as error:
-                msg = f"{name} is {environment[name]!r}; {error}"
-                raise ConfigError(msg) from error
+                raise ConfigError(f"{name} is {environment[name]!r}; {error}") from error
         elif name.startswith(PREFIX) and name not in known and not name.startswith(_OWN) and not _LINK.search(name):
             shorts = {one.removeprefix(PREFIX).lower(): one for one in known}
             hint = nearest(name.removeprefix(PREFIX), shorts)
@@ -83,9 +81,7 @@ def keys_of(given: tuple[str, ...], where: str) -> tuple[str, ...]:
         try:
             keys += [line.strip() for line in Path(key[1:]).read_text().splitlines() if line.strip()]
         except OSError as error:
-            msg = f"the API keys in {key[1:]} cannot be read: {error.strerror}"
-            raise ConfigError(msg) from error
+            raise ConfigError(f"the API keys in {key[1:]} cannot be read: {error.strerror}") from error
     if given and not keys:
-        msg = f"{where} names no key: the file is empty"
-        raise ConfigError(msg)
+        raise ConfigError(f"{where} names no key: the file is empty")
     return tuple(keys)

@@ -60,14 +60,11 @@ class SharedRegions:
             QueueFull: If there are too many.
         """
         if region.name in self._regions:
-            msg = f"a shared memory region '{region.name}' is registered already; unregister it first"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"a shared memory region '{region.name}' is registered already; unregister it first")
         if not 0 < len(region.name) <= MAX_NAME:
-            msg = f"a shared memory region needs a name of at most {MAX_NAME} characters"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"a shared memory region needs a name of at most {MAX_NAME} characters")
         if len(self._regions) >= MAX_REGIONS:
-            msg = f"all {MAX_REGIONS} shared memory regions that may be registered are; unregister some"
-            raise QueueFull(msg)
+            raise QueueFull(f"all {MAX_REGIONS} shared memory regions that may be registered are; unregister some")
         descriptor = _open(region.key)
         try:
             _check(region, descriptor)
@@ -135,8 +132,7 @@ class SharedRegions:
             try:
                 count = os.pwrite(descriptor, left, at)
             except OSError as error:
-                msg = f"shared memory region '{name}' cannot be written to: {error.strerror}"
-                raise InvalidRequest(msg) from error
+                raise InvalidRequest(f"shared memory region '{name}' cannot be written to: {error.strerror}") from error
             left, at = left[count:], at + count
 
     def put(
@@ -171,19 +167,17 @@ class SharedRegions:
     def _find(self, name: str) -> tuple[Region, int]:
         found = self._regions.get(name)
         if found is None:
-            msg = f"there is no shared memory region '{name[:MAX_NAME]}'; register it first"
-            raise NotFound(msg)
+            raise NotFound(f"there is no shared memory region '{name[:MAX_NAME]}'; register it first")
         return found
 
     @staticmethod
     def _place(region: Region, descriptor: int, offset: int, size: int) -> int:
         """Return where in the object a part of a region begins."""
         if offset < 0 or size < 0 or offset + size > region.byte_size:
-            msg = (
+            raise InvalidRequest(
                 f"bytes {offset} to {offset + size} of shared memory region '{region.name}' are asked for; it has "
                 f"{region.byte_size}"
             )
-            raise InvalidRequest(msg)
         _check(region, descriptor)
         return region.offset + offset
 
@@ -206,12 +200,10 @@ def _open(key: str) -> int:
         except PermissionError:
             descriptor = os.open(path, os.O_RDONLY | flags)
     except OSError as error:
-        msg = f"shared memory '{key}' cannot be opened by the server: {error.strerror}"
-        raise InvalidRequest(msg) from error
+        raise InvalidRequest(f"shared memory '{key}' cannot be opened by the server: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        msg = f"'{key}' is no shared memory"
-        raise InvalidRequest(msg)
+        raise InvalidRequest(f"'{key}' is no shared memory")
     return descriptor
 
 
@@ -223,11 +215,10 @@ def _check(region: Region, descriptor: int) -> None:
     """
     size = os.fstat(descriptor).st_size
     if region.offset < 0 or region.byte_size <= 0 or region.offset + region.byte_size > size:
-        msg = (
+        raise InvalidRequest(
             f"shared memory region '{region.name}' is bytes {region.offset} to {region.offset + region.byte_size} of "
             f"'{region.key}', which has {size}"
         )
-        raise InvalidRequest(msg)
 
 
 def _cut(region: Region) -> InvalidRequest:

@@ -141,7 +141,6 @@ class Stock:
         """Have a version there, loaded if need be, as long as the block runs.
 
         Args:
-            name: The model.
             version: Its version; None is the one that answers what names none.
 
         Raises:
@@ -150,16 +149,13 @@ class Stock:
         """
         number = None if version is None else number_of(version)
         if version is not None and number is None:
-            msg = f"the model '{name[:100]}' has no version '{version[:100]}': versions are whole numbers"
-            raise NotFound(msg)
+            raise NotFound(f"the model '{name[:100]}' has no version '{version[:100]}': versions are whole numbers")
         if not self._app.is_stocked(name):
-            msg = f"the model '{name}' of a repository has the name of another one that is served"
-            raise ConfigError(msg)
+            raise ConfigError(f"the model '{name}' of a repository has the name of another one that is served")
         if not self.is_ready and not self.offer.has(name):
             raise Unavailable(self.problems()[0])
         if self._waiting >= MAX_WAITING:
-            msg = f"{MAX_WAITING} requests wait for models that are being loaded; try again later"
-            raise Unavailable(msg)
+            raise Unavailable(f"{MAX_WAITING} requests wait for models that are being loaded; try again later")
         self._waiting += 1
         try:
             key, has_waited = await self._bring(name, number)
@@ -167,8 +163,7 @@ class Stock:
             self._waiting -= 1
         served, revision = self._ready(key), self._memory.loaded.get(key)
         if served is None or revision is None or not self._memory.take(revision):
-            msg = f"the model '{name}' is just leaving; try again"
-            raise Unavailable(msg)
+            raise Unavailable(f"the model '{name}' is just leaving; try again")
         try:
             yield served
         finally:
@@ -184,8 +179,7 @@ class Stock:
         owner = self.offer.owner(name)
         number = number_of(version)
         if owner is None or number is None:
-            msg = f"no repository has a version '{version[:100]}' of a model '{name[:100]}'"
-            raise NotFound(msg)
+            raise NotFound(f"no repository has a version '{version[:100]}' of a model '{name[:100]}'")
         revision = owner.repository.find(name, number)
         self._found[name, number] = revision
         return self._made(owner, revision)
@@ -258,8 +252,7 @@ class Stock:
         task = self._loading.get(key)
         if task is None:
             if self._is_over:
-                msg = "the server is draining"
-                raise Unavailable(msg)
+                raise Unavailable("the server is draining")
             task = self._loading[key] = asyncio.get_running_loop().create_task(self._load_now(key, revision))
             task.add_done_callback(lambda task: self._ended(key, task))
         await asyncio.shield(task)

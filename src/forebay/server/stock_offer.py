@@ -32,7 +32,6 @@ class Stocked(msgspec.Struct, frozen=True, eq=False):
     """A repository and what becomes of its models.
 
     Attributes:
-        repository: It.
         make: Builds the endpoint of a revision, given the folder with its files; called in a thread.
     """
 
@@ -84,7 +83,6 @@ class StockOffer:
         """Return which versions are served, the highest first.
 
         Args:
-            name: The model.
             tries: Whether what could not be loaded, and has rested for long enough, is one.
         """
         versions, now = self.there(name), time.monotonic()
@@ -116,16 +114,13 @@ class StockOffer:
             if served:
                 return served[0]
             if not chosen:
-                msg = f"no version of the model '{name}' is served; there is {', '.join(map(str, there))}"
-                raise NotFound(msg)
+                raise NotFound(f"no version of the model '{name}' is served; there is {', '.join(map(str, there))}")
             number = chosen[0]
         revision = owner.repository.find(name, number)
         if number not in chosen and (name, number) not in loaded:
-            msg = f"version {number} of the model '{name}' is there and not served; see --versions"
-            raise NotFound(msg)
+            raise NotFound(f"version {number} of the model '{name}' is there and not served; see --versions")
         if self.dismissed.get((name, number)) == revision:
-            msg = f"version {number} of the model '{name}' was unloaded by hand, and is loaded by hand again"
-            raise NotFound(msg)
+            raise NotFound(f"version {number} of the model '{name}' was unloaded by hand, and is loaded by hand again")
         return revision
 
     def keep_only_what_is_there(self) -> None:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.errors import InvalidRequest, NotFound, nearest
+from forebay.errors import InvalidRequest, NotFound
 from forebay.protocols.native import Contract
 from forebay.repository.tree_rules import number_of
 from forebay.runtimes.saved_model import DEFAULT
 from forebay.serving.models.methods import CALL
 from forebay.serving.tensor_face import TensorFace
 from forebay.types.datatypes import DATATYPES
+from forebay.types.did_you_mean import nearest
 from forebay.types.tensorflow import PREDICT
 
 if TYPE_CHECKING:
@@ -95,8 +96,7 @@ def asked(one: Served, signature: str = "") -> AskedSignature:
             hint = nearest(signature, [found.name, *others])
             names = ", ".join(map(repr, [found.name, *others]))
             meant = f"did you mean '{hint}'?" if hint else f"there is {names}"
-            msg = f"the model '{one.endpoint.name}' has no signature '{signature[:100]}'; {meant}"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"the model '{one.endpoint.name}' has no signature '{signature[:100]}'; {meant}")
         found = others[signature]
     if found.contract.streams:
         path = f"/models/{one.endpoint.name}"

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from forebay.errors import ConfigError, InvalidRequest, NotFound, nearest
+from forebay.errors import ConfigError, InvalidRequest, NotFound
+from forebay.types.did_you_mean import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -27,7 +28,6 @@ class Version(msgspec.Struct, eq=False):
         served: What answers for it; None while it is built.
         weight: Its part of what is asked for without a version.
         state: Where it is: what is ready may be asked, what is leaving answers what it has accepted.
-        error: Why it failed.
         credit: What it is owed of the turns so far.
     """
 
@@ -156,8 +156,7 @@ class Versions:
         if among is not None:
             sharing = [one for one in sharing if one.served in among]
         if not sharing:
-            msg = f"no version of the model '{self.model}' that is loaded answers what names none"
-            raise NotFound(msg)
+            raise NotFound(f"no version of the model '{self.model}' that is loaded answers what names none")
         for one in sharing:
             one.credit += one.weight
         chosen = max(sharing, key=lambda one: one.credit)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeGuard, cast
 
-from forebay.errors import nearest
 from forebay.server.yaml import Document, Path
+from forebay.types.did_you_mean import meant, nearest
 
 if TYPE_CHECKING:
     from forebay.types.settings import Setting
@@ -120,12 +120,6 @@ def shown(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def meant(found: Any, known: Iterable[str]) -> str:
-    """Return the end of a sentence that names the nearest right spelling, if there is one."""
-    word = nearest(str(found), known)
-    return f"; did you mean '{word}'?" if word else ""
 
 
 def number(walker: Walker, path: Path, value: Any) -> float:

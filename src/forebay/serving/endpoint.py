@@ -120,7 +120,8 @@ class Endpoint:
         self._batcher: Batcher | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._sweep_due = float("inf")
-        self._slices = Slices(config, batching, self._queue, self._settle)
+        may_exceed = config.split and (config.is_mixed or not config.streams)
+        self._slices = Slices(config.name, batching, self._queue, self._settle, may_exceed=may_exceed)
         self._fed = self._slices.fed
         self._windows: Windows | None = None
         self._drained: asyncio.Event | None = None

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from forebay.batching.batcher import Batcher
     from forebay.batching.queue import BatchConfig, BatchQueue
-    from forebay.serving.endpoint import EndpointConfig
     from forebay.types.call import Outcome, Request
 
 
@@ -36,14 +35,18 @@ class Slices:
 
     def __init__(
         self,
-        config: EndpointConfig,
+        name: str,
         batching: BatchConfig,
         queue: BatchQueue,
         settle: Callable[[Request, Outcome], None],
+        *,
+        may_exceed: bool,
     ) -> None:
+        """Begin without any; a request may have more samples than a batch takes if it `may_exceed` that."""
         self.batcher: Batcher | None = None
         self.fed: dict[Request, deque[Slice]] = {}
-        self._config = config
+        self._name = name
+        self._may_exceed = may_exceed
         self._limit = batching.max_rows
         self._capacity = batching.capacity
         self._queue = queue
@@ -62,13 +65,11 @@ class Slices:
             TooLarge: If it may not be cut.
             QueueFull: If there is no room for it.
         """
-        limit, config = self._limit, self._config
-        longest = max(map(len, rows_of.values()))
-        if longest > limit and (not config.split or (config.streams and not config.is_mixed)):
-            msg = f"the request has {request.size} samples, endpoint '{config.name}' takes {limit} at a time"
-            raise TooLarge(msg)
+        limit = self._limit
+        if max(map(len, rows_of.values())) > limit and not self._may_exceed:
+            raise TooLarge(f"the request has {request.size} samples, endpoint '{self._name}' takes {limit} at a time")
         if request.size <= self._capacity < self._queue.waiting + request.size:
-            msg = f"the request has {request.size} samples and the queue of '{config.name}' has no room for them"
+            msg = f"the request has {request.size} samples and the queue of '{self._name}' has no room for them"
             raise QueueFull(msg)
         answered: list[tuple[Sequence[int], Outcome]] = []
         places: dict[Slice, Sequence[int]] = {}

@@ -23,9 +23,10 @@ from typing import Any, Final
 import msgspec
 
 from forebay.arrays.tensors import as_json, as_raw
-from forebay.errors import BadOutcome, InvalidRequest, ValidationError, nearest
+from forebay.errors import BadOutcome, InvalidRequest, ValidationError
 from forebay.types.call import EMPTY, Request
 from forebay.types.datatypes import DATATYPES, datatype_of, holds
+from forebay.types.did_you_mean import nearest
 from forebay.types.tensor import Tensor, TensorMetadata, check_size, elements, rows_of
 
 MAX_EMPTY_ROWS: Final = 1024
@@ -72,7 +73,6 @@ class TensorFace(msgspec.Struct, frozen=True, kw_only=True):
         """Check a call, without a look at its data.
 
         Args:
-            inputs: Its tensors.
             outputs: What it wants; all of it if it does not say.
             is_json: Whether outputs are wanted as lists in JSON.
             in_json: The same for single outputs, by name.
@@ -175,11 +175,7 @@ def tensors_of(specs: Sequence[Sequence[Any]], data: Sequence[Any]) -> list[Tens
 
 
 class TensorOutcome(list[Any]):
-    """An outcome that says more than its tensors.
-
-    Attributes:
-        parameters: What.
-    """
+    """An outcome that says more than its tensors."""
 
     parameters: Mapping[str, Any] = EMPTY
 

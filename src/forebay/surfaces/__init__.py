@@ -95,22 +95,18 @@ def _surface_for(target: str | None, options: Options) -> Surface:
             msg = f"--attach and --python are for forebay's own models; {target} is a {surface.name} project"
             raise ConfigError(msg)
         if surface.name != "native" and options.reload:
-            msg = f"--reload is for forebay's own models; {target} is a {surface.name} project"
-            raise ConfigError(msg)
+            raise ConfigError(f"--reload is for forebay's own models; {target} is a {surface.name} project")
         own = {"name", "version", "env", "devices"} - ({"name"} if surface.name == "ovms" else set())
         if surface.name != "native" and (named := own & options.given):
-            msg = f"{min(named)} is for forebay's own models; {target} is a {surface.name} project"
-            raise ConfigError(msg)
+            raise ConfigError(f"{min(named)} is for forebay's own models; {target} is a {surface.name} project")
         if surface.name != "pipeline" and options.arguments:
-            msg = f"{options.arguments[0]!r} follows the target; only scripts of pipelines take arguments"
-            raise ConfigError(msg)
+            raise ConfigError(f"{options.arguments[0]!r} follows the target; only scripts of pipelines take arguments")
         return surface
     path = Path(target)
     found = "is a folder without a project file" if path.is_dir() else "is no project file"
     if not path.exists():
         found = "does not exist"
-    msg = (
+    raise ConfigError(
         f"{target} {found}; give a Python file with a forebay.Model or a Ventu, file.py:Name, "
         "a model.onnx, a graph.pbtxt, or a folder with a forebay.yaml, a nucleus.yaml or a config.json"
     )
-    raise ConfigError(msg)

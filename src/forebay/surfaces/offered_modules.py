@@ -22,7 +22,6 @@ def offer(modules: Modules, *, if_absent: bool = False, not_there: str = "") -> 
     """Offer modules in this process, once.
 
     Args:
-        modules: Which.
         if_absent: Whether what is installed comes first.
         not_there: What is told of names that such a module has not; it is given those it has, and the one asked for.
     """
@@ -55,8 +54,7 @@ class _Finder(MetaPathFinder, Loader):
             if name not in names:
                 if self._not_there and names and not name.startswith("__"):
                     raise ImportError(self._not_there.format(", ".join(names), name), name=module.__name__)
-                msg = f"module {module.__name__!r} has no attribute {name!r}"
-                raise AttributeError(msg)
+                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
             home, _, called = names[name].partition(":")
             found = getattr(importlib.import_module(home), called or name)
             setattr(module, name, found)

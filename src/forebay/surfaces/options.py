@@ -19,7 +19,6 @@ class Side(NamedTuple):
     """Somebody who says something.
 
     Attributes:
-        told: What.
         label: What they call a setting, for messages.
     """
 
@@ -42,8 +41,7 @@ def options_of(target: str | None, *sides: Side, **more: Any) -> Options:
     found = find_config(target)
     path = person[ProcessConfig].get("config") or found
     if found is not None and path != found:
-        msg = f"{target} is a configuration, and --config names another one; give one of them"
-        raise ConfigError(msg)
+        raise ConfigError(f"{target} is a configuration, and --config names another one; give one of them")
     file = None if path is None else read_config(path)
 
     def in_file(setting: Setting) -> str:

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
 from unittest import mock
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
 
 T = TypeVar("T")
 
@@ -82,8 +80,7 @@ class _Selector(selectors.DefaultSelector):
         if events:
             return events
         if timeout is None:
-            msg = "everybody waits, and no timer is set"
-            raise RuntimeError(msg)
+            raise RuntimeError("everybody waits, and no timer is set")
         if timeout > 0.0:
             self._clock.now += timeout
             self._still = 0
@@ -91,6 +88,5 @@ class _Selector(selectors.DefaultSelector):
         self._still += 1
         if self._still > MAX_TURNS:
             self._still = 0
-            msg = f"{MAX_TURNS} turns of the loop without time passing"
-            raise Spinning(msg)
+            raise Spinning(f"{MAX_TURNS} turns of the loop without time passing")
         return []

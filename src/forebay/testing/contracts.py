@@ -38,7 +38,6 @@ def check_model(
     - A bad sample gets an error, and nobody else does.
 
     Args:
-        model: The class.
         samples: Some that are answered; several, and unlike each other.
         bad: Some that are refused.
         tolerance: How much numbers may differ, relative to their size and absolutely: the sums of a network depend on
@@ -61,14 +60,12 @@ def check_model(
         for number, sample in enumerate(bad):
             refused = served.ask(sample)
             if refused.is_ok:
-                msg = f"bad[{number}] is answered with {refused.value!r:.200}, an error is expected"
-                raise AssertionError(msg)
+                raise AssertionError(f"bad[{number}] is answered with {refused.value!r:.200}, an error is expected")
             answers = served.ask_all([*samples, sample])
             for neighbour, answer in enumerate(answers[:-1]):
                 _require_same(alone[neighbour], answer, f"samples[{neighbour}], beside bad[{number}]", tolerance)
             if answers[-1].status != refused.status:
-                msg = f"bad[{number}] gets {refused.status} alone and {answers[-1].status} in company"
-                raise AssertionError(msg)
+                raise AssertionError(f"bad[{number}] gets {refused.status} alone and {answers[-1].status} in company")
 
 
 async def check_pool(make: Callable[[], Pool], *, batches: int = 20) -> None:
@@ -146,11 +143,9 @@ def _answered(served: Client, sample: Any, what: str) -> Answer:
 
 def _require_same(alone: Answer, other: Answer, what: str, tolerance: float) -> None:
     if not other.is_ok:
-        msg = f"{what}: {other.status} {other.error['message']}; alone it is answered"
-        raise AssertionError(msg)
+        raise AssertionError(f"{what}: {other.status} {other.error['message']}; alone it is answered")
     if not _is_near(alone.value, other.value, tolerance):
-        msg = f"{what}: {other.value!r:.200}; alone it is {alone.value!r:.200}"
-        raise AssertionError(msg)
+        raise AssertionError(f"{what}: {other.value!r:.200}; alone it is {alone.value!r:.200}")
 
 
 def _is_near(one: Any, other: Any, tolerance: float) -> bool:
@@ -167,8 +162,7 @@ def _is_near(one: Any, other: Any, tolerance: float) -> bool:
 
 def _require(is_kept: bool, promise: str) -> None:  # noqa: FBT001 - reads as an assertion
     if not is_kept:
-        msg = f"broken: {promise}"
-        raise AssertionError(msg)
+        raise AssertionError(f"broken: {promise}")
 
 
 def _plain(value: Any) -> Any:

@@ -61,11 +61,9 @@ class ManualPool:
             AssertionError: If no slot is idle, or the pool was stopped.
         """
         if self.idle < 1:
-            msg = "a batch was submitted to a pool without an idle slot"
-            raise AssertionError(msg)
+            raise AssertionError("a batch was submitted to a pool without an idle slot")
         if self._stopped:
-            msg = "a batch was submitted to a stopped pool"
-            raise AssertionError(msg)
+            raise AssertionError("a batch was submitted to a stopped pool")
         self.idle -= 1
         batch.attempts += 1
         self.running.append(batch)
@@ -96,8 +94,7 @@ class ManualPool:
     def revive(self) -> None:
         """Bring back a slot that died."""
         if self.lost < 1:
-            msg = "no slot is gone"
-            raise AssertionError(msg)
+            raise AssertionError("no slot is gone")
         self.lost -= 1
         self.idle += 1
         self._on_idle()
@@ -106,8 +103,7 @@ class ManualPool:
         """Send one step of a streamed answer."""
         batch = batch or self.running[0]
         if batch.on_steps is None:
-            msg = "the endpoint does not stream"
-            raise AssertionError(msg)
+            raise AssertionError("the endpoint does not stream")
         batch.on_steps([parts], release)
 
     async def stop(self, grace_s: float) -> None:

@@ -152,8 +152,7 @@ class AsyncClient:
         if model is not None:
             return app.find(model).endpoint.name
         if app.only is None:
-            msg = f"say which model is meant: model= one of {', '.join(app.served)}"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"say which model is meant: model= one of {', '.join(app.served)}")
         return app.only.endpoint.name
 
     def _written(self, sample: Any, model: str | None, query: str, path: str) -> tuple[str, bytes]:
@@ -395,5 +394,4 @@ def _plain(value: Any) -> Any:
     for name in ("model_dump", "tolist"):
         if hasattr(value, name):
             return getattr(value, name)(mode="json") if name == "model_dump" else getattr(value, name)()
-    msg = f"a {type(value).__name__} cannot be sent as JSON"
-    raise InvalidRequest(msg)
+    raise InvalidRequest(f"a {type(value).__name__} cannot be sent as JSON")

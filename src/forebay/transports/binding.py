@@ -14,7 +14,6 @@ def why_not(host: str, port: int, error: OSError | UnicodeError, source: str = "
 
     Args:
         host: The address.
-        port: The port.
         error: What the system, or the encoding of the host's name, says.
         source: What has set the port: a file, its line and the key; empty where an option may have.
     """

@@ -60,7 +60,6 @@ class Rooms(Protocol):
     """Several places.
 
     Attributes:
-        rooms: They.
         size: How long they are together.
     """
 

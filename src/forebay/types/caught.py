@@ -6,10 +6,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import Any
 
 
 def caught(function: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:

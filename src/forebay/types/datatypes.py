@@ -10,7 +10,8 @@ from typing import Final
 
 import msgspec
 
-from forebay.errors import ValidationError, nearest
+from forebay.errors import ValidationError
+from forebay.types.did_you_mean import nearest
 
 
 class DataType(msgspec.Struct, frozen=True):
@@ -84,8 +85,7 @@ def datatype_of(name: str, tensor: str = "", expected: str = "") -> DataType:
         did_you_mean = f"; did you mean '{hint.upper()}'?" if hint else ""
         what = f"tensor '{tensor[:80]}' is of '{name[:80]}', which" if tensor else f"'{name[:80]}'"
         more = f"{expected} is expected" if expected else f"there are {', '.join(DATATYPES)}{did_you_mean}"
-        msg = f"{what} is no data type; {more}"
-        raise ValidationError(msg)
+        raise ValidationError(f"{what} is no data type; {more}")
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from forebay.errors import nearest
+from forebay.types.did_you_mean import nearest
 
 NVIDIA: Final = ("cuda", "tensorrt")
 """Kinds that `CUDA_VISIBLE_DEVICES` numbers."""
@@ -25,7 +25,6 @@ class Device(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: One of `KINDS`, or what else a library may know.
-        index: Its number.
         said: How the person calls it, for messages.
         cores: The processors of the machine that are meant, if it is some of them.
     """
@@ -70,8 +69,7 @@ def read_device(text: str) -> Device:
     meant = re.fullmatch(r"([a-z]*)[:.\-_ ]*([0-9]*)", written)
     kind = nearest(meant[1], KINDS) if meant is not None else None
     hint = f"; did you mean {kind}{':' if meant is not None and meant[2] else ''}{meant[2] if meant else ''}?"
-    msg = f"{text!r} is no device; {ALLOWED}{hint if kind else ''}"
-    raise ValueError(msg)
+    raise ValueError(f"{text!r} is no device; {ALLOWED}{hint if kind else ''}")
 
 
 def written(texts: Iterable[str]) -> tuple[str, ...]:

@@ -85,8 +85,7 @@ class File:
             try:
                 value = base64.b64decode(value, validate=True)
             except ValueError:
-                msg = "Invalid base64 encoded string"
-                raise ValueError(msg) from None
+                raise ValueError("Invalid base64 encoded string") from None
         if not isinstance(value, bytes | bytearray | memoryview):
             msg = f"Expected a file in base64, got `{type(value).__name__}`"
             raise ValueError(msg)  # noqa: TRY004 - decoders take this for a fault of the sample

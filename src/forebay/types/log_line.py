@@ -12,8 +12,6 @@ class LogLine(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A record as it travels.
 
     Attributes:
-        logger: Its logger.
-        level: Its level.
         created: When it was made, in seconds of the epoch.
         text: Its message.
         trace: Of the exception that came with it.

@@ -13,19 +13,17 @@ import inspect
 import math
 import re
 import typing
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar
+from typing import Annotated, Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
 from msgspec import Meta
 from msgspec import inspect as types
 
-from forebay.errors import nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+from forebay.types.did_you_mean import nearest
 
 PREFIX: Final = "FOREBAY_"
 """How variables of the environment begin that are settings."""

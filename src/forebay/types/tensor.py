@@ -51,7 +51,6 @@ def elements(name: str, shape: Sequence[int], size: int = 1) -> int:
 
     Args:
         name: Which tensor it is, for messages.
-        shape: Its axes.
         size: Bytes of an element.
 
     Raises:
@@ -77,11 +76,10 @@ def check_size(name: str, datatype: str, shape: Sequence[int], length_bytes: int
     size = datatype_of(datatype, name).size
     expected = elements(name, shape, size or 4) * size
     if size and length_bytes != expected:
-        msg = (
+        raise ValidationError(
             f"tensor '{name}' of {datatype}{list(shape)} needs {expected} bytes of data, and {length_bytes} came; "
             "shape and data must agree"
         )
-        raise ValidationError(msg)
 
 
 def join_elements(name: str, values: Iterable[object]) -> bytes:
@@ -97,8 +95,7 @@ def join_elements(name: str, values: Iterable[object]) -> bytes:
         elif isinstance(value, (bytes, bytearray, memoryview)):
             data = bytes(cast("bytes", value))
         else:
-            msg = f"tensor '{name}' holds {type(value).__name__}; elements of BYTES are texts or bytes"
-            raise ValidationError(msg)
+            raise ValidationError(f"tensor '{name}' holds {type(value).__name__}; elements of BYTES are texts or bytes")
         parts += (len(data).to_bytes(4, "little"), data)
     return b"".join(parts)
 
@@ -117,8 +114,7 @@ def split_elements(name: str, data: Data, count: int) -> Iterator[bytes]:
         yield element
     if found != count:
         some = "more" if found > count else str(found)
-        msg = f"tensor '{name}' has {count} elements by its shape, and {some} came"
-        raise ValidationError(msg)
+        raise ValidationError(f"tensor '{name}' has {count} elements by its shape, and {some} came")
 
 
 def rows_of(tensor: Tensor, count: int) -> list[memoryview]:
@@ -142,7 +138,6 @@ def _lengths_read(name: str, data: memoryview) -> Iterator[bytes]:
     while at < len(data):
         end = at + 4 + int.from_bytes(data[at : at + 4], "little")
         if at + 4 > len(data) or end > len(data):
-            msg = f"tensor '{name}' ends in the middle of an element at byte {at}"
-            raise ValidationError(msg)
+            raise ValidationError(f"tensor '{name}' ends in the middle of an element at byte {at}")
         yield bytes(data[at + 4 : end])
         at = end

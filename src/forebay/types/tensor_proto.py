@@ -9,15 +9,13 @@ what clients read.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from forebay.errors import ValidationError
 from forebay.types.datatypes import BY_TENSORFLOW, DataType, datatype_of
 from forebay.types.tensor import Tensor, check_size, elements, join_elements, split_elements
 from forebay.types.tensorflow import TENSORFLOW, TYPE_NAMES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MAX_FILLED_BYTES: Final = 16 * 1024 * 1024
 """How large a tensor may be of which not all elements came."""
@@ -51,10 +49,9 @@ def tensor_of(name: str, proto: Any) -> Tensor:
     for other, _ in proto.ListFields():
         if other.name.endswith("_val") and (other.name != field or proto.tensor_content):
             instead = "tensor_content" if proto.tensor_content else field
-            msg = (
+            raise ValidationError(
                 f"tensor '{name}' of {TYPE_NAMES[proto.dtype]} has its elements in {instead}; it came with {other.name}"
             )
-            raise ValidationError(msg)
     if proto.tensor_content:
         if not datatype.size:
             raise ValidationError(f"tensor '{name}' of DT_STRING has its elements in string_val, not in tensor_content")
@@ -112,10 +109,9 @@ def _elements(name: str, datatype: DataType, shape: Sequence[int], values: Any) 
     if came < count:
         longest = max(map(len, values), default=0) + 4 if not datatype.size else datatype.size
         if count * longest > MAX_FILLED_BYTES:
-            msg = (
+            raise ValidationError(
                 f"{said} has {count} elements by its shape, and {came} came; up to {MAX_FILLED_BYTES} bytes are filled"
             )
-            raise ValidationError(msg)
     if not datatype.size:
         last = values[came - 1] if came else b""
         return join_elements(name, [*values, *[last] * (count - came)])

@@ -14,7 +14,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
+from forebay.types.did_you_mean import nearest
 
 MAX_PATH_BYTES = 107
 """What the kernel takes as the path of a socket."""
@@ -64,11 +65,10 @@ def parse_address(text: str) -> Address:
     if kind == "unix" and rest:
         size = len(os.fsencode(rest))
         if size > MAX_PATH_BYTES:
-            msg = (
+            raise ConfigError(
                 f"the path of the socket has {size} bytes, the kernel takes at most {MAX_PATH_BYTES}; "
                 f"choose a shorter one, such as unix:/run/forebay.socket: {rest}"
             )
-            raise ConfigError(msg)
         return UnixAddress(rest)
     is_url = rest.startswith("//")
     host, _, port = rest.rpartition(":")
@@ -83,8 +83,7 @@ def parse_address(text: str) -> Address:
             hint = f"; did you mean {meant}:{rest}?"
         else:
             hint = f"; did you mean unix:{text}?" if "/" in text or not colon else f"; did you mean tcp:{text}?"
-    msg = f"{text!r} is no address: unix:PATH or tcp:HOST:PORT is needed{hint}"
-    raise ConfigError(msg)
+    raise ConfigError(f"{text!r} is no address: unix:PATH or tcp:HOST:PORT is needed{hint}")
 
 
 def checked_host(host: str) -> str:
@@ -98,8 +97,7 @@ def checked_host(host: str) -> str:
     except UnicodeError:
         encoded = b""
     if not encoded.strip(b".") or not _NAME.fullmatch(encoded):
-        msg = f"the host '{host}' is no address and no name of one; 127.0.0.1 and localhost are two"
-        raise ConfigError(msg)
+        raise ConfigError(f"the host '{host}' is no address and no name of one; 127.0.0.1 and localhost are two")
     return host
 
 
@@ -164,11 +162,9 @@ def bind_unix(address: UnixAddress) -> socket.socket:
 def _remove_stale(path: Path) -> None:
     found = path.lstat()
     if not stat.S_ISSOCK(found.st_mode):
-        msg = f"{path} exists and is no socket; choose another path or remove it"
-        raise ConfigError(msg)
+        raise ConfigError(f"{path} exists and is no socket; choose another path or remove it")
     if found.st_uid != os.geteuid():
-        msg = f"the socket {path} belongs to another user; choose another path"
-        raise ConfigError(msg)
+        raise ConfigError(f"the socket {path} belongs to another user; choose another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -178,5 +174,4 @@ def _remove_stale(path: Path) -> None:
             return
         except OSError:
             pass  # a backlog that is full, for example: somebody is there
-    msg = f"another server listens on {path}; stop it or choose another path"
-    raise ConfigError(msg)
+    raise ConfigError(f"another server listens on {path}; stop it or choose another path")

@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 probe: ContextVar[Callable[[], bool] | None] = ContextVar("forebay_cancelled", default=None)
 """Set by a worker around each batch: tells whether every caller of that batch is gone."""

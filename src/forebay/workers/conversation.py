@@ -236,7 +236,6 @@ class Conversation:
             sizes: Samples in each; None if it is one.
             streams: Whether the answers may come in parts.
             asks: Whether the worker is asked for its phases, if it can tell.
-            now: The time.
 
         Raises:
             InternalError: The bodies are no plain data; the worker is still idle.

@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from typing import Any, Final, TypeVar
 
 from forebay.workers import user_code
 from forebay.workers.cancel import probe
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Iterator
 
 T = TypeVar("T")
 

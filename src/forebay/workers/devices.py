@@ -22,7 +22,6 @@ def environment_on(device: Device, environment: Mapping[str, str]) -> dict[str, 
     """Return the environment of a process that runs on a device.
 
     Args:
-        device: It.
         environment: That of a process on any device.
 
     Raises:
@@ -61,14 +60,12 @@ def existing(texts: Sequence[str]) -> tuple[str, ...]:
     here = os.sched_getaffinity(0)
     for device in devices:
         if missing := sorted(set(device.cores) - here):
-            msg = f"{device} is not there: this process may use {spelled(here)} and not {spelled(missing)}"
-            raise ValueError(msg)
+            raise ValueError(f"{device} is not there: this process may use {spelled(here)} and not {spelled(missing)}")
         count = _count(os.environ)
         if device.kind in NVIDIA and count is not None and device.index >= count:
             why = f"{VISIBLE} is {os.environ[VISIBLE]!r}" if VISIBLE in os.environ else f"there are {count}"
             most = f"{device.kind}:0 to {device.kind}:{count - 1} are" if count > 1 else f"{device.kind}:0 is"
-            msg = f"{device} is not there: {why}; {most if count else 'cpu is'} allowed"
-            raise ValueError(msg)
+            raise ValueError(f"{device} is not there: {why}; {most if count else 'cpu is'} allowed")
     return tuple(map(str, devices))
 
 
@@ -80,8 +77,7 @@ def existing_one(text: str) -> str:
     """
     found = existing([text])
     if len(found) != 1:
-        msg = f"one device is needed, and {len(found)} are told"
-        raise ValueError(msg)
+        raise ValueError(f"one device is needed, and {len(found)} are told")
     return found[0]
 
 

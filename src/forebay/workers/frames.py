@@ -7,15 +7,13 @@ which is `processes.py` (server) and `child.py` (worker).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 
 from forebay.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 VERSION = 1
 """Version of the protocol, said in the first frame; the server refuses any other."""
@@ -60,8 +58,7 @@ def told_in_hello(message: list[Any]) -> dict[str, Any]:
         msg = f"it speaks version {str(version)[:40]} of the worker protocol, this server version {VERSION}"
         raise InvalidRequest(msg)
     if not isinstance(about, dict):
-        msg = "its hello says nothing about it"
-        raise InvalidRequest(msg)
+        raise InvalidRequest("its hello says nothing about it")
     return cast("dict[str, Any]", about)
 
 
@@ -101,8 +98,7 @@ class FrameReader:
         while len(buffer) >= HEADER:
             length = int.from_bytes(buffer[:HEADER], "big")
             if length > self._max_bytes:
-                msg = f"a frame of {length} bytes was announced, at most {self._max_bytes} are read"
-                raise InvalidRequest(msg)
+                raise InvalidRequest(f"a frame of {length} bytes was announced, at most {self._max_bytes} are read")
             end = HEADER + length
             if len(buffer) < end:
                 return
@@ -114,16 +110,14 @@ class FrameReader:
         try:
             return self._decoder.decode(frame)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            msg = f"a frame is not msgpack: {error}"
-            raise InvalidRequest(msg) from error
+            raise InvalidRequest(f"a frame is not msgpack: {error}") from error
 
     def _extension(self, code: int, data: memoryview) -> Any:
         if code == LANDED and self._view_landed is not None and len(data) > _PLACE.size:
             offset, length, inode = _PLACE.unpack_from(data)
             return self._view_landed(bytes(data[_PLACE.size :]).decode(), inode, offset, length)
         if code != SHARED or self._view is None or len(data) != 16:
-            msg = f"msgpack extension {code} is not part of the protocol"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"msgpack extension {code} is not part of the protocol")
         return self._view(int.from_bytes(data[:8], "big"), int.from_bytes(data[8:], "big"))
 
 

@@ -8,14 +8,12 @@ are errors are told apart by their ids under the key `error_ids`, all of them wr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, cast
 
 import msgspec
 
 from forebay.errors import InvalidRequest, TooLarge
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 READY: Final = b"\0\0\0\0"
 """A frame without a payload: the worker asks for jobs and has no answer to give."""
@@ -53,8 +51,7 @@ class JobFrameReader:
         while len(buffer) >= _HEADER:
             length = int.from_bytes(buffer[:_HEADER], "big")
             if length > self._max_bytes:
-                msg = f"a frame of {length} bytes was announced, at most {self._max_bytes} are read"
-                raise InvalidRequest(msg)
+                raise InvalidRequest(f"a frame of {length} bytes was announced, at most {self._max_bytes} are read")
             end = _HEADER + length
             if len(buffer) < end:
                 return
@@ -117,8 +114,7 @@ _decoder = msgspec.msgpack.Decoder(dict[Any, Any])
 def _frame(message: Mapping[str, bytes | str]) -> bytes:
     payload = _encoder.encode(message)
     if len(payload) > _LONGEST:
-        msg = f"the jobs have {len(payload)} bytes together, a frame takes {_LONGEST}; use smaller batches"
-        raise TooLarge(msg)
+        raise TooLarge(f"the jobs have {len(payload)} bytes together, a frame takes {_LONGEST}; use smaller batches")
     return len(payload).to_bytes(_HEADER, "big") + payload
 
 
@@ -126,8 +122,7 @@ def _map(payload: bytes) -> dict[str, Any]:
     try:
         found = _decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError) as error:  # TypeError: a map as a key
-        msg = f"a frame is not a msgpack map of job ids to bytes: {error}"
-        raise InvalidRequest(msg) from error
+        raise InvalidRequest(f"a frame is not a msgpack map of job ids to bytes: {error}") from error
     return {_text(key): value for key, value in found.items()}
 
 
@@ -137,8 +132,7 @@ def _text(value: Any) -> str:
     try:
         return _bytes(value).decode()
     except UnicodeDecodeError as error:
-        msg = f"a job id is not text: {error}"
-        raise InvalidRequest(msg) from error
+        raise InvalidRequest(f"a job id is not text: {error}") from error
 
 
 def _bytes(value: Any) -> bytes:
@@ -148,8 +142,7 @@ def _bytes(value: Any) -> bytes:
         return value.encode()
     if value is None:
         return b""
-    msg = f"a frame holds {type(value).__name__} where bytes or text are expected"
-    raise InvalidRequest(msg)
+    raise InvalidRequest(f"a frame holds {type(value).__name__} where bytes or text are expected")
 
 
 def _ids(value: Any) -> list[str]:

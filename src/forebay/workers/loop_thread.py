@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from forebay.types.caught import caught
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
 
 T = TypeVar("T")
 
@@ -55,8 +53,7 @@ class LoopThread:
         """
         if self._loop is None or not self.is_running:
             coroutine.close()
-            msg = "it is closed: this works within its `with` only"
-            raise RuntimeError(msg)
+            raise RuntimeError("it is closed: this works within its `with` only")
         running = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return running.result()

@@ -6,12 +6,10 @@ Code further in walks over it, copies it and writes it into documents. That must
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterable
+from typing import Any, cast
 
 from forebay.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 MAX_DEPTH = 64
 """Lists and maps inside of each other; schemas that people write have a dozen."""
@@ -32,13 +30,11 @@ def require_plain(value: Any) -> None:
     for _ in range(MAX_DEPTH):
         seen += len(level)
         if seen > MAX_VALUES:
-            msg = f"it has more than {MAX_VALUES} values"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"it has more than {MAX_VALUES} values")
         level = [inner for outer in level for inner in _inside(outer)]
         if not level:
             return
-    msg = f"it is nested more than {MAX_DEPTH} levels deep"
-    raise InvalidRequest(msg)
+    raise InvalidRequest(f"it is nested more than {MAX_DEPTH} levels deep")
 
 
 def _inside(value: Any) -> Iterable[Any]:
@@ -48,11 +44,9 @@ def _inside(value: Any) -> Iterable[Any]:
     if kind is list:
         return cast("list[Any]", value)
     if kind is not dict:
-        msg = f"it holds {kind.__name__}, which is no plain data"
-        raise InvalidRequest(msg)
+        raise InvalidRequest(f"it holds {kind.__name__}, which is no plain data")
     found = cast("dict[Any, Any]", value)
     odd = set(map(type, found)) - {str}
     if odd:
-        msg = f"it holds a map with a key of type {odd.pop().__name__}"
-        raise InvalidRequest(msg)
+        raise InvalidRequest(f"it holds a map with a key of type {odd.pop().__name__}")
     return found.values()

@@ -184,8 +184,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
             await self._up(self._workers)
         except (OSError, RuntimeError) as error:
             await self.stop(0.0)
-            msg = f"the workers cannot be started: {getattr(error, 'strerror', None) or error}"
-            raise ModelError(msg) from error
+            raise ModelError(f"the workers cannot be started: {getattr(error, 'strerror', None) or error}") from error
         except ForebayError:
             await self.stop(0.0)
             raise
@@ -257,8 +256,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         """A worker said hello on a new connection: tell it what to run."""
         index: int | None = about["worker"]
         if index is None or not 0 <= index < len(self._workers):
-            msg = f"worker {index} was not started by this pool"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"worker {index} was not started by this pool")
         worker = slot.worker = self._workers[index]
         worker.slots[slot] = 0 if worker.supervisor is None else worker.supervisor.lives
         options: dict[str, Any] = {}

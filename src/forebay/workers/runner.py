@@ -88,8 +88,7 @@ class RunnerSpec(msgspec.Struct, frozen=True):
             ConfigError: If it exists in this process only.
         """
         if self.local is not None:
-            msg = (
+            raise ConfigError(
                 "process workers need a model they can import by name: put the class into a module or file of its own, "
                 "or use worker_kind='thread'"
             )
-            raise ConfigError(msg)

@@ -143,8 +143,7 @@ class Seating:
         """
         sitting = self.open.get(name) if type(name) is int else None
         if sitting is None:
-            msg = f"it speaks of the stream {str(name)[:40]}, which it was not given"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"it speaks of the stream {str(name)[:40]}, which it was not given")
         return sitting
 
     def clear(self) -> list[Sitting]:

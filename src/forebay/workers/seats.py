@@ -358,8 +358,7 @@ def at_once(work: Coroutine[Any, Any, T]) -> T:
         work.send(None)
     except StopIteration as done:
         return done.value
-    msg = "what runs in a thread of its own has waited"
-    raise RuntimeError(msg)
+    raise RuntimeError("what runs in a thread of its own has waited")
 
 
 async def _awaited(awaitable: Any) -> Any:

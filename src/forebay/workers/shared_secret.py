@@ -52,13 +52,11 @@ def read_secret(given: str | None, option: str) -> bytes | None:
             given = Path(given[1:]).read_text(encoding="utf-8").strip().partition("\n")[0]
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            msg = f"the secret in {given[1:]} cannot be read: {why}"
-            raise ConfigError(msg) from error
+            raise ConfigError(f"the secret in {given[1:]} cannot be read: {why}") from error
     secret = given.encode()
     if len(secret) < MIN_SECRET_BYTES:
-        msg = (
+        raise ConfigError(
             f"the secret of {where} has {len(secret)} bytes, at least {MIN_SECRET_BYTES} are needed; "
             "make one with: openssl rand -hex 16"
         )
-        raise ConfigError(msg)
     return secret

@@ -205,8 +205,7 @@ class ArenaReader:
         if self._map is None or end > len(self._map):
             size = min(os.fstat(self._fd).st_size, MAX_ARENA_BYTES)
             if end > size:
-                msg = f"bytes {offset} to {end} were announced, the shared arena has {size}"
-                raise InvalidRequest(msg)
+                raise InvalidRequest(f"bytes {offset} to {end} were announced, the shared arena has {size}")
             self._map = mmap.mmap(self._fd, size, prot=mmap.PROT_READ)
         return memoryview(self._map)[offset:end]
 

@@ -156,7 +156,6 @@ class SlotPool(Generic[S]):
         """A slot asks for work: a batch that lost its worker comes first, then whatever the queue has.
 
         Args:
-            slot: The slot.
             before: Run after the slot counts as idle and before anybody is woken: hands over its last answers.
         """
         if self._stopping:

@@ -330,7 +330,6 @@ def start_worker(
 
     Args:
         address: Where it dials.
-        index: Its number.
         python: Its interpreter; None takes this process's own.
         env: Its environment, all of it; None hands on this process's own.
         cwd: Its working folder; None hands on this process's own.

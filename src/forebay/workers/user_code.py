@@ -94,7 +94,6 @@ def answered(
 
     Args:
         run: A runner's.
-        items: The batch.
         stream: Sends the steps of a streamed answer; they are closed once it returns.
 
     Returns:
@@ -143,11 +142,9 @@ def checked(outcomes: Any, count: int) -> Sequence[Outcome]:
     try:
         found = len(outcomes)
     except TypeError:
-        msg = f"the runner returned {type(outcomes).__name__}, expected a list of {count} results"
-        raise BadOutcome(msg) from None
+        raise BadOutcome(f"the runner returned {type(outcomes).__name__}, expected a list of {count} results") from None
     if found != count:
-        msg = f"the runner returned {found} results for {count} samples"
-        raise BadOutcome(msg)
+        raise BadOutcome(f"the runner returned {found} results for {count} samples")
     return outcomes
 
 
@@ -162,16 +159,14 @@ def one_each(results: Any, count: int) -> Sequence[Any]:
         # What has keys would give them instead of its values: mappings of every kind, and tables of columns.
         has_keys = hasattr(results, "keys") and getattr(results, "ndim", 2) != 1
         if has_keys or isinstance(results, (str, bytes, bytearray)) or not hasattr(results, "__getitem__"):
-            msg = f"predict returned a {name}; a list with one result for each of {count} samples is needed"
-            raise BadOutcome(msg)
+            raise BadOutcome(f"predict returned a {name}; a list with one result for each of {count} samples is needed")
         if getattr(results, "ndim", 1) == 0:
             msg = f"predict returned one {name}; a list with one result for each of {count} samples is needed"
             raise BadOutcome(msg)
     results = cast("Sequence[Any]", results)
     found = len(results)
     if found != count:
-        msg = f"predict returned {found} results for {count} samples"
-        raise BadOutcome(msg)
+        raise BadOutcome(f"predict returned {found} results for {count} samples")
     return results
 
 

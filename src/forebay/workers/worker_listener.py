@@ -82,11 +82,10 @@ class WorkerListener:
             ConfigError: If other machines could connect without a secret.
         """
         if isinstance(address, TcpAddress) and not address.is_loopback and secret is None and native is not None:
-            msg = (
+            raise ConfigError(
                 f"{address} lets other machines attach workers, so a secret is needed: --attach-secret @FILE; "
                 "or listen on tcp:127.0.0.1:PORT"
             )
-            raise ConfigError(msg)
         self.address = address
         self.native = native
         self.jobs = jobs
@@ -223,18 +222,15 @@ class Visitor(asyncio.Protocol):
     def _speak_jobs(self) -> None:
         door = self._door
         if door.jobs is None:
-            msg = "it speaks the batching protocol, which is not spoken here"
-            raise InvalidRequest(msg)
+            raise InvalidRequest("it speaks the batching protocol, which is not spoken here")
         if door.secret is not None:
-            msg = "it speaks the batching protocol, which cannot prove that it knows the secret"
-            raise InvalidRequest(msg)
+            raise InvalidRequest("it speaks the batching protocol, which cannot prove that it knows the secret")
         self._hand_over(door.jobs, bytes(self._raw))
 
     def _speak_native(self) -> None:
         door = self._door
         if door.native is None:
-            msg = "it does not speak the batching protocol, and nothing else is spoken here"
-            raise InvalidRequest(msg)
+            raise InvalidRequest("it does not speak the batching protocol, and nothing else is spoken here")
         while (message := self._next_message()) is not None:
             kind = message[0]
             if kind == "hello" and self._hello is None:
@@ -242,8 +238,7 @@ class Visitor(asyncio.Protocol):
             elif kind == "proof" and self._nonce:
                 self._check(message[1])
             else:
-                msg = f"{str(kind)[:40]!r} is not what a worker says here"
-                raise InvalidRequest(msg)
+                raise InvalidRequest(f"{str(kind)[:40]!r} is not what a worker says here")
             if self._hello is not None and not self._nonce:
                 self._hand_over(functools.partial(door.native, self._hello), self._hello_bytes + self._raw)
                 return
@@ -261,8 +256,7 @@ class Visitor(asyncio.Protocol):
         del self._raw[:end]
         (message,) = frames.FrameReader(max_bytes=HELLO_BYTES).feed(frame)
         if not isinstance(message, list) or not message:
-            msg = "a frame is no message"
-            raise InvalidRequest(msg)
+            raise InvalidRequest("a frame is no message")
         if self._hello is None:
             self._hello_bytes = frame
         return cast("list[Any]", message)
@@ -272,8 +266,7 @@ class Visitor(asyncio.Protocol):
         require_plain({key: value for key, value in self._hello.items() if key != "nonce"})
         if self._door.secret is not None:
             if not isinstance(self._hello.get("nonce"), bytes):
-                msg = "this server asks for a secret; give the worker the same one: --secret @FILE"
-                raise InvalidRequest(msg)
+                raise InvalidRequest("this server asks for a secret; give the worker the same one: --secret @FILE")
             self._nonce = shared_secret.nonce()
             self._send(["challenge", self._nonce])
 
@@ -283,8 +276,7 @@ class Visitor(asyncio.Protocol):
         assert self._hello is not None
         theirs = self._hello["nonce"]
         if not shared_secret.is_proof(given, secret, "worker", self._nonce, theirs):
-            msg = "its secret is not this server's"
-            raise InvalidRequest(msg)
+            raise InvalidRequest("its secret is not this server's")
         self._send(["welcome", shared_secret.proof(secret, "server", self._nonce, theirs)])
         self._nonce = b""
 
@@ -292,8 +284,7 @@ class Visitor(asyncio.Protocol):
         assert self._transport is not None
         assert self._timer is not None
         if not self._door.let_in(self._transport):
-            msg = f"all {self._door.limits.connections} connections for workers are taken"
-            raise Unavailable(msg)
+            raise Unavailable(f"all {self._door.limits.connections} connections for workers are taken")
         dialect = dialect_of()
         self._timer.cancel()
         self._door.leave(self)

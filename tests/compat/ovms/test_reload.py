@@ -6,7 +6,7 @@ import json
 
 import pytest
 from tests.compat.ovms.conftest import config, one_node, serving, tensor, write
-from tests.waiting import reached
+from tests.waiting import PATIENCE_S, reached
 
 from forebay.errors import NotFound, Unavailable
 
@@ -68,6 +68,19 @@ async def test_a_configuration_that_cannot_be_read_changes_nothing_and_says_why(
         await face.reload()
         assert face.app.problem == ""
         assert await said(face, "a") == "1 2"
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+async def test_a_configuration_that_is_gone_changes_nothing_and_says_why(tmp_path, is_folder):  # O110
+    write(tmp_path, {"config.json": config(a={}), "a/graph.pbtxt": one_node(), "a/model.py": handler("1")})
+    async with serving(tmp_path if is_folder else tmp_path / "config.json") as face:
+        (tmp_path / "config.json").unlink()
+        await asyncio.wait_for(face.reload(), PATIENCE_S)
+        assert await said(face, "a") == "1 1"
+        assert "config.json: it cannot be read: No such file" in face.app.problem
+        write(tmp_path, {"config.json": config(a={}, b={"base_path": "a"})})
+        assert await asyncio.wait_for(face.reload(), PATIENCE_S)
+        assert (face.app.problem, await said(face, "a"), await said(face, "b")) == ("", "1 2", "1 1")
 
 
 async def test_a_graph_that_cannot_be_loaded_anew_goes_on_as_it_was_and_says_why(tmp_path):  # O115

@@ -226,16 +226,14 @@ def nodes_in(module: ModuleType) -> dict[str, NodeDefinition]:
 def _check_settings(function: Callable[..., Any], settings: GraphSettings) -> None:
     where = f"compose({getattr(function, '__name__', function)!s})"
     if not _NAME.fullmatch(str(settings.name)):
-        msg = (
+        raise ConfigError(
             f"{where}: name is {settings.name!r}; letters, digits, '.', '_' and '-' are allowed, starting "
             "with a letter or digit"
         )
-        raise ConfigError(msg)
     try:
         msgspec.convert(msgspec.structs.asdict(settings), GraphSettings)
     except msgspec.ValidationError as error:
-        msg = f"{where}: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _draw(composition: Composition) -> Graph:
@@ -346,8 +344,7 @@ def _result(
 
 
 def _refuse(composition: Composition, what: str) -> NoReturn:
-    msg = f"{composition.place}: the composition '{composition.name}' {what}"
-    raise ConfigError(msg)
+    raise ConfigError(f"{composition.place}: the composition '{composition.name}' {what}")
 
 
 def _shown(value: Any) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, cast, o
 
 import msgspec
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
 from forebay.graph.composition.runner import FirstRunner, NodeRunner, Results, StreamedNodeRunner, model_of
 from forebay.graph.composition.signature import NodeInput, NodeSignature, signature_of_function, signature_of_model
 from forebay.graph.composition.symbols import Edge, Symbol, drawing, edge_of, place
@@ -24,6 +24,7 @@ from forebay.graph.spec import OUT
 from forebay.graph.values import SKIP
 from forebay.serving.models.model import Model, settings_of
 from forebay.types.call import Failure
+from forebay.types.did_you_mean import meant
 from forebay.types.settings import keywords_of, only_keywords_of
 from forebay.workers.runner import WorkerContext
 
@@ -198,8 +199,7 @@ class NodeDefinition:
             msg = f"{where}: batch_key needs a node that runs for batches: a model, or a function with batched=True"
             raise ConfigError(msg)
         if len(set(settings.outputs)) < len(settings.outputs):
-            msg = f"{where}: outputs are {settings.outputs}; each needs a name of its own"
-            raise ConfigError(msg)
+            raise ConfigError(f"{where}: outputs are {settings.outputs}; each needs a name of its own")
 
     def _bind(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments by port, in the order of the call."""
@@ -210,8 +210,7 @@ class NodeDefinition:
             problem = f"it is given {len(arguments)}"
         for name, value in named.items():
             if name not in ports:
-                hint = nearest(name, ports)
-                problem = f"it has no '{name}'" + (f"; did you mean '{hint}'?" if hint else "")
+                problem = f"it has no '{name}'" + meant(name, ports)
             elif name in bound:
                 problem = f"it is given '{name}' twice"
             bound[name] = value
@@ -246,11 +245,10 @@ class NodeDefinition:
                 raise ConfigError(msg)
         if not fits(given, port.annotation):
             each = "elements are" if is_spread else "type is"
-            msg = (
+            raise ConfigError(
                 f"{place()}: {edge.source} does not fit '{self.name}': its {each} {spell(given)}, and "
                 f"'{name}' takes {spell(port.annotation)}"
             )
-            raise ConfigError(msg)
 
     def _run(self, bound: Mapping[str, Any]) -> Any:
         """Run the node on values, in this thread."""
@@ -374,19 +372,16 @@ def _is_model(target: object) -> bool:
 def _checked(target: Callable[..., Any], given: Mapping[str, Any]) -> NodeSettings:
     where = f"node({getattr(target, '__name__', repr(target))})"
     if not callable(target) or isinstance(target, NodeDefinition):
-        msg = f"{where}: a function or a forebay.Model is needed"
-        raise ConfigError(msg)
+        raise ConfigError(f"{where}: a function or a forebay.Model is needed")
     checked: dict[str, Any] = {}
     for setting, value in given.items():
         if setting not in _TYPES:
-            hint = nearest(setting, _TYPES)
-            msg = f"{where}: there is no setting '{setting}'" + (f"; did you mean '{hint}'?" if hint else "")
+            msg = f"{where}: there is no setting '{setting}'" + meant(setting, _TYPES)
             raise ConfigError(msg)
         try:
             checked[setting] = msgspec.convert(value, _TYPES[setting])
         except msgspec.ValidationError as error:
-            msg = f"{where}: {setting}={value!r} is not possible: {error}"
-            raise ConfigError(msg) from error
+            raise ConfigError(f"{where}: {setting}={value!r} is not possible: {error}") from error
     return NodeSettings(**checked)
 
 
@@ -400,8 +395,7 @@ def either(*candidates: Any) -> Any:
         ConfigError: If it is given less than two values.
     """
     if len(candidates) < 2:
-        msg = f"{place()}: either() takes the results of at least two branches"
-        raise ConfigError(msg)
+        raise ConfigError(f"{place()}: either() takes the results of at least two branches")
     current = drawing.get()
     if current is None:
         return next((value for value in candidates if value is not SKIP), SKIP)
@@ -413,11 +407,10 @@ def either(*candidates: Any) -> Any:
 def _edge(value: Any, name: str, port: str) -> Edge:
     if isinstance(value, Symbol):
         return edge_of(value)
-    msg = (
+    raise ConfigError(
         f"{place()}: '{name}' is given {value!r:.60} as '{port}'; a graph connects results: pass the result of a node "
         "or an input, and give the parameter a default for what never changes"
     )
-    raise ConfigError(msg)
 
 
 def _first_of(**_candidates: Any) -> None:

@@ -116,8 +116,7 @@ class NodeRunner(BatchRunner):
     def _outcome(self, result: Any, *, is_spread: bool, is_right: bool) -> Outcome:
         outcome = self._results.outcome(result, is_right=is_right)
         if is_spread and type(outcome) is Outputs:
-            msg = f"{self._class.__name__} is mapped over a list and skipped an element; return None for it"
-            raise BadOutcome(msg)
+            raise BadOutcome(f"{self._class.__name__} is mapped over a list and skipped an element; return None for it")
         return outcome
 
 
@@ -163,7 +162,6 @@ class Results:
         """Return what goes on.
 
         Args:
-            result: What was returned.
             is_right: Whether its type need not be looked at.
 
         Raises:
@@ -176,8 +174,7 @@ class Results:
                 wrong = held.misfit(values[name]) if name in values else None
                 if wrong is not None:
                     what = f"a result of {self._where}" if name == OUT else f"'{name}' of {self._where}"
-                    msg = f"{what} is not what it declares: {wrong}"
-                    raise BadOutcome(msg)
+                    raise BadOutcome(f"{what} is not what it declares: {wrong}")
         return outcome
 
     def _named(self, result: Any) -> Outcome:
@@ -189,11 +186,10 @@ class Results:
             if values.keys() <= set(outputs):
                 return Outputs(values)
         found = list(cast("Mapping[Any, Any]", result)) if isinstance(result, Mapping) else type(result).__name__
-        msg = (
+        raise BadOutcome(
             f"{self._where} returned {found}; a mapping with those of its outputs that have a value is needed: "
             f"{list(outputs)}"
         )
-        raise BadOutcome(msg)
 
 
 class FirstRunner:

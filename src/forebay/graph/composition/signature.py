@@ -89,11 +89,10 @@ def signature_of_model(model: type[Model]) -> NodeSignature:
         raise ConfigError(msg)
     if hasattr(model, "preprocess"):
         if len(ports) > 1:
-            msg = (
+            raise ConfigError(
                 f"{model.__qualname__}.predict takes {len(ports)} inputs and the class has `preprocess`, which takes "
                 "one sample; prepare the inputs in a node before it, or in predict"
             )
-            raise ConfigError(msg)
         before = _method(model, "preprocess").signature(batched=False)
         ports, warnings = before.ports, [*warnings, *before.warnings]
     if hasattr(model, "postprocess"):
@@ -183,5 +182,4 @@ def _method(model: type[Model], name: str) -> _Reader:
             is_static = isinstance(found, staticmethod)
             function = cast("Callable[..., Any]", getattr(found, "__func__", found))
             return _Reader(function, owner, skip=0 if is_static else 1)
-    msg = f"{model.__qualname__} has no method `{name}`"
-    raise ConfigError(msg)
+    raise ConfigError(f"{model.__qualname__} has no method `{name}`")

@@ -68,7 +68,6 @@ class NodeCall(msgspec.Struct, eq=False):
 
     Attributes:
         name: What the graph calls it.
-        node: What is used.
         inputs: What it is given, by port.
         optional: Ports that may carry nothing.
         outputs: The stream of each of its results, by port.
@@ -103,7 +102,6 @@ class Drawing:
         """Draw a use of a node.
 
         Args:
-            node: What is used.
             inputs: What it is given, by port.
             optional: Ports that may carry nothing.
             results: The types of its results, by port.
@@ -128,11 +126,10 @@ class Drawing:
         """Return the name of the next use of a node: its own, and from the second on with a number."""
         others = [call for call in self.calls if call.node.name == node.name]
         if others and not others[0].node.is_same(node):
-            msg = (
+            raise ConfigError(
                 f"{where}: there is another node '{node.name}', at {others[0].place}, of other code or with other "
                 "settings; make one node and call it twice, or give one of them a name: node(..., name='...')"
             )
-            raise ConfigError(msg)
         taken = {call.name for call in self.calls}
         name, number = node.name, 2
         while name in taken:
@@ -154,11 +151,10 @@ def place() -> str:
 
 def _refuse(symbol: Symbol, what: str) -> NoReturn:
     source = edge_of(symbol).source
-    msg = (
+    raise ConfigError(
         f"{place()}: {source} is no value yet, and here {what}; a composed function runs once, to draw the graph, and "
         "may only pass such values to nodes and return them: do this in a node of its own, `@node def ...`"
     )
-    raise ConfigError(msg)
 
 
 def _refusal(what: str) -> Callable[..., NoReturn]:

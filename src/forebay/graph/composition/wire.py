@@ -116,8 +116,7 @@ class Wire:
         # What a branch that was not taken leaves out is no fault of its type.
         wrong = self._held.misfit(value) if results.keys() >= self._graph.spec.outputs.keys() else None
         if wrong is not None:
-            msg = f"a result of '{self._name}' is not what it declares: {wrong}"
-            raise BadOutcome(msg)
+            raise BadOutcome(f"a result of '{self._name}' is not what it declares: {wrong}")
         if item.params["out"] == TENSORS:
             return self._tensors.encode([value], item.params)
         if type(value) is Media:
@@ -125,8 +124,7 @@ class Wire:
         written, error = caught(self._encode[item.params["out"]], value)
         if error is None:
             return [written] if ROWS in item.params else written
-        msg = f"a result of '{self._name}' cannot be encoded: {words_of(error)}"
-        raise BadOutcome(msg) from error
+        raise BadOutcome(f"a result of '{self._name}' cannot be encoded: {words_of(error)}") from error
 
 
 class WirePool:
@@ -263,10 +261,9 @@ def _check_query(composition: Composition, in_query: Mapping[str, NodeInput], in
         raise ConfigError(msg)
     for name, port in in_query.items():
         if not port.is_optional:
-            msg = (
+            raise ConfigError(
                 f"{where}: '{name}' is keyword-only and stands in the query, which may leave it out; give it a default"
             )
-            raise ConfigError(msg)
 
 
 def _in_query(name: str, port: NodeInput, params: Mapping[str, Any]) -> Any:
@@ -280,8 +277,7 @@ def _in_query(name: str, port: NodeInput, params: Mapping[str, Any]) -> Any:
     try:
         return msgspec.convert(params[name], port.annotation, strict=False)
     except msgspec.ValidationError as error:
-        msg = f"?{name}= is {params[name]!r:.100}: {error}"
-        raise ValidationError(msg, detail={"path": f"?{name}"}) from None
+        raise ValidationError(f"?{name}= is {params[name]!r:.100}: {error}", detail={"path": f"?{name}"}) from None
 
 
 def _object(composition: Composition) -> type:

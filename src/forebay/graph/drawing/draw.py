@@ -20,7 +20,6 @@ class Drawable(msgspec.Struct, frozen=True, eq=False):
     """A graph, and the text in its boxes.
 
     Attributes:
-        spec: The graph.
         labels: Lines about each node, by its name, under the name.
         runs_in: Where each node runs, by its name: several calls may be of one endpoint.
     """
@@ -44,7 +43,6 @@ def mermaid(spec: GraphSpec, labels: Mapping[str, Sequence[str]]) -> str:
     """Draw a graph as a flow chart of Mermaid, which GitHub and many editors show.
 
     Args:
-        spec: The graph.
         labels: Lines about each node, by its name.
     """
     layout = layout_of(spec)

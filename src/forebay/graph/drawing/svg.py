@@ -47,7 +47,6 @@ def svg(spec: GraphSpec, labels: Mapping[str, Sequence[str]], runs_in: Mapping[s
     """Draw a graph.
 
     Args:
-        spec: The graph.
         labels: Lines about each node, by its name.
         runs_in: The endpoint of each node, by its name; what has one is a group with it as `data-endpoint`.
     """

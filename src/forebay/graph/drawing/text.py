@@ -20,7 +20,6 @@ def text(spec: GraphSpec, labels: Mapping[str, Sequence[str]]) -> str:
     """Draw a graph.
 
     Args:
-        spec: The graph.
         labels: Lines about each node, by its name.
     """
     layout = layout_of(spec)

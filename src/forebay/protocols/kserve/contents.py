@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from forebay.errors import ValidationError
 from forebay.types.datatypes import datatype_of
 from forebay.types.tensor import Tensor, elements, join_elements, split_elements
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 FIELDS: Final = {
     "BOOL": "bool_contents",
@@ -33,8 +31,7 @@ def field_of(name: str, datatype: str) -> str:
     """
     field = FIELDS.get(datatype)
     if field is None:
-        msg = f"tensor '{name}' is of {datatype[:80]}, which exists as raw contents only; send it raw"
-        raise ValidationError(msg)
+        raise ValidationError(f"tensor '{name}' is of {datatype[:80]}, which exists as raw contents only; send it raw")
     return field
 
 
@@ -71,11 +68,10 @@ def taken(name: str, datatype: str, shape: Sequence[int], contents: Any) -> byte
     values = getattr(contents, field)
     expected = elements(name, shape)
     if len(values) != expected:
-        msg = (
+        raise ValidationError(
             f"tensor '{name}' of {datatype}{list(shape)} needs {expected} elements, and {len(values)} came; "
             "shape and data must agree"
         )
-        raise ValidationError(msg)
     known = datatype_of(datatype, name)
     if not known.size:
         return join_elements(name, values)
@@ -83,6 +79,5 @@ def taken(name: str, datatype: str, shape: Sequence[int], contents: Any) -> byte
     wide = np.fromiter(values, known.numpy if known.size >= 4 else "int64", expected)
     array = wide.astype(known.numpy)
     if known.size < 4 and not np.array_equal(wide, array):
-        msg = f"tensor '{name}' has elements that do not fit in {datatype}"
-        raise ValidationError(msg)
+        raise ValidationError(f"tensor '{name}' has elements that do not fit in {datatype}")
     return array.view(np.uint8).data

@@ -8,18 +8,16 @@ from urllib.parse import quote
 
 import msgspec
 
-from forebay.arrays.tensors import to_array
+from forebay.arrays.tensors import numbers_of, to_array
 from forebay.errors import InvalidRequest, ValidationError
 from forebay.protocols.kserve.calls import InferRequest, InferResponse, ModelMetadata, Parameter, TensorMetadata
 from forebay.protocols.kserve.places import place_of
 from forebay.types.call import EMPTY
-from forebay.types.datatypes import DataType, datatype_of
+from forebay.types.datatypes import datatype_of
 from forebay.types.tensor import Data, Tensor, check_size, elements, join_elements, split_elements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    import numpy.typing as npt
 
     from forebay.protocols.kserve.places import Place
 
@@ -146,7 +144,6 @@ def decode_response(body: bytes, length: str | None = None) -> InferResponse:
     """Read a response.
 
     Args:
-        body: All of it.
         length: What `LENGTH_HEADER` said; None if it was not there, and everything is JSON.
 
     Raises:
@@ -184,7 +181,6 @@ def decode_request(
     """Read a request; its data stays where it is, as a view of the body.
 
     Args:
-        body: All of it.
         length: What `LENGTH_HEADER` said; None if it was not there, and everything is JSON.
         read: Reads what lies in shared memory; without it nothing may.
 
@@ -196,8 +192,7 @@ def decode_request(
     try:
         found = _request.decode(body[:at])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        msg = f"the body is no inference request: {error}"
-        raise InvalidRequest(msg) from None
+        raise InvalidRequest(f"the body is no inference request: {error}") from None
     behind = memoryview(body)
     tensors: list[Tensor] = []
     for one in found.inputs:
@@ -265,7 +260,6 @@ def encode_response(
     """Return the pieces of a response, and how many bytes of it are JSON; None if all of them.
 
     Args:
-        response: It.
         places: What is said of outputs that lie elsewhere, by name.
     """
     outputs: list[dict[str, Any]] = []
@@ -320,8 +314,7 @@ def _decoded(body: bytes, kind: type[_Kind]) -> _Kind:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
-        msg = f"what came is no answer of the KServe v2 protocol: {error}"
-        raise ValidationError(msg) from None
+        raise ValidationError(f"what came is no answer of the KServe v2 protocol: {error}") from None
 
 
 def _listed(tensor: Tensor) -> list[Any]:
@@ -335,18 +328,11 @@ def _listed(tensor: Tensor) -> list[Any]:
         except UnicodeDecodeError:
             msg = f"input '{tensor.name}' holds bytes that are no UTF-8 text, which JSON cannot say; send it as binary"
             raise ValidationError(msg) from None
-    array = _values(to_array(tensor), datatype)
+    array = numbers_of(to_array(tensor), datatype.name)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         msg = f"input '{tensor.name}' holds NaN or an infinity, which JSON cannot say; send it as binary"
         raise ValidationError(msg)
     return array.ravel().tolist()
-
-
-def _values(array: npt.NDArray[Any], datatype: DataType) -> npt.NDArray[Any]:
-    """Return the numbers that the bits of BF16 mean; everything else means itself."""
-    import numpy as np
-
-    return (array.astype(np.uint32) << 16).view(np.float32) if datatype.name == "BF16" else array
 
 
 def _raw(output: _Output) -> bytes:
@@ -354,8 +340,7 @@ def _raw(output: _Output) -> bytes:
 
     datatype = datatype_of(output.datatype, output.name)
     if output.data is None:
-        msg = f"output '{output.name}' has neither data in a list nor a binary_data_size"
-        raise ValidationError(msg)
+        raise ValidationError(f"output '{output.name}' has neither data in a list nor a binary_data_size")
     try:
         if not datatype.size:
             return join_elements(output.name, np.array(output.data, object).ravel().tolist())
@@ -363,5 +348,4 @@ def _raw(output: _Output) -> bytes:
             return (np.array(output.data, "<f4").view(np.uint32) >> 16).astype(datatype.numpy).tobytes()
         return np.array(output.data, datatype.numpy).tobytes()
     except (ValueError, TypeError, OverflowError):
-        msg = f"the data of output '{output.name}' is not {datatype.name}{output.shape}"
-        raise ValidationError(msg) from None
+        raise ValidationError(f"the data of output '{output.name}' is not {datatype.name}{output.shape}") from None

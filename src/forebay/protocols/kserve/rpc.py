@@ -39,7 +39,6 @@ def encode_request(request: InferRequest, *, raw: bool = True) -> bytes:
     """Return the bytes of a request.
 
     Args:
-        request: What is asked.
         raw: Send elements as they lie in memory; otherwise one by one in typed contents, for servers that want that.
 
     Raises:

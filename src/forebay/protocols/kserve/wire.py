@@ -12,8 +12,9 @@ things are refused that it takes: a head of more fields than any real one has, a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -24,9 +25,6 @@ from forebay.protocols.kserve.messages import parsed
 from forebay.protocols.kserve.places import Place, place_of
 from forebay.types.datatypes import DATATYPES
 from forebay.types.tensor import Data, Tensor, check_size
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 MAX_FIELDS: Final = 20_000
 """Fields of a head, with the axes of shapes; each is a step of Python."""
@@ -117,7 +115,6 @@ class RequestLayout(msgspec.Struct, frozen=True, eq=False):
         """Return the inputs of a request laid out like this; raw ones are views of its message.
 
         Args:
-            message: It.
             read: Reads what lies in shared memory; without it nothing may.
 
         Raises:
@@ -129,8 +126,7 @@ class RequestLayout(msgspec.Struct, frozen=True, eq=False):
         for one, span in zip(self.inputs, self.data, strict=True):
             if one.place is not None:
                 if read is None:
-                    msg = f"input '{one.name}' lies in shared memory, which this server does not read"
-                    raise InvalidRequest(msg)
+                    raise InvalidRequest(f"input '{one.name}' lies in shared memory, which this server does not read")
                 data = read(one.place)
             else:
                 data = _typed(view, one) if span is None else view[span[0] : span[1]]
@@ -422,8 +418,7 @@ def _text(data: Data, span: Span, what: str) -> str:
     try:
         return str(data[span[0] : span[1]], "utf-8")
     except UnicodeDecodeError:
-        msg = f"the request is no ModelInferRequest: the {what} is no UTF-8 text"
-        raise InvalidRequest(msg) from None
+        raise InvalidRequest(f"the request is no ModelInferRequest: the {what} is no UTF-8 text") from None
 
 
 def _data(walk: _Walk, inputs: Sequence[GivenInput], raw: Sequence[Span]) -> list[Span | None]:
@@ -480,10 +475,9 @@ def _typed(message: memoryview, one: GivenInput) -> Data:
     contents.field_of(one.name, one.datatype)
     size = sum(end - start for start, end in one.contents)
     if size > MAX_TYPED_BYTES:
-        msg = (
+        raise TooLarge(
             f"input '{one.name}' has {size} bytes of typed contents; at most {MAX_TYPED_BYTES} are taken, and any "
             "number of raw ones"
         )
-        raise TooLarge(msg)
     whole = b"".join(message[start:end] for start, end in one.contents)
     return contents.taken(one.name, one.datatype, one.shape, parsed("InferTensorContents", whole))

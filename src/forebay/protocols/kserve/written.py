@@ -39,9 +39,7 @@ def response(
 
     Args:
         model: Who answers.
-        version: Which version of it.
         id: What the request was called.
-        outputs: The tensors.
         parameters: What else is said.
         places: What is said of single outputs, by name.
 

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 from forebay.openai.requests import MAX_CHOICES, MAX_INPUTS
 from forebay.protocols.openai.reading import CHAT, COMPLETIONS, EMBEDDINGS, PATHS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 Json: TypeAlias = dict[str, Any]
 

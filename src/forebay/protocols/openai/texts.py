@@ -123,8 +123,7 @@ class Choice:
         try:
             part = _part.decode(written)
         except msgspec.MsgspecError as error:
-            msg = f"the model answered with something else than a text: {error}"
-            raise BadOutcome(msg) from None
+            raise BadOutcome(f"the model answered with something else than a text: {error}") from None
         if type(part) is str:
             text, tokens = part, 0 if is_whole else 1
         else:
@@ -169,8 +168,7 @@ class Choice:
         name, arguments = call.function.name, call.function.arguments
         if self._name is None or not (name or self._calls):
             wrong = "it has no name" if self._name is not None else "completions have none"
-            msg = f"the model answered with the call of a tool, and {wrong}"
-            raise BadOutcome(msg)
+            raise BadOutcome(f"the model answered with the call of a tool, and {wrong}")
         if not name:
             self._calls[-1]["function"]["arguments"].append(arguments)
             self.news.append({"index": len(self._calls) - 1, "function": {"arguments": arguments}})
@@ -188,7 +186,6 @@ class Texts:
 
         Args:
             path: What was asked: `CHAT`, or completions.
-            asked: How.
             id: What the answer is called.
             created: Seconds since 1970.
         """

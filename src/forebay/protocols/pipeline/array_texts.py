@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 from forebay.types.datatypes import BY_NUMPY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 
 def array_text(value: Any) -> str:
@@ -24,8 +22,7 @@ def array_text(value: Any) -> str:
     array = np.asarray(value)
     kind = array.dtype.kind
     if kind != "U" and array.dtype.name not in BY_NUMPY:
-        msg = f"an array of {array.dtype} cannot be written as text; numbers, booleans and texts can"
-        raise TypeError(msg)
+        raise TypeError(f"an array of {array.dtype} cannot be written as text; numbers, booleans and texts can")
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if array.size == 0:
         shape = "" if array.ndim == 1 else f", shape={array.shape}"

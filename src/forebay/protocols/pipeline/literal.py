@@ -19,14 +19,12 @@ which large texts consist, are read without a step of ours for each element.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
+from collections.abc import Iterable
+from typing import Any, Final, Literal, NoReturn
 
 from forebay.protocols.pipeline.literal_limits import DEFAULT, Budget, LiteralLimits, LiteralTooLarge, NotLiteral
 from forebay.protocols.pipeline.number_lists import TEXT_DTYPE, bare_numbers, cast_to, made_of_numbers
 from forebay.types.datatypes import BY_NUMPY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 Mode = Literal["raw", "ndarray", "literal"]
 
@@ -73,7 +71,6 @@ def parse(text: str, mode: Mode, limits: LiteralLimits = DEFAULT, budget: Budget
     """Return the value that a text spells, or the text itself where it spells none that this mode reads.
 
     Args:
-        text: The text.
         mode: "raw" reads nothing, "ndarray" only the text of one array, "literal" the whole grammar.
         limits: What is read at most.
         budget: What it has in common with other texts; None if it stands alone.

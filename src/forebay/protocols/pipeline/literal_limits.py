@@ -67,8 +67,7 @@ class Budget:
         """
         self._left_keys -= count
         if self._left_keys < 0:
-            msg = f"at most {MAX_ODD_KEYS} keys that are no texts are read"
-            raise LiteralTooLarge(msg)
+            raise LiteralTooLarge(f"at most {MAX_ODD_KEYS} keys that are no texts are read")
 
 
 class NotLiteral(Exception):

@@ -76,8 +76,7 @@ def request_of(body: bytes, kind: Any = Request) -> Any:
     if not first:
         return kind()
     if first != b"{":
-        msg = f"the body is no {kind.DESCRIPTOR.name} in JSON: it is no object"
-        raise InvalidRequest(msg)
+        raise InvalidRequest(f"the body is no {kind.DESCRIPTOR.name} in JSON: it is no object")
     if kind is Request:
         if len(body) > SMALL_BYTES:
             _count(body)
@@ -96,8 +95,7 @@ def request_of(body: bytes, kind: Any = Request) -> Any:
     try:
         return json_format.Parse(body, kind(), ignore_unknown_fields=True)
     except (json_format.ParseError, UnicodeError, RecursionError, ValueError) as error:
-        msg = f"the body is no {kind.DESCRIPTOR.name} in JSON: {str(error)[:300]}"
-        raise InvalidRequest(msg) from error
+        raise InvalidRequest(f"the body is no {kind.DESCRIPTOR.name} in JSON: {str(error)[:300]}") from error
 
 
 def _count(body: bytes) -> None:
@@ -111,14 +109,12 @@ def _count(body: bytes) -> None:
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return  # whoever reads it says what is wrong
     if max(_texts_in(bytes(parts.key)), _texts_in(bytes(parts.value))) > MAX_TEXTS:
-        msg = f"the request has too many keys or values; at most {MAX_TEXTS} are read"
-        raise InvalidRequest(msg)
+        raise InvalidRequest(f"the request has too many keys or values; at most {MAX_TEXTS} are read")
     tensors = bytes(parts.tensors)
     # Every tensor has a brace; so may texts, but where there are very many braces nobody looks whose they are.
     braces = tensors.count(b"{")
     if braces > MAX_TENSORS and (braces > MAX_TEXTS or len(_raws.decode(tensors)) > MAX_TENSORS):
-        msg = f"the request has too many tensors; at most {MAX_TENSORS} are read"
-        raise InvalidRequest(msg)
+        raise InvalidRequest(f"the request has too many tensors; at most {MAX_TENSORS} are read")
 
 
 def _texts_in(data: bytes) -> int:

@@ -51,15 +51,13 @@ def request_of(data: bytes) -> Any:
         InvalidRequest: If it is of neither, or has too many fields.
     """
     if len(data) > LARGE_BYTES and _fields_in(data, 0, len(data), MAX_ALL_FIELDS, inside=True) < 0:
-        msg = f"the request has too many fields; at most {MAX_ALL_FIELDS} are read"
-        raise InvalidRequest(msg)
+        raise InvalidRequest(f"the request has too many fields; at most {MAX_ALL_FIELDS} are read")
     try:
         if not is_old(data):
             return Request.FromString(data)
         old = OldRequest.FromString(data)
     except DecodeError as error:
-        msg = f"the request is no {Request.DESCRIPTOR.full_name} message: {error}"
-        raise InvalidRequest(msg) from error
+        raise InvalidRequest(f"the request is no {Request.DESCRIPTOR.full_name} message: {error}") from error
     return Request(
         key=old.key, value=old.value, name=old.name, method=old.method, logid=old.logid, clientip=old.clientip
     )

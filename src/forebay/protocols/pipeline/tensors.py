@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import io
 import math
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection
+from typing import Any, Final
 
 from forebay.errors import InvalidRequest
 from forebay.types.datatypes import BY_PADDLE
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 RPC_PACKAGE_ERROR: Final = 8000
 """The code of a request that cannot be unpacked."""
@@ -64,7 +62,6 @@ def pack(tensor: Any, name: str, value: Any, *, lod: Any = None, as_npy: bool = 
 
     Args:
         tensor: The message, empty.
-        name: Its name.
         value: The array or text.
         lod: Its levels of detail.
         as_npy: Write the array as the bytes of an `.npy` file.
@@ -83,8 +80,7 @@ def pack(tensor: Any, name: str, value: Any, *, lod: Any = None, as_npy: bool = 
         array = np.asarray(value)
         elem_type = _TYPES.get(array.dtype.name)
         if elem_type is None:
-            msg = f"'{name}' is an array of {array.dtype}; {', '.join(_TYPES)} and texts can be sent"
-            raise TypeError(msg)
+            raise TypeError(f"'{name}' is an array of {array.dtype}; {', '.join(_TYPES)} and texts can be sent")
         tensor.shape.extend(array.shape)
         if as_npy:
             tensor.elem_type = BYTES

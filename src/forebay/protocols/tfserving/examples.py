@@ -45,8 +45,7 @@ def checked(examples: list[Example]) -> list[Example]:
         InvalidRequest: If there are none.
     """
     if not examples:
-        msg = "there are no examples; one at least is needed"
-        raise InvalidRequest(msg)
+        raise InvalidRequest("there are no examples; one at least is needed")
     return examples
 
 
@@ -65,8 +64,7 @@ def tensors_of(examples: Sequence[Example], face: TensorFace) -> list[Tensor]:
         raise InvalidRequest(msg)
     known = {one.name for one in face.inputs}
     if unknown := sorted(named - known):
-        msg = f"the model has no input '{unknown[0][:80]}'; there is {', '.join(map(repr, known))}"
-        raise InvalidRequest(msg)
+        raise InvalidRequest(f"the model has no input '{unknown[0][:80]}'; there is {', '.join(map(repr, known))}")
     return [_column(examples, one) for one in face.inputs if one.name in named or one.name not in face.optional]
 
 

@@ -57,15 +57,13 @@ def decode_predict(body: bytes | memoryview) -> PredictBody:
     try:
         found = _predict.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        msg = f'the body is no {{"instances": [...]}} and no {{"inputs": ...}}: {error}'
-        raise InvalidRequest(msg) from None
+        raise InvalidRequest(f'the body is no {{"instances": [...]}} and no {{"inputs": ...}}: {error}') from None
     if (found.instances is None) == (len(found.inputs) == 0):
         told = "neither" if found.instances is None else "both"
         msg = f'the body has {told} of "instances", which are rows, and "inputs", which are columns; one is needed'
         raise InvalidRequest(msg)
     if found.instances == []:
-        msg = "there are no instances; a sample at least is needed"
-        raise InvalidRequest(msg)
+        raise InvalidRequest("there are no instances; a sample at least is needed")
     return found
 
 
@@ -80,8 +78,7 @@ def decode_examples(body: bytes | memoryview) -> tuple[list[Example], str]:
         shared = {name: _feature(value) for name, value in found.context.items()}
         rows = [{**shared, **{name: _feature(value) for name, value in one.items()}} for one in found.examples]
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        msg = f'the body is no {{"examples": [{{"feature": value, ...}}, ...]}}: {error}'
-        raise InvalidRequest(msg) from None
+        raise InvalidRequest(f'the body is no {{"examples": [{{"feature": value, ...}}, ...]}}: {error}') from None
     return cast("list[Example]", rows), found.signature_name
 
 
@@ -128,10 +125,9 @@ def encode_rows(tensors: Sequence[Tensor], count: int) -> bytes:
     """
     for one in tensors:
         if one.shape[:1] != (count,):
-            msg = (
+            raise InvalidRequest(
                 f"output '{one.name}' has the shape {list(one.shape)} for {count} instances; ask with `inputs` instead"
             )
-            raise InvalidRequest(msg)
     columns = {one.name: _nested(one) for one in tensors}
     if len(columns) == 1:
         return msgspec.json.encode({"predictions": next(iter(columns.values()))})

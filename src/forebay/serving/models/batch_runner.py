@@ -357,11 +357,10 @@ class BatchRunner(ABC):
         count = len(step) if type(step) in {list, tuple} else -1
         if count != len(batch.samples):
             found = f"{count} parts" if count >= 0 else f"a {type(step).__name__}"
-            msg = (
+            raise BadOutcome(
                 f"{self._class.__name__}.{self._method} yielded {found} for a batch of {len(batch.samples)}; yield a "
                 "list with one part for each sample, None for a sample that has none"
             )
-            raise BadOutcome(msg)
 
     def _finished(self, part: Any, *context: Context) -> Any:
         """Return a part after `postprocess`, or the failure it ends in."""
@@ -458,5 +457,4 @@ def _failed(result: Any) -> Failure | None:
 
 
 def _not_open(_samples: list[Any]) -> Any:
-    msg = "the runner was not opened"
-    raise RuntimeError(msg)
+    raise RuntimeError("the runner was not opened")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, ca
 
 import msgspec
 
-from forebay.errors import nearest
 from forebay.serving.models.schema_places import fields_at, values_at
+from forebay.types.did_you_mean import nearest
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ def explain(error: BaseException, body: Buffer | None = None, given: WireType | 
     The first fault wins: msgspec stops at a wrong type and does not look whether the rest is well-formed.
 
     Args:
-        error: What the decoder raised.
         body: What it was given; only with it can the position of a truncated body or of a bad character be told.
         given: What was to be read; only with it and the body can a misspelt field be told.
     """

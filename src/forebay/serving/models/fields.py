@@ -27,8 +27,7 @@ def field_of(value: Any, name: str) -> Any:
             return found[name]
     elif hasattr(value, name):
         return getattr(value, name)
-    msg = f"{kind_of(value)} was found that has no field '{name}'"
-    raise LookupError(msg)
+    raise LookupError(f"{kind_of(value)} was found that has no field '{name}'")
 
 
 def with_fields(value: Any, fields: Mapping[str, Any]) -> Any:

@@ -49,7 +49,6 @@ class FilePlan(msgspec.Struct, frozen=True):
     """How a model file is served; plain data, for worker processes.
 
     Attributes:
-        path: The file.
         main: What its own path asks.
         threads: Threads that compute one batch; None takes one for each processor that the worker has.
         name: What the file calls that; empty if there is no other.
@@ -135,8 +134,7 @@ class _Asked:
         found = self._run(arrays)
         for name, array in found.items():
             if array.shape[:1] != (count,):
-                msg = f"the output '{name}' has the shape {list(array.shape)} for {count} samples"
-                raise BadOutcome(msg)
+                raise BadOutcome(f"the output '{name}' has the shape {list(array.shape)} for {count} samples")
         return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
 
     def _run(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,8 +160,7 @@ def class_of(plan: FilePlan, loaded: Callable[[], ModelFile] | None = None) -> t
     """
     path, sharing = Path(plan.path), plan.main.sharing
     if problem := unserved(plan.main.signature):
-        msg = f"the model is '{path}', and its {problem}"
-        raise ConfigError(msg)
+        raise ConfigError(f"the model is '{path}', and its {problem}")
     # A folder that is called by its version lies in one that is called like the model.
     stem = path.parent.name if path.name.isdigit() else path.stem
     title = "".join(word[:1].upper() + word[1:] for word in re.split(r"[^A-Za-z0-9]+", stem)) or "Model"

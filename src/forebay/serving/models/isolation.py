@@ -23,7 +23,6 @@ def plan(samples: Sequence[Any], groups: Sequence[Sequence[int]], *, isolate: bo
     """Plan the runs of a batch.
 
     Args:
-        samples: All of them.
         groups: Which of them, by their places, can run together; each place once.
         isolate: Whether a group that fails is halved and run again: 2 n - 1 runs for n samples at most, and none once
             nobody waits. A failure that says nothing of the samples, such as a queue that is full, ends its group.

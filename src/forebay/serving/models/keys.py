@@ -98,7 +98,6 @@ def key_of_sample(key_of: Callable[..., Hashable], name: str, *inputs: Any) -> H
     """Ask a function of the user's for a batch key.
 
     Args:
-        key_of: The function.
         name: What it is called in errors.
         *inputs: What it is given: the sample, or its inputs one by one.
 

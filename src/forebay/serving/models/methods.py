@@ -10,8 +10,9 @@ from typing import Annotated, Any, Final, Literal, TypeVar, cast
 
 import msgspec
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
 from forebay.types.context import PARAM
+from forebay.types.did_you_mean import nearest
 
 CALL: Final = "call"
 """Where the params of a request name the method that is asked; what names none asks `predict`."""
@@ -103,11 +104,10 @@ def methods_of(model: type[Any]) -> tuple[ModelMethod, ...]:
     twice = next(_same_path(found), None)
     if twice is not None:
         one, other = twice
-        msg = (
+        raise ConfigError(
             f"{model.__qualname__}.{one.name} and {other.name} both have the path '{one.path}'; "
             f"write `@forebay.endpoint('{_free(other.name, found)}')` above `{other.name}`"
         )
-        raise ConfigError(msg)
     return found
 
 
@@ -120,14 +120,11 @@ def check_paths(methods: Sequence[ModelMethod]) -> None:
     for method in methods:
         problem = _problem(method.path, method.name)
         if problem:
-            msg = f"the path of '{method.name}' {problem}"
-            raise ConfigError(msg)
+            raise ConfigError(f"the path of '{method.name}' {problem}")
         if method.batchable and (method.streams or "GET" in method.verbs):
-            msg = f"'{method.name}' takes arrays of samples, so it neither streams nor answers a GET"
-            raise ConfigError(msg)
+            raise ConfigError(f"'{method.name}' takes arrays of samples, so it neither streams nor answers a GET")
     if any(_same_path(methods)) or len({method.name for method in methods}) < len(methods):
-        msg = "two methods have the same name or path"
-        raise ConfigError(msg)
+        raise ConfigError("two methods have the same name or path")
 
 
 def path_like(name: str, taken: Collection[str]) -> str:
@@ -159,8 +156,7 @@ def _read(model: type[Any], name: str, mark: _Mark) -> ModelMethod:
     function = getattr(model, name)
     problem = _problem(mark.path, name)
     if problem:
-        msg = f"{where}: the path {problem}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{where}: the path {problem}")
     verbs = _verbs(where, mark.methods)
     streams = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
     batchable = (model.batchable and not streams and "GET" not in verbs) if mark.batchable is None else mark.batchable
@@ -187,8 +183,7 @@ def _verbs(where: str, given: Any) -> tuple[Literal["GET", "POST"], ...]:
     if one or wrong is not None or not said:
         meant = nearest(str(wrong), [verb.lower() for verb in _VERBS]) if wrong is not None else None
         hint = f'write `methods=["{(meant or "POST").upper() if wrong is not None or not said else given}"]`'
-        msg = f"{where}: its methods of HTTP are {given!r}; {hint} ('GET' and 'POST' are possible)"
-        raise ConfigError(msg)
+        raise ConfigError(f"{where}: its methods of HTTP are {given!r}; {hint} ('GET' and 'POST' are possible)")
     return tuple(verb for verb in _VERBS if verb in said)  # pyright: ignore[reportReturnType]
 
 

@@ -12,21 +12,19 @@ import sys
 import zlib
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, cast
 
 import msgspec
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
 from forebay.serving.models.methods import ModelMethod, methods_of
 from forebay.serving.models.padding import Pad
 from forebay.serving.models.spelling import STEPS, check_constructor, check_spelling, like_predict
 from forebay.types.context import PARAM
 from forebay.types.devices import written
+from forebay.types.did_you_mean import nearest
 from forebay.types.settings import Checked, Count, Milliseconds, SomeMilliseconds, declared
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """What endpoints may be called."""
@@ -178,7 +176,6 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
     """Check a model class and read its settings.
 
     Args:
-        model: The class.
         one_input: Whether `predict` takes the samples and nothing else, as in a model that answers requests.
 
     Raises:
@@ -191,15 +188,13 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
         half = next((name for name in STEPS[:2] if callable(getattr(model, name, None))), None)
         if half is not None:
             other, takes = ("step", "states") if half == "start" else ("start", "sample")
-            msg = (
+            raise ConfigError(
                 f"{where} has `{half}` and no `{other}`; streams that share their steps need both: write "
                 f"`def {other}(self, {takes})`"
             )
-            raise ConfigError(msg)
         like = like_predict(model)
         instead = f"; it takes a list of samples, unlike `{like}`" if like else ""
-        msg = f"{where} has no method `predict`; write `def predict(self, batch): ...`{instead}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{where} has no method `predict`; write `def predict(self, batch): ...`{instead}")
     check_spelling(model, Model)
     check_constructor(model)
     if steps:
@@ -216,8 +211,7 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
             _check_parameters(model, hook, takes, may_have_context=one_input)
     name = model.name or kebab(model.__name__)
     if not NAME.fullmatch(name):
-        msg = f"{where}.name is {name!r}; {NAME_IS}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{where}.name is {name!r}; {NAME_IS}")
     devices: Sequence[str] = ()
     for setting in declared(Model).values():
         value = getattr(model, setting.name)
@@ -227,17 +221,14 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
             if setting.name == "devices":
                 devices = value
         except ValueError as error:
-            msg = f"{where}.{setting.name} is {value!r}; {error}"
-            raise ConfigError(msg) from error
+            raise ConfigError(f"{where}.{setting.name} is {value!r}; {error}") from error
     streams = steps or inspect.isgeneratorfunction(predict) or inspect.isasyncgenfunction(predict)
     how = "it streams by start and step" if steps else "its predict is a generator"
     if streams and model.batchable:
-        msg = f"{where} is batchable and {how}; an answer is an array or a stream, not both"
-        raise ConfigError(msg)
+        raise ConfigError(f"{where} is batchable and {how}; an answer is an array or a stream, not both")
     _check_key_and_pad(model, streams=streams, one_input=one_input)
     if streams and model.isolate_errors:
-        msg = f"{where}.isolate_errors is set and {how}; a stream that has begun cannot run again"
-        raise ConfigError(msg)
+        raise ConfigError(f"{where}.isolate_errors is set and {how}; a stream that has begun cannot run again")
     return ModelSettings(
         name=name,
         version=str(model.version),
@@ -276,8 +267,7 @@ def _check_load(model: type[Model], *, one_input: bool) -> None:
     if repository is None:
         with contextlib.suppress(TypeError, ValueError):  # it has no signature
             if _takes_path(model):
-                msg = f"{where}.load takes a path, and {where} has no `repository` that it could come from"
-                raise ConfigError(msg)
+                raise ConfigError(f"{where}.load takes a path, and {where} has no `repository` that it could come from")
         return
     if not one_input:
         msg = f"{where} has a repository, so it is many models, and a graph has one in each node; load a path instead"
@@ -332,8 +322,7 @@ def load_module(path: Path) -> ModuleType:
         sys.path.append(folder)  # at the end: a sibling named like an installed package must not shadow it
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        msg = f"{path} is not a Python file"
-        raise ConfigError(msg)
+        raise ConfigError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -371,19 +360,17 @@ def models_in(module: ModuleType, name: str | None = None) -> list[type[Model]]:
         known = {model.__name__.lower(): model.__name__ for model in found}
         hint = nearest(name, known)
         did_you_mean = f"; did you mean {known[hint]}?" if hint else ""
-        msg = f"{where} has no forebay.Model named {name}{did_you_mean}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{where} has no forebay.Model named {name}{did_you_mean}")
     return [value]
 
 
 def _check_steps(model: type[Model]) -> None:
     where = model.__qualname__
     if callable(getattr(model, "predict", None)):
-        msg = (
+        raise ConfigError(
             f"{where} has `predict` as well as `start` and `step`, and one of both can answer; remove one, or give "
             "methods of your own names that begin with '_'"
         )
-        raise ConfigError(msg)
     for name, takes in (("start", "sample"), ("step", "states"), ("finish", "state")):
         function = getattr(model, name, None)
         if function is None:
@@ -399,8 +386,7 @@ def _check_key_and_pad(model: type[Model], *, streams: bool, one_input: bool) ->
     key_of, pad = model.batch_key, model.pad
     if key_of is not None:
         if not callable(key_of):
-            msg = f"{where}.batch_key is {key_of!r}; a function of one sample is needed"
-            raise ConfigError(msg)
+            raise ConfigError(f"{where}.batch_key is {key_of!r}; a function of one sample is needed")
         if inspect.iscoroutinefunction(key_of):
             msg = f"{where}.batch_key is a coroutine function; it runs before a request is queued and must not wait"
             raise ConfigError(msg)
@@ -409,12 +395,10 @@ def _check_key_and_pad(model: type[Model], *, streams: bool, one_input: bool) ->
     if pad is None:
         return
     if not isinstance(cast("Any", pad), Pad):
-        msg = f"{where}.pad is {pad!r}; a forebay.Pad or None is needed"
-        raise ConfigError(msg)
+        raise ConfigError(f"{where}.pad is {pad!r}; a forebay.Pad or None is needed")
     if streams:
         how = "streams by start and step" if has_steps(model) else "its predict is a generator"
-        msg = f"{where} has pad and {how}; streams are not padded: pad in predict, and yield"
-        raise ConfigError(msg)
+        raise ConfigError(f"{where} has pad and {how}; streams are not padded: pad in predict, and yield")
 
 
 def _key_of(model: type[Model]) -> Callable[[Any], Hashable] | None:
@@ -436,11 +420,10 @@ def _check_key_parameters(model: type[Model], key_of: Callable[[Any], Hashable])
     try:
         signature.bind(None)
     except TypeError:
-        msg = (
+        raise ConfigError(
             f"{model.__qualname__}.batch_key{signature} cannot be called with one sample; it runs where there is no "
             "model: write `@staticmethod` and `def batch_key(sample)`"
-        )
-        raise ConfigError(msg) from None
+        ) from None
 
 
 def _check_parameters(model: type[Model], method: str, takes: str, *, may_have_context: bool = True) -> None:

@@ -49,7 +49,6 @@ def runner_for(
     """Build the runner of a model class, with all methods that answer requests.
 
     Args:
-        model_class: The class.
         isolate_errors: Halve batches that fail as a whole.
         files: The folder that its `load` is given, if it has a repository.
     """

@@ -14,7 +14,8 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from forebay.errors import InvalidRequest, ValidationError, nearest
+from forebay.errors import InvalidRequest, ValidationError
+from forebay.types.did_you_mean import nearest
 from forebay.types.file import File, FormPart
 
 Schema: TypeAlias = Mapping[str, Any]
@@ -68,16 +69,14 @@ class NamedReader:
             text = bytes(body).decode("ascii")
             given = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_PARAMETERS, errors="strict")
         except ValueError as error:
-            msg = f"the query cannot be read: {error}"
-            raise InvalidRequest(msg) from error
+            raise InvalidRequest(f"the query cannot be read: {error}") from error
         return self._read([(name, FormPart(name, value.encode())) for name, value in given], "the query")
 
     def _read(self, given: Sequence[tuple[str, FormPart]], where: str) -> Any:
         if not self._has_fields:
             if len(given) != 1:
                 found = ", ".join(f"'{name[:40]}'" for name, _ in given[:10]) or "nothing"
-                msg = f"{where} has {found}; this model takes one value"
-                raise ValidationError(msg, detail={"path": "$"})
+                raise ValidationError(f"{where} has {found}; this model takes one value", detail={"path": "$"})
             return self._convert(self._value(self._whole, [given[0][1]], given[0][0]))
         values: dict[str, list[FormPart]] = {}
         for name, part in given:
@@ -159,8 +158,7 @@ def _loaded(text: str, name: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
-        msg = f"'{name[:40]}' is no JSON: {error}"
-        raise ValidationError(msg, detail={"path": f"$.{name}"}) from None
+        raise ValidationError(f"'{name[:40]}' is no JSON: {error}", detail={"path": f"$.{name}"}) from None
 
 
 def named(parts: Iterable[FormPart]) -> bytes:

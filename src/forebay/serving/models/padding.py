@@ -15,9 +15,10 @@ from typing import Any, Final, Generic, NoReturn, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from forebay.errors import BadOutcome, ConfigError, ValidationError, nearest
+from forebay.errors import BadOutcome, ConfigError, ValidationError
 from forebay.serving.models.fields import BARE, field_of, fields_of_type, kind_of, listed, with_fields
 from forebay.types.call import Failure
+from forebay.types.did_you_mean import meant
 
 S = TypeVar("S")
 
@@ -64,8 +65,7 @@ class Padded(list[S], Generic[S]):
             (axis,) = self.sizes
         if axis not in self.sizes:
             found = "no name was given" if axis is None else f"there is no axis '{axis}'"
-            msg = f"{found}; the padded axes are {listed(self.sizes)}"
-            raise KeyError(msg)
+            raise KeyError(f"{found}; the padded axes are {listed(self.sizes)}")
         return np.arange(self.sizes[axis]) < self.lengths[axis][:, None]
 
 
@@ -175,7 +175,6 @@ class Pad:
         """Return the places of the samples that can be stacked: those whose axes without a name are of equal size.
 
         Args:
-            samples: All of them.
             in_buckets: Keep samples of unlike buckets apart.
         """
         shapes: list[Any] = [
@@ -241,8 +240,7 @@ class Pad:
                 continue
             pads = f"pads the field '{name}'" if name else "pads samples that are arrays"
             there_is = f"have {listed(known)}" if known != [BARE] else "have no fields"
-            hint = nearest(name, known)
-            did_you_mean = f"; did you mean '{hint}'?" if hint else ""
+            did_you_mean = meant(name, known)
             raise ConfigError(f"{place} {pads}, samples of the type `{annotation.__name__}` {there_is}{did_you_mean}")
 
     @property
@@ -347,8 +345,7 @@ def _checked_buckets(buckets: Any, names: Iterable[str]) -> dict[str, tuple[int,
     for name, given in each.items():
         sizes = cast("Sequence[Any]", given) if isinstance(given, Sequence) else ()
         if not sizes or any(type(size) is not int or size < 1 for size in sizes):
-            msg = f"Pad: buckets of '{name}' is {given!r}; a list of whole numbers of at least 1 is needed"
-            raise ConfigError(msg)
+            raise ConfigError(f"Pad: buckets of '{name}' is {given!r}; a list of whole numbers of at least 1 is needed")
         made[name] = tuple(sorted(set(sizes)))
     return made
 
@@ -357,8 +354,7 @@ def _require_known(what: str, given: Iterable[Any], known: Iterable[str], kind: 
     known = list(dict.fromkeys(known))
     for name in given:
         if name not in known:
-            hint = nearest(str(name), known)
-            did_you_mean = f"; did you mean '{hint}'?" if hint else ""
+            did_you_mean = meant(str(name), known)
             raise ConfigError(f"Pad: {what} names the {kind} {name!r}, there is {listed(known)}{did_you_mean}")
 
 
@@ -395,8 +391,7 @@ def _cut(value: Any, axes: Sequence[tuple[str, int, int] | None]) -> Any:
         return value
     if hasattr(value, "shape"):
         if len(value.shape) < len(axes):
-            msg = f"it has {len(value.shape)} axes, `outputs` names {len(axes)}"
-            raise ValueError(msg)
+            raise ValueError(f"it has {len(value.shape)} axes, `outputs` names {len(axes)}")
         for axis, size in zip(axes, value.shape, strict=False):
             _require_padded(axis, size)
         return value[tuple(slice(None if axis is None else axis[1]) for axis in axes)]

@@ -8,15 +8,12 @@ whatever it looks like.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from forebay.errors import ConfigError
 from forebay.serving.models.methods import is_marked
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 HOOKS: Final = ("load", "predict", "preprocess", "postprocess", "unload")
 """Methods that are called if a class has them."""
@@ -43,7 +40,6 @@ def check_spelling(model: type[Any], base: type[Any]) -> None:
     """Look at all that a class defines.
 
     Args:
-        model: The class.
         base: `forebay.Model`; classes that are not below it are somebody else's.
 
     Raises:
@@ -87,11 +83,10 @@ def check_constructor(model: type[Any]) -> None:
     rest = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
     if any(p.default is p.empty and p.kind not in rest for p in parameters[1:]):
         written = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)
-        msg = (
+        raise ConfigError(
             f"{model.__qualname__}.__init__({written}) is called without arguments, in each worker; give them "
             "defaults, or read what they say in `load`, from a file or the environment"
         )
-        raise ConfigError(msg)
 
 
 def like_predict(model: type[Any]) -> str | None:

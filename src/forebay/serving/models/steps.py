@@ -9,15 +9,13 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast, final
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol, cast, final
 
 from forebay.errors import BadOutcome
 from forebay.types.call import Failure, Last
 from forebay.types.failures import failure_in, failure_of
 from forebay.workers.together import Stepped
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 log = logging.getLogger("forebay.workers")
 
@@ -163,11 +161,10 @@ class Stream:
         if is_list and len(parts) == count:
             return parts
         found = f"{len(parts)} parts" if is_list else f"a {type(parts).__name__}"
-        msg = (
+        raise BadOutcome(
             f"{self.mates.model_name}.step returned {found} for {count} states; return a list with one part for each, "
             "None where there is none"
         )
-        raise BadOutcome(msg)
 
 
 def _step_of(runner: Stepping, stream: Stream, part: Any) -> Any:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
 
-from forebay.arrays.tensors import as_json, as_raw, from_array, to_array
+from forebay.arrays.tensors import as_json, as_raw, from_array, numbers_of, to_array
 from forebay.errors import BadOutcome, ValidationError
 from forebay.serving.models.array_types import array_type_of, is_array
 from forebay.serving.models.unreadable import refusal
@@ -119,7 +119,6 @@ class TensorCodec:
         """Return the samples of a request.
 
         Args:
-            data: Its body.
             params: What they say of it.
             size: How many samples it has; a slice of a request has fewer than `params` say.
 
@@ -214,9 +213,9 @@ class TensorCodec:
 
     def _column(self, tensor: Tensor, port: TensorPort | None) -> Any:
         """Return what the model gets of an input, for all samples."""
-        array = to_array(as_raw(tensor))
         if port is None:
-            return _texts(tensor, array).tolist() if tensor.datatype == "BYTES" else _numbers(tensor, array).tolist()
+            return plain_array(tensor).tolist()
+        array = to_array(as_raw(tensor))
         if port.kind == "json":
             return [_from_json(tensor, text) for text in array.ravel()]
         if port.kind == "bytes":
@@ -224,7 +223,7 @@ class TensorCodec:
         if port.datatype == "BYTES":
             array = _texts(tensor, array)
         elif tensor.datatype != port.datatype:
-            array = _numbers(tensor, array).astype(DATATYPES[port.datatype].numpy)
+            array = numbers_of(array, tensor.datatype).astype(DATATYPES[port.datatype].numpy)
         return array if port.kind == "array" else array.tolist()
 
     def _columns(self, results: Sequence[Any]) -> dict[str, Tensor]:
@@ -356,7 +355,7 @@ def plain_array(tensor: Tensor, rows: int | None = None) -> npt.NDArray[Any]:
     if rows is not None:
         tensor = msgspec.structs.replace(tensor, shape=(rows, *tensor.shape[1:]))
     array = to_array(as_raw(tensor))
-    return _texts(tensor, array) if tensor.datatype == "BYTES" else _numbers(tensor, array)
+    return _texts(tensor, array) if tensor.datatype == "BYTES" else numbers_of(array, tensor.datatype)
 
 
 def _texts(tensor: Tensor, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -366,16 +365,8 @@ def _texts(tensor: Tensor, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     try:
         texts[:] = [one.decode() for one in array.ravel()]
     except UnicodeDecodeError as error:
-        msg = f"input '{tensor.name}' holds bytes that are no text in UTF-8: {error.reason}"
-        raise ValidationError(msg) from None
+        raise ValidationError(f"input '{tensor.name}' holds bytes that are no text in UTF-8: {error.reason}") from None
     return texts.reshape(array.shape)
-
-
-def _numbers(tensor: Tensor, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the numbers that the bits of BF16 mean; everything else means itself."""
-    import numpy as np
-
-    return (array.astype(np.uint32) << 16).view(np.float32) if tensor.datatype == "BF16" else array
 
 
 def _from_json(tensor: Tensor, text: bytes) -> Any:

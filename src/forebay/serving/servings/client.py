@@ -34,8 +34,7 @@ def prepare(settings: ServingSettings, given: Any) -> tuple[Batch | Iterable[Bat
         fn = settings.client_preprocessing
         prepared, info = _default(given) if fn is None else _checked(fn, _here(fn, fn(given)))
         if isinstance(prepared, AsyncIterable):
-            msg = "an async iterator can be given to batched_run_async only"
-            raise InvalidRequest(msg)
+            raise InvalidRequest("an async iterator can be given to batched_run_async only")
         attributes["info"] = info
         return prepared, info
 
@@ -97,11 +96,10 @@ async def finish_stream_async(settings: ServingSettings, stream: Any, info: Any)
     if fn is None:
         return stream
     if inspect.isgeneratorfunction(fn):
-        msg = (
+        raise ConfigError(
             f"{_name(fn)} is a generator function; batched_run_async gives it an async iterator: write it with "
             "`async def` and `async for`, or call batched_run"
         )
-        raise ConfigError(msg)
     returned = fn(stream, info)
     return await returned if inspect.isawaitable(returned) else returned
 
@@ -113,14 +111,12 @@ def whole(settings: ServingSettings, batch: Batch, limit: int | None) -> Batch:
         InvalidRequest: It is empty, or too large for a serving that streams hooks.
     """
     if batch.size == 0:
-        msg = "cannot run with empty Batch"
-        raise InvalidRequest(msg)
+        raise InvalidRequest("cannot run with empty Batch")
     if settings.streaming and limit is not None and batch.size > limit:
-        msg = (
+        raise InvalidRequest(
             f"batch size ({batch.size}) cannot exceed the serving's batch size of {limit} when streaming hooks, "
             "because their values belong to whole batches"
         )
-        raise InvalidRequest(msg)
     return batch
 
 
@@ -165,8 +161,7 @@ _NOTHING = "cannot run with empty Batch: the iterable gave none at all"
 
 def _refuse_hooks(settings: ServingSettings) -> None:
     if settings.streaming:
-        msg = "streaming hooks do not support input streaming, input must be a Batch"
-        raise InvalidRequest(msg)
+        raise InvalidRequest("streaming hooks do not support input streaming, input must be a Batch")
 
 
 def _one(settings: ServingSettings, item: Any, limit: int | None) -> Batch:
@@ -174,11 +169,9 @@ def _one(settings: ServingSettings, item: Any, limit: int | None) -> Batch:
         raise InvalidRequest(_needs_batches(f"an iterable with {_shown(item)}"))
     if not isinstance(item, Batch) or (limit is not None and item.size > limit):
         size = "" if limit is None else f" of maximum size {limit}"
-        msg = f"client_preprocessing must return a stream of Batch{size}, got: {item!r}"
-        raise InvalidRequest(msg)
+        raise InvalidRequest(f"client_preprocessing must return a stream of Batch{size}, got: {item!r}")
     if item.size == 0:
-        msg = "cannot run with empty Batch"
-        raise InvalidRequest(msg)
+        raise InvalidRequest("cannot run with empty Batch")
     return item
 
 
@@ -197,11 +190,10 @@ def _needs_batches(got: str) -> str:
 
 def _checked(fn: Callable[..., Any], returned: Any) -> tuple[Prepared, Any]:
     if type(returned) is not tuple or len(cast("tuple[Any, ...]", returned)) != 2 or not _can_run(returned[0]):
-        msg = (
+        raise ConfigError(
             f"client_preprocessing function {_name(fn)} must return a two-element tuple: a Batch or an iterable of "
             f"Batch, and the client info. Got: {_shown(returned)}"
         )
-        raise ConfigError(msg)
     return cast("tuple[Prepared, Any]", returned)
 
 
@@ -216,8 +208,7 @@ def _here(fn: Callable[..., Any], returned: Any) -> Any:
     if inspect.isawaitable(returned):
         if inspect.iscoroutine(returned):
             returned.close()
-        msg = f"{_name(fn)} is a coroutine function; await batched_run_async, or write it with `def`"
-        raise ConfigError(msg)
+        raise ConfigError(f"{_name(fn)} is a coroutine function; await batched_run_async, or write it with `def`")
     return returned
 
 

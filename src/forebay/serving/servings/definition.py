@@ -136,8 +136,7 @@ class Serving(Generic[In, Out]):
             ValueError: It is not a whole number of at least 1.
         """
         if type(rows) is not int or rows < 1:
-            msg = f"batch_size is {rows!r}; a whole number of at least 1 is needed"
-            raise ValueError(msg)
+            raise ValueError(f"batch_size is {rows!r}; a whole number of at least 1 is needed")
         return self._with(batch_size=rows)
 
     @keywords_of(ProcessOptions)
@@ -166,8 +165,7 @@ class Serving(Generic[In, Out]):
             ConfigError: It is streaming already.
         """
         if self.settings.streaming is not None:
-            msg = "serving is already marked as streaming"
-            raise ConfigError(msg)
+            raise ConfigError("serving is already marked as streaming")
         return cast("Serving[In, Events]", self._with(streaming=tuple(hooks)))
 
     def warm(self) -> Serving[In, Out]:
@@ -234,8 +232,7 @@ class Serving(Generic[In, Out]):
             raise error
         # The options are taken for arrays.
         hint = f"; {TO_JIT}" if isinstance(settings.module, Function) and "mappingproxy" in text_of(error) else ""
-        msg = f"{name_of(settings.module)} could not be initialised: {text_of(error)}{hint}"
-        raise ModelError(msg) from error
+        raise ModelError(f"{name_of(settings.module)} could not be initialised: {text_of(error)}{hint}") from error
 
     def _joined(self, batches: Iterator[Batch]) -> tuple[Any, Any]:
         outputs: list[Any] = []
@@ -288,8 +285,7 @@ class Serving(Generic[In, Out]):
         return Serving(replace(self.settings, **changes))
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        msg = f"a Serving cannot be changed; its methods return new ones (setting {name!r})"
-        raise AttributeError(msg)
+        raise AttributeError(f"a Serving cannot be changed; its methods return new ones (setting {name!r})")
 
     def __eq__(self, other: object) -> bool:
         return alike(self.settings, other.settings) if isinstance(other, Serving) else NotImplemented

@@ -66,7 +66,6 @@ class Submission:
         streamed: Whether it is woken for each slice as well.
         divisible: Whether its rows may be spread over several batches.
         deadline: Seconds; past it no row is taken any more.
-        arrived: Seconds.
         taken: When the last of its rows were taken; 0 before that.
         slices: What came back for its rows, in their order; None for what still runs.
         unanswered: Rows without an answer.
@@ -185,7 +184,6 @@ class Work:
     Attributes:
         entries: Whose rows, in order.
         key: Their batch key.
-        rows: How many.
         taken: When they left the queue, in seconds.
     """
 
@@ -262,8 +260,6 @@ class Dispatch:
         """Queue a call.
 
         Args:
-            call: Its rows.
-            now: Seconds.
             patient: Whether it waits for room if there is none.
 
         Raises:

@@ -89,7 +89,6 @@ class Execution:
         """Run one batch. What the function gets is its own, and so is what it returned until `Executed.own` is called.
 
         Args:
-            batch: Its rows.
             partition: Number of the partition.
             sink: Called with the name and the value of each listed hook that is reached.
             lent: Whether the module gets the rows where they lie, read-only, because it promised to keep none of them.
@@ -118,18 +117,16 @@ class Execution:
     def _handle(self, batch: Batch, partition: int) -> Callable[[], Any]:
         handled: Any = self._module.handle_batch(batch, partition, self._state)
         if type(handled) is not tuple or len(cast("tuple[Any, ...]", handled)) != 2 or not callable(handled[0]):
-            msg = (
+            raise BadOutcome(
                 f"{self._name}.handle_batch must return (function, state), where the function takes no arguments, "
                 f"got {handled!r}"
             )
-            raise BadOutcome(msg)
         run, self._state = cast("tuple[Callable[[], Any], Any]", handled)
         return run
 
     def _checked(self, returned: Any) -> tuple[Any, Any]:
         if type(returned) is not tuple or len(cast("tuple[Any, ...]", returned)) != 2:
-            msg = f"the function of {self._name} must return (output, metadata), got {returned!r}"
-            raise BadOutcome(msg)
+            raise BadOutcome(f"the function of {self._name} must return (output, metadata), got {returned!r}")
         return cast("tuple[Any, Any]", returned)
 
     def _count(self, output: Any, wanted: int) -> int:

@@ -100,12 +100,11 @@ class _Compiled:
         function = self._function
         made = function.fn(key, self._options) if self._takes_key else function.fn(self._options)
         if not callable(made) or arity(made) != 1:
-            msg = (
+            raise ConfigError(
                 f"{function.name} should return, when it is called with the "
                 f"{'batch key and the ' if self._takes_key else ''}compile options, a function that expects one "
                 f"argument. Got: {made!r}; {TO_JIT}"
             )
-            raise ConfigError(msg)
         return made
 
 
@@ -156,11 +155,10 @@ def module_of(given: Any) -> Any:
         raise ConfigError(msg)
     fn = cast("Callable[..., Any]", given)
     if arity(fn) not in {1, 2}:
-        msg = (
+        raise ConfigError(
             f"{getattr(fn, '__qualname__', fn)} takes {arity(fn)} arguments; write `def fn(options):`, "
             "or `def fn(batch_key, options):` to be called for each batch key"
         )
-        raise ConfigError(msg)
     return Function(fn)
 
 

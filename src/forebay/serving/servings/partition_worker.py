@@ -109,11 +109,10 @@ def place_of(serving: Serving[Any, Any]) -> tuple[str, dict[str, str]]:
         ConfigError: It is not at the top of a module; or this process is just finding one itself.
     """
     if _is_importing:
-        msg = (
+        raise ConfigError(
             "a file that starts a serving when it is imported cannot be imported by the processes of that serving; "
             'put the start under `if __name__ == "__main__":`'
         )
-        raise ConfigError(msg)
     script: tuple[str, dict[str, str]] | None = None
     for module_name, module in list(sys.modules.items()):
         for name, value in list(cast("dict[str, Any]", getattr(module, "__dict__", {})).items()):
@@ -126,11 +125,10 @@ def place_of(serving: Serving[Any, Any]) -> tuple[str, dict[str, str]]:
                 script = f"{__name__}:from_file", {"path": str(Path(file).resolve()), "name": name}
     if script is not None:
         return script
-    msg = (
+    raise ConfigError(
         f"worker_kind='process' needs a serving that other processes can import, and {serving!r} is not at the top of "
         "a module; write `serving = Serving.new(...)` there, without indentation, and start that one"
     )
-    raise ConfigError(msg)
 
 
 _is_importing = False

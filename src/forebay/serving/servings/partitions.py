@@ -180,7 +180,6 @@ class Partitions:
         A waiter is a future of a running loop, or anything with a `release()`.
 
         Args:
-            call: Its rows.
             patient: Whether they wait for room if there is none; for the later pieces of an input.
 
         Raises:
@@ -275,11 +274,10 @@ class Partitions:
         calls = [nested.call for thread, nested in list(self._inside.items()) if thread != me]
         if sum(call is not None and not call.done for call in calls) + 1 >= count:
             which = "its only partition" if count == 1 else f"each of its {count} partitions"
-            msg = (
+            raise InvalidRequest(
                 f"the function of the serving {self._name!r} calls that serving itself, and {which} would wait for "
                 "that: give it more partitions, or call the function"
             )
-            raise InvalidRequest(msg)
 
     def _changed(self) -> None:
         """A partition is gone or back; if none is left that could come back soon, nobody should wait."""

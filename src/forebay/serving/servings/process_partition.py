@@ -135,15 +135,13 @@ class ProcessPartition:
         with self._in_use:
             connection = self._connection
             if connection is None:
-                msg = f"the process of partition {self._index} has just ended"
-                raise RunnerFailed(msg)
+                raise RunnerFailed(f"the process of partition {self._index} has just ended")
             life = self._life
             try:
                 outcome = connection.run(packed, take)
             except (EOFError, OSError):
                 how = self._supervisor.how_it_ended(life)
-                msg = f"the process of partition {self._index} {how}"
-                raise RunnerFailed(msg) from None
+                raise RunnerFailed(f"the process of partition {self._index} {how}") from None
         if outcome is not None:
             take(outcome)
         ((output, metadata),) = answers
@@ -247,6 +245,5 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
             arrived = None
         plain[name] = list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
         if arrived != plain[name]:
-            msg = f"{name} is {value!r}; with worker_kind='process' texts and numbers are possible there"
-            raise ConfigError(msg)
+            raise ConfigError(f"{name} is {value!r}; with worker_kind='process' texts and numbers are possible there")
     return plain

@@ -36,10 +36,9 @@ def register(process: ServingProcess[Any, Any]) -> None:
     with _lock:
         taken = _running.get(process.name)
         if taken is not None and not taken.is_forked:
-            msg = (
+            raise ConfigError(
                 f"a serving named {process.name!r} is running already; stop it first, or start this one as another name"
             )
-            raise ConfigError(msg)
         _running[process.name] = process
 
 
@@ -84,8 +83,7 @@ async def batched_run_async(name: str, given: Any, *, timeout_s: float | None = 
 
 def _find(name: str, where: Where) -> ServingProcess[Any, Any]:
     if where not in {"any", "local", "distributed"}:
-        msg = f"where is {where!r}; 'any', 'local' and 'distributed' are possible"
-        raise ConfigError(msg)
+        raise ConfigError(f"where is {where!r}; 'any', 'local' and 'distributed' are possible")
     process = find(name)
     # Servings of other nodes are not looked for yet: this program is a cluster of its own.
     if process is None or where == "distributed":

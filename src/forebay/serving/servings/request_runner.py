@@ -145,8 +145,7 @@ class RequestRunner:
             if now >= self._silent_until:
                 self._silent_until = now + 1.0
                 log.warning("a client preprocessing did not take its input", exc_info=error)
-            msg = f"the client preprocessing does not take this body: {type(error).__name__}"
-            raise InvalidRequest(msg) from error
+            raise InvalidRequest(f"the client preprocessing does not take this body: {type(error).__name__}") from error
 
     def _execute(self, dispatch: Dispatch, work: Work) -> None:
         execution = self._execution
@@ -210,8 +209,7 @@ def _decode(body: Any, format: str) -> Any:
     except ForebayError:
         raise
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError, TypeError) as error:
-        msg = f"the body is no array and no object of arrays: {error}"
-        raise InvalidRequest(msg) from error
+        raise InvalidRequest(f"the body is no array and no object of arrays: {error}") from error
 
 
 def face_of(serving: Serving[Any, Any]) -> TensorFace:
@@ -244,8 +242,7 @@ def _arrays(value: Any) -> Any:
         if fields.keys() == {"dtype", "shape", "data"} and isinstance(fields["data"], bytes):
             dtype = np.dtype(fields["dtype"])
             if dtype.hasobject or dtype.type is np.void or dtype.kind in "mM":
-                msg = f"a tensor of {dtype} is not taken; numbers and texts are"
-                raise InvalidRequest(msg)
+                raise InvalidRequest(f"a tensor of {dtype} is not taken; numbers and texts are")
             array = np.frombuffer(fields["data"], dtype).reshape(fields["shape"])
             if list(array.shape) != fields["shape"]:
                 msg = f"a tensor has the shape {fields['shape']!r:.100}; its axes are given as whole numbers from 0 on"
@@ -307,5 +304,4 @@ def query_key(params: Mapping[str, Any], batch_keys: Sequence[Any]) -> Any:
     for key in batch_keys:
         if str(key) == named:
             return key
-    msg = f"unknown batch key: {named[:100]!r} (expected one of {list(batch_keys)!r})"
-    raise InvalidRequest(msg)
+    raise InvalidRequest(f"unknown batch key: {named[:100]!r} (expected one of {list(batch_keys)!r})")

@@ -10,24 +10,22 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 
 from forebay.arrays.libraries import find_kind
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
+from forebay.types.did_you_mean import nearest
 from forebay.types.settings import Checked, Count, Milliseconds, declared
 
 
 def _keys(value: Any) -> tuple[Hashable, ...]:
     if not isinstance(value, list | tuple) or not value:
-        msg = "a list with at least one batch key is needed"
-        raise ValueError(msg)
+        raise ValueError("a list with at least one batch key is needed")
     keys = tuple(cast("Sequence[Hashable]", value))
     for key in keys:
         try:
             hash(key)
         except TypeError:
-            msg = f"{key!r} is not hashable; names or numbers are"
-            raise ValueError(msg) from None
+            raise ValueError(f"{key!r} is not hashable; names or numbers are") from None
     if len(set(keys)) < len(keys):
-        msg = "a batch key stands there twice"
-        raise ValueError(msg)
+        raise ValueError("a batch key stands there twice")
     return keys
 
 
@@ -36,8 +34,7 @@ def _partitions(value: Any) -> bool | int | tuple[Any, ...]:
         return value
     if type(value) in {list, tuple} and value:
         return tuple(cast("Sequence[Any]", value))
-    msg = "True (one for each device), a number of at least 1 or a list of devices is needed"
-    raise ValueError(msg)
+    raise ValueError("True (one for each device), a number of at least 1 or a list of devices is needed")
 
 
 class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,8 +137,7 @@ def check_options(given: Mapping[str, Any]) -> dict[str, Any]:
         try:
             checked[name] = known[name].check(value, in_python=True)
         except ValueError as error:
-            msg = f"{name} is {value!r}; {error}"
-            raise ConfigError(msg) from error
+            raise ConfigError(f"{name} is {value!r}; {error}") from error
     return checked
 
 
@@ -154,11 +150,10 @@ def options_of(settings: ServingSettings, given: Mapping[str, Any]) -> ProcessOp
     options = {**settings.process_options, **check_options(given)}
     own = settings.batch_size
     if own is not None and options.setdefault("batch_size", own) != own:
-        msg = (
+        raise ConfigError(
             f"the batch size set via batch_size ({own}) does not match the batch size given to the serving process "
             f"({options['batch_size']})"
         )
-        raise ConfigError(msg)
     return ProcessOptions(**options)
 
 
@@ -184,10 +179,9 @@ def _ask_compiler(compile_options: dict[str, Any]) -> list[dict[str, Any]]:
 
     compiler = find_compiler(compile_options.get("compiler", "python"))
     if not callable(getattr(compiler, "partitions", None)):
-        msg = (
+        raise ConfigError(
             f"partitions=True asks the compiler how many there are, and {type(compiler).__name__} has no method "
             "partitions(options); give a number or a list of devices"
         )
-        raise ConfigError(msg)
     options = {name: value for name, value in compile_options.items() if name != "compiler"}
     return [{**compile_options, **one} for one in compiler.partitions(options)]

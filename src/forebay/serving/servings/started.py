@@ -96,8 +96,7 @@ class ServingProcess(Generic[In, Out]):
             ModelError: The module could not be initialised.
         """
         if name is not None and (type(name) is not str or not name):
-            msg = f"the name of a serving is a text, got {name!r}"
-            raise ConfigError(msg)
+            raise ConfigError(f"the name of a serving is a text, got {name!r}")
         settings = self._settings = serving.settings
         options = self.options = options_of(settings, given)
         self.name = f"serving-{next(_numbers)}" if name is None else name
@@ -284,8 +283,7 @@ class ServingProcess(Generic[In, Out]):
     def _check_key(self, batch: Batch) -> Batch:
         if batch.batch_key not in self._keys:
             known = list(self.options.batch_keys)
-            msg = f"unknown batch key: {batch.batch_key!r} (expected one of {known!r})"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"unknown batch key: {batch.batch_key!r} (expected one of {known!r})")
         return batch
 
     def _call(self, batch: Batch, waiter: Any, deadline: float, whole_size: int | None = None) -> Submission:

@@ -201,8 +201,7 @@ class _Feed:
             return None
         left_s = self._deadline - time.monotonic()
         if left_s <= 0.0:
-            msg = "the stream's time was over before all of its rows were executed"
-            raise DeadlineExceeded(msg)
+            raise DeadlineExceeded("the stream's time was over before all of its rows were executed")
         return left_s
 
     def close(self) -> None:
@@ -227,7 +226,6 @@ def stream(
         batches: Rows, each batch at most as large as the serving's.
         call: Makes a call of a batch, a waiter and a deadline.
         ahead: How many of the batches may be under way.
-        deadline: Seconds.
     """
     inbox = Inbox()
     feed = _Feed(partitions, inbox, call, ahead, deadline)

@@ -82,13 +82,11 @@ class BatchingHttp:
                 if length <= self._max_body_bytes:
                     return await read_body(receive, self._max_body_bytes)
         except TimeoutError:
-            msg = f"the body did not come within {self._read_s:g} seconds"
-            raise TooSlow(msg) from None
+            raise TooSlow(f"the body did not come within {self._read_s:g} seconds") from None
         except BodyTooLong:
             pass
         found = f"has {length} bytes" if length else "is too long"
-        msg = f"the body {found}, at most {self._max_body_bytes} are taken"
-        raise TooLarge(msg)
+        raise TooLarge(f"the body {found}, at most {self._max_body_bytes} are taken")
 
     async def _job(self, body: bytes, scope: Scope, receive: Receive) -> Any:
         """Have a worker do the job; a client that goes away meanwhile takes it along."""
@@ -111,7 +109,10 @@ class BatchingHttp:
         finally:
             watching.cancel()
             endpoint.cancel(request)
-            log.debug("a job has ended", extra={"bytes": len(body), "ms": _milliseconds_since(request.arrived)})
+            log.debug(
+                "a job has ended",
+                extra={"bytes": len(body), "ms": round((time.monotonic() - request.arrived) * 1000, 3)},
+            )
 
     async def _refuse(self, error: ForebayError, receive: Receive, send: Send) -> None:
         """Answer before the body was read, and close, but not while the client may still be sending."""
@@ -164,7 +165,3 @@ def _read_headers(scope: Scope) -> tuple[int, bytes]:
 async def _cancel_when_gone(endpoint: Endpoint, request: Request, receive: Receive) -> None:
     await left(receive)
     endpoint.cancel(request)
-
-
-def _milliseconds_since(moment: float) -> float:
-    return round((time.monotonic() - moment) * 1000, 3)

@@ -114,8 +114,7 @@ def write(files: Mapping[str, str], folder: Path, *, force: bool) -> list[Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        msg = f"{error.filename or folder} cannot be written: {error.strerror}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{error.filename or folder} cannot be written: {error.strerror}") from error
     return list(paths)
 
 

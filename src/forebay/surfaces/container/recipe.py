@@ -53,7 +53,6 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         serve: What follows `forebay serve` there.
         arguments: What a script that is served finds in `sys.argv`.
         base: The first lines of the Dockerfile; none take the usual ones.
-        python: Its Python.
         variables: Variables of the environment of the image.
         extras: Which of forebay's extras are installed.
         forebay: What pip installs instead of a release, with the lines that bring it; empty for a release.
@@ -136,13 +135,11 @@ def recipe_of(
     http = options.http if project is None else project.http
     has_http = project is None or project.asgi is not None
     if has_http and not options.extra_routes:
-        msg = "--no-extra-routes: who runs containers asks /readyz whether they are ready; leave it away"
-        raise ConfigError(msg)
+        raise ConfigError("--no-extra-routes: who runs containers asks /readyz whether they are ready; leave it away")
     listeners = [] if project is None else project.listeners
     grpc = next((one.port for one in listeners if isinstance(one, GrpcListener)), options.grpc.port)
     if 0 in {http.port if has_http else None, options.grpc.port}:
-        msg = "port 0 is any that is free, and a container opens one that is known; say which"
-        raise ConfigError(msg)
+        raise ConfigError("port 0 is any that is free, and a container opens one that is known; say which")
     endpoints = [] if project is None else [served.endpoint for served in project.app.served.values()]
     pools = [(endpoint.pool.statistics(), endpoint.batching.max_size) for endpoint in endpoints]
     devices = {device for statistics, _ in pools for device in statistics.devices if not device.startswith("cpu")}
@@ -185,6 +182,5 @@ def inside(path: str | Path, folder: Path) -> str:
     """
     found = os.path.relpath(path, folder)
     if found == os.pardir or found.startswith(os.pardir + os.sep):
-        msg = f"{path} lies outside of {folder}, which is all that the image has; move it there"
-        raise ConfigError(msg)
+        raise ConfigError(f"{path} lies outside of {folder}, which is all that the image has; move it there")
     return Path(found).as_posix()

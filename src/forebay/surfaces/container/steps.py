@@ -57,8 +57,7 @@ def steps(folder: Path, files: tuple[str, str, str], pip: tuple[str, ...] = ("pi
     for name, (file, run) in commands.items():
         path = Path(os.path.normpath(folder / file))
         if not path.is_relative_to(os.path.normpath(folder)):
-            msg = f"dependencies.{name}: {file} is outside of the project, {folder}"
-            raise ConfigError(msg)
+            raise ConfigError(f"dependencies.{name}: {file} is outside of the project, {folder}")
         if path.is_file():
             text = path.read_text(encoding="utf-8", errors="replace")
             needs = name == "shell" or (name == "pip" and bool(_BESIDE.search(text)))

@@ -74,8 +74,7 @@ class Mounted:
             ConfigError: If it is entered twice.
         """
         if self._running is not None:
-            msg = "the lifespan of this forebay.asgi() has begun already; it is entered in one place"
-            raise ConfigError(msg)
+            raise ConfigError("the lifespan of this forebay.asgi() has begun already; it is entered in one place")
         project, self._next = self._next or self._build(), None  # what was drained does not start again
         self._running = project
         try:
@@ -118,9 +117,8 @@ class Mounted:
 
     def _require(self) -> Project:
         if self._running is None:
-            msg = (
+            raise ConfigError(
                 "the models of this forebay.asgi() are not loaded: its lifespan has not begun. Where it is mounted, "
                 "write FastAPI(lifespan=models.lifespan), or `async with models.lifespan():` in a lifespan of your own"
             )
-            raise ConfigError(msg)
         return self._running

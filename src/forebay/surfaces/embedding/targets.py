@@ -8,7 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
 from forebay.graph.composition.compose import Composition
 from forebay.server.config import HttpConfig, Overrides
 from forebay.serving.models.model import Model
@@ -18,6 +18,7 @@ from forebay.surfaces.native.fresh_modules import fresh_modules
 from forebay.surfaces.native.graphs import GraphTarget, serve_composition
 from forebay.surfaces.native.target_file import split_target
 from forebay.surfaces.options import Side, options_of
+from forebay.types.did_you_mean import nearest
 from forebay.types.settings import declared
 
 if TYPE_CHECKING:
@@ -48,8 +49,7 @@ def read_targets(
         ConfigError: If one of them is wrong, with what is allowed.
     """
     if not targets:
-        msg = f"{caller}() has nothing to serve; give it a forebay.Model class or the path of a file"
-        raise ConfigError(msg)
+        raise ConfigError(f"{caller}() has nothing to serve; give it a forebay.Model class or the path of a file")
     is_path = isinstance(targets[0], str | Path)
     if is_path and len(targets) > 1:
         msg = f"{caller}() takes one path, or any number of classes; several files are named in a forebay.yaml"
@@ -93,8 +93,7 @@ def _built(caller: str, target: Any, options: Options) -> Built:
     hint = "a forebay.Model class, a function with @forebay.compose, or the path of a file is needed"
     if isinstance(target, Model):
         hint = f"give the class, {type(target).__name__}: its workers make the objects"
-    msg = f"{caller}() cannot serve {str(target)[:80]!r}, a {type(target).__name__}; {hint}"
-    raise ConfigError(msg)
+    raise ConfigError(f"{caller}() cannot serve {str(target)[:80]!r}, a {type(target).__name__}; {hint}")
 
 
 def _told(caller: str, settings: Mapping[str, Any], http: Collection[str]) -> Told:
@@ -106,14 +105,12 @@ def _told(caller: str, settings: Mapping[str, Any], http: Collection[str]) -> To
             did_you_mean = f"did you mean {hint}?" if hint else f"there are {', '.join(known)}"
             if name in HTTP:
                 did_you_mean = "whoever runs the application sees to that"
-            msg = f"{caller}() knows no setting {name}; {did_you_mean}"
-            raise ConfigError(msg)
+            raise ConfigError(f"{caller}() knows no setting {name}; {did_you_mean}")
         struct = HttpConfig if name in http else Overrides
         if value is None:  # not said
             continue
         try:
             told[struct][name] = declared(struct)[name].check(value, in_python=True)
         except ValueError as error:
-            msg = f"{caller}({name}={value!r}) is not possible; {error}"
-            raise ConfigError(msg) from error
+            raise ConfigError(f"{caller}({name}={value!r}) is not possible; {error}") from error
     return told

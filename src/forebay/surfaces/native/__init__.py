@@ -184,11 +184,9 @@ def _serve_target(target: str, overrides: Overrides, given: Collection[str]) -> 
     path, name = split_target(target)
     file = path.absolute()  # the file may change the working folder
     if overrides.env and overrides.worker_kind != "process":
-        msg = f"an environment of its own needs worker kind process, found {overrides.worker_kind}"
-        raise ConfigError(msg)
+        raise ConfigError(f"an environment of its own needs worker kind process, found {overrides.worker_kind}")
     if overrides.python is not None and overrides.worker_kind != "process":
-        msg = f"an interpreter of its own needs worker kind process, found {overrides.worker_kind}"
-        raise ConfigError(msg)
+        raise ConfigError(f"an interpreter of its own needs worker kind process, found {overrides.worker_kind}")
     if is_repository(target):
 
         def of_files(named: Overrides, folder: Path) -> Served:
@@ -268,7 +266,6 @@ def serve_model(
     """Build the endpoint of a model class.
 
     Args:
-        model: The class.
         overrides: What the person says.
         spec: How a worker builds its runner; None finds the class in the file it was imported from.
         files: The folder that it loads, if it has a repository.
@@ -339,11 +336,10 @@ def _pool(
     if spec is None:
         file = Path(getattr(sys.modules.get(model.__module__), "__file__", None) or "")
         if overrides.worker_kind == "process" and (not file.is_file() or "<locals>" in model.__qualname__):
-            msg = (
+            raise ConfigError(
                 f"{model.__qualname__} cannot run in processes, which import it by its name in a file; "
                 "put it there, or use worker_kind='thread'"
             )
-            raise ConfigError(msg)
         spec = _spec(file, model.__name__, isolate_errors=is_isolating)
         if files is not None:
             spec = msgspec.structs.replace(spec, kwargs={**spec.kwargs, "files": str(files)})

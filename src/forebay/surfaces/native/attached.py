@@ -119,8 +119,7 @@ class Lobby:
         try:
             hello = msgspec.convert(about, WorkerDescription)
         except msgspec.ValidationError as error:
-            msg = f"its hello cannot be used: {error}"
-            raise ConfigError(msg) from error
+            raise ConfigError(f"its hello cannot be used: {error}") from error
         guest = self._guest(check(hello.model))
         return WorkerSlot(guest.pool, self._config.max_frame_bytes, fitting(guest.description))
 
@@ -140,11 +139,10 @@ class Lobby:
             raise ConfigError(msg)
         if guest is not None and guest.description != description:
             if not guest.pool.is_deserted:
-                msg = (
+                raise ConfigError(
                     f"the name '{name}' is taken by workers that describe their model otherwise "
                     f"({guest.description.differences(description)}); give it another `name`, or stop them first"
                 )
-                raise ConfigError(msg)
             guest = None
         if guest is None:
             self._forget_who_never_came()
@@ -219,8 +217,7 @@ def _fitting(contract: Contract) -> Callable[[EntryBatch, Sequence[Any]], None]:
                 rows = cast("list[Any]", outcome)
                 odd |= set(map(type, rows)) - {bytes}
                 if len(rows) != entry.size:
-                    msg = "it answered another number of samples than it was asked"
-                    raise InvalidRequest(msg)
+                    raise InvalidRequest("it answered another number of samples than it was asked")
         if odd:
             msg = f"it answered {', '.join(sorted(kind.__name__ for kind in odd))} where encoded results belong"
             raise InvalidRequest(msg)

@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
 from forebay.repository.address import is_address
 from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig, RepositoryConfig
 from forebay.server.setting_sources import Told
 from forebay.server.walker import Check, Walker, checked, variables
 from forebay.serving.models.model import NAME, NAME_IS
 from forebay.surfaces.contract import TargetEntry
+from forebay.types.did_you_mean import nearest
 from forebay.types.settings import Setting, declared
 from forebay.workers.address import UnixAddress, parse_address
 
@@ -111,7 +112,6 @@ def entries_of(file: ConfigFile, target: str | None, told: Mapping[str, Any], *,
     """Return what of a file is served.
 
     Args:
-        file: It.
         target: What the command line names beside it.
         told: What person and environment tell about all models.
         attaches: Whether workers may attach, so that there need not be anything else.

@@ -187,11 +187,10 @@ def describe(model: type[Model]) -> Description:
     """
     settings = settings_of(model)
     if model.batch_key is not None:
-        msg = (
+        raise ConfigError(
             f"{model.__qualname__}.batch_key runs in the server, which does not import the file of a model in another "
             "interpreter; leave it out, or serve the model in the server's own"
         )
-        raise ConfigError(msg)
     given, answer = io_types(model)
     plain = {name: getattr(settings, name) for name in _PLAIN}
     methods: list[DescribedMethod] = []
@@ -216,8 +215,7 @@ def check(given: Any) -> Description:
         check_paths([one.method for one in description.methods])
         msgspec.json.encode(openapi_document("check", "1", [description.faces()[0].described]))
     except (msgspec.ValidationError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        msg = f"the description of the model cannot be used: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"the description of the model cannot be used: {error}") from error
     return description
 
 
@@ -247,8 +245,7 @@ def describe_in(python: str, target: str, env: Mapping[str, str]) -> list[tuple[
         inside = os.path.join(python, "bin", "python")  # noqa: PTH118 - a Path would drop the ./ of a relative one
         if os.path.isfile(inside):  # noqa: PTH113
             hint = f"; did you mean {inside}?"
-        msg = f"the interpreter {python} cannot be run: {error.strerror}{hint}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"the interpreter {python} cannot be run: {error.strerror}{hint}") from error
     said = done.stderr.decode(errors="replace").strip()
     if done.returncode == 0:
         sys.stderr.write(said + "\n" if said else "")

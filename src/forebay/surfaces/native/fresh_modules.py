@@ -13,12 +13,10 @@ import importlib.util
 import linecache
 import os
 import sys
+from collections.abc import Collection, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterator
-    from types import ModuleType
+from types import ModuleType
+from typing import Any, Final
 
 _FOREIGN: Final = frozenset({"site-packages", "dist-packages", "node_modules", "__pycache__"})
 """Folders within a project's own that are not its own."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from forebay.batching.queue import BUNDLE_S, BatchConfig
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
 from forebay.graph.composition.compose import Composition, compositions_in, nodes_in
 from forebay.graph.composition.keys import NodeKeys
 from forebay.graph.composition.wire import Wire, WirePool
@@ -26,6 +26,7 @@ from forebay.surfaces.native.model_options import (
     workers_of,
 )
 from forebay.surfaces.native.pools import Workers, pool_of
+from forebay.types.did_you_mean import nearest
 from forebay.workers.objects import packed
 from forebay.workers.runner import RunnerSpec
 
@@ -45,8 +46,6 @@ class GraphTarget(msgspec.Struct, frozen=True):
     """A composition that is to be served.
 
     Attributes:
-        composition: It.
-        path: Its file.
         name: Its name there.
         overrides: What the person says about every model and node.
         given: Which of that was said and is not a default.
@@ -72,8 +71,7 @@ def compositions_of(module: ModuleType, name: str | None) -> dict[str, Compositi
         return {name: found[name]}
     hint = nearest(name, found)
     if not hasattr(module, name) and hint is not None:
-        msg = f"{module.__file__} has no composition named {name}; did you mean {hint}?"
-        raise ConfigError(msg)
+        raise ConfigError(f"{module.__file__} has no composition named {name}; did you mean {hint}?")
     return {}
 
 

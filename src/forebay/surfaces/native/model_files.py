@@ -50,7 +50,6 @@ def read_model_file(
     """Load a model file and find out what it takes and gives, and how it can be batched.
 
     Args:
-        path: The file.
         overrides: What the person says.
         loaded: Returns the model, where workers in this process share it with others who use it.
         openvino: What OpenVINO is told, where it is to run the file.
@@ -60,17 +59,15 @@ def read_model_file(
     """
     path = folder_of(path) or path
     if loaded is None and not path.is_file() and path.suffix in SUFFIXES:
-        msg = f"the model is '{path}', and no file is there"
-        raise ConfigError(msg)
+        raise ConfigError(f"the model is '{path}', and no file is there")
     devices = devices_of(str(path), overrides.devices, overrides.worker_kind)
     threads = max(1, len(os.sched_getaffinity(0)) // workers_of(overrides.workers, devices))
     file = load_with(path, RunOptions(threads=threads, signature="", openvino=openvino)) if loaded is None else loaded()
     for device in devices:
         if device.kind != "cpu" and not file.runtime.can_run_on(device):
-            msg = (
+            raise ConfigError(
                 f"{path} cannot run on {device}: what runs it here ({type(file.runtime).__name__}) knows no such device"
             )
-            raise ConfigError(msg)
     is_tied = any(device.cores for device in devices)
     main = SignaturePlan(file.signature())
     plan = FilePlan(str(path.absolute()), main, None if is_tied else threads, openvino=openvino)

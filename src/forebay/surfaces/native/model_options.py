@@ -52,8 +52,7 @@ def devices_of(where: str, said: Sequence[str], kind: WorkerKind) -> tuple[Devic
     try:
         devices = read_devices(existing(said))
     except ValueError as error:
-        msg = f"{where}: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{where}: {error}") from error
     if kind == "inline" and any(device.cores for device in devices):
         msg = f"{where} runs inline, on the loop of the server, which takes no set of processors; use thread or process"
         raise ConfigError(msg)
@@ -88,8 +87,7 @@ def batching_of(where: str, settings: ModelSettings, overrides: Overrides) -> Ba
         msg = f"{where} has the policy '{policy}' and no objective; set latency_objective_ms, in milliseconds"
         raise ConfigError(msg)
     if policy is not None and wait_ms is not None:
-        msg = f"{where} has the policy '{policy}', which learns how long to wait; leave out max_wait_ms"
-        raise ConfigError(msg)
+        raise ConfigError(f"{where} has the policy '{policy}', which learns how long to wait; leave out max_wait_ms")
     max_size = overrides.max_batch_size or settings.max_batch_size
     # Whoever streams joins those that do, so nobody waits for company; and streams that share their steps are apart.
     alone: Idle = "go" if settings.streams else "gather"
@@ -118,6 +116,5 @@ def isolates(where: str, settings: ModelSettings, overrides: Overrides) -> bool:
     """
     wanted = settings.isolate_errors if overrides.isolate_errors is None else overrides.isolate_errors
     if wanted and settings.streams:
-        msg = f"{where} streams, and a stream that has begun cannot run again; leave out --isolate-errors"
-        raise ConfigError(msg)
+        raise ConfigError(f"{where} streams, and a stream that has begun cannot run again; leave out --isolate-errors")
     return wanted

@@ -31,8 +31,7 @@ def recipe(target: str, options: Options, build: Callable[[], Project]) -> Recip
     """
     targets = [target] if target else [entry.target for entry in options.entries]
     if not targets:
-        msg = "a container needs something to serve: give a TARGET, such as model.py"
-        raise ConfigError(msg)
+        raise ConfigError("a container needs something to serve: give a TARGET, such as model.py")
     extras = {extra for one in targets for extra in _EXTRAS.get(split_target(one)[0].suffix, ("onnx", "openvino"))}
     extras |= {"buckets"} if any(map(is_address, targets)) else set()
     if is_address(target):

@@ -28,7 +28,6 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         what: What runs in them, for messages.
         kind: Where they run.
-        count: How many.
         threads: Threads of each.
         devices: What they run on.
         seats: Rows of streams that may be open in each.

@@ -133,8 +133,7 @@ class Reloading:
                     if (one.endpoint.name, one.endpoint.config.version) == (name, version):
                         self._own.add((name, version))
                         return one
-        msg = f"the project names no version '{version[:100]}' of a model '{name[:100]}'"
-        raise NotFound(msg)
+        raise NotFound(f"the project names no version '{version[:100]}' of a model '{name[:100]}'")
 
     def _again(self) -> Options:
         return self._options if self._options.again is None else self._options.again()
@@ -224,8 +223,7 @@ class Reloading:
             name, version = one.endpoint.name, one.endpoint.config.version
             try:
                 if name in self._app.served and name not in {own for own, _ in self._own}:
-                    msg = f"the name '{name}' is taken by workers that attached"
-                    raise ConfigError(msg)
+                    raise ConfigError(f"the name '{name}' is taken by workers that attached")
                 await self._app.load(name, version, lambda one=one: one, timeout_s=limit_s)
             except ForebayError as error:
                 self._tell(f"model '{name}' version '{version}'", error)

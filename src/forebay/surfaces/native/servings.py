@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from forebay.batching.queue import BatchConfig
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
 from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described
 from forebay.server.served import Served
@@ -20,6 +20,7 @@ from forebay.serving.servings.request_runner import RequestRunner, face_of, quer
 from forebay.serving.servings.settings import options_of, partitions_of
 from forebay.surfaces.native.model_options import devices_of, workers_of
 from forebay.surfaces.native.pools import Workers, pool_of
+from forebay.types.did_you_mean import nearest
 from forebay.workers.runner import RunnerSpec
 
 if TYPE_CHECKING:
@@ -48,19 +49,17 @@ def serving_in(module: ModuleType, name: str | None) -> Serving[Any, Any] | None
     names = [other for other, value in vars(module).items() if isinstance(value, Serving)]
     if name is None:
         if names and not defined_models(module):
-            msg = (
+            raise ConfigError(
                 f"{module.__file__} defines no forebay.Model, but servings: {', '.join(names)}; "
                 f"say which one is served: {Path(str(module.__file__)).name}:{names[0]}"
             )
-            raise ConfigError(msg)
         return None
     found = getattr(module, name, None)
     if isinstance(found, Serving):
         return cast("Serving[Any, Any]", found)
     hint = nearest(name, names)
     if found is None and hint is not None:
-        msg = f"{module.__file__} has no forebay.Serving named {name}; did you mean {hint}?"
-        raise ConfigError(msg)
+        raise ConfigError(f"{module.__file__} has no forebay.Serving named {name}; did you mean {hint}?")
     return None
 
 
@@ -69,7 +68,6 @@ def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: 
 
     Args:
         serving: What is served.
-        path: Its file.
         name: Its name there, and, in kebab-case, that of the endpoint.
         overrides: What the person says.
 
@@ -85,10 +83,9 @@ def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: 
         msg = f"{path}:{name} is a Serving, which knows no --policy and no --isolate-errors; a forebay.Model does"
         raise ConfigError(msg)
     if overrides.threads > 1:
-        msg = (
+        raise ConfigError(
             f"{path}:{name} is a Serving, whose workers run one batch at a time; give it more --workers, not --threads"
         )
-        raise ConfigError(msg)
     streams = serving.settings.streaming is not None
     has_keys = options.batch_keys != ("default",)
     config = EndpointConfig(

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 from forebay.errors import ConfigError, ForebayError
 from forebay.serving.models.model import load_module
 from forebay.types.failures import text_of
 from forebay.workers.user_code import caught
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 
 def split_target(target: str) -> tuple[Path, str | None]:

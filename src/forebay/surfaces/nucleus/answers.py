@@ -123,8 +123,7 @@ def _head(status: Any, headers: Iterable[Sequence[Any]]) -> list[Any]:
     for name, value in plain:
         shown = name.decode("latin-1")
         if not _NAME.fullmatch(name):
-            msg = f"the response has a header named {shown!r}; that cannot be the name of one"
-            raise ValueError(msg)
+            raise ValueError(f"the response has a header named {shown!r}; that cannot be the name of one")
         if _NOT_IN_A_VALUE.search(value):
             msg = f"the response's header {shown} is {value!r}; line breaks and control characters cannot be written"
             raise ValueError(msg)
@@ -136,8 +135,7 @@ def _encoded(name: str, text: str) -> bytes:
     try:
         return text.encode("latin-1")
     except UnicodeEncodeError:
-        msg = f"the response's header {name!r} has characters that latin-1 has not: {text!r}"
-        raise ValueError(msg) from None
+        raise ValueError(f"the response's header {name!r} has characters that latin-1 has not: {text!r}") from None
 
 
 def steps(

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from forebay.errors import ConfigError
 from forebay.repository.address import SCHEMES
 from forebay.server import yaml
-from forebay.server.walker import Walker, boolean, dotted, line, meant, shown, whole
+from forebay.server.walker import Walker, boolean, dotted, line, shown, whole
 from forebay.surfaces.nucleus.settings import (
     DEFAULT_PORT,
     DEFAULT_PYTHON,
@@ -35,6 +35,7 @@ from forebay.surfaces.nucleus.settings import (
     NucleusConfig,
     ServerSideBatching,
 )
+from forebay.types.did_you_mean import meant
 
 Section = dict[Any, Any]
 

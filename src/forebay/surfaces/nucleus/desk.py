@@ -12,13 +12,11 @@ import asyncio
 import logging
 import socket
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from forebay.workers import frames
 from forebay.workers.private_socket import PrivateSocket
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 log = logging.getLogger("forebay")
 

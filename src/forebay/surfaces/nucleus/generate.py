@@ -38,7 +38,6 @@ def recipe(config: NucleusConfig, state: Path = DEFAULT_FOLDER) -> Recipe:
     """Return what a container of a project needs.
 
     Args:
-        config: The project.
         state: The folder that tells when it is ready.
 
     Raises:
@@ -105,7 +104,6 @@ def generate(config: NucleusConfig, context: Path) -> tuple[dict[str, str], list
     """Return the Dockerfiles of a project as the original names them, and warnings.
 
     Args:
-        config: The project.
         context: The folder the image is built from; if the project is not in it, the project's folder.
     """
     needed = recipe(config)

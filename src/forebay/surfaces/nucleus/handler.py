@@ -97,8 +97,7 @@ class HandlerHost:
             logger.error("failed to start api", exc_info=error)
             if isinstance(error, ModelError):
                 raise error
-            msg = f"failed to start api: {self._path}: {text_of(error)}"
-            raise ModelError(msg, trace=trace_of(error)) from error
+            raise ModelError(f"failed to start api: {self._path}: {text_of(error)}", trace=trace_of(error)) from error
 
     def close(self) -> None:
         """Close the loops of its threads; the handler itself has no way to be closed."""
@@ -175,11 +174,10 @@ def _tensorflow(
     from forebay.surfaces.nucleus.tensorflow_client import TensorFlowClient, TensorFlowModels, TensorFlowRules
 
     if "tensorflow_client" not in plan.wanted:
-        msg = (
+        raise ModelError(
             '"tensorflow_client" is a required argument, but was not provided; a handler of the type tensorflow asks '
             "its models by it: def __init__(self, config, tensorflow_client)"
         )
-        raise ModelError(msg)
     models = TensorFlowModels(rules, desk)
     return models, TensorFlowClient(models, msgspec.convert(told, TensorFlowRules))
 
@@ -191,14 +189,12 @@ def _check_models(cls: type, plan: Arguments, key: str) -> None:
         ModelError: If not.
     """
     if key == "models" and "python_client" not in inspect.signature(cls.__init__).parameters:
-        msg = "'models' field not supported for 'python' type, which has 'multi_model_reloading'"
-        raise ModelError(msg)
+        raise ModelError("'models' field not supported for 'python' type, which has 'multi_model_reloading'")
     if "model_client" not in plan.wanted:
-        msg = (
+        raise ModelError(
             f'"model_client" is a required argument, but was not provided; with {key} a handler asks for its models by '
             "it: def __init__(self, config, model_client)"
         )
-        raise ModelError(msg)
     if not callable(getattr(cls, "load_model", None)):
         msg = "required method `load_model` is not defined; it returns the model of a folder: load_model(self, path)"
         raise ModelError(msg)
@@ -285,16 +281,14 @@ def handler_class(path: Path, requirements: str) -> type:
             raise ModelError(msg, trace="".join(traceback.format_exception(error))) from error
         found = getattr(module, "Handler", None)
     if not inspect.isclass(found):
-        msg = f"Handler class is not defined in {path}"
-        raise ModelError(msg)
+        raise ModelError(f"Handler class is not defined in {path}")
     return found
 
 
 def _import(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(MODULE, path)
     if spec is None or spec.loader is None:
-        msg = f"{path} is not a Python file"
-        raise ModelError(msg)
+        raise ModelError(f"{path} is not a Python file")
     module = sys.modules[MODULE] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

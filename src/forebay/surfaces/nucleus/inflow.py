@@ -111,8 +111,7 @@ class Intake:
             taken = 0
             while (message := arrived.get()) is not None:
                 if message is _GONE:
-                    msg = "the client is gone"
-                    raise Cancelled(msg)
+                    raise Cancelled("the client is gone")
                 taken += 1
                 if taken == ROOM // 2:
                     self._desk.ask("pull", name, taken)

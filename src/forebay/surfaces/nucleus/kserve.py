@@ -24,9 +24,7 @@ def routes_of(served: Served, key: Hashable, config: HttpConfig) -> dict[bytes, 
     """Return the routes of the protocol, by target.
 
     Args:
-        served: The handler's endpoint.
         key: The batch key of its posts.
-        config: The port.
     """
     route = _HandlerRoute(served, key, config)
     name, version = served.endpoint.name, served.endpoint.config.version

@@ -93,7 +93,6 @@ def configure_logger(
     """Make a logger write lines to stdout.
 
     Args:
-        name: Its name.
         config_file: Where the original keeps handlers and formats; not read, the format is fixed.
         level: debug, info, warning or error; None takes CORTEX_LOG_LEVEL, or info.
     """

@@ -336,5 +336,4 @@ def _failed(name: str, version: str) -> str:
 
 
 def _left() -> NoReturn:
-    msg = "it has left meanwhile"
-    raise Unavailable(msg)
+    raise Unavailable("it has left meanwhile")

@@ -41,7 +41,6 @@ class Rpc(msgspec.Struct, frozen=True):
     """A method of the service.
 
     Attributes:
-        name: Its name.
         takes: Full name of the messages it takes.
         gives: Full name of the messages it gives.
         is_asked_in_parts: Whether it takes any number of messages.
@@ -97,8 +96,7 @@ def compiled(config: NucleusConfig) -> UserService:
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMPILE_S)
         except subprocess.TimeoutExpired as error:
-            msg = f"compiling {path} took longer than {COMPILE_S:g} s"
-            raise ConfigError(msg) from error
+            raise ConfigError(f"compiling {path} took longer than {COMPILE_S:g} s") from error
         if done.returncode:
             raise ConfigError(_complaint(path, config.project_dir, done.stderr))
         found: Any = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
@@ -129,11 +127,10 @@ def _only_service(path: Path, described: Any) -> Any:
         if len(place.path) == 2 and place.path[0] == _SERVICES
     }
     listed = ", ".join(f"{one.name} (line {lines.get(index, '?')})" for index, one in enumerate(described.service))
-    msg = (
+    raise ConfigError(
         f"{path}:{lines.get(1, 1)}: there are {len(described.service)} services in it: {listed}; a project has exactly "
         "one, so put all methods into one, or the other services into files that are not served"
     )
-    raise ConfigError(msg)
 
 
 def _complaint(path: Path, project: Path, told: str) -> str:

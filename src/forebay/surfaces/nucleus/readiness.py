@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from forebay.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 DEFAULT_FOLDER: Final = Path("/run/workspace")
 READY_FILE: Final = "api_readiness.txt"
@@ -45,8 +43,7 @@ class Readiness:
             probe.unlink()
         except OSError as error:
             if self._is_asked_for:
-                msg = f"readiness files cannot be written to {self._folder}: {error.strerror}"
-                raise ConfigError(msg) from error
+                raise ConfigError(f"readiness files cannot be written to {self._folder}: {error.strerror}") from error
             self._works = False
             log.warning(
                 "no readiness files are written: %s: %s; --state-dir names another folder", self._folder, error.strerror

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NoReturn, Self
 
 from forebay.workers.cancel import is_cancelled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 OK: Final = 0
 CANCELLED: Final = 1
@@ -188,8 +186,7 @@ def _number(code: Any) -> int:
     value = getattr(code, "value", code)
     number = value[0] if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownVariableType]
     if isinstance(number, bool) or not isinstance(number, int) or not OK <= number <= _HIGHEST:
-        msg = f"a grpc.StatusCode is needed, found {code!r}"
-        raise TypeError(msg)
+        raise TypeError(f"a grpc.StatusCode is needed, found {code!r}")
     return number
 
 

@@ -83,8 +83,7 @@ class RpcMethod:
     def encoded(self, message: Any) -> bytes:
         """Return the bytes of a message that the method gave."""
         if type(message) is not self._gives:
-            msg = f"{type(message).__name__} was returned, {self.rpc.gives} is needed"
-            raise _Unserializable(msg)
+            raise _Unserializable(f"{type(message).__name__} was returned, {self.rpc.gives} is needed")
         return message.SerializeToString()
 
 
@@ -124,11 +123,10 @@ class RpcRunner(HandlerHost):
     def _make(self, cls: type) -> None:
         plan = constructor_arguments(cls)
         if "proto_module_pb2" not in plan.wanted:
-            msg = (
+            raise ModelError(
                 '"proto_module_pb2" is a required argument, but was not provided; a handler over gRPC is given the '
                 "messages of its service so: def __init__(self, config, proto_module_pb2)"
             )
-            raise ModelError(msg)
         plans = {rpc.name: _arguments(cls, rpc.name) for rpc in self._service.rpcs}
         if self._desk is not None:
             self._intake = Intake(self._desk)
@@ -144,7 +142,7 @@ class RpcRunner(HandlerHost):
     def _answer(self, method: RpcMethod, item: Item) -> Outcome:
         if method.is_plain:  # as most are: a message, and an answer
             result, error = caught(method.answer, item.body)
-            return result if error is None else _ended(self._status_of(method, error))
+            return result if error is None else ["end", *self._status_of(method, error), [], None, []]
         before: list[Pairs] = []
         context = RpcContext(item.params, before.append)
         result, error = caught(lambda: method.encoded(self._waited(self._call(method, item, context))))
@@ -239,10 +237,6 @@ class _Followed:
             self._coroutines.run(close())
 
 
-def _ended(status: tuple[int, str]) -> list[Any]:
-    return ["end", *status, [], None, []]
-
-
 def _arguments(cls: type, name: str) -> Arguments:
     """Return what the method for an RPC wants.
 
@@ -251,11 +245,10 @@ def _arguments(cls: type, name: str) -> Arguments:
     """
     function = getattr(cls, name, None)
     if not callable(function):
-        msg = (
+        raise ModelError(
             f"method {name} hasn't been defined in the Handler class; define one called {name} to match the RPC method "
             "from the protobuf definition"
         )
-        raise ModelError(msg)
     parameters = list(inspect.signature(function).parameters.values())
     if inspect.isfunction(inspect.getattr_static(cls, name)):
         parameters = parameters[1:]
@@ -263,9 +256,8 @@ def _arguments(cls: type, name: str) -> Arguments:
     if unknown:
         quoted = " and ".join(f'"{one}"' for one in unknown)
         what = "argument" if len(unknown) == 1 else "arguments"
-        msg = (
+        raise ModelError(
             f"{what} {quoted} cannot be used when the grpc protocol is enabled; the arguments of {name} may be "
             f"{', '.join(RPC_ARGUMENTS)}"
         )
-        raise ModelError(msg)
     return found

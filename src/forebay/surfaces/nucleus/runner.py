@@ -238,10 +238,9 @@ def verbs_of(cls: type, *, batched: bool) -> dict[str, Arguments]:
     names = [name for name in VERBS if callable(getattr(cls, f"handle_{name}", None))]
     if not names:
         known = ", ".join(f"`handle_{name}`" for name in VERBS)
-        msg = (
+        raise ModelError(
             f"no user-defined `handle_<verb>` method found in handler class; define at least one verb handler ({known})"
         )
-        raise ModelError(msg)
     if batched and "post" not in names:
         msg = "dynamic batcher has been enabled, but no `handle_post` method could be found in the `Handler` class"
         raise ModelError(msg)

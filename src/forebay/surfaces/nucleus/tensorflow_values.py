@@ -28,7 +28,6 @@ def arrays_of(
         shapes: Of its inputs, -1 for any length; None for any shape.
         given: What the handler says.
         model: Its name, for messages.
-        version: Its version.
 
     Raises:
         UserException: If an input is missing, unknown, or no array of its type and shape.
@@ -87,6 +86,5 @@ def _cast(var: Var, value: Any) -> Array:
     array = np.array(value, object)
     for one in array.ravel():
         if not isinstance(one, str | bytes):
-            msg = f"texts or bytes are needed, and {type(one).__name__} came"
-            raise TypeError(msg)
+            raise TypeError(f"texts or bytes are needed, and {type(one).__name__} came")
     return array

@@ -180,8 +180,7 @@ class OvmsApp(App):
             return self._graph(graphs[name])
         if (name, version) in models:
             return self._model(models[name, version])
-        msg = f"the configuration names no '{name[:100]}' with a version '{version[:100]}'"
-        raise NotFound(msg)
+        raise NotFound(f"the configuration names no '{name[:100]}' with a version '{version[:100]}'")
 
 
 def project_of(target: Path, options: Options, serve_file: ServeFile) -> Project:

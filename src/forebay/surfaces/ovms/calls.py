@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.errors import InvalidRequest, NotPrepared, nearest
+from forebay.errors import InvalidRequest, NotPrepared
 from forebay.graph.pool import PacketStream
 from forebay.protocols.kserve.calls import InferRequest, InferResponse
 from forebay.serving.tensor_face import TENSORS, TensorFace, check_shape, outcome_of, tensors_of
@@ -22,6 +22,7 @@ from forebay.surfaces.ovms.handlers import UNARY
 from forebay.surfaces.ovms.values import ExecutionFailed, as_wanted, as_wire
 from forebay.types.call import EMPTY, Failure, Request
 from forebay.types.datatypes import DATATYPES
+from forebay.types.did_you_mean import nearest
 from forebay.types.tensor import TensorMetadata, check_size, elements
 
 if TYPE_CHECKING:
@@ -90,8 +91,7 @@ class GraphCalls:
         names = [one.called for one in self.layout.outputs]
         for name in asked.outputs:
             if name not in names:
-                msg = f"'{self.name}' has no output '{name[:100]}'; it has {', '.join(names)}"
-                raise InvalidRequest(msg)
+                raise InvalidRequest(f"'{self.name}' has no output '{name[:100]}'; it has {', '.join(names)}")
         return {
             "in": TENSORS,
             "out": TENSORS,
@@ -109,8 +109,7 @@ class GraphCalls:
             InvalidRequest: If it did not come by the face of the graph.
         """
         if UNARY not in item.params:
-            msg = f"'{self.name}' is a graph of tensors; send them to /v2/models/{self.name}/infer"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"'{self.name}' is a graph of tensors; send them to /v2/models/{self.name}/infer")
         return {one.name: one for one in tensors_of(item.params["given"], item.body)}
 
     def encode(self, item: Item, results: Mapping[str, Any]) -> Outcome:
@@ -142,11 +141,9 @@ class GraphCalls:
             if tensor.name not in self.layout.spec.inputs:
                 hint = nearest(tensor.name, self.layout.inputs)
                 did_you_mean = f"did you mean '{hint}'?" if hint else f"it has {self._inputs}"
-                msg = f"'{self.name}' has no input '{tensor.name[:100]}'; {did_you_mean}"
-                raise InvalidRequest(msg)
+                raise InvalidRequest(f"'{self.name}' has no input '{tensor.name[:100]}'; {did_you_mean}")
             if tensor.name in packets:
-                msg = f"the input '{tensor.name}' came twice"
-                raise InvalidRequest(msg)
+                raise InvalidRequest(f"the input '{tensor.name}' came twice")
             if tensor.name in self.layout.images:
                 _check_image(tensor)
             if tensor.name in self._declared:
@@ -172,8 +169,7 @@ class GraphCalls:
         if given is None:
             return None
         if type(given) is not int or not _LOWEST <= given <= _HIGHEST:
-            msg = f"{TIMESTAMP} is {given!r:.60}; a whole number from {_LOWEST} to {_HIGHEST} is needed"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"{TIMESTAMP} is {given!r:.60}; a whole number from {_LOWEST} to {_HIGHEST} is needed")
         return given
 
     def check_side_packets(self, request: InferRequest) -> None:
@@ -186,26 +182,22 @@ class GraphCalls:
         layout = self.layout
         given = side_packets(request.parameters)
         if "py" in given:
-            msg = "the parameter 'py' is the graph's own; give yours another name"
-            raise NotPrepared(msg)
+            raise NotPrepared("the parameter 'py' is the graph's own; give yours another name")
         for name, value in given.items():
             if isinstance(value, float) or (type(value) is int and not -(2**63) <= value < 2**63):
-                msg = (
+                raise InvalidRequest(
                     f"the parameter '{name[:100]}' is {value!r:.60}; a text, a whole number, or true or false is needed"
                 )
-                raise InvalidRequest(msg)
         if given and not layout.takes_side_packets:
             msg = f"'{self.name}' is kept ready for requests and takes no parameters, such as '{min(given)[:100]}'"
             raise NotPrepared(msg)
         for name in layout.side_packets:
             if name not in given:
-                msg = f"'{self.name}' needs the parameter '{name}', an input_side_packet"
-                raise NotPrepared(msg)
+                raise NotPrepared(f"'{self.name}' needs the parameter '{name}', an input_side_packet")
         if self._problem:
             raise NotPrepared(self._problem)
         for name in layout.missing:
-            msg = f"nothing in the graph of '{self.name}' writes its output '{name}'"
-            raise NotPrepared(msg)
+            raise NotPrepared(f"nothing in the graph of '{self.name}' writes its output '{name}'")
 
     def answer(self, emission: Emission, id: str, *, wants_final: bool) -> InferResponse:
         """Return the part of a stream that a packet is."""
@@ -398,8 +390,7 @@ def _check_declared(tensor: Tensor, declared: TensorMetadata) -> None:
         InvalidRequest: If it is another one.
     """
     if tensor.datatype != declared.datatype:
-        msg = f"input '{tensor.name}' is of {tensor.datatype[:80]}, and {declared.datatype} is expected"
-        raise InvalidRequest(msg)
+        raise InvalidRequest(f"input '{tensor.name}' is of {tensor.datatype[:80]}, and {declared.datatype} is expected")
     if declared.shape:
         check_shape(tensor.name, tensor.shape, declared.shape)
 

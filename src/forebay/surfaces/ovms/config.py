@@ -64,7 +64,6 @@ class OvmsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be served.
 
     Attributes:
-        graphs: The graphs.
         models: The versions of models.
         bases: Where versions of models come and go on this machine.
         stored: Models that are in a bucket, each with its address.
@@ -97,7 +96,6 @@ def read_target(target: Path, name: str | None, stored: StoredModels | None = No
     """Read what a person names: a `graph.pbtxt`, a `config.json`, a folder with one of them.
 
     Args:
-        target: It.
         name: What a single graph is called.
         stored: The buckets that were looked at before.
 
@@ -106,7 +104,8 @@ def read_target(target: Path, name: str | None, stored: StoredModels | None = No
     """
     stored = stored or StoredModels()
     if target.is_dir():
-        target = next(one for one in (target / "config.json", target / GRAPH_FILE) if one.is_file())
+        configuration, graph = target / "config.json", target / GRAPH_FILE
+        target = graph if graph.is_file() and not configuration.is_file() else configuration
     if target.suffix == ".pbtxt":
         folder = target.absolute().parent
         name = name or re.sub(r"[^\w.-]+", "-", folder.name) or "graph"

@@ -114,11 +114,9 @@ class HandlerRunner:
             raise _not_loaded(f"{where}: the handler cannot be imported", raised)
         made = getattr(module, "OvmsPythonModel", None)
         if not inspect.isclass(made):
-            msg = f"{where} has no class OvmsPythonModel"
-            raise ModelError(msg)
+            raise ModelError(f"{where} has no class OvmsPythonModel")
         if not callable(getattr(made, "execute", None)):
-            msg = f"{where}: OvmsPythonModel has no method execute"
-            raise ModelError(msg)
+            raise ModelError(f"{where}: OvmsPythonModel has no method execute")
         model, raised = caught(made)
         if raised is not None:
             raise _not_loaded(f"{where}: OvmsPythonModel() raised", raised)

@@ -19,7 +19,6 @@ class Read(msgspec.Struct, frozen=True):
     """What a node reads on a port.
 
     Attributes:
-        port: The port.
         name: What the tensor is called there.
         is_renamed: Whether it is called so even if it has a name of its own.
     """
@@ -33,7 +32,6 @@ class PythonNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node that runs a handler; plain data.
 
     Attributes:
-        name: Its name.
         handler: Its file.
         input_names: Streams that it reads, in the order of the file.
         output_names: Streams that it writes, in the order of the file.
@@ -79,7 +77,6 @@ class GraphOutput(msgspec.Struct, frozen=True):
     """A stream that leaves the graph.
 
     Attributes:
-        name: Its name.
         called: What its tensors are called.
     """
 
@@ -91,7 +88,6 @@ class GraphLayout(msgspec.Struct, frozen=True, kw_only=True):
     """A graph that can be built.
 
     Attributes:
-        path: The file.
         spec: Nodes and streams.
         python: The nodes with handlers, by name.
         inference: The nodes with models, by name.

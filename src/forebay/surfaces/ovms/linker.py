@@ -69,7 +69,6 @@ def read_layout(name: str, path: Path, base_path: Path) -> GraphLayout:
 
     Args:
         name: What it is served as.
-        path: Its file.
         base_path: Where the paths of its handlers begin.
 
     Raises:

@@ -59,8 +59,7 @@ class SharedModels:
         if problem is None:
             return ModelFile(entry.name, runtime)
         why = problem.message if isinstance(problem, ForebayError) else reason_of(problem)
-        msg = f"the model '{entry.name}' ({entry.path}) cannot be loaded: {why}"
-        raise ModelError(msg) from problem
+        raise ModelError(f"the model '{entry.name}' ({entry.path}) cannot be loaded: {why}") from problem
 
 
 class InferenceRunner:
@@ -111,8 +110,7 @@ class InferenceRunner:
         self._fetches = self._bound(self._node.outputs, signature.fetches, "output")
         missing = {var.name for var in signature.feeds} - {var.name for var in self._feeds.values()}
         if missing:
-            msg = f"{self._where} does not feed the input '{min(missing)}' of the model"
-            raise ModelError(msg)
+            raise ModelError(f"{self._where} does not feed the input '{min(missing)}' of the model")
         self._file = file
 
     @property
@@ -126,8 +124,7 @@ class InferenceRunner:
         for port, name in names.items():
             var = known.get(name) or (only if port == f"{name}:0" or not name else None)
             if var is None:
-                msg = f"{self._where}: the model has no {what} '{name}'{meant(name, known)}"
-                raise ModelError(msg)
+                raise ModelError(f"{self._where}: the model has no {what} '{name}'{meant(name, known)}")
             found[port] = var
         return found
 
@@ -138,15 +135,13 @@ class InferenceRunner:
         for port, var in self._feeds.items():
             array = as_array(item.body[port], var.name)
             if array.dtype.name != var.dtype:
-                msg = (
+                raise ExecutionFailed(
                     f"{self._where}: the input '{var.name}' came as {array.dtype.name}, and the model takes {var.type}"
                 )
-                raise ExecutionFailed(msg)
             feed.append((var, Value(array)))
         try:
             values = file.run(feed, list(self._fetches.values()))
         except RunnerFailed as error:
-            msg = f"{self._where}: {error.message}"
-            raise ExecutionFailed(msg) from error
+            raise ExecutionFailed(f"{self._where}: {error.message}") from error
         found: dict[str, Any] = {port: value.array for port, value in zip(self._fetches, values, strict=True)}
         return Outputs(found)

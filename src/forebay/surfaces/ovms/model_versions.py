@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -19,9 +20,6 @@ from forebay.repository.tree_rules import TreeRules
 from forebay.runtimes.contract import OpenVinoOptions
 from forebay.runtimes.saved_model import FILE as SAVED_MODEL
 from forebay.server.config import RepositoryConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
 
 MODEL_FILES: Final = (".xml", ".onnx", ".pdmodel", ".pb", ".tflite")
 """What OpenVINO reads itself; of several in one folder the first of these kinds."""

@@ -15,13 +15,11 @@ import itertools
 import linecache
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 _PREFIX: Final = "forebay_ovms_"
 _numbers: Final = itertools.count(1)

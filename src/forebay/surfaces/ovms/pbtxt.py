@@ -15,7 +15,8 @@ from typing import Any, Final, NoReturn, cast
 
 import msgspec
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
+from forebay.types.did_you_mean import nearest
 
 MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 64
@@ -187,7 +188,6 @@ def read_graph(path: Path, calculators: Mapping[str, str | None]) -> GraphFile:
     """Read a file.
 
     Args:
-        path: The file.
         calculators: Those there are, and the message of the options of each.
 
     Raises:

@@ -60,8 +60,7 @@ class PyTensor(np.ndarray[Any, Any]):
         """
         source = data if buffer is None else buffer
         if source is None:
-            msg = "Tensor() takes data: bytes, a NumPy array, or anything else that has a buffer"
-            raise TypeError(msg)
+            raise TypeError("Tensor() takes data: bytes, a NumPy array, or anything else that has a buffer")
         array: Any = np.asarray(cast("Any", source) if isinstance(source, np.ndarray) else memoryview(source))
         self: Any = array.view(cls)
         self.flags.writeable = False

@@ -51,8 +51,7 @@ def as_array(value: Any, name: str) -> npt.NDArray[Any]:
     if not isinstance(value, Tensor):
         return value
     if value.datatype not in DATATYPES or not DATATYPES[value.datatype].size:
-        msg = f"'{name}' is of the type '{value.datatype[:80]}', which no model takes"
-        raise ExecutionFailed(msg)
+        raise ExecutionFailed(f"'{name}' is of the type '{value.datatype[:80]}', which no model takes")
     try:
         return to_array(as_raw(value))
     except RequestError as error:

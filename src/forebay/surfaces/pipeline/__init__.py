@@ -20,6 +20,5 @@ def __getattr__(name: str) -> Any:
     # Not imported above: importing the package does nothing but this, and a client needs no server.
     home = NAMES.get(name)
     if home is None:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(home), name)

@@ -166,7 +166,6 @@ def err_of(error: ForebayError, *, closing: bool = False) -> Told:
     """Return what a client is told about any error of forebay's.
 
     Args:
-        error: The error.
         closing: Whether the server is shutting down, which would explain that it is unavailable.
     """
     number = number_of(error)

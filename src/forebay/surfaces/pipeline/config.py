@@ -16,20 +16,9 @@ from typing import Any, Final, Literal, NoReturn, cast
 import msgspec
 
 from forebay.errors import ConfigError
-from forebay.server.walker import (
-    Check,
-    Walker,
-    boolean,
-    dotted,
-    meant,
-    number,
-    one_of,
-    positive,
-    text,
-    whole,
-    words,
-)
+from forebay.server.walker import Check, Walker, boolean, dotted, number, one_of, positive, text, whole, words
 from forebay.server.yaml import Document, Path, load
+from forebay.types.did_you_mean import meant
 
 FIRST_PORT: Final = 1024
 LAST_PORT: Final = 65_535
@@ -166,8 +155,7 @@ def read(source: str | FilePath | Mapping[str, Any]) -> tuple[PipelineConfig, li
         try:
             content = path.read_bytes()
         except OSError as error:
-            msg = f"the configuration {path} cannot be read: {error.strerror}"
-            raise ConfigError(msg) from error
+            raise ConfigError(f"the configuration {path} cannot be read: {error.strerror}") from error
         document = load(content, str(path))
         reader = _Reader(document)
         folder = str(path.parent)
@@ -186,8 +174,7 @@ def _check_ports(config: PipelineConfig, reader: _Reader) -> None:
     for key, found in ports.items():
         if found is not None and taken.setdefault(found, key) != key:
             place = reader.places.get(key) or reader.places[taken[found]]
-            msg = f"{place}: {key} is {found}, and so is {taken[found]}; each needs a port of its own"
-            raise ConfigError(msg)
+            raise ConfigError(f"{place}: {key} is {found}, and so is {taken[found]}; each needs a port of its own")
 
 
 def settle(name: str, given: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:

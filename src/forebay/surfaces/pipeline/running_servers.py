@@ -23,7 +23,6 @@ class Running(msgspec.Struct, frozen=True):
     Attributes:
         pid: Its process.
         born: When that began, in the ticks of the system's clock.
-        ports: Its ports.
         script: What it runs.
     """
 

@@ -33,7 +33,6 @@ class Script(msgspec.Struct, frozen=True):
     """A script and how it is run.
 
     Attributes:
-        path: Its file.
         arguments: What follows its name in `sys.argv`.
         folder: What it can import modules from; None is where it lies.
         package: Its package, where it is run as `python -m`.
@@ -82,8 +81,7 @@ def capture(script: Script) -> Any:
     try:
         code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     except (OSError, SyntaxError, ValueError) as error:
-        msg = f"{path} cannot be read as a Python script: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{path} cannot be read as a Python script: {error}") from error
     module = ModuleType("__main__")
     module.__file__ = str(path)
     module.__package__ = script.package
@@ -97,8 +95,7 @@ def capture(script: Script) -> Any:
     if error is not None and not (found.server is not None and isinstance(error, _Handed | SystemExit)):
         _refuse(path, error)
     if found.server is None:
-        msg = f"{path} ended without a call of run_server() or run_service(); call it at its end"
-        raise ConfigError(msg)
+        raise ConfigError(f"{path} ended without a call of run_server() or run_service(); call it at its end")
     return found.server
 
 
@@ -139,11 +136,10 @@ def running() -> Script:
 
 
 def _no_script() -> NoReturn:
-    msg = (
+    raise ConfigError(
         "ops in processes of their own need the script that defines them as a file, and this program has none; "
         "run it as `python script.py`, or set dag.is_thread_op to true"
     )
-    raise ConfigError(msg)
 
 
 @contextmanager

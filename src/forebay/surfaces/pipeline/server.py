@@ -41,12 +41,10 @@ class PipelineServer:
             ConfigError: If it is no `ResponseOp` with one input op.
         """
         if not isinstance(response_op, ResponseOp):
-            msg = f"set_response_op() was given a {type(response_op).__name__}; a ResponseOp is needed"
-            raise ConfigError(msg)
+            raise ConfigError(f"set_response_op() was given a {type(response_op).__name__}; a ResponseOp is needed")
         count = len(response_op.get_input_ops())
         if count != 1:
-            msg = f"the ResponseOp has {count} input ops; exactly one is needed, the last op of the graph"
-            raise ConfigError(msg)
+            raise ConfigError(f"the ResponseOp has {count} input ops; exactly one is needed, the last op of the graph")
         self.response_op = response_op
 
     def prepare_server(self, yml_file: str | Path | None = None, yml_dict: Mapping[str, Any] | None = None) -> None:
@@ -58,13 +56,11 @@ class PipelineServer:
         source = yml_dict if yml_file is None else yml_file
         if source is None or (yml_file is not None and yml_dict is not None):
             found = "neither" if source is None else "both"
-            msg = f"prepare_server() was given {found} of yml_file and yml_dict; exactly one is needed"
-            raise ConfigError(msg)
+            raise ConfigError(f"prepare_server() was given {found} of yml_file and yml_dict; exactly one is needed")
         self.config, self.warnings = read(source)
         if self.config.rpc_port is None and self.config.http_port is None:
             place = "yml_dict" if yml_file is None else yml_file
-            msg = f"{place}: there is no rpc_port and no http_port; give at least one of them"
-            raise ConfigError(msg)
+            raise ConfigError(f"{place}: there is no rpc_port and no http_port; give at least one of them")
 
     def run_server(self) -> None:
         """Serve until SIGTERM or SIGINT.
@@ -75,8 +71,7 @@ class PipelineServer:
         """
         if self.response_op is None or self.config is None:
             missing = "set_response_op()" if self.response_op is None else "prepare_server()"
-            msg = f"run_server() was called before {missing}"
-            raise ConfigError(msg)
+            raise ConfigError(f"run_server() was called before {missing}")
         script.hand_over(self)
         from forebay.surfaces.pipeline.surface import serve
 

@@ -19,8 +19,7 @@ __all__ = ["Ventu"]
 def __getattr__(name: str) -> Any:
     # Not imported above: the surface reads files without pydantic, which only the class needs.
     if name != "Ventu":
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         from forebay.surfaces.ventu.model import Ventu
     except ModuleNotFoundError as error:

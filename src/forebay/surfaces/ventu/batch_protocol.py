@@ -76,7 +76,6 @@ class BatchProtocol:
 
         Args:
             addr: Path of a unix socket, or host and port.
-            protocol: `unix` or `tcp`.
         """
         hand_over(None, "sock.run")
         ours, self._wake = socket.socketpair()

@@ -22,7 +22,6 @@ class Handed(BaseException):
 
     Attributes:
         model: What it would have served; None where the call does not know.
-        call: The call.
         module: The file as far as it was executed.
     """
 

@@ -193,6 +193,5 @@ def _checked(results: Any, count: int) -> list[Any]:
         raise BadOutcome(msg)
     made = list(results)
     if len(made) != count:
-        msg = f"batch_inference returned {len(made)} results for {count} requests"
-        raise BadOutcome(msg)
+        raise BadOutcome(f"batch_inference returned {len(made)} results for {count} requests")
     return made

@@ -71,8 +71,7 @@ class Ventu:
         request, response = Schema(req_schema), Schema(resp_schema)
         if response.example and not request.example:
             have = f"{response.name} has one and {request.name} has none"
-            msg = f"require request examples if response examples are provided: {have}"
-            raise NotPossible(msg)
+            raise NotPossible(f"require request examples if response examples are provided: {have}")
         self.req_schema = req_schema
         self.resp_schema = resp_schema
         self.use_msgpack = use_msgpack
@@ -131,8 +130,7 @@ class Ventu:
                 if answer != self.resp_example:
                     whose = f"{service.response.example_key} of {service.response.name}"
                     what = f"{self.resp_example} != {answer} for {self.req_example}"
-                    msg = f"the {whose} is not what the model answers: it does not match {what}"
-                    raise NotPossible(msg)
+                    raise NotPossible(f"the {whose} is not what the model answers: it does not match {what}")
         return True
 
     @property

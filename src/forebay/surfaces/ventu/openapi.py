@@ -87,7 +87,6 @@ def document(*, title: str, version: str, summary: str, media: str, request: Sch
 
     Args:
         title: Its name.
-        version: Its version.
         summary: What it does, in a line.
         media: Media type of bodies and answers.
         request: What it reads.

@@ -70,7 +70,7 @@ class ServicePages:
             document: Its OpenAPI document.
         """
         self.media = media
-        page = Reply(200, "text/html", _page())
+        page = Reply(200, "text/html", resources.files("forebay.surfaces.ventu").joinpath("apidoc.html").read_bytes())
         self._posts = {"/inference": Action.INFERENCE}
         self._gets: dict[str, Reply | Action] = {
             "/": Reply(200, media.name, _bytes(media.dumps(HOME))),
@@ -143,10 +143,6 @@ def too_large(limit: int) -> Reply:
 
 def _bytes(text: bytes | str) -> bytes:
     return text.encode() if isinstance(text, str) else text
-
-
-def _page() -> bytes:
-    return resources.files("forebay.surfaces.ventu").joinpath("apidoc.html").read_bytes()
 
 
 @cache

@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from forebay.errors import ConfigError, ForebayError, ModelError, nearest
+from forebay.errors import ConfigError, ForebayError, ModelError
 from forebay.serving.models.model import load_module
 from forebay.surfaces.ventu import handover, shim
 from forebay.surfaces.ventu.inference import HookFailed
 from forebay.surfaces.ventu.pages import reply_to
+from forebay.types.did_you_mean import nearest
 from forebay.types.failures import failure_of, text_of, trace_of
 from forebay.workers.user_code import caught
 
@@ -50,8 +51,7 @@ def build(*, path: str, name: str | None) -> VentuBatchRunner:
     wrong = _wrong(path, error)
     if wrong is not None:
         raise ConfigError(wrong) from error
-    msg = f"{path} cannot be loaded: {text_of(error)}"
-    raise ModelError(msg, trace=trace_of(error)) from error
+    raise ModelError(f"{path} cannot be loaded: {text_of(error)}", trace=trace_of(error)) from error
 
 
 def _loaded(path: Path, name: str | None) -> VentuBatchRunner:
@@ -114,26 +114,22 @@ def find(module: ModuleType, name: str | None = None) -> Ventu:
         _require_no_class(value, f"{name} in {where}")
         found = _made(value, f"{name} in {where}")
         if found is None:
-            msg = f"{name} in {where} is no Ventu object and no function that returns one"
-            raise ConfigError(msg)
+            raise ConfigError(f"{name} in {where} is no Ventu object and no function that returns one")
         return found
     models = {id(model): key for key, value in vars(module).items() if (model := _model_of(value)) is not None}
     if len(models) > 1:
-        msg = f"{where} holds several Ventu objects: {', '.join(models.values())}; name one as FILE:NAME"
-        raise ConfigError(msg)
+        raise ConfigError(f"{where} holds several Ventu objects: {', '.join(models.values())}; name one as FILE:NAME")
     for key in [*models.values(), *FACTORIES]:
         found = _made(getattr(module, key, None), f"{key} in {where}")
         if found is not None:
             return found
     cls = next((value.__name__ for value in vars(module).values() if _is_project_class(value)), None)
     if cls is not None:
-        msg = f"{where} holds no Ventu object; make one of its class: model = {cls}(Request, Response)"
-        raise ConfigError(msg)
-    msg = (
+        raise ConfigError(f"{where} holds no Ventu object; make one of its class: model = {cls}(Request, Response)")
+    raise ConfigError(
         f"{where} holds no Ventu object; make one at its top level, as `model = MyModel(Request, Response)`, or write "
         "a function `create_model` that returns it"
     )
-    raise ConfigError(msg)
 
 
 def _is_project_class(value: Any) -> bool:
@@ -144,8 +140,7 @@ def _is_project_class(value: Any) -> bool:
 
 def _require_no_class(value: Any, what: str) -> None:
     if _is_project_class(value):
-        msg = f"{what} is a class; an object of it is needed: model = {value.__name__}(Request, Response)"
-        raise ConfigError(msg)
+        raise ConfigError(f"{what} is a class; an object of it is needed: model = {value.__name__}(Request, Response)")
 
 
 def _made(value: Any, what: str) -> Ventu | None:
@@ -160,8 +155,7 @@ def _made(value: Any, what: str) -> Ventu | None:
     try:
         inspect.signature(value).bind()
     except TypeError:
-        msg = f"{what} needs arguments; a function that is called without any is needed"
-        raise ConfigError(msg) from None
+        raise ConfigError(f"{what} needs arguments; a function that is called without any is needed") from None
     except ValueError:  # something written in C, which does not say
         pass
     return _model_of(value())
@@ -191,7 +185,6 @@ class VentuBatchRunner:
         """Take a model.
 
         Args:
-            model: The model.
             path: Its file, for messages.
             left_out: The call of the file's that would have served it.
         """

@@ -42,8 +42,6 @@ class Schema:
     """A pydantic model class, with what its `Config` says about examples.
 
     Attributes:
-        model: The class.
-        name: Its name.
         example: Data for warm-up and health checks, None if there is none.
         example_key: Where in the class that stands, for messages.
         batch_size: Copies of the example in a warm-up batch.
@@ -60,8 +58,7 @@ class Schema:
         self._is_v1 = not hasattr(model, "model_validate")
         parse = getattr(model, "parse_obj" if self._is_v1 else "model_validate", None)
         if parse is None or not isinstance(model, type) or model.__module__ in _PYDANTIC:
-            msg = f"a schema has to be a pydantic model class of the project, not {model!r}"
-            raise NotPossible(msg)
+            raise NotPossible(f"a schema has to be a pydantic model class of the project, not {model!r}")
         self._parse = parse
         extra = self._extra()
         examples = extra.get("examples")

@@ -141,8 +141,7 @@ class _App(App):
         try:
             self._folder = PrivateFolder()
         except OSError as error:
-            msg = f"no folder can be made for the metrics of the workers: {error.strerror}"
-            raise ConfigError(msg) from error
+            raise ConfigError(f"no folder can be made for the metrics of the workers: {error.strerror}") from error
         self._folder.guard()
         self._environment.setdefault(FOLDER, shared_folder(self._environment) or str(self._folder.path))
         slow = asyncio.get_running_loop().call_later(SLOW_S, self._tell_slow)

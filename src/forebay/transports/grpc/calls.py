@@ -237,7 +237,6 @@ class OpenCall:
         """Take what was put there.
 
         Args:
-            size: How much it is.
             is_last: Whether the client has said everything with it.
 
         Raises:

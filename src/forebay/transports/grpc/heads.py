@@ -188,8 +188,7 @@ def check_trailers(fields: Sequence[Field]) -> None:
     """
     for name, value in fields:
         if _NAME.fullmatch(name) is None or _BAD_VALUE.search(value) or value.strip(b" \t") != value:
-            msg = "the trailers hold a field that may not stand there"
-            raise Malformed(msg)
+            raise Malformed("the trailers hold a field that may not stand there")
 
 
 def _sorted(fields: Sequence[Field]) -> dict[bytes, bytes]:
@@ -199,26 +198,20 @@ def _sorted(fields: Sequence[Field]) -> dict[bytes, bytes]:
     for name, value in fields:
         if name[:1] == b":":
             if is_regular or name in found or name not in _PSEUDO:
-                msg = f"{name[:50]!r} may not stand here"
-                raise Malformed(msg)
+                raise Malformed(f"{name[:50]!r} may not stand here")
         else:
             is_regular = True
             if _NAME.fullmatch(name) is None or name in _OF_HTTP_1 or (name == b"te" and value != b"trailers"):
-                msg = f"a field may not be called {name[:50]!r} or have this value"
-                raise Malformed(msg)
+                raise Malformed(f"a field may not be called {name[:50]!r} or have this value")
         if _BAD_VALUE.search(value) or value.strip(b" \t") != value:
-            msg = f"the value of {name[:50]!r} holds characters that it may not hold"
-            raise Malformed(msg)
+            raise Malformed(f"the value of {name[:50]!r} holds characters that it may not hold")
         if found.setdefault(name, value) != value and name == b"content-length":
-            msg = "content-length is said twice, with different values"
-            raise Malformed(msg)
+            raise Malformed("content-length is said twice, with different values")
     if not found.keys() >= {b":method", b":scheme", b":path"} or found[b":path"][:1] != b"/":
-        msg = "a request needs :method, :scheme and :path, which begins with a slash"
-        raise Malformed(msg)
+        raise Malformed("a request needs :method, :scheme and :path, which begins with a slash")
     length = found.get(b"content-length", b"0")
     if not length.isdigit() or len(length) > 18:
-        msg = "content-length is no number"
-        raise Malformed(msg)
+        raise Malformed("content-length is no number")
     return found
 
 

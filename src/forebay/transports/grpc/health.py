@@ -76,15 +76,13 @@ class Health:
     def _check(self, data: bytes, call: Call) -> None:
         status = self._status(_asked(data))
         if status == _UNKNOWN:
-            msg = "no such service"
-            raise NotFound(msg)
+            raise NotFound("no such service")
         call.reply(status)
 
     async def _watch(self, messages: AsyncIterator[bytes], _call: Call) -> AsyncIterator[bytes]:
         data = await anext(messages, None)
         if data is None:
-            msg = "nothing was asked for"
-            raise InvalidRequest(msg)
+            raise InvalidRequest("nothing was asked for")
         asked = _asked(data)
         if self._status(asked) == _UNKNOWN:
             yield _UNKNOWN
@@ -99,8 +97,7 @@ class Health:
                     yield now
                     told = now
                 elif self._is_stopping:
-                    msg = "the server is stopping"
-                    raise Unavailable(msg)
+                    raise Unavailable("the server is stopping")
                 else:
                     await asyncio.shield(change)
         finally:
@@ -144,6 +141,5 @@ def _asked(data: bytes) -> str:
     try:
         request: Any = health_pb2.HealthCheckRequest.FromString(data)
     except DecodeError as error:
-        msg = f"the request is no {SERVICE} message: {error}"
-        raise InvalidRequest(msg) from error
+        raise InvalidRequest(f"the request is no {SERVICE} message: {error}") from error
     return request.service

@@ -139,8 +139,7 @@ class Decoder:
                 elif byte & 0xE0 == 0x20:
                     size, at = _number(block, at, 0x1F)
                     if not may_resize or size > TABLE_BYTES:
-                        msg = f"the table may not be resized to {size} bytes here"
-                        raise BadBlock(msg)
+                        raise BadBlock(f"the table may not be resized to {size} bytes here")
                     self._max_bytes = size
                     self._evict(0)
                     left -= OVERHEAD_BYTES
@@ -167,8 +166,7 @@ class Decoder:
                 if listed <= limit:
                     fields.append(field)
         except IndexError:
-            msg = "a header block ends within a field"
-            raise BadBlock(msg) from None
+            raise BadBlock("a header block ends within a field") from None
         except huffman.BadString as error:
             raise BadBlock(str(error)) from None
         return fields, listed
@@ -178,8 +176,7 @@ class Decoder:
             return _STATIC[index]
         back = index - len(_STATIC) + 1
         if not 0 < back <= len(self._entries):
-            msg = f"a header block refers to field {index}, which is not in the table"
-            raise BadBlock(msg)
+            raise BadBlock(f"a header block refers to field {index}, which is not in the table")
         return self._entries[-back]
 
     def _add(self, field: Field) -> None:
@@ -218,8 +215,7 @@ def _number(block: bytes, at: int, mask: int) -> tuple[int, int]:
         number += (byte & 0x7F) << shift
         shift += 7
         if number > MAX_NUMBER or shift > 28:
-            msg = "a header block holds a number that is too large"
-            raise BadBlock(msg)
+            raise BadBlock("a header block holds a number that is too large")
         if byte < 0x80:
             return number, at
 

@@ -108,9 +108,7 @@ def unpack(data: bytes) -> bytes:
             if symbols:
                 found.append(symbols)
     except TypeError:
-        msg = "a packed string holds a word that means nothing"
-        raise BadString(msg) from None
+        raise BadString("a packed string holds a word that means nothing") from None
     if node not in _ENDS:
-        msg = "a packed string ends within a word"
-        raise BadString(msg)
+        raise BadString("a packed string ends within a word")
     return b"".join(found)

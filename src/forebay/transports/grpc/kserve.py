@@ -167,8 +167,7 @@ class KServe:
 
     def _shared_regions(self) -> SharedRegions:
         if self._app.shared_regions is None:
-            msg = "shared memory is read and written by a server with --shared-memory only"
-            raise NotOffered(msg)
+            raise NotOffered("shared memory is read and written by a server with --shared-memory only")
         return self._app.shared_regions
 
 
@@ -205,5 +204,4 @@ def _check_reads(asked: Any) -> None:
 
 
 def _missing(_message: bytes, _call: Call) -> None:
-    msg = "this server has no shared memory of CUDA"
-    raise NotOffered(msg)
+    raise NotOffered("this server has no shared memory of CUDA")

@@ -47,8 +47,7 @@ class Lending:
                 async with asyncio.timeout(min(call.deadline - monotonic(), timeout_s, Model.timeout_ms / 1000)):
                     await stack.enter_async_context(self._app.stock.lend(model, version or None))
             except TimeoutError:
-                msg = f"the model '{model}' is still being loaded; try again later"
-                raise Unavailable(msg) from None
+                raise Unavailable(f"the model '{model}' is still being loaded; try again later") from None
             yield
 
     def again(self, method: Direct, message: Data, call: Call, model: str, version: str) -> bool:

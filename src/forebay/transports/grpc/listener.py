@@ -50,7 +50,6 @@ class GrpcListener:
         """Describe the listener; `start` binds it.
 
         Args:
-            config: The port.
             services: What is served there.
             is_ready: What the health service tells: whether calls can be answered now.
             source: What has set the port, for messages; see `why_not`.
@@ -81,8 +80,7 @@ class GrpcListener:
         config = self._config
         number = config.port or 0
         if not 0 <= number < 1 << 16:
-            msg = f"port {number} is not possible; a number from 0 to 65535 is needed"
-            raise ConfigError(msg)
+            raise ConfigError(f"port {number} is not possible; a number from 0 to 65535 is needed")
         self._health = Health([service.full_name for service in self._services], self._is_ready, self._is_model_ready)
         services = [*self._services, self._health.service()]
         services += Reflection(services).services()

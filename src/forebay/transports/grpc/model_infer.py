@@ -65,7 +65,6 @@ class _Plan(msgspec.Struct, eq=False):
     """What was found out about requests of one layout.
 
     Attributes:
-        layout: It.
         served: Who answers.
         params: Of the request.
         size: How many samples it has.
@@ -83,7 +82,7 @@ class _Plan(msgspec.Struct, eq=False):
     answered: tuple[Any, int, bytes] = (None, 0, b"")
 
 
-class Asked(TensorRequest, gc=False, eq=False):
+class BegunInfer(TensorRequest, gc=False, eq=False):
     """A request that is inside; `call` is how it came.
 
     Attributes:
@@ -145,7 +144,7 @@ class InferMethods:
         versions = self._app.versions(model)
         return versions.named(version) if version else versions.turn()
 
-    async def begin_for(self, stream: InferStream, call: Call, message: Data) -> Asked | None:
+    async def begin_for(self, stream: InferStream, call: Call, message: Data) -> BegunInfer | None:
         """Begin a request of a stream; None if it went to the session of the stream.
 
         Raises:
@@ -169,7 +168,7 @@ class InferMethods:
             return None
         return self._begin(call, stream, message, layout, tensors)
 
-    def response(self, asked: Asked, outcome: Outcome, parameters: Mapping[str, Parameter] = EMPTY) -> Written:
+    def response(self, asked: BegunInfer, outcome: Outcome, parameters: Mapping[str, Parameter] = EMPTY) -> Written:
         """Return the response to a request.
 
         Raises:
@@ -214,7 +213,7 @@ class InferMethods:
 
     def _begin(
         self, call: Call, stream: InferStream | None, message: Data, layout: RequestLayout, tensors: Sequence[Tensor]
-    ) -> Asked:
+    ) -> BegunInfer:
         """Submit a request whose tensors have been read.
 
         Raises:
@@ -223,11 +222,9 @@ class InferMethods:
         served = self.served(layout.model, layout.version)
         name = served.endpoint.name
         if served.tensors is None:
-            msg = f"the model '{name}' takes no tensors; ask it over HTTP at /models/{name}"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"the model '{name}' takes no tensors; ask it over HTTP at /models/{name}")
         if served.contract.streams and stream is None:
-            msg = f"the model '{name}' answers in any number of parts; ask it by ModelStreamInfer"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"the model '{name}' answers in any number of parts; ask it by ModelStreamInfer")
         params, size = served.tensors.ask(tensors, [one.name for one in layout.outputs], parameters=layout.parameters)
         if size > 1 and served.contract.streams:
             msg = f"the model '{name}' streams what it gives for one sample, and {size} came; send them one by one"
@@ -241,8 +238,10 @@ class InferMethods:
             self._plans[layout] = plan
         return self._submit(call, stream, message, plan, [one.data for one in tensors])
 
-    def _submit(self, call: Call, stream: InferStream | None, message: Data, plan: _Plan, data: list[Data]) -> Asked:
-        asked = Asked(data, self._reply, plan.params, None, call.deadline, plan.size, call=call, plan=plan)
+    def _submit(
+        self, call: Call, stream: InferStream | None, message: Data, plan: _Plan, data: list[Data]
+    ) -> BegunInfer:
+        asked = BegunInfer(data, self._reply, plan.params, None, call.deadline, plan.size, call=call, plan=plan)
         if plan.layout.id is not None:
             asked.name = plan.layout.id_in(message)
         if plan.timeout_s != _NEVER:
@@ -259,7 +258,7 @@ class InferMethods:
         return asked
 
     def _replied(self, request: Request, outcome: Outcome) -> None:
-        assert type(request) is Asked
+        assert type(request) is BegunInfer
         if request.stream is not None:
             request.stream.answered(request, outcome)
             return
@@ -316,8 +315,7 @@ class InferMethods:
     def _regions(self) -> SharedRegions:
         regions = self._app.shared_regions
         if regions is None:
-            msg = "tensors in shared memory are read and written by a server with --shared-memory only"
-            raise InvalidRequest(msg)
+            raise InvalidRequest("tensors in shared memory are read and written by a server with --shared-memory only")
         return regions
 
 
@@ -325,8 +323,7 @@ def _timeout_s(parameters: Mapping[str, Parameter]) -> float:
     """Return the seconds for the microseconds that a client gives its request; 0 is no limit."""
     given = parameters.get(_TIMEOUT, 0)
     if isinstance(given, str | float) or given < 0:
-        msg = f"the parameter {_TIMEOUT} is {given!r:.60}; a whole number of microseconds is needed"
-        raise InvalidRequest(msg)
+        raise InvalidRequest(f"the parameter {_TIMEOUT} is {given!r:.60}; a whole number of microseconds is needed")
     return given / 1e6 if given else _NEVER
 
 

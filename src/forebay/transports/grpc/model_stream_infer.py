@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from forebay.protocols.kserve.wire import RequestLayout
     from forebay.protocols.kserve.written import Written
     from forebay.server.served import Served, Session
-    from forebay.transports.grpc.model_infer import Asked, InferMethods
+    from forebay.transports.grpc.model_infer import BegunInfer, InferMethods
     from forebay.transports.grpc.service import Call
     from forebay.types.call import Outcome
     from forebay.types.tensor import Data, Tensor
@@ -49,7 +49,7 @@ class InferStream:
         self.id = ""
         self._inference = inference
         self._call = call
-        self._open: set[Asked] = set()
+        self._open: set[BegunInfer] = set()
         self._out: deque[tuple[Written, Callable[[], object] | None]] = deque()
         self._has_all = False
         self.has_begun = False
@@ -100,8 +100,7 @@ class InferStream:
             msg = f"incorrect servable name: '{layout.model[:100]}' on a stream of '{name}'; open another stream for it"
             raise InvalidRequest(msg)
         if layout.version not in {"", "0", self.joined.endpoint.config.version}:
-            msg = f"incorrect servable version: '{layout.version[:100]}' on a stream of '{name}'"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"incorrect servable version: '{layout.version[:100]}' on a stream of '{name}'")
         asked = InferRequest(model=name, inputs=tensors, id=self.id, parameters=layout.parameters)
         self._session.send(asked)
 
@@ -121,7 +120,7 @@ class InferStream:
             self._news = asyncio.get_running_loop().create_future()
             await self._news
 
-    def part(self, asked: Asked, outcome: Any, release: Callable[[], object]) -> None:
+    def part(self, asked: BegunInfer, outcome: Any, release: Callable[[], object]) -> None:
         """Send a part of an answer; `release` is called when the client has room for another."""
         parameters = {_IS_FINAL: False} if _wants_final(asked) else EMPTY
         try:
@@ -131,7 +130,7 @@ class InferStream:
         else:
             self._put(written.stream_response(message), release)
 
-    def answered(self, asked: Asked, outcome: Outcome) -> None:
+    def answered(self, asked: BegunInfer, outcome: Outcome) -> None:
         """Send an answer, or the end of one that came in parts."""
         self._open.discard(asked)
         if type(outcome) is Failure:
@@ -201,5 +200,5 @@ def _error(error: ForebayError, id: str) -> bytes:
     return written.stream_error(text, id)
 
 
-def _wants_final(asked: Asked) -> bool:
+def _wants_final(asked: BegunInfer) -> bool:
     return asked.plan.layout.parameters.get(_WANTS_FINAL) is True

@@ -54,8 +54,7 @@ class Reflection:
             try:
                 request = _messages.ServerReflectionRequest.FromString(data)
             except DecodeError as error:
-                msg = f"the request is no message of server reflection: {error}"
-                raise InvalidRequest(msg) from error
+                raise InvalidRequest(f"the request is no message of server reflection: {error}") from error
             try:
                 found = self._find(request)
             except KeyError:

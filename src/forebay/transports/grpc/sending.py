@@ -20,7 +20,6 @@ class Outgoing:
     """What one call still has to send.
 
     Attributes:
-        pieces: It.
         unsent_bytes: How much it is.
         moved: The sweep after which the client last took something.
     """

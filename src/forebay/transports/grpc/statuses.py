@@ -87,7 +87,6 @@ def of_error(error: ForebayError, own: Mapping[type[ForebayError], Status] = NON
     """Return what a client is told of an error; what it is not told was logged where the user's code ran.
 
     Args:
-        error: It.
         own: What a service says differently.
     """
     if isinstance(error, UserCodeError):

@@ -200,8 +200,7 @@ class TfServing:
         asked = SERVING.parsed("GetModelMetadataRequest", message)
         for field in asked.metadata_field:
             if field != _SIGNATURES:
-                msg = f"there is no metadata '{field[:100]}'; there is '{_SIGNATURES}'"
-                raise InvalidRequest(msg)
+                raise InvalidRequest(f"there is no metadata '{field[:100]}'; there is '{_SIGNATURES}'")
         if not asked.metadata_field:
             raise InvalidRequest(f"a metadata_field is needed; there is '{_SIGNATURES}'")
         _, served = self._find(asked.model_spec)
@@ -227,11 +226,9 @@ class TfServing:
     async def _reload(self, message: bytes, _call: Call) -> bytes:
         config = SERVING.parsed("ReloadConfigRequest", message).config
         if not self._is_managed:
-            msg = "clients say what is loaded where calls need a key (--api-key), or with --manage"
-            raise Unavailable(msg)
+            raise Unavailable("clients say what is loaded where calls need a key (--api-key), or with --manage")
         if config.WhichOneof("config") != "model_config_list":
-            msg = "a model_config_list is needed; there is no other configuration here"
-            raise InvalidRequest(msg)
+            raise InvalidRequest("a model_config_list is needed; there is no other configuration here")
         await reload(self._app, [_wanted(one) for one in config.model_config_list.config])
         return SERVING.classes().ReloadConfigResponse(status={"error_code": 0}).SerializeToString()
 

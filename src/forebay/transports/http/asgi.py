@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.routing import Route as PathRoute
 
-from forebay.errors import ForebayError, NotFound, Unavailable, nearest
+from forebay.errors import ForebayError, NotFound, Unavailable
 from forebay.protocols import openapi
 from forebay.protocols.openai.reading import PATHS
 from forebay.serving.models.model import Model
@@ -40,6 +40,7 @@ from forebay.transports.http.model_routes import routes_of
 from forebay.transports.http.openai import fault
 from forebay.transports.http.pages import ServerPages, path_of, response_of
 from forebay.transports.http.route import request_id_of
+from forebay.types.did_you_mean import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

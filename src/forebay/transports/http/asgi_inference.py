@@ -105,8 +105,7 @@ class Predict:
 
     async def _read_staged(self, head: Head, staged: Staged, receive: Receive) -> bytes:
         if head.length > staged.max_bytes:
-            msg = f"the body has {head.length} bytes, at most {staged.max_bytes} are taken"
-            raise TooLarge(msg)
+            raise TooLarge(f"the body has {head.length} bytes, at most {staged.max_bytes} are taken")
         return _arrived(await staged.read(receive))
 
     async def _read_body(self, route: Route, head: Head, receive: Receive) -> bytes:
@@ -122,8 +121,7 @@ class Predict:
 
 def _arrived(body: bytes | None) -> bytes:
     if body is None:
-        msg = "the client went away"
-        raise Cancelled(msg)
+        raise Cancelled("the client went away")
     return body
 
 
@@ -131,10 +129,9 @@ def _require_no_foreign_page(headers: Iterable[tuple[bytes, bytes]]) -> None:
     """Refuse what a page of another site fetches as a picture or the like: such a request has no Origin to judge by."""
     said = dict(headers)
     if said.get(b"sec-fetch-site") == b"cross-site" and b"origin" not in said:
-        msg = (
+        raise ForeignPage(
             "a page of another site calls, as if this were a picture or a link; call from a script, with --cors-origin"
         )
-        raise ForeignPage(msg)
 
 
 class Peer(msgspec.Struct, eq=False):
@@ -179,8 +176,7 @@ class AsgiAnswer:
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if not self._outcome.done():
-                msg = "the client went away"
-                raise Cancelled(msg)
+                raise Cancelled("the client went away")
             if writing is not None:
                 await writing
             return self._outcome.result()

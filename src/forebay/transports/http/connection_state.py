@@ -256,7 +256,6 @@ def check_framing(
     """Refuse a head whose end or target could be read in two ways; does not look for what the parser refuses itself.
 
     Args:
-        method: Its method.
         version: "1.1" or "1.0".
         headers: Its headers, names in lower case.
         upgrades: Whether the parser will not read its body, for it asks for another protocol.

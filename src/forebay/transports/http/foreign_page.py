@@ -7,12 +7,10 @@ recording. It cannot add a header, though, without its browser asking the server
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
 from forebay.transports.http.errors import ForeignPage
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 HEADER: Final = "x-forebay-page"
 

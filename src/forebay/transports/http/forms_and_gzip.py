@@ -98,8 +98,7 @@ class Staged:
             piece: bytes = message.get("body", b"")
             received += len(piece)
             if received > self.max_bytes:
-                msg = f"the body is too long, at most {self.max_bytes} bytes are taken"
-                raise TooLarge(msg)
+                raise TooLarge(f"the body is too long, at most {self.max_bytes} bytes are taken")
             if piece:
                 await asyncio.to_thread(self._do, self._entry.feed, piece)
             if not message.get("more_body", False):
@@ -122,8 +121,7 @@ class Staged:
             try:
                 return step(*arguments)
             except OSError as error:
-                msg = f"the files of a form cannot be kept: {error.strerror}"
-                raise Unavailable(msg) from error
+                raise Unavailable(f"the files of a form cannot be kept: {error.strerror}") from error
 
 
 class _Budget:
@@ -137,8 +135,7 @@ class _Budget:
     def take(self, size: int) -> None:
         with self._lock:
             if size > self._left:
-                msg = f"{self._why}; try again later"
-                raise Unavailable(msg)
+                raise Unavailable(f"{self._why}; try again later")
             self._left -= size
 
     def give(self, size: int) -> None:
@@ -182,15 +179,13 @@ class _Unpacker:
         try:
             self._feed(data)
         except zlib.error as error:
-            msg = f"the body is not packed with {self._packing}: {error}"
-            raise InvalidRequest(msg) from None
+            raise InvalidRequest(f"the body is not packed with {self._packing}: {error}") from None
 
     def _feed(self, data: bytes) -> None:
         while data:
             if self._unpack.eof:
                 if not self._is_gzip:
-                    msg = f"the body goes on after what was packed with {self._packing}"
-                    raise InvalidRequest(msg)
+                    raise InvalidRequest(f"the body goes on after what was packed with {self._packing}")
                 self._unpack = zlib.decompressobj(zlib.MAX_WBITS | 16)
             self._sink.feed(self._unpack.decompress(data, _STEP_BYTES))
             data = self._unpack.unconsumed_tail or self._unpack.unused_data
@@ -199,8 +194,7 @@ class _Unpacker:
         if self._unpack is not None:
             self._sink.feed(self._unpack.flush())
         if self._unpack is None or not self._unpack.eof:
-            msg = f"the body breaks off before the end of what was packed with {self._packing}"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"the body breaks off before the end of what was packed with {self._packing}")
         self._sink.end()
 
 
@@ -215,8 +209,7 @@ class _Whole:
 
     def feed(self, data: bytes) -> None:
         if self._size + len(data) > self.max_bytes:
-            msg = f"the body is longer than {self.max_bytes} bytes once it is unpacked"
-            raise TooLarge(msg)
+            raise TooLarge(f"the body is longer than {self.max_bytes} bytes once it is unpacked")
         self._budget.take(len(data))
         self._size += len(data)
         self._pieces.append(data)
@@ -249,8 +242,7 @@ class _Form:
         self._options = parse_options_header
         boundary = self._options(content_type)[1].get(b"boundary", b"")
         if not boundary:
-            msg = "the Content-Type multipart/form-data names no boundary"
-            raise InvalidRequest(msg)
+            raise InvalidRequest("the Content-Type multipart/form-data names no boundary")
         try:
             self._parser = MultipartParser(
                 boundary,
@@ -268,8 +260,7 @@ class _Form:
                 max_header_size=_MAX_HEADER_BYTES,
             )
         except ValueError as error:
-            msg = f"the boundary of the form cannot be used: {error}"
-            raise InvalidRequest(msg) from None
+            raise InvalidRequest(f"the boundary of the form cannot be used: {error}") from None
         self._parser.logger.disabled = True  # it warns of what clients are told
         self._parts: list[FormPart] = []
         self._paths: list[Path] = []
@@ -284,18 +275,15 @@ class _Form:
     def feed(self, data: bytes) -> None:
         self._size += len(data)
         if self._size > self.max_bytes:
-            msg = f"the form is longer than {self.max_bytes} bytes"
-            raise TooLarge(msg)
+            raise TooLarge(f"the form is longer than {self.max_bytes} bytes")
         try:
             self._parser.write(data)
         except ValueError as error:  # python-multipart's own are
-            msg = f"the form cannot be read: {error}"
-            raise InvalidRequest(msg) from None
+            raise InvalidRequest(f"the form cannot be read: {error}") from None
 
     def end(self) -> None:
         if not self._is_whole:
-            msg = "the form breaks off before its last boundary"
-            raise InvalidRequest(msg)
+            raise InvalidRequest("the form breaks off before its last boundary")
 
     def body(self) -> bytes:
         return named(self._parts)
@@ -315,8 +303,7 @@ class _Form:
 
     def _begin(self) -> None:
         if len(self._parts) >= self._max_parts:
-            msg = f"the form has more than {self._max_parts} fields and files"
-            raise TooLarge(msg)
+            raise TooLarge(f"the form has more than {self._max_parts} fields and files")
         self._headers = {}
         self._header = [b"", b""]
         self._content = bytearray()
@@ -336,16 +323,14 @@ class _Form:
         kind, options = self._options(self._headers.get(b"content-disposition", b""))
         name = options.get(b"name")
         if kind != b"form-data" or name is None:
-            msg = "a part of the form has no name: Content-Disposition: form-data; name=... is needed"
-            raise InvalidRequest(msg)
+            raise InvalidRequest("a part of the form has no name: Content-Disposition: form-data; name=... is needed")
         coding = _text(self._headers.get(b"content-transfer-encoding", b"")).lower()
         if coding not in _PLAIN_CODINGS:
             msg = f"a part of the form has the Content-Transfer-Encoding {coding[:40]!r}; send its bytes as they are"
             raise UnsupportedMedia(msg)
         self._name = _text(name)
         if len(self._name) > _MAX_NAME_BYTES:
-            msg = f"the name of a field is longer than {_MAX_NAME_BYTES} characters"
-            raise TooLarge(msg)
+            raise TooLarge(f"the name of a field is longer than {_MAX_NAME_BYTES} characters")
         filename = options.get(b"filename")
         self._filename = None if filename is None else _text(filename)
         self._type = _text(self._options(self._headers.get(b"content-type", b""))[0])
@@ -356,8 +341,7 @@ class _Form:
         if is_field:
             self._in_fields += size
             if self._in_fields > self._max_memory_bytes:
-                msg = f"the fields of the form are longer than {self._max_memory_bytes} bytes"
-                raise TooLarge(msg)
+                raise TooLarge(f"the fields of the form are longer than {self._max_memory_bytes} bytes")
         elif self._file is None and self._on_disk and self._in_files + size > self._max_memory_bytes:
             self._move_to_disk()
         if self._file is not None:
@@ -401,8 +385,7 @@ def _text(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        msg = f"a name in the form is no text in UTF-8: {value[:40]!r}"
-        raise InvalidRequest(msg) from None
+        raise InvalidRequest(f"a name in the form is no text in UTF-8: {value[:40]!r}") from None
 
 
 @cache

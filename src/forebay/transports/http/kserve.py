@@ -221,8 +221,7 @@ class InferRoute(InferenceRoute):
     def _shared(self) -> SharedRegions:
         regions = self._regions()
         if regions is None:
-            msg = "tensors in shared memory are read and written by a server with --shared-memory only"
-            raise InvalidRequest(msg)
+            raise InvalidRequest("tensors in shared memory are read and written by a server with --shared-memory only")
         return regions
 
     def _asked(self, asked: InferRequest) -> tuple[Mapping[str, Any], int]:

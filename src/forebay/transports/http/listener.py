@@ -47,7 +47,6 @@ class HttpListener:
         """Describe the listener; `start` binds it.
 
         Args:
-            config: The port.
             routes: What is answered on the fast lane, by target.
             asgi: Answers everything else.
             source: What has set the port, for messages; see `why_not`.
@@ -59,8 +58,7 @@ class HttpListener:
         self._config = config
         self._source = source
         if config.keyfile and not config.certfile:
-            msg = "--keyfile was given without --certfile; TLS needs the certificate as well"
-            raise ConfigError(msg)
+            raise ConfigError("--keyfile was given without --certfile; TLS needs the certificate as well")
         self._lane = HttpPort(config, routes, is_any_method=is_any_method)
         self._state = ServerState()
         app = _quiet(asgi)
@@ -91,8 +89,7 @@ class HttpListener:
         loop = asyncio.get_running_loop()
         config = self._config
         if not 0 <= config.port < 1 << 16:
-            msg = f"port {config.port} is not possible; a number from 0 to 65535 is needed"
-            raise ConfigError(msg)
+            raise ConfigError(f"port {config.port} is not possible; a number from 0 to 65535 is needed")
 
         def connect() -> HttpConnection:
             return HttpConnection(self._lane, self._uvicorn, self._state, {}, loop)

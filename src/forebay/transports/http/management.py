@@ -66,16 +66,13 @@ class Management:
         try:
             body = await read_body(request.receive, MAX_BODY_BYTES)
         except BodyTooLong:
-            msg = f"weights are too long, at most {MAX_BODY_BYTES} bytes are taken"
-            raise TooLarge(msg) from None
+            raise TooLarge(f"weights are too long, at most {MAX_BODY_BYTES} bytes are taken") from None
         if body is None:
-            msg = "the client went away"
-            raise Cancelled(msg)
+            raise Cancelled("the client went away")
         try:
             weights = msgspec.json.decode(body, type=dict[str, Weight])
         except (msgspec.MsgspecError, ValueError) as error:
-            msg = f'weights are an object such as {{"1": 90, "2": 10}}: {error}'
-            raise InvalidRequest(msg) from error
+            raise InvalidRequest(f'weights are an object such as {{"1": 90, "2": 10}}: {error}') from error
         self._app.share(name, weights)
         return self._told(name)
 
@@ -93,13 +90,11 @@ class Management:
             ForeignPage: If a page of another origin asks.
         """
         if not self.is_open:
-            msg = "versions are managed over HTTP where requests need a key (--api-key), or with --manage"
-            raise NotManaged(msg)
+            raise NotManaged("versions are managed over HTTP where requests need a key (--api-key), or with --manage")
         origin = request.headers.get("origin", "")
         is_own = not origin or origin.partition("://")[2] == request.headers.get("host")
         if not is_own and origin not in self._origins and "*" not in self._origins:
-            msg = f"a page of {origin[:100]!r} calls; let its origin in with --cors-origin"
-            raise ForeignPage(msg)
+            raise ForeignPage(f"a page of {origin[:100]!r} calls; let its origin in with --cors-origin")
 
     def _told(self, name: str) -> Response:
         body = msgspec.json.encode({"name": name, "versions": self._app.describe_versions(name)})

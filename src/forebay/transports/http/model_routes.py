@@ -41,11 +41,7 @@ def routes_of(app: App, config: HttpConfig, verbs: Collection[str] = ("POST",)) 
 
 
 class ModelRoutes:
-    """The routes of an app.
-
-    Attributes:
-        by_target: They.
-    """
+    """The routes of an app."""
 
     def __init__(self, app: App, config: HttpConfig, verbs: Collection[str]) -> None:
         self.by_target: dict[bytes, Route] = {}

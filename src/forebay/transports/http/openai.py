@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.batching.queue import BatchConfig
-from forebay.errors import ForebayError, NotFound, QueueFull, nearest
+from forebay.errors import ForebayError, NotFound, QueueFull
 from forebay.observe.ids import next_id
 from forebay.protocols.native import PARAMS, Contract, UnsupportedMedia
 from forebay.protocols.openai import errors, reading, vectors
@@ -27,6 +27,7 @@ from forebay.transports.http.errors import error_headers
 from forebay.transports.http.route import NEVER, Route, StandIn
 from forebay.types.call import Failure, Request
 from forebay.types.context import PARAM, told
+from forebay.types.did_you_mean import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -168,8 +169,7 @@ class OpenAiModels:
             hint = nearest(model, self._contracts)
             known = ", ".join(f"'{name}'" for name in self.names[:10])
             meant = f"did you mean '{hint}'?" if hint else f"there is {known}"
-            msg = f"no model '{model[:100]}' answers at {PREFIX}{self.path}; {meant}"
-            raise NotFound(msg)
+            raise NotFound(f"no model '{model[:100]}' answers at {PREFIX}{self.path}; {meant}")
         if len(speaking) == 1:
             return next(iter(speaking.items()))
         served = self._app.versions(model).turn(speaking)

@@ -174,8 +174,7 @@ class ServerPages:
         name = request.path_params["asset"]
         media_type = _ASSETS.get(name)
         if media_type is None:
-            msg = f"the documentation page has no file '{name[:100]}'"
-            raise NotFound(msg)
+            raise NotFound(f"the documentation page has no file '{name[:100]}'")
         body = _asset(name)
         headers = {"cache-control": "max-age=86400"}
         if body[:2] == b"\x1f\x8b":

@@ -52,7 +52,6 @@ def parser_of_rest(connection: TakesBody, frame: bytes) -> Any:
     """Return a parser that reads the rest of a message whose head another one has read, and nothing after it.
 
     Args:
-        connection: Is told.
         frame: The headers that say where it ends.
     """
     parser = httptools.HttpRequestParser(_Rest(connection))

@@ -105,8 +105,7 @@ class PredictRoute(InferenceRoute):
             is_columns = request.call is _COLUMNS
             return [JSON], [rest.encode_columns(tensors) if is_columns else rest.encode_rows(tensors, request.size)]
         if any(type(one) is Media for one in outcome):
-            msg = "a prediction is a forebay.Media, which an array in JSON cannot hold"
-            raise BadOutcome(msg)
+            raise BadOutcome("a prediction is a forebay.Media, which an array in JSON cannot hold")
         name = self._rows[request.params.get(CALL, "")].only_output
         told = [rest.bare(one, name) for one in outcome] if name else outcome
         return [JSON], [b'{"predictions":[' + b",".join(told) + b"]}"]
@@ -209,7 +208,6 @@ def about(app: App, name: str, below: str) -> dict[str, Any]:
 
     Args:
         app: What is served.
-        name: The model.
         below: What stands behind it in the path.
 
     Raises:

@@ -64,8 +64,7 @@ class TracePage:
         end = loop.time() + seconds
         while (left := end - loop.time()) > 0 and not self._is_ending():
             if await request.is_disconnected():
-                msg = "the client went away"
-                raise Cancelled(msg)
+                raise Cancelled("the client went away")
             await asyncio.sleep(min(left, _LOOK_S))
 
 

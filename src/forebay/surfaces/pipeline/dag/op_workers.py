@@ -32,8 +32,6 @@ def instances_of(
     """Make an op ready to be run.
 
     Args:
-        dag: Its graph.
-        name: Which op.
         config: What holds for the graph.
         store: The fields of the store's `StoreConfig`; if empty, the op has no store.
         own_process: Whether its worker is a process of its own.
@@ -91,7 +89,6 @@ def op_runner(script: Mapping[str, Any], name: str, store: Mapping[str, Any]) ->
 
     Args:
         script: The fields of the `Script`.
-        name: Which op.
         store: See `instances_of`.
     """
     server = captured(script)
@@ -110,8 +107,7 @@ def built(server: PipelineServer) -> tuple[Dag, PipelineConfig]:
     config, end = server.config, server.response_op
     if config is None or end is None:
         missing = "set_response_op()" if end is None else "prepare_server()"
-        msg = f"the server runs without {missing}; call it before"
-        raise ConfigError(msg)
+        raise ConfigError(f"the server runs without {missing}; call it before")
     return wire(server.name or "pipeline", end, config), config
 
 

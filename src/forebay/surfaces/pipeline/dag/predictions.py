@@ -32,7 +32,6 @@ class Prediction(Request, kw_only=True, gc=False, eq=False):
     """A request to a pipeline.
 
     Attributes:
-        message: What came in.
         peer: Who sent it, for the log.
         times: When it reached each stage.
         parent: The caller's `traceparent`.
@@ -69,7 +68,6 @@ class Predictions:
         response_class: Message of an answer.
         methods: What requests may call; None allows anything.
         error_codes: Which generation's numbers answers carry.
-        endpoint: The graph.
         is_closing: Set when the server begins to stop.
     """
 
@@ -95,7 +93,6 @@ class Predictions:
         """Answer one request.
 
         Args:
-            message: What came in.
             deadline: Absolute, in seconds of `time.monotonic`; infinity takes the configured time.
             peer: Who sent it, for the log.
             respond: Called on the loop, once, unless the request is called off: with the answer, whose `err_no` says

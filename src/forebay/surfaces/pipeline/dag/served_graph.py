@@ -61,7 +61,6 @@ class ServedGraph:
 
         Args:
             name: What requests may name the service as.
-            dag: The ops.
             config: What holds for them.
             script: Gives the script that worker processes execute to find their op; asked only where there are any.
             ids: Numbers of the requests.

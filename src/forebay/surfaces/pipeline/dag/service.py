@@ -79,7 +79,6 @@ class PipelineService(Predictions):
 
         Args:
             name: What requests may name it as.
-            dag: The ops.
             endpoint: The graph of them.
             config: What holds for it.
             ids: Numbers of its requests.

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
 from forebay.graph.spec import OUT, GraphSpec, NodeSpec, check
 from forebay.surfaces.pipeline.config import settle
 from forebay.surfaces.pipeline.ops import hooks
 from forebay.surfaces.pipeline.ops.op import REQUEST, Op, RequestOp, ResponseOp
 from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
+from forebay.types.did_you_mean import meant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -79,8 +80,7 @@ def wire(name: str, response_op: ResponseOp, config: PipelineConfig) -> Dag:
     sources = [op for op in used if isinstance(op, RequestOp)]
     ops = [op for op in used if not isinstance(op, RequestOp)]
     if not ops:
-        msg = "there is no op between the RequestOp and the ResponseOp; at least one is needed"
-        raise ConfigError(msg)
+        raise ConfigError("there is no op between the RequestOp and the ResponseOp; at least one is needed")
     first_arrival = config.dag.first_arrival
     _check_ops(ops, first_arrival=first_arrival)
     if len(sources) != 1:
@@ -117,16 +117,14 @@ def _check_ops(ops: Iterable[Op], *, first_arrival: bool) -> None:
         inputs = op.get_input_ops()
         if op.name in names or op.name == REQUEST:
             whose = "is the request's own" if op.name == REQUEST else "is given to two ops"
-            msg = f"the name '{op.name}' {whose}; give each op a name of its own"
-            raise ConfigError(msg)
+            raise ConfigError(f"the name '{op.name}' {whose}; give each op a name of its own")
         names.add(op.name)
         hooks.OpHooks(op)  # raises if one of them cannot be called
         if not inputs:
             msg = f"op '{op.name}' has no input_ops, so nothing would ever run it; give it the RequestOp or another op"
             raise ConfigError(msg)
         if len(set(inputs)) < len(inputs):
-            msg = f"op '{op.name}' names the same op twice in its input_ops"
-            raise ConfigError(msg)
+            raise ConfigError(f"op '{op.name}' names the same op twice in its input_ops")
         if op.get_jump_to_ops():
             msg = f"op '{op.name}' has jump_to_ops, which is not supported; let the next ops skip what is not for them"
             raise ConfigError(msg)
@@ -155,8 +153,7 @@ def _check_circle(ops: Iterable[Op]) -> None:
                 circle = [*path[path.index(following) :], following][::-1]
                 shown = " -> ".join(f"'{op.name}'" for op in circle)
                 cure = f"take '{circle[-2].name}' out of the input_ops of '{circle[-1].name}'"
-                msg = f"ops wait for each other in a cycle: {shown}; {cure}"
-                raise ConfigError(msg)
+                raise ConfigError(f"ops wait for each other in a cycle: {shown}; {cure}")
             else:
                 path.append(following)
 
@@ -216,8 +213,7 @@ def _unused(used: list[Op], config: PipelineConfig) -> list[str]:
     warnings: list[str] = []
     for name in config.op:
         if name not in names:
-            hint = nearest(name, names - {REQUEST})
-            did_you_mean = f"; did you mean '{hint}'?" if hint else ""
+            did_you_mean = meant(name, names - {REQUEST})
             warnings.append(f"the configuration names op '{name}', which the graph does not use{did_you_mean}")
     warnings += [f"op '{op.name}' is not used: its result leads to no answer" for op in _dead_ends(used)]
     return warnings

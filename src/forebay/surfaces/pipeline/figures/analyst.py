@@ -6,19 +6,18 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
 from forebay.observe import capacity
 from forebay.observe.trace_lanes import lanes
 from forebay.surfaces.pipeline.figures.profile import STEPS, events_in
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+from forebay.types.did_you_mean import nearest
 
 _Event: TypeAlias = tuple[int, str, int, int]
 
@@ -123,8 +122,7 @@ class OpAnalyst:
                         raise ConfigError(msg)
                 slowest_ms = max(slowest_ms, times.get(step, 0.0) / len(used))
         if slowest_ms <= 0:
-            msg = f"{op_config_yaml} names no stage that takes time; there are {', '.join(STEPS)}"
-            raise ConfigError(msg)
+            raise ConfigError(f"{op_config_yaml} names no stage that takes time; there are {', '.join(STEPS)}")
         return {op: round(sum(times.values()) / slowest_ms, 3) for op, times in self.times().items()}
 
     def _of(self, op: str) -> Mapping[str, Sequence[int]]:
@@ -132,8 +130,7 @@ class OpAnalyst:
         if found is None:
             hint = nearest(op, self._durations)
             known = f"did you mean '{hint}'?" if hint else f"there is {', '.join(self._durations) or 'none'}"
-            msg = f"the profile has no op '{op}'; {known}"
-            raise ConfigError(msg)
+            raise ConfigError(f"the profile has no op '{op}'; {known}")
         return found
 
 
@@ -149,8 +146,7 @@ class Analyst:
         try:
             text = Path(profile_file).read_text(errors="replace")
         except OSError as error:
-            msg = f"{profile_file} cannot be read: {error.strerror}"
-            raise ConfigError(msg) from error
+            raise ConfigError(f"{profile_file} cannot be read: {error.strerror}") from error
         self._events = list(events_in(text))
 
     def get_trace(self) -> list[dict[str, Any]]:
@@ -203,17 +199,14 @@ def _cards(path: Path) -> dict[str, dict[str, list[str]]]:
     try:
         given = msgspec.convert(yaml.safe_load(path.read_text()), dict[str, dict[str, int | str]], str_keys=True)
     except OSError as error:
-        msg = f"{path} cannot be read: {error.strerror}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        msg = f"{path} cannot be used: {error}; {expected}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{path} cannot be used: {error}; {expected}") from error
     cards: dict[str, dict[str, list[str]]] = {}
     for op, steps in given.items():
         for step, used in steps.items():
             split = [card.strip() for card in str(used).split(",")]
             if step not in STEPS or not all(split):
-                msg = f"{path}: op '{op}' has {step}: {used!r}; {expected}"
-                raise ConfigError(msg)
+                raise ConfigError(f"{path}: op '{op}' has {step}: {used!r}; {expected}")
             cards.setdefault(op, {})[step] = split
     return cards

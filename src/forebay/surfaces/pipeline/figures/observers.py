@@ -42,7 +42,6 @@ class Outlets:
         """Describe them; `open` begins.
 
         Args:
-            dag: The ops.
             config: What holds for them.
             waiting: Returns how many requests are before each op.
             slots: Requests that may be inside the graph, of all processes together.
@@ -110,7 +109,6 @@ class Observers:
         """Describe them; `open` begins.
 
         Args:
-            dag: The ops.
             config: What holds for them.
             nodes: The endpoint of each op.
             slots: Requests that may be inside the graph.

@@ -56,7 +56,6 @@ class Reporter:
         """Describe the graph.
 
         Args:
-            graph: Its name.
             nodes: The endpoint of each op.
             counts: Whether the server wants figures.
             level: Lowest level of the lines of requests that are told; None if the server writes none.

@@ -175,8 +175,7 @@ class TracerFile:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = logs.PatientFile(folder / FILE, maxBytes=MAX_BYTES, backupCount=KEPT, encoding="utf-8")
         except OSError as error:
-            msg = f"the tracer's folder {folder} cannot be written: {error.strerror}"
-            raise ConfigError(msg) from error
+            raise ConfigError(f"the tracer's folder {folder} cannot be written: {error.strerror}") from error
         self._file.setFormatter(logging.Formatter("%(asctime)s\n%(message)s"))
 
     async def run(self) -> None:
@@ -253,8 +252,7 @@ class MetricsPort:
         try:
             self._server, self._thread = start_http_server(port, host, registry)
         except OSError as error:
-            msg = f"prometheus_port {port} cannot be used: {error.strerror}; choose another one"
-            raise ConfigError(msg) from error
+            raise ConfigError(f"prometheus_port {port} cannot be used: {error.strerror}; choose another one") from error
 
     @property
     def port(self) -> int:

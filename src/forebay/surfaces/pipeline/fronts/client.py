@@ -19,7 +19,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from types import TracebackType
+from typing import Any, Final, Self, cast
 
 import grpc
 
@@ -37,9 +38,6 @@ from forebay.protocols.pipeline import literal, tensors
 from forebay.protocols.pipeline.array_texts import array_text
 from forebay.protocols.pipeline.messages import PATH, Request, Response
 from forebay.surfaces.pipeline.codes import to_v03
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 PROFILE_KEY: Final = "pipeline.profile"
 TIMEOUT_S: Final = 60.0
@@ -328,8 +326,7 @@ def request_of(feed_dict: Any, *, as_tensors: bool, as_npy: bool, profile: bool 
         TypeError: If a value can be sent neither as text nor as a tensor.
     """
     if not isinstance(feed_dict, Mapping):
-        msg = f"feed must be a dict of names and values, not {type(feed_dict).__name__}"
-        raise TypeError(msg)
+        raise TypeError(f"feed must be a dict of names and values, not {type(feed_dict).__name__}")
     feed = cast("Mapping[str, Any]", feed_dict)
     address = feed.get("clientip")
     request = Request(
@@ -367,8 +364,7 @@ def _text(name: str, value: Any) -> str:
 
     if isinstance(value, np.ndarray | list):
         return array_text(value)
-    msg = f"only str and np.ndarray type is supported: '{name}' is {type(value).__name__}"
-    raise TypeError(msg)
+    raise TypeError(f"only str and np.ndarray type is supported: '{name}' is {type(value).__name__}")
 
 
 class _Deadline:
@@ -383,17 +379,14 @@ class _Deadline:
 
 def _check_endpoints(endpoints: Any) -> None:
     if isinstance(endpoints, str) or not isinstance(endpoints, Sequence):
-        msg = f"endpoints must be a list of 'host:port', not {type(endpoints).__name__}"
-        raise TypeError(msg)
+        raise TypeError(f"endpoints must be a list of 'host:port', not {type(endpoints).__name__}")
     if not endpoints:
-        msg = "endpoints is empty; name at least one 'host:port'"
-        raise ValueError(msg)
+        raise ValueError("endpoints is empty; name at least one 'host:port'")
 
 
 def _check_fetch(fetch: Any) -> None:
     if fetch is not None and not isinstance(fetch, list | tuple):
-        msg = f"fetch must be a list of names, not {type(fetch).__name__}"
-        raise TypeError(msg)
+        raise TypeError(f"fetch must be a list of names, not {type(fetch).__name__}")
 
 
 def _method(channel: Any) -> Any:
@@ -405,8 +398,7 @@ def _method(channel: Any) -> Any:
 def _order(methods: list[Any], turn: Iterator[int]) -> list[Any]:
     """Return whom to ask, and whom next if they are not there."""
     if not methods:
-        msg = "this client is not connected; call connect(['host:port']) first"
-        raise Unavailable(msg)
+        raise Unavailable("this client is not connected; call connect(['host:port']) first")
     first = next(turn) % len(methods)
     return methods[first:] + methods[:first]
 

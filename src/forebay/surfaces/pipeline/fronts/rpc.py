@@ -69,8 +69,7 @@ def _parsed(kind: Any, data: bytes) -> Any:
     try:
         return kind.FromString(data)
     except DecodeError as error:
-        msg = f"the request is no {kind.DESCRIPTOR.full_name} message: {error}"
-        raise InvalidRequest(msg) from error
+        raise InvalidRequest(f"the request is no {kind.DESCRIPTOR.full_name} message: {error}") from error
 
 
 def _files(*kinds: Any) -> list[bytes]:

@@ -39,8 +39,7 @@ def load(source: str, folder: Path) -> tuple[Any, Any]:
     found = _compiled(source, folder / source) if source.endswith(".proto") else _imported(source, folder)
     request, response = (found.get(name) for name in ("Request", "Response"))
     if request is None or response is None:
-        msg = f"{source} has the messages {', '.join(found) or '-'}; it needs a Request and a Response"
-        raise ConfigError(msg)
+        raise ConfigError(f"{source} has the messages {', '.join(found) or '-'}; it needs a Request and a Response")
     missing = [name for name in _NEEDED if name not in response.DESCRIPTOR.fields_by_name]
     if missing:
         msg = f"the Response of {source} has no field {' and no '.join(missing)}, by which clients are told of errors"
@@ -50,11 +49,9 @@ def load(source: str, folder: Path) -> tuple[Any, Any]:
 
 def _compiled(source: str, path: Path) -> dict[str, Any]:
     if not path.is_file():
-        msg = f"there is no file {path}, which `proto` names"
-        raise ConfigError(msg)
+        raise ConfigError(f"there is no file {path}, which `proto` names")
     if importlib.util.find_spec("grpc_tools") is None:
-        msg = f"{source} needs a compiler, which is not installed: pip install 'forebay[protos]'"
-        raise ConfigError(msg)
+        raise ConfigError(f"{source} needs a compiler, which is not installed: pip install 'forebay[protos]'")
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "descriptors"
         command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{path.parent}", "--include_imports"]
@@ -62,12 +59,10 @@ def _compiled(source: str, path: Path) -> dict[str, Any]:
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMPILE_S)
         except subprocess.TimeoutExpired as error:
-            msg = f"compiling {source} took longer than {COMPILE_S:g} s"
-            raise ConfigError(msg) from error
+            raise ConfigError(f"compiling {source} took longer than {COMPILE_S:g} s") from error
         if done.returncode:
             told = [line for line in done.stderr.splitlines() if line.startswith(str(path.parent))]
-            msg = f"{source} cannot be compiled: {'; '.join(told) or done.stderr.strip()}"
-            raise ConfigError(msg)
+            raise ConfigError(f"{source} cannot be compiled: {'; '.join(told) or done.stderr.strip()}")
         descriptors = out.read_bytes()
     files = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
     last = files[-1]  # those it imports come first

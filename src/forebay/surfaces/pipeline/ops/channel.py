@@ -107,8 +107,7 @@ class ChannelData:
             return self.npdata
         if self.datatype == ChannelDataType.DICT.value:
             return self.dictdata
-        msg = f"Error type({self.datatype}) in datatype."
-        raise TypeError(msg)
+        raise TypeError(f"Error type({self.datatype}) in datatype.")
 
     @staticmethod
     def check_dictdata(dictdata: Any) -> tuple[int, str | None]:

@@ -103,7 +103,6 @@ class OpHooks:
         """Read the signatures.
 
         Args:
-            op: The op.
             debug: Whether messages name classes and kinds of exceptions.
 
         Raises:
@@ -334,8 +333,7 @@ def form_of(op: Op, hook: HookName) -> Form:
     if positional is None or missing:
         ways = " or ".join(f"{hook}(self, {', '.join(form)})" for form in forms)
         problem = f"needs '{missing[0]}', which is not known" if missing else f"takes {required} values"
-        msg = f"op '{op.name}': {hook} {problem}; write it as {ways}"
-        raise ConfigError(msg)
+        raise ConfigError(f"op '{op.name}': {hook} {problem}; write it as {ways}")
     keywords = {name: value for name, value in named.items() if value in longest and value not in positional}
     if has_names:
         given = {*positional, *keywords.values()}

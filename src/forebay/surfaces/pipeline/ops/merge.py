@@ -121,8 +121,7 @@ def _dict(result: Any, count: int) -> dict[str, Any]:
 
 def _require(name: str, found: int, needed: int) -> None:
     if found != needed:
-        msg = f"process returned {found} rows as '{name}', the batch needs {needed}"
-        raise ValueError(msg)
+        raise ValueError(f"process returned {found} rows as '{name}', the batch needs {needed}")
 
 
 def _rows_of(sample: Mapping[str, Any]) -> int | None:

@@ -261,10 +261,8 @@ def _ops(name: str, argument: Literal["input_ops", "jump_to_ops"], given: Any) -
         return []
     found = [given] if isinstance(given, Op) else given
     if not isinstance(found, (list, tuple)):
-        msg = f"op '{name}': {argument} is {type(found).__name__}; an Op or a list of Ops is needed"
-        raise ConfigError(msg)
+        raise ConfigError(f"op '{name}': {argument} is {type(found).__name__}; an Op or a list of Ops is needed")
     for one in cast("Sequence[Any]", found):
         if not isinstance(one, Op):
-            msg = f"op '{name}': {argument} holds {type(one).__name__}; an Op or a list of Ops is needed"
-            raise ConfigError(msg)
+            raise ConfigError(f"op '{name}': {argument} holds {type(one).__name__}; an Op or a list of Ops is needed")
     return list(cast("Sequence[Op]", found))

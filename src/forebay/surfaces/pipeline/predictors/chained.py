@@ -73,8 +73,7 @@ class ChainedClient(NumberedClient):
             response = Response.FromString(answer)
             arrays = tensors.unpack_all(response.tensors)
         except (DecodeError, InvalidRequest) as problem:
-            text = f"the pipeline's answer cannot be read: {problem}"
-            raise RunnerFailed(text) from problem
+            raise RunnerFailed(f"the pipeline's answer cannot be read: {problem}") from problem
         if response.err_no:
             kind = DeadlineExceeded if response.err_no == CustomExceptionCode.TIMEOUT.value else RunnerFailed
             raise kind(f"the pipeline that was asked answers {response.err_no}: {response.err_msg}")

@@ -93,9 +93,7 @@ def _described(client_config: str) -> Signature:
     try:
         found = describe(path) if path.is_dir() else describe(path.with_suffix(".prototxt"))
     except ConfigError as error:
-        msg = f"client_config is '{client_config}', which cannot be used: {error.message}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"client_config is '{client_config}', which cannot be used: {error.message}") from error
     if found is None:
-        msg = f"client_config is '{client_config}', and no serving_client_conf.prototxt is in it"
-        raise ConfigError(msg)
+        raise ConfigError(f"client_config is '{client_config}', and no serving_client_conf.prototxt is in it")
     return found

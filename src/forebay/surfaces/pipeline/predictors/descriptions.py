@@ -58,8 +58,7 @@ def read_signature(path: Path) -> Signature:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) else "it is no text"
-        msg = f"the description {path} cannot be read: {reason}"
-        raise ConfigError(msg) from problem
+        raise ConfigError(f"the description {path} cannot be read: {reason}") from problem
     told = _parsed(text, str(path))
     feeds = [_var(one, "feed_type", f"{path}: feed_var {at}") for at, one in enumerate(told.feed_var)]
     fetches = [_var(one, "fetch_type", f"{path}: fetch_var {at}") for at, one in enumerate(told.fetch_var)]
@@ -70,8 +69,7 @@ def read_signature(path: Path) -> Signature:
         aliases = [var.alias for var in side]
         twice = next((alias for alias in aliases if aliases.count(alias) > 1), None)
         if twice is not None:
-            msg = f"{path}: the alias '{twice}' stands there twice; each needs one of its own"
-            raise ConfigError(msg)
+            raise ConfigError(f"{path}: the alias '{twice}' stands there twice; each needs one of its own")
     return Signature(tuple(feeds), tuple(fetches))
 
 
@@ -79,30 +77,25 @@ def _parsed(text: str, where: str) -> Any:
     from google.protobuf import text_format
 
     if len(text) > MAX_BYTES:
-        msg = f"{where} is longer than {MAX_BYTES} bytes; is it the description of a model?"
-        raise ConfigError(msg)
+        raise ConfigError(f"{where} is longer than {MAX_BYTES} bytes; is it the description of a model?")
     told = _TABLE.classes().GeneralModelConfig()
     try:
         text_format.Parse(text, told, allow_unknown_field=True)  # pyright: ignore[reportUnknownMemberType]
     except text_format.ParseError as error:
         place, _, said = str(error).partition(" : ")
-        msg = f"{where}, line {place.partition(':')[0]}: {said}"
-        raise ConfigError(msg) from None
+        raise ConfigError(f"{where}, line {place.partition(':')[0]}: {said}") from None
     except RecursionError:
-        msg = f"{where}: messages are nested too deep"
-        raise ConfigError(msg) from None
+        raise ConfigError(f"{where}: messages are nested too deep") from None
     return told
 
 
 def _var(told: Any, type_field: str, where: str) -> Var:
     if not told.name:
-        msg = f"{where} has no name"
-        raise ConfigError(msg)
+        raise ConfigError(f"{where} has no name")
     number = getattr(told, type_field) if told.HasField(type_field) else 1
     datatype = BY_PADDLE.get(number)
     if datatype is None:
         allowed = ", ".join(f"{number} ({name})" for number, name in TYPES.items())
-        msg = f"{where}: {type_field} is {number}; {allowed} are allowed"
-        raise ConfigError(msg)
+        raise ConfigError(f"{where}: {type_field} is {number}; {allowed} are allowed")
     alias = told.alias_name if told.HasField("alias_name") else told.name
     return Var(told.name, alias, datatype.name, tuple(told.shape), told.is_lod_tensor)

@@ -23,7 +23,6 @@ class FunctionClient(NumberedClient):
         """Import it; a class is called without arguments, and what it makes is the model.
 
         Args:
-            reference: `module:name`.
             wanted: Names of the results for a call that names none; if empty, all.
 
         Raises:

@@ -57,8 +57,7 @@ class GeneralModelBackend:
         """Ask a server."""
         response = self._servers.ask(lambda face, deadline: face.infer(feed, fetch, id, deadline))
         if response.err_no:
-            text = f"the model server answers {response.err_no}: {response.err_msg}"
-            raise RunnerFailed(text)
+            raise RunnerFailed(f"the model server answers {response.err_no}: {response.err_msg}")
         tensors = [tensor for output in response.outputs for tensor in output.tensor]
         by_name = {name: tensor for tensor in tensors for name in (tensor.name, tensor.alias_name) if name}
         values: list[Value] = []
@@ -67,8 +66,7 @@ class GeneralModelBackend:
             if tensor is None and not by_name and at < len(tensors):
                 tensor = tensors[at]
             if tensor is None:
-                text = f"the model server gave {', '.join(by_name) or 'nothing'}, and not {var.alias}"
-                raise RunnerFailed(text)
+                raise RunnerFailed(f"the model server gave {', '.join(by_name) or 'nothing'}, and not {var.alias}")
             values.append(unpack(tensor, described(var)))
         return values
 
@@ -94,8 +92,7 @@ class _Http:
             response = None
         if response is None or (answer.status >= 400 and not response.err_no):
             said = answer.body[:200].decode(errors="replace")
-            text = f"the model server {self._calls.endpoint.address} answers HTTP {answer.status}: {said}"
-            raise RunnerFailed(text)
+            raise RunnerFailed(f"the model server {self._calls.endpoint.address} answers HTTP {answer.status}: {said}")
         return response
 
     def close(self) -> None:

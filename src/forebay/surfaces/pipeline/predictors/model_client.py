@@ -102,7 +102,6 @@ class ModelClient(NumberedClient):
         """Face a model.
 
         Args:
-            backend: The model.
             signature: What it takes and gives; None asks the model at the first prediction.
             wanted: Aliases of the results for a call that names none; if empty, all.
         """

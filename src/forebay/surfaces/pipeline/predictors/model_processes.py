@@ -49,7 +49,6 @@ class ModelProcess:
         """Describe it.
 
         Args:
-            conf: The model.
             index: Which of its devices to take; see `LocalConf.device_of`.
         """
         self._conf = conf
@@ -127,8 +126,7 @@ class ModelProcess:
         process.stdin.flush()
         is_heard, _, _ = select.select([process.stdout], [], [], START_S)
         if not is_heard:
-            msg = f"the model '{self._conf.model_config}' was not loaded in {START_S:g} s"
-            raise ModelError(msg)
+            raise ModelError(f"the model '{self._conf.model_config}' was not loaded in {START_S:g} s")
         said = process.stdout.readline()
         if not said:
             raise EOFError
@@ -152,7 +150,6 @@ class ModelHost:
         """Describe them.
 
         Args:
-            conf: The model.
             index: Number of the worker process that wants one for itself; None for one on each device.
         """
         found = conf.model_config

@@ -36,8 +36,7 @@ def encode_request(feed: Feed, fetch: Sequence[Var], log_id: int) -> bytes:
         try:
             _fill(request.tensor.add(), var, value)
         except (ValueError, TypeError) as problem:
-            text = f"'{var.alias}' cannot be sent to the model server: {problem}"
-            raise ValidationError(text) from problem
+            raise ValidationError(f"'{var.alias}' cannot be sent to the model server: {problem}") from problem
     return request.SerializeToString()
 
 
@@ -50,8 +49,7 @@ def decode_response(data: bytes) -> GeneralResponse:
     try:
         response = messages.Response.FromString(data)
     except DecodeError as problem:
-        text = f"the model server's answer cannot be read: {problem}"
-        raise RunnerFailed(text) from problem
+        raise RunnerFailed(f"the model server's answer cannot be read: {problem}") from problem
     outputs = [Output(list(map(_tensor, one.tensor)), one.engine_name) for one in response.outputs]
     return GeneralResponse(outputs, response.err_no, response.err_msg)
 

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from forebay.errors import ConfigError, nearest
+from forebay.errors import ConfigError
+from forebay.types.did_you_mean import meant
 
 CLIENT_TYPES: Final = ("local_predictor", "brpc", "grpc", "pipeline_grpc")
 PROTOCOLS: Final = ("kserve_v2", "paddle")
@@ -71,8 +72,7 @@ class LocalConf(msgspec.Struct, frozen=True, kw_only=True):
         """
         words = [word.strip() for word in str(self.devices).split(",") if word.strip()]
         if not all(word.isdecimal() for word in words):
-            msg = f"devices is '{self.devices}'; numbers separated by commas are allowed, as in '0,1'"
-            raise ConfigError(msg)
+            raise ConfigError(f"devices is '{self.devices}'; numbers separated by commas are allowed, as in '0,1'")
         return list(map(int, words))
 
     def device_of(self, index: int | None) -> int | None:
@@ -90,17 +90,14 @@ class LocalConf(msgspec.Struct, frozen=True, kw_only=True):
         """
         _refuse_encryption(self)
         if self.precision.lower() not in {"fp32", "fp16", "bf16", "int8"}:
-            msg = f"precision is '{self.precision}'; fp32, fp16, bf16 and int8 are allowed"
-            raise ConfigError(msg)
+            raise ConfigError(f"precision is '{self.precision}'; fp32, fp16, bf16 and int8 are allowed")
         if not 0 <= self.model_poll_s <= MAX_POLL_S:
             msg = f"model_poll_s is {self.model_poll_s:g}; seconds from 0 (never look) to {MAX_POLL_S:g} are allowed"
             raise ConfigError(msg)
         if self.thread_num < 1:
-            msg = f"thread_num is {self.thread_num}; a whole number of at least 1 is needed"
-            raise ConfigError(msg)
+            raise ConfigError(f"thread_num is {self.thread_num}; a whole number of at least 1 is needed")
         if not -1 <= self.device_type <= 7:
-            msg = f"device_type is {self.device_type}; a number from -1 to 7 is needed"
-            raise ConfigError(msg)
+            raise ConfigError(f"device_type is {self.device_type}; a number from -1 to 7 is needed")
         self.device_of(0)
         return self
 
@@ -140,7 +137,6 @@ class PredictorSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Read an op's settings, those of other concerns left aside.
 
         Args:
-            name: The op.
             settled: Its settings under their names in the configuration; None counts as not given.
             pack_tensors: See the attribute.
 
@@ -152,8 +148,7 @@ class PredictorSettings(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return msgspec.convert(given, cls).checked()
         except msgspec.ValidationError as error:
-            msg = f"op '{name}': {error}"
-            raise ConfigError(msg) from None
+            raise ConfigError(f"op '{name}': {error}") from None
 
     @property
     def kind(self) -> str | None:
@@ -191,22 +186,19 @@ class PredictorSettings(msgspec.Struct, frozen=True, kw_only=True):
             ("endpoint_protocol", self.endpoint_protocol, PROTOCOLS),
         ):
             if value is not None and value not in allowed:
-                hint = nearest(value, allowed)
-                did_you_mean = f"; did you mean '{hint}'?" if hint else ""
+                did_you_mean = meant(value, allowed)
                 msg = f"op '{self.name}': {key} is '{value}'; {', '.join(allowed)} are allowed{did_you_mean}"
                 raise ConfigError(msg)
         if self.server_endpoints and self.kind == "local_predictor":
-            msg = (
+            raise ConfigError(
                 f"op '{self.name}' has server_endpoints and the client_type local_predictor, which calls nobody; "
                 "leave one of them out"
             )
-            raise ConfigError(msg)
         try:
             _refuse_encryption(self)
             self.local_service_conf.checked()
         except ConfigError as error:
-            msg = f"op '{self.name}': {error.message}"
-            raise ConfigError(msg) from None
+            raise ConfigError(f"op '{self.name}': {error.message}") from None
         return self
 
 

@@ -99,7 +99,6 @@ def watch_of(name: str, conf: LocalConf) -> ModelWatch | None:
 
     Args:
         name: Whose model it is, for the log.
-        conf: The model.
     """
     if conf.model_config is None or not conf.model_poll_s or is_reference(conf.model_config):
         return None

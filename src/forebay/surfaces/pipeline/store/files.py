@@ -17,17 +17,15 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from forebay.errors import BadOutcome, ConfigError, Unavailable
 from forebay.workers import objects, shm
 from forebay.workers.private_folder import PrivateFolder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 log = logging.getLogger("forebay.pipeline")
 
@@ -50,8 +48,7 @@ def folder_for(parent: str | None, *, in_memory: bool) -> PrivateFolder:
             folder = PrivateFolder(above)
     except OSError as error:
         where = "memory" if in_memory else f"'{parent}'"
-        msg = f"dag.external_store: no folder can be made in {where}: {error.strerror}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"dag.external_store: no folder can be made in {where}: {error.strerror}") from error
     folder.guard()
     return folder
 

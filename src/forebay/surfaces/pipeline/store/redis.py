@@ -194,8 +194,7 @@ def _client(url: str, timeout_s: float) -> Any:
         from redis.backoff import NoBackoff
         from redis.retry import Retry
     except ImportError as error:
-        msg = "dag.external_store.type 'redis' needs the package redis; install forebay[redis]"
-        raise ConfigError(msg) from error
+        raise ConfigError("dag.external_store.type 'redis' needs the package redis; install forebay[redis]") from error
     # A connection that was open while the server went away fails once more when it is back: one try more hides that.
     retry = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
     try:

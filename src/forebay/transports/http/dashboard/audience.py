@@ -67,8 +67,7 @@ class Audience:
             QueueFull: If there is no room for another viewer.
         """
         if len(self._viewers) >= MAX_VIEWERS:
-            msg = f"{MAX_VIEWERS} are looking at this dashboard, which is as many as may; try again later"
-            raise QueueFull(msg)
+            raise QueueFull(f"{MAX_VIEWERS} are looking at this dashboard, which is as many as may; try again later")
         viewer = Viewer(first, self._leave, is_trusted=is_trusted)
         self._viewers[viewer] = None
         if self._task is None:

@@ -90,7 +90,6 @@ class Dashboard:
 
         Args:
             app: What it is about.
-            config: The port.
             sources: All endpoints, also those of nodes.
             read: Reads the numbers of one.
         """
@@ -111,8 +110,7 @@ class Dashboard:
         if not name:  # with a slash at its end, the browser would look for the page's files one level too deep
             return to_page(f"..{PREFIX}")
         if name not in _files():
-            msg = f"the dashboard has no file '{name[:100]}'"
-            raise NotFound(msg)
+            raise NotFound(f"the dashboard has no file '{name[:100]}'")
         body, tag = _file(name)
         headers = {**_HEADERS, "etag": tag}
         if request.headers.get("if-none-match") == tag:
@@ -150,8 +148,7 @@ class Dashboard:
         """
         drawing = self._app.find(request.path_params["name"]).drawing
         if drawing is None:
-            msg = f"the model '{request.path_params['name'][:100]}' is no graph"
-            raise NotFound(msg)
+            raise NotFound(f"the model '{request.path_params['name'][:100]}' is no graph")
         rows = {name: (*drawing.labels.get(name, ()), _ROOM) for name in drawing.runs_in}
         svg = await asyncio.to_thread(draw, msgspec.structs.replace(drawing, labels=rows), "svg")
         # The page has a style for it, and its policy forbids others.
