@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.ports import free_port
+from tests.processes import kill_if_noted
 from tests.waiting import PATIENCE_S
 
 from forebay.transports.signals import LAST_S
@@ -37,8 +38,7 @@ def stubborn(serve, tmp_path):
 
     yield start
     for found in tmp_path.glob("*.[0-9]*"):  # what a failed test leaves
-        with suppress(ProcessLookupError):
-            os.kill(int(found.suffix[1:]), signal.SIGKILL)
+        kill_if_noted(int(found.suffix[1:]), found.stat().st_mtime)
 
 
 def at(folder, stage):

@@ -10,7 +10,6 @@ import gc
 import itertools
 import os
 import random
-import signal
 import sys
 import threading
 import warnings
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.misbehave import catalogue
 from tests.misbehave.rigs import PATIENCE_S, eventually
+from tests.processes import kill_if_noted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,8 +111,7 @@ def _end_children(noted: Path) -> None:
     if not noted.exists():
         return
     for pid in noted.read_text().split():
-        with contextlib.suppress(OSError):
-            os.kill(int(pid), signal.SIGKILL)
+        kill_if_noted(int(pid), noted.stat().st_mtime)
         with contextlib.suppress(OSError):
             os.waitpid(int(pid), 0)
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What worker processes find in their environment and on their import path; each in a process of its own."""
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from tests.processes import kill_if_noted
 from tests.waiting import PATIENCE_S
 
 from forebay.errors import ConfigError
@@ -135,13 +135,13 @@ def test_what_reads_dot_env_ends_with_a_server_that_is_killed(project, eventuall
     with subprocess.Popen([sys.executable, "-c", code, config.project_dir / "nucleus.yaml"]) as server:
         eventually((config.project_dir / "pids").exists)
         pids = [int(pid) for pid in (config.project_dir / "pids").read_text().split()]
+        noted_at = time.time()
         server.kill()
     try:
         eventually(lambda: all(map(has_ended, pids)))
     finally:
         for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            kill_if_noted(pid, noted_at)
 
 
 def test_what_dot_env_writes_to_stderr_is_a_warning(project, caplog):  # N10

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that tests end by their ids, which they were told and which may be somebody else's by then.
+
+A test run starts enough processes and threads for all ids to come again within minutes, and the id of a thread will do
+to kill its whole process: that of another test, or the one that runs tests.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_SLACK_S = 1.0
+
+
+def kill_if_noted(pid, noted_at):
+    """Kills a process that was there at a time of `time.time`, and nobody who has its id by now."""
+    with contextlib.suppress(OSError):  # it has ended; of a thread that is no process there is no such descriptor
+        process = os.pidfd_open(pid)
+        try:
+            ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+            began_at = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / _TICKS
+            if began_at < noted_at + _SLACK_S:
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+        finally:
+            os.close(process)
