@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from forebay.transports import forks
+from forebay.transports import collector, forks
 from forebay.transports.signals import LAST_S, Signals
 
 if TYPE_CHECKING:
@@ -110,10 +109,14 @@ class Server:
         # The ports are bound before the models are loaded, so that a port in use is found in milliseconds;
         # nothing is lost by it: until then /readyz says what is missing and requests get 503.
         host, port = await self._open()
+        walks = None
         if signals is not None and self._app.stock is not None:
-            # Models that come and go stay with the collector, and all it has to walk over are they: to let it look at
-            # everything whenever one has left would hold up all requests for a tenth of a second.
-            _freeze()
+            # Models come and go: to let the collector look at everything whenever one has left would hold up all
+            # requests for a tenth of a second.
+            collector.freeze()
+            walks = collector.LongWalks()
+            walks.start()
+            self._app.on_left = walks.left
         try:
             starting = asyncio.ensure_future(self._app.start())
             stopped = asyncio.ensure_future(self._stop.wait())
@@ -123,8 +126,8 @@ class Server:
                 await asyncio.wait([starting])
             elif starting.exception() is None:
                 if signals is not None and self._app.stock is None:
-                    _freeze()
-                    self._app.on_left = _freeze
+                    collector.freeze()
+                    self._app.on_left = collector.freeze
                 self._is_ready = True
                 self._ready(host, port)
                 await self._stop.wait()
@@ -133,6 +136,8 @@ class Server:
         finally:
             self._stopping()
             await self._drain()
+            if walks is not None:
+                walks.stop()
         return self._status
 
     async def _open(self) -> tuple[str, int]:
@@ -189,10 +194,3 @@ class Server:
             return
         log.info("%s: draining", signal.Signals(number).name)
         self._stop.set()
-
-
-def _freeze() -> None:
-    """Free what is unused, and exempt the rest from garbage collection, which need not walk over it each time."""
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
