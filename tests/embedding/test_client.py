@@ -173,8 +173,8 @@ def test_a_model_that_does_not_load_says_so_at_the_with():
     "targets, settings, told",
     [
         ((), {}, "nothing to serve"),
-        ((Shout, 3), {}, "cannot serve '3', a int"),
-        ((Shout(),), {}, "give the class, Shout"),
+        ((Shout, 3), {}, r"^forebay.testing.client\(\) cannot serve '3' \(int\); a forebay.Model class"),
+        ((Shout(),), {}, "^forebay.testing.client.*give the class, Shout"),  # forebay.asgi was told
         (("one.py", "two.py"), {}, "takes one path"),
         (("nowhere.py",), {}, "there is no file"),
         ((Shout,), {"wokers": 2}, "knows no setting wokers; did you mean workers?"),

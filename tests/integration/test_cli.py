@@ -118,6 +118,40 @@ def test_an_unknown_command_is_named_with_the_known_ones(cli):
 
 
 @pytest.mark.parametrize(
+    "helper, told",
+    [
+        ("x = 1\ndef f(x) return x\n", "helper.py:2: expected ':'"),
+        ("import no_such_package\n", "helper.py:1 imports 'no_such_package'"),
+        ("import json\njson.loads('{')\n", "helper.py:2 cannot be imported: JSONDecodeError"),
+    ],
+)
+def test_what_is_wrong_in_a_file_that_the_model_imports_is_said_with_that_place(cli, write, tmp_path, helper, told):
+    (tmp_path / "helper.py").write_text(helper)  # F57: model.py:1 was told
+    result = cli("check", write("import helper\n" + MODEL))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"forebay: {tmp_path / told}")
+
+
+@pytest.mark.parametrize(
+    "written, told",
+    [
+        ("max_batch_size = 0", "model.py:5: Iris.max_batch_size is 0"),
+        ("max_batchsize = 8", "model.py:5: Iris.max_batchsize is nothing"),
+        ("workers = 2", "model.py:5: Iris.workers is nothing that a class says; say --workers, or `workers:`"),
+        ("def load(self, weights): ...", "model.py:5: Iris.load(self, weights) is called without arguments"),
+        ("name: str = 'a b'", "model.py:5: Iris.name is 'a b'"),
+        ("def __init__(self, path): ...", "model.py:5: Iris.__init__(self, path)"),
+    ],
+)
+def test_what_is_wrong_in_a_class_is_said_with_its_line(cli, write, written, told):  # F53
+    assert told in sentence(cli("check", write(MODEL.replace("    def", f"    {written}\n\n    def"))))
+
+
+def test_a_name_that_is_nowhere_is_told_those_that_are(cli, write):
+    assert "has no forebay.Model named Q; there is Iris" in sentence(cli("check", f"{write(MODEL)}:Q"))
+
+
+@pytest.mark.parametrize(
     "text, words",
     [
         ("import forebay\nimport no_such_package\n", ["model.py:2", "no_such_package", "not installed"]),

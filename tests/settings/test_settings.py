@@ -233,7 +233,7 @@ def test_the_settings_of_a_file_hold_for_a_project_of_another_server(said, folde
         ("http:\n  read_timeout_s: .inf\n", "2: http.read_timeout_s is inf; seconds above 0 are needed"),
         ("http: {max_head_bytes: 5}\n", "1: http.max_head_bytes is 5; a whole number of at least 256 is needed"),
         ("http: {access_log: 1}\n", "1: http.access_log is 1; true or false is needed"),
-        ("http: {api_keys: [1]}\n", "1: http.api_keys is a list; a list of texts is needed"),
+        ("http: {api_keys: [1]}\n", "1: http.api_keys is [1]; a list of texts is needed"),
         ("http: 9000\n", "1: http is 9000; a mapping of keys to values is needed"),
         ("workers: yes\n", "1: workers is true; a whole number of at least 1 is needed"),
         ("max_wait_ms: -1\n", "1: max_wait_ms is -1; milliseconds of at least 0 are needed"),
@@ -246,7 +246,11 @@ def test_the_settings_of_a_file_hold_for_a_project_of_another_server(said, folde
         ("config: other.yaml\n", "1: config: there is no such key"),
         ("drain: soon\n", "1: drain is 'soon'; seconds of at least 0 are needed"),
         ("attach: {adress: unix:x}\n", "1: attach.adress: there is no such key; did you mean address?"),
-        ("env: {A: [1]}\n", "1: env.A is a list; a text or a number is needed"),
+        ("env: {A: [1]}\n", "1: env.A is [1]; a text or a number is needed"),
+        ("devices: [cuda:x]\n", "1: devices is ['cuda:x']; 'cuda:x' is no device; cpu"),
+        ("models: [{target: iris.py:Rosa}]\n", "1: iris.py has no forebay.Model named Rosa"),
+        ("models:\n  - iris.py\n  - target: isis.py\n", "3: there is no file isis.py; did you mean iris.py?"),
+        ("env: {A: b}\nworker_kind: thread\ntarget: iris.py\n", "3: an environment of its own needs worker kind"),
         ("models:\n  - target: iris.py\n    name: a/b\n", "3: name is 'a/b'; letters, digits"),
         ("models: [iris.py, rose.py]\nname: both\n", "2: name: it holds for one model, and there are 2"),
         ("models: [iris.py]\ntarget: rose.py\n", "2: target: there are models as well; put it among them"),
@@ -307,7 +311,10 @@ def test_a_variable_that_nothing_reads_is_answered_with_the_nearest(check):
 def test_several_models_cannot_share_a_name(refused, folder):
     (folder / "both.py").write_text(IRIS + ROSE)
     told = refused(".", file="target: both.py\nname: one\n")
-    assert told == "./both.py has several that are served (Iris, Rose), and one name; say which: ./both.py:NAME"
+    assert (
+        told
+        == "forebay.yaml:1: ./both.py has several that are served (Iris, Rose), and one name; say which: ./both.py:NAME"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------

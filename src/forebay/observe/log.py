@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import logging
+import re
 import sys
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -20,6 +21,10 @@ from forebay.types.failures import trace_of
 
 LogFormat = Literal["json", "text"]
 
+_AS_IMPORTED: Final = re.compile(r"\bforebay_target_(\w+)_[0-9a-f]{8}\b")
+"""What files of users are imported as; they have called their logger by it."""
+_SAID: Final = {"forebay.access": frozenset({"method", "path", "status"})}
+"""What messages of a logger hold of its fields."""
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 
 
@@ -30,6 +35,11 @@ class _Formatter(logging.Formatter):
         """Return what the boundary to user code can tell of it."""
         return trace_of(ei[1]).rstrip("\n")
 
+    def text(self, record: logging.LogRecord) -> str:
+        """Return the message; of a warning without the line of code that `warnings` puts below it."""
+        text = record.getMessage()
+        return re.sub(r"\n  .*\n$", "", text).rstrip("\n") if record.name == "py.warnings" else text
+
 
 class JsonFormatter(_Formatter):
     """Formats a record as one line of JSON: time, level, logger, message, then whatever `extra` gave."""
@@ -39,8 +49,8 @@ class JsonFormatter(_Formatter):
         line: dict[str, Any] = {
             "time": dt.datetime.fromtimestamp(record.created, dt.UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
+            "logger": _AS_IMPORTED.sub(r"\1", record.name),
+            "message": self.text(record),
         }
         line.update({name: value for name, value in vars(record).items() if name not in _STANDARD and name not in line})
         if record.exc_info:
@@ -54,10 +64,9 @@ class TextFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, and the traceback below it if there is one."""
         moment = dt.datetime.fromtimestamp(record.created).strftime("%H:%M:%S")  # noqa: DTZ006 - local, for a person
-        fields = [
-            f"{name}={value}" for name, value in vars(record).items() if name not in _STANDARD and name != "trace"
-        ]
-        text = " ".join([moment, f"{record.levelname.lower():7}", record.getMessage(), *fields])
+        said = _STANDARD | _SAID.get(record.name, frozenset()) | {"trace"}
+        fields = [f"{name}={value}" for name, value in vars(record).items() if name not in said and value is not None]
+        text = " ".join([moment, f"{record.levelname.lower():7}", self.text(record), *fields])
         trace = getattr(record, "trace", "")
         if record.exc_info:
             trace = self.formatException(record.exc_info)

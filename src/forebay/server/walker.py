@@ -115,7 +115,9 @@ def shown(value: Any) -> str:
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):
-        return "a list"
+        value = cast("list[Any]", value)
+        if any(isinstance(one, dict | list) for one in value):
+            return "a list"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = repr(value)

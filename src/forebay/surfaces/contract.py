@@ -24,11 +24,13 @@ class TargetEntry(NamedTuple):
         target: A Python file, or a name in it.
         overrides: What is said about its models.
         given: Which of that was said and is not a default.
+        place: Where a file names it, for messages.
     """
 
     target: str
     overrides: Overrides
     given: frozenset[str]
+    place: str = ""
 
 
 class Options(ProcessConfig, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.errors import InvalidRequest
-from forebay.surfaces.embedding.mounted import asgi
+from forebay.surfaces.embedding.mounted import Mounted
 from forebay.testing.answers import Answer
 from forebay.workers.loop_thread import LoopThread
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from forebay.surfaces.embedding.mounted import Mounted
     from forebay.surfaces.embedding.targets import Target
 
 DRAIN_S: Final = 5.0
@@ -53,7 +52,7 @@ def client(*targets: Target, **settings: Any) -> _Opening:
     Raises:
         ConfigError: If a target or a setting is wrong.
     """
-    return _Opening(asgi(*targets, drain_s=DRAIN_S, **settings))
+    return _Opening(Mounted(targets, settings, DRAIN_S, "forebay.testing.client"))
 
 
 class AsyncClient:

@@ -51,6 +51,27 @@ def test_exceptions_are_told():
     assert TextFormatter().format(failed()).endswith("ValueError: no")
 
 
+def test_text_leaves_out_what_is_not_known_and_what_the_message_says():  # F55: a person reads it
+    call = record(
+        "POST %s 200", "/iris", name="forebay.access", method="POST", path="/iris", status=200, model=None, ms=7
+    )
+    assert TextFormatter().format(call).endswith("POST /iris 200 ms=7")
+    assert json.loads(JsonFormatter().format(call)).items() >= {"status": 200, "model": None}.items()
+
+
+def test_a_warning_is_one_line():  # F55: it came with the line of code, and an empty one
+    said = record("%s", "model.py:10: UserWarning: mind the gap\n  log.info(1)\n", name="py.warnings")
+    for formatter in (TextFormatter(), JsonFormatter()):
+        assert "mind the gap" in formatter.format(said)
+        assert "log.info" not in formatter.format(said)
+        assert len(formatter.format(said).splitlines()) == 1
+
+
+def test_the_logger_of_a_models_file_is_called_as_the_file():  # F57: forebay_target_iris_be97c555
+    said = json.loads(JsonFormatter().format(record(name="forebay_target_my_iris_be97c555.deep")))
+    assert said["logger"] == "my_iris.deep"
+
+
 def test_text_shows_fields_and_the_trace_below():
     first, *rest = TextFormatter().format(record(request_id="r1", trace="Traceback\n  boom\n")).splitlines()
     assert first.endswith("warning it broke request_id=r1")

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, cast
 import msgspec
 
 from forebay.errors import ConfigError
+from forebay.serving.models.class_places import shown_path, with_place
 from forebay.serving.models.methods import ModelMethod, methods_of
 from forebay.serving.models.padding import Pad
-from forebay.serving.models.spelling import STEPS, check_constructor, check_spelling, like_predict
+from forebay.serving.models.spelling import STEPS, check_called_bare, check_spelling, like_predict
 from forebay.types.context import PARAM
 from forebay.types.devices import written
 from forebay.types.did_you_mean import nearest
@@ -179,8 +180,15 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
         one_input: Whether `predict` takes the samples and nothing else, as in a model that answers requests.
 
     Raises:
-        ConfigError: Naming the class, the attribute, what was found and what is allowed.
+        ConfigError: With file and line, naming the class, the attribute, what was found and what is allowed.
     """
+    try:
+        return _settings_of(model, one_input=one_input)
+    except ConfigError as error:
+        raise ConfigError(with_place(model, error.message)) from error
+
+
+def _settings_of(model: type[Model], *, one_input: bool) -> ModelSettings:
     where = model.__qualname__
     predict = getattr(model, "predict", None)
     steps = has_steps(model)
@@ -196,7 +204,7 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
         instead = f"; it takes a list of samples, unlike `{like}`" if like else ""
         raise ConfigError(f"{where} has no method `predict`; write `def predict(self, batch): ...`{instead}")
     check_spelling(model, Model)
-    check_constructor(model)
+    check_called_bare(model, "__init__")
     if steps:
         _check_steps(model)
     elif one_input:
@@ -268,6 +276,7 @@ def _check_load(model: type[Model], *, one_input: bool) -> None:
         with contextlib.suppress(TypeError, ValueError):  # it has no signature
             if _takes_path(model):
                 raise ConfigError(f"{where}.load takes a path, and {where} has no `repository` that it could come from")
+            check_called_bare(model, "load")
         return
     if not one_input:
         msg = f"{where} has a repository, so it is many models, and a graph has one in each node; load a path instead"
@@ -311,7 +320,7 @@ def load_module(path: Path) -> ModuleType:
     if not path.is_file():
         siblings = [str(other.name) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
         hint = nearest(path.name, siblings)
-        msg = f"there is no file {path}" + (f"; did you mean {hint}?" if hint else "")
+        msg = f"there is no file {shown_path(path)}" + (f"; did you mean {hint}?" if hint else "")
         raise ConfigError(msg)
     # The same name in every process, so that what is pickled in one can be found in another.
     name = f"{TARGET_PREFIX}{path.stem}_{zlib.crc32(str(path).encode()):08x}"
@@ -348,7 +357,7 @@ def models_in(module: ModuleType, name: str | None = None) -> list[type[Model]]:
     Raises:
         ConfigError: If there is none; names the nearest.
     """
-    where = module.__file__
+    where = shown_path(Path(module.__file__ or module.__name__))
     found = defined_models(module)
     if name is None:
         if not found:
@@ -359,7 +368,8 @@ def models_in(module: ModuleType, name: str | None = None) -> list[type[Model]]:
     if not (inspect.isclass(value) and issubclass(value, Model)):
         known = {model.__name__.lower(): model.__name__ for model in found}
         hint = nearest(name, known)
-        did_you_mean = f"; did you mean {known[hint]}?" if hint else ""
+        others = ", ".join(known.values())
+        did_you_mean = f"; did you mean {known[hint]}?" if hint else f"; there is {others}" if others else ""
         raise ConfigError(f"{where} has no forebay.Model named {name}{did_you_mean}")
     return [value]
 

@@ -31,6 +31,8 @@ FOREIGN: Final = {
     "unbatch": "let `predict` return a list with one result for each sample",
 }
 """What other servers call, and what there is instead."""
+OUTSIDE: Final = ("workers", "worker_kind", "threads", "idle", "stuck_s", "max_timeout_ms")
+"""What only who serves a model may say."""
 _LIKE_PREDICT: Final = ("forward", "inference", "infer", "run", "__call__", "handle", "execute")
 _LONG: Final = 12
 """Names of this length may have two letters wrong."""
@@ -58,6 +60,10 @@ def check_spelling(model: type[Any], base: type[Any]) -> None:
             continue
         if name in FOREIGN and callable(value):
             suspects[name] = f"{model.__qualname__}.{name} is never called; {FOREIGN[name]}"
+        elif name in OUTSIDE and not callable(value):
+            flag = name.replace("_", "-")
+            instead = f"say --{flag}, or `{name}:` in a forebay.yaml"
+            suspects[name] = f"{model.__qualname__}.{name} is nothing that a class says; {instead}"
         elif (meant := _meant(name, known)) is not None and meant not in written:
             suspects[name] = (
                 f"{model.__qualname__}.{name} is nothing that forebay reads; did you mean `{meant}`? "
@@ -70,22 +76,23 @@ def check_spelling(model: type[Any], base: type[Any]) -> None:
                 raise ConfigError(told)
 
 
-def check_constructor(model: type[Any]) -> None:
-    """See whether an object of a class can be made.
+def check_called_bare(model: type[Any], method: str) -> None:
+    """See whether a method that forebay calls without arguments can be called so.
 
     Raises:
-        ConfigError: If its constructor needs arguments.
+        ConfigError: If it needs some.
     """
     try:
-        parameters = list(inspect.signature(model.__init__).parameters.values())
+        parameters = list(inspect.signature(getattr(model, method)).parameters.values())
     except (TypeError, ValueError):
         return  # a callable without a signature: found out when it is called
     rest = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
     if any(p.default is p.empty and p.kind not in rest for p in parameters[1:]):
         written = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)
+        instead = "read what they say in `load`," if method == "__init__" else "read what they say"
         raise ConfigError(
-            f"{model.__qualname__}.__init__({written}) is called without arguments, in each worker; give them "
-            "defaults, or read what they say in `load`, from a file or the environment"
+            f"{model.__qualname__}.{method}({written}) is called without arguments, in each worker; give them "
+            f"defaults, or {instead} from a file or the environment"
         )
 
 

@@ -49,7 +49,10 @@ def asgi(*targets: Target, drain_s: float = 30.0, **settings: Any) -> Mounted:
 class Mounted:
     """An ASGI application; what `asgi` makes."""
 
-    def __init__(self, targets: tuple[Target, ...], settings: dict[str, Any], drain_s: float) -> None:
+    def __init__(
+        self, targets: tuple[Target, ...], settings: dict[str, Any], drain_s: float, caller: str = "forebay.asgi"
+    ) -> None:
+        self._caller = caller
         self._targets = targets
         self._settings = settings
         self._drain_s = drain_s
@@ -109,9 +112,9 @@ class Mounted:
         await send({"type": "lifespan.shutdown.complete"})
 
     def _build(self) -> Project:
-        project = read_targets("forebay.asgi", self._targets, self._settings, _HTTP)
+        project = read_targets(self._caller, self._targets, self._settings, _HTTP)
         if project.asgi is None:
-            msg = f"forebay.asgi() cannot serve {self._targets[0]}: it answers on ports of its own, and not over HTTP"
+            msg = f"{self._caller}() cannot serve {self._targets[0]}: it answers on ports of its own, and not over HTTP"
             raise ConfigError(msg)
         return project
 

@@ -93,7 +93,7 @@ def _built(caller: str, target: Any, options: Options) -> Built:
     hint = "a forebay.Model class, a function with @forebay.compose, or the path of a file is needed"
     if isinstance(target, Model):
         hint = f"give the class, {type(target).__name__}: its workers make the objects"
-    raise ConfigError(f"{caller}() cannot serve {str(target)[:80]!r}, a {type(target).__name__}; {hint}")
+    raise ConfigError(f"{caller}() cannot serve {str(target)[:80]!r} ({type(target).__name__}); {hint}")
 
 
 def _told(caller: str, settings: Mapping[str, Any], http: Collection[str]) -> Told:

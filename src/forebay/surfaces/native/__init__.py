@@ -6,6 +6,7 @@ Model files as well: `net.onnx`, `net.xml`; and folders or buckets of them.
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -78,14 +79,14 @@ class NativeSurface:
             ConfigError: If a file cannot be read or imported or a model is not well-formed.
         """
         entries = _entries(target, options)
-        built = [serve_target(*entry) for entry in entries]
+        built = [_serve_entry(entry) for entry in entries]
         project = project_of(built, options.http, options.repository)
         reloading = Reloading(
             project.app,
             options,
             entries,
             lambda options: _entries(target, options),
-            lambda one: serve_target(*one).served,
+            lambda one: serve_target(*one[:3]).served,
         )
         for entry, one in zip(entries, built, strict=True):
             reloading.made(entry, one.served)
@@ -120,6 +121,16 @@ def _finder(app: App, reloading: Reloading) -> Callable[[str, str], Served]:
 
 def _entries(target: str, options: Options) -> list[TargetEntry]:
     return [TargetEntry(target, options.overrides, options.given)] if target else [*options.entries]
+
+
+def _serve_entry(entry: TargetEntry) -> Built:
+    """Serve a target; what is wrong with it and has no place in a file of its own has that where it was named."""
+    try:
+        return serve_target(*entry[:3])
+    except ConfigError as error:
+        if not entry.place or re.match(r"\S+:\d+\b", error.message):
+            raise
+        raise ConfigError(f"{entry.place}: {error.message}") from error
 
 
 class Built(NamedTuple):

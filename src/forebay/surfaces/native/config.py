@@ -55,12 +55,12 @@ class ConfigFile(NamedTuple):
 
     Attributes:
         told: The settings of the server and of all models.
-        targets: What is to be served, each with the settings of its own.
+        targets: What is to be served, each with the settings of its own and its place.
         document: The file, for messages.
     """
 
     told: Told
-    targets: list[tuple[str, dict[str, Any]]]
+    targets: list[tuple[str, dict[str, Any], str]]
     document: yaml.Document
 
 
@@ -92,11 +92,11 @@ def read_config(path: Path) -> ConfigFile:
     walker = _Walker(document)
     folder = path.parent
     found = walker.section((), document.data, _top(folder))
-    targets: list[tuple[str, dict[str, Any]]] = found.pop("models", [])
+    targets: list[tuple[str, dict[str, Any], str]] = found.pop("models", [])
     if "target" in found:
         if targets:
             walker.fail(("target",), "target: there are models as well; put it among them")
-        targets = [(found.pop("target"), {})]
+        targets = [(found.pop("target"), {}, document.where(("target",)))]
     if "name" in found and len(targets) > 1:
         walker.fail(("name",), f"name: it holds for one model, and there are {len(targets)}; put it beside each target")
     told: Told = {
@@ -128,10 +128,10 @@ def entries_of(file: ConfigFile, target: str | None, told: Mapping[str, Any], *,
         message = "models: a list with at least one model is needed, each with a target"
         raise file.document.error(("models",), message)
     entries: list[TargetEntry] = []
-    for one, own in file.targets:
+    for one, own, place in file.targets:
         settings = {**file.told[Overrides], **own, **told}
         settings["env"] = {**file.told[Overrides].get("env", {}), **own.get("env", {})}
-        entries.append(TargetEntry(one, Overrides(**settings), frozenset(settings) - {"env"}))
+        entries.append(TargetEntry(one, Overrides(**settings), frozenset(settings) - {"env"}, place))
     return entries
 
 
@@ -178,15 +178,15 @@ def _top(folder: Path) -> dict[str, Check]:
 
 
 def _models(keys: Mapping[str, Check]) -> Check:
-    def check(walker: Walker, path: yaml.Path, value: Any) -> list[tuple[str, dict[str, Any]]]:
+    def check(walker: Walker, path: yaml.Path, value: Any) -> list[tuple[str, dict[str, Any], str]]:
         if not isinstance(value, list) or not value:
             walker.fail(path, "models: a list with at least one model is needed, each with a target")
-        found: list[tuple[str, dict[str, Any]]] = []
+        found: list[tuple[str, dict[str, Any], str]] = []
         for index, given in enumerate(cast("list[Any]", value)):
             one = walker.section((*path, index), {"target": given} if isinstance(given, str) else given, keys)
             if "target" not in one:
                 keys["target"](walker, (*path, index, "target"), None)
-            found.append((one.pop("target"), one))
+            found.append((one.pop("target"), one, walker.where((*path, index))))
         return found
 
     return check

@@ -180,7 +180,11 @@ class Reloading:
         wanted: dict[str, dict[str, int | None]] = {}
         broken: set[str] = set()
         for entry in entries:
-            if is_model_file(entry.target) and entry in before and _files(entry) == self._files[entry.target]:
+            if (
+                is_model_file(entry.target)
+                and entry[:3] in [one[:3] for one in before]
+                and _files(entry) == self._files[entry.target]
+            ):
                 for name, version in self._made.get(_key(entry), ()):
                     wanted.setdefault(name, {})[version] = entry.overrides.weight
                 continue

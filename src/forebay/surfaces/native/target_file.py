@@ -6,11 +6,16 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import Final
 
 from forebay.errors import ConfigError, ForebayError
+from forebay.serving.models.class_places import shown_path
 from forebay.serving.models.model import load_module
 from forebay.types.failures import text_of
 from forebay.workers.user_code import caught
+
+_INSTALLED: Final = frozenset({"site-packages", "dist-packages", "forebay"})
+"""Folders of whose files nobody is told who wrote a model."""
 
 
 def split_target(target: str) -> tuple[Path, str | None]:
@@ -30,23 +35,32 @@ def import_file(path: Path) -> ModuleType:
     module, error = caught(load_module, path)
     if error is None:
         return module
+    place = _place(error, path)
     if isinstance(error, ForebayError):
-        line = _line(error, path)
-        raise ConfigError(f"{path}{line}: {error.message}") if line else error from None
+        raise ConfigError(f"{place}: {error.message}") if place != str(path) else error from None
     if isinstance(error, SyntaxError):
-        msg = f"{path}:{error.lineno}: {error.msg}{_marked(error)}"
+        msg = f"{_shown(Path(error.filename or path), path)}:{error.lineno}: {error.msg}{_marked(error)}"
     elif isinstance(error, ModuleNotFoundError):
-        msg = f"{path}{_line(error, path)} imports '{error.name}', which is not installed here"
+        msg = f"{place} imports '{error.name}', which is not installed here"
     else:
-        msg = f"{path}{_line(error, path)} cannot be imported: {text_of(error)}"
+        msg = f"{place} cannot be imported: {text_of(error)}"
     raise ConfigError(msg) from error
 
 
-def _line(error: BaseException, path: Path) -> str:
-    """Return the last line of the file the error came through, as ':12'."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename) == path.resolve()]
-    return f":{lines[-1]}" if lines else ""
+def _place(error: BaseException, path: Path) -> str:
+    """Return the last line that the error came through of the file, or of others of its project, as 'iris.py:12'."""
+    folder = path.resolve().parent
+    place = str(path)
+    for frame in traceback.extract_tb(error.__traceback__):
+        file = Path(frame.filename)
+        if file.is_relative_to(folder) and not _INSTALLED & {*file.relative_to(folder).parts}:
+            place = f"{_shown(file, path)}:{frame.lineno}"
+    return place
+
+
+def _shown(file: Path, path: Path) -> str:
+    """Return a file's path, the target's as the person wrote it."""
+    return str(path) if file.resolve() == path.resolve() else shown_path(file)
 
 
 def _marked(error: SyntaxError) -> str:
