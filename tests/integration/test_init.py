@@ -57,6 +57,11 @@ def test_the_project_is_checked_served_and_tested_as_it_stands(cli, serve, tmp_p
     assert "3 passed" in tested.stdout
 
 
+def test_what_it_says_to_type_can_be_typed(said, tmp_path):
+    _, out, _ = said("init", tmp_path / "my models" / "kind")
+    assert f"forebay serve '{tmp_path}/my models/kind'\n  python -m pytest '{tmp_path}/my models/kind'" in out
+
+
 def test_nothing_is_overwritten(said, tmp_path):
     (tmp_path / "mine").mkdir()
     assert said("init", tmp_path / "mine")[0] == 0

@@ -15,6 +15,7 @@ from tests.settings.page import FILE_PAGE, PAGE, file_page, page
 from forebay.cli.main import main
 from forebay.server.config import SECTIONS, Overrides
 from forebay.serving.models.model import Model
+from forebay.serving.models.spelling import OUTSIDE
 from forebay.types.settings import declared
 
 IRIS = """
@@ -159,7 +160,11 @@ def test_what_nobody_says_is_the_default(said, folder):
     (folder / "plain.py").write_text(
         "import forebay\nclass Plain(forebay.Model):\n    def predict(self, b): return b\n"
     )
-    assert "batches of up to 64 (gather), 1 worker slots, timeout 30000 ms" in said("plain.py")
+    assert "batches of up to 64 (gather), 1 worker slot, timeout 30000 ms" in said("plain.py")
+
+
+def test_what_a_class_cannot_say_is_said_from_outside():  # F53
+    assert set(OUTSIDE) <= set(Overrides.__struct_fields__) - set(Model.__annotations__)
 
 
 def test_what_streams_says_how_many_streams(said, folder):

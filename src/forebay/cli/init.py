@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import keyword
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -136,7 +137,8 @@ def run(parsed: argparse.Namespace) -> int:
             (folder / file).write_text(text.format(**words), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror}") from error
-    sys.stdout.write(f"{folder}: {', '.join(files)}\n\n  forebay serve {folder}\n  python -m pytest {folder}\n")
+    typed = shlex.quote(str(folder))
+    sys.stdout.write(f"{folder}: {', '.join(files)}\n\n  forebay serve {typed}\n  python -m pytest {typed}\n")
     return 0
 
 
