@@ -34,12 +34,12 @@ MOST_OF_USUAL: Final = 2.0
 """They may take so many times as much while they cost more."""
 SHORT_S: Final = 0.1
 """A line is short if `MOST_SHARE` is usually enough to tell it within this time."""
-SOON_S: Final = 0.075
+SOON_S: Final = 0.082
 """How long the last one of a short line waits, if its share allows it."""
-LATE_S: Final = 0.9
+LATE_S: Final = 0.91
 """The same for any other line."""
-PATIENCE: Final = 1.1
-"""Who has waited for so many times as long is due: a line that nobody joins would move ever more slowly."""
+PATIENCE: Final = 1.05
+"""Who has waited for so many times as long is due: a line that fewer join than were told would move too slowly."""
 KERNEL_S: Final = 5e-6
 """What a refusal costs beside the time it is seen to take: reading, and the loop's own work. A server that only refuses
 takes 13 to 16 us of CPU time for each, and sees the rest of them."""
@@ -119,9 +119,10 @@ class RefusalLine:
         waiting, usual_s = self._waiting, self._usual_cost_s
         wait_s = SOON_S if len(waiting) * usual_s <= SHORT_S * MOST_SHARE else LATE_S
         most = MOST_SHARE * min(max(self._cost_s / usual_s, 1.0), MOST_OF_USUAL)
-        if now - waiting[0][1] > wait_s * PATIENCE:
+        left_s = wait_s - (now - waiting[-1][1])  # for the last one; with the whole a line would move ever more slowly
+        if now - waiting[0][1] > wait_s * PATIENCE or left_s <= 0.0:
             return most
-        return max(min(len(waiting) * self._cost_s / wait_s, most), LEAST_SHARE)
+        return max(min(len(waiting) * self._cost_s / left_s, most), LEAST_SHARE)
 
     @property
     def _group(self) -> int:
