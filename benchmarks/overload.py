@@ -46,8 +46,8 @@ LIMITS = ("--max-queue", str(QUEUE), "--max-connections", "20000")
 
 PEERS = {"mosec", "litserve"}
 
-MAX_OTHERS = 0.15
-"""Cores that other processes may take beside a flood that counts."""
+MAX_OTHERS = 0.05
+"""Cores that other processes may take beside a flood that counts: what they take of the server's, it lacks."""
 
 ACCEPTED_BAR = 0.95
 LATENCY_BAR = 3.0
