@@ -26,8 +26,8 @@ from forebay.transports.http.connection_state import (
     ConnectionState,
 )
 from forebay.transports.http.errors import NotHttp, error_answer
+from forebay.transports.http.same_turn import SEPARATE_BYTES, answers
 from forebay.transports.http.streamed_answer import StreamedAnswer
-from forebay.transports.http.together import SEPARATE_BYTES, answers
 from forebay.types.call import Failure, Request
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class AnsweringConnection(HttpToolsProtocol):
         if self.arrived:
             assert self.active is not None
             self.active.submit(time.monotonic())
-        if self.request is not None and self.request.reply is self._lane.together:
+        if self.request is not None and self.request.reply is self._lane.same_turn:
             self.request.reply = self.reply_method
 
     def abort(self) -> None:

@@ -11,7 +11,7 @@ A client mostly sends the same head again and again. Once the parser has read on
 request that arrives between two others with a remembered head is not parsed at all, whether it is whole or its body
 comes bit by bit. Only heads are remembered that say all there is to say about the message (a length, nothing unusual),
 so the same bytes mean the same again. A request that is whole, and its body and nothing else, is submitted and answered
-together with its like (`together.py`).
+together with its like (`same_turn.py`).
 
 Limits are kept here for both lanes: idle time, slow readers and writers. One sweep a second looks at all connections;
 no request sets a timer.

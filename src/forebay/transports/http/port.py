@@ -15,7 +15,7 @@ from forebay.observe import access_log
 from forebay.observe.refusal_log import RefusalLog
 from forebay.protocols import native
 from forebay.transports.http.hosts import Hosts
-from forebay.transports.http.together import TakesMany, Together
+from forebay.transports.http.same_turn import SameTurn, TakesMany
 from forebay.transports.reading_turns import ReadingTurns
 from forebay.transports.refusal_pacing import RefusalLine
 
@@ -70,7 +70,7 @@ class HttpPort:
         self.hosts = Hosts(config)
         self.greeted = 0
         self.connections: set[HttpConnection] = set()
-        self.together = Together(self)
+        self.same_turn = SameTurn(self)
         self._line: RefusalLine | None = None
         self._turns: ReadingTurns | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -127,7 +127,7 @@ class HttpPort:
         head.raw, head.raw_bytes, head.whole_bytes = raw, len(raw), len(raw) + head.length
         endpoint = None if head.route is None else head.route.endpoint
         if head.is_simple and isinstance(endpoint, TakesMany):
-            self.together.gather(head, endpoint)
+            self.same_turn.gather(head, endpoint)
         self.heads[raw] = head
 
     def forget(self) -> None:

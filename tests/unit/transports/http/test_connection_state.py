@@ -31,7 +31,7 @@ from forebay.transports.http.connection_state import (
     State,
     check_framing,
 )
-from forebay.transports.http.together import Together
+from forebay.transports.http.same_turn import SameTurn
 
 EVENTS = {each for each in vars(connection_state).values() if isinstance(each, Event)}
 STATES = {each for each in vars(connection_state).values() if isinstance(each, State)}
@@ -45,7 +45,7 @@ def test_the_hot_path_goes_where_the_table_says():
     source = inspect.getsource(HttpConnection.data_received)
     assert re.findall(r"talk\.state is (\w+)", source) == ["IDLE"]
     assert re.findall(r"talk\.state = (\w+)  # (\w+)", source) == [(TABLE[IDLE][WHOLE].name, "WHOLE")]
-    source = inspect.getsource(Together)
+    source = inspect.getsource(SameTurn)
     assert re.findall(r"talk\.state = (\w+)  # (\w+)", source) == [(TABLE[DUE][SETTLED].name, "SETTLED")]
     everywhere = "".join(map(inspect.getsource, HttpConnection.__mro__[:3])) + source
     assert len(re.findall(r"\.state = ", everywhere)) == 2

@@ -62,7 +62,7 @@ class TakesMany(Protocol):
         ...
 
 
-class Together(ReplyToAll):
+class SameTurn(ReplyToAll):
     """What the connections of a port submit and answer together.
 
     A request that has it as its reply is the only one of its connection: as soon as more comes there, it is answered
