@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -124,6 +125,7 @@ def as_json(tensor: Tensor) -> Tensor:
     return Tensor(tensor.name, tensor.datatype, tensor.shape, msgspec.json.encode(values), is_json=True)
 
 
+_NESTED: Final = re.compile(rb"\s*\[\s*\[")
 _KINDS: Final = {"BOOL": bool, "UINT": int, "INT": int, "FP": float, "BF": float, "BYTES": str}
 
 
@@ -137,7 +139,7 @@ def _read_list(tensor: Tensor, kind: type) -> list[Any]:
     nested: Any = kind
     for axis in reversed(tensor.shape):
         nested = Annotated[list[nested], msgspec.Meta(min_length=min(axis, 2**62), max_length=min(axis, 2**62))]
-    if len(tensor.shape) > 1:
+    if len(tensor.shape) > 1 and _NESTED.match(tensor.data):  # else what is wrong with a flat list is to be told
         try:
             found: list[Any] = msgspec.json.decode(tensor.data, type=nested)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

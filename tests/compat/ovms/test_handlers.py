@@ -13,14 +13,17 @@ from tests.compat.ovms.conftest import (
     config,
     graph_text,
     one_node,
+    options,
     python_node,
     serving,
     tensor,
     write,
 )
+from tests.waiting import reached
 
 from forebay.errors import InvalidRequest, Unavailable
 from forebay.server.kserve_facts import is_model_ready
+from forebay.surfaces import build
 
 pytestmark = pytest.mark.anyio
 
@@ -58,6 +61,27 @@ BAD = {
     "constructor": "class OvmsPythonModel:\n    def __init__(self): 1 / 0\n    def execute(self, inputs): pass",
     "initialize": "class OvmsPythonModel:\n    def initialize(self, kwargs): 1 / 0\n    def execute(self, inputs): pass",  # noqa: E501
 }
+
+
+async def test_the_server_is_ready_once_all_was_tried_and_not_before(tmp_path):  # O109
+    slow = """
+        import pathlib, time
+        class OvmsPythonModel:
+            def initialize(self, kwargs):
+                while not pathlib.Path(__file__).with_name("go").exists():
+                    time.sleep(0.005)
+            def execute(self, inputs): pass
+        """
+    files = {"config.json": config(quick={}, slow={}), "quick/model.py": "class OvmsPythonModel:\n    execute = print\n"}
+    write(tmp_path, files | {"slow/model.py": slow, "quick/graph.pbtxt": one_node(), "slow/graph.pbtxt": one_node()})
+    app = build(str(tmp_path), options()).app
+    starting = asyncio.create_task(app.start())
+    await reached(lambda: "quick" in app.ready, "the quick one")
+    assert app.problems() == ["graphs and models are being loaded"]
+    (tmp_path / "slow/go").touch()
+    await starting
+    assert app.problems() == []
+    await app.drain(5.0)
 
 
 async def test_a_handler_that_cannot_be_loaded_leaves_the_other_graphs_alone(tmp_path):  # O1, O109

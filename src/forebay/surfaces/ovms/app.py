@@ -120,9 +120,9 @@ class OvmsApp(App):
 
     def problems(self) -> list[str]:
         """Return why the server is not ready: once all was tried, it is."""
-        if self._has_started and not self.is_draining:
-            return []
-        return super().problems()
+        if self.is_draining:
+            return super().problems()
+        return [] if self._has_started else ["graphs and models are being loaded"]
 
     async def _try(self, what: str, name: str, version: str, make: Callable[[], Served]) -> list[str]:
         self.retired.get(name, {}).pop(version, None)
