@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import atexit
+import contextlib
 import os
 import sys
+import threading
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -104,4 +107,21 @@ def run(parsed: argparse.Namespace) -> int:
         tell(f"ready at {address}{open_to}", *(f"  {line}" for line in [*project.summary, *door]))
 
     with tracing() if options.otel else nullcontext():
-        return server_of(project, drain_s=options.drain_s, ready=ready).run()
+        status = server_of(project, drain_s=options.drain_s, ready=ready).run()
+    return _ended(status)
+
+
+def _ended(status: int) -> int:
+    """Return the status, or end with it right here where threads are left behind in calls that load or hang.
+
+    They are in foreign code, as a rule, and the interpreter would abort the process when it ends them there.
+    """
+    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    if others and all(thread.daemon for thread in others):  # for others the interpreter waits
+        # What the interpreter does first as well.
+        atexit._run_exitfuncs()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # it is closed
+                stream.flush()
+        os._exit(status)
+    return status

@@ -72,7 +72,10 @@ async def test_the_server_is_ready_once_all_was_tried_and_not_before(tmp_path): 
                     time.sleep(0.005)
             def execute(self, inputs): pass
         """
-    files = {"config.json": config(quick={}, slow={}), "quick/model.py": "class OvmsPythonModel:\n    execute = print\n"}
+    files = {
+        "config.json": config(quick={}, slow={}),
+        "quick/model.py": "class OvmsPythonModel:\n    execute = print\n",
+    }
     write(tmp_path, files | {"slow/model.py": slow, "quick/graph.pbtxt": one_node(), "slow/graph.pbtxt": one_node()})
     app = build(str(tmp_path), options()).app
     starting = asyncio.create_task(app.start())

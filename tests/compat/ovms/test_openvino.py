@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.compat.ovms import foreign_models
-from tests.compat.ovms.conftest import array, graph_text, python_node, serving, tensor, write
-from tests.waiting import reached
+from tests.compat.ovms.conftest import array, graph_text, one_node, python_node, serving, tensor, write
+from tests.waiting import eventually, reached
 
 from forebay.errors import InvalidRequest, NotPrepared
 
@@ -449,3 +449,25 @@ async def test_a_model_that_is_not_there_yet_is_told_of_and_served_once_it_is(tm
         assert face.app.problem == ""
         assert array((await face.infer("g", asked)).outputs[0]).tolist() == [21]
         assert array((await face.infer("add", asked)).outputs[0]).tolist() == [1]
+
+
+def test_a_signal_while_a_library_loads_ends_the_server_and_not_the_process(serve, tmp_path):
+    """Its thread is left behind, and must not be within foreign code when the interpreter goes: that aborts."""
+    loading = """
+        import pathlib
+        import openvino
+        class OvmsPythonModel:
+            def initialize(self, kwargs):
+                core = openvino.Core()
+                model = core.read_model(pathlib.Path(__file__).with_name("add.xml"))
+                pathlib.Path(__file__).with_name("begun").touch()
+                while True:
+                    core.compile_model(model, "CPU")
+            def execute(self, inputs): pass
+        """
+    save(tmp_path / "g/add.xml")
+    write(tmp_path, {"config.json": config(), "g/graph.pbtxt": one_node(), "g/model.py": loading})
+    server = serve(tmp_path, ready=False)
+    eventually((tmp_path / "g/begun").exists)
+    server.signal()
+    assert server.wait() == 0, server.log
