@@ -435,11 +435,16 @@ class Endpoint:
             metrics.queue_s.observe(request.taken - request.arrived)
         elif answered:
             metrics.codes["ok"] += len(answered)
+            first, arrived = answered[0], answered[0].arrived
+            if arrived == answered[-1].arrived and not self.batching.ranked:  # all came in one turn of the loop
+                metrics.request_s.observe(now - arrived, len(answered))
+                metrics.queue_s.observe(first.taken - arrived, len(answered))
+                return
             arrivals = [request.arrived for request in answered]
             if self.batching.ranked:
                 arrivals.sort()
             metrics.request_s.observe_since(now, arrivals)
-            metrics.queue_s.observe_since(answered[0].taken, arrivals)
+            metrics.queue_s.observe_since(first.taken, arrivals)
 
     def _steps(self, batch: EntryBatch, steps: Sequence[Sequence[Any]], release: Callable[[], object]) -> None:
         """Hand steps of a streamed answer to its clients; `release` is called once all of them have room again."""

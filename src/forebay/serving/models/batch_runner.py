@@ -384,12 +384,19 @@ class Samples:
     """The samples of a batch with the item each belongs to, and the items that have failed."""
 
     def __init__(
-        self, items: Sequence[Item], samples: list[Any], owners: Sequence[int] | None, failures: dict[int, Failure]
+        self,
+        items: Sequence[Item],
+        samples: list[Any],
+        owners: Sequence[int] | None,
+        failures: dict[int, Failure],
+        params: Mapping[str, Any] | None = None,
     ) -> None:
         self.items = items
         self.samples = samples
         self.owners = range(len(items)) if owners is None else owners
         self.failures = failures
+        self.params = params
+        """Those of all items, if it is known that they have the same."""
         self.told: list[Context] = []
         """What is known of the request of each item, if the model asks."""
 

@@ -112,11 +112,12 @@ class ModelRunner(BatchRunner):
             together, error = caught(self._tensors.decode_all, items)
             if error is None and together is not None:
                 each = [at for at, item in enumerate(items) for _ in range(item.size)]
-                return Samples(items, together, each, {})
+                return Samples(items, together, each, {}, _common_params(items))
         if not self._batchable:  # what has several samples in a list, or tensors, fails there at once
-            decoded, error = caught(self._decoded_at_once, items)
+            params = _common_params(items)
+            decoded, error = caught(self._decoded_at_once, items, params)
             if error is None:
-                return Samples(items, decoded, None, {})
+                return Samples(items, decoded, None, {}, params)
         samples: list[Any] = []
         owners: list[int] = []
         failures: dict[int, Failure] = {}
@@ -144,8 +145,7 @@ class ModelRunner(BatchRunner):
                 owners += [owner] * len(found)
         return Samples(items, samples, owners, failures)
 
-    def _decoded_at_once(self, items: Sequence[Item]) -> list[Any]:
-        params = _common_params(items)
+    def _decoded_at_once(self, items: Sequence[Item], params: Mapping[str, Any] | None) -> list[Any]:
         if params is not None:
             decode = self._decode[params["in"]]
             return [decode(item.body) for item in items]
@@ -153,7 +153,7 @@ class ModelRunner(BatchRunner):
 
     def _encoded(self, batch: Samples) -> Sequence[Outcome]:
         items = batch.items
-        params = None if batch.failures or self._batchable else _common_params(items)
+        params = None if batch.failures or self._batchable else batch.params
         if params is not None and params["out"] != TENSORS and ROWS not in params:
             encoded, error = caught(self._encoded_at_once, params["out"], batch.samples)
             if error is None and encoded is not None:

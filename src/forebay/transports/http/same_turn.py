@@ -113,14 +113,15 @@ class SameTurn(ReplyToAll):
     def to_all(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> Sequence[tuple[Request, Outcome]]:
         """Answer several of them, all but those whose answer is not the common one."""
         lane = self._lane
-        if not lane.is_plain or {*map(type, outcomes)} != {bytes} or max(map(len, outcomes)) >= SEPARATE_BYTES:
+        if not lane.is_plain or {*map(type, outcomes)} != {bytes}:
             return list(zip(requests, outcomes, strict=True))
         head, prefix = None, b""
         sends: list[Callable[[bytes], None]] = []
         texts: list[bytes] = []
         others: list[tuple[Request, Outcome]] = []
         for request, outcome in zip(requests, outcomes, strict=True):
-            if request.id:
+            size = len(outcome)
+            if request.id or size >= SEPARATE_BYTES:
                 others.append((request, outcome))
                 continue
             connection: Any = request.origin
@@ -130,7 +131,7 @@ class SameTurn(ReplyToAll):
             connection.active = connection.request = None
             connection.talk.state = IDLE  # SETTLED
             sends.append(connection.send)
-            texts.append(b"%b%x\r\ncontent-length: %d\r\n\r\n%b" % (prefix, next(answers), len(outcome), outcome))
+            texts.append(b"%b%x\r\ncontent-length: %d\r\n\r\n%b" % (prefix, next(answers), size, outcome))
         writing = map(_call, sends, texts)
         while True:
             try:
