@@ -124,6 +124,7 @@ class HttpPort:
         """Remember that these bytes are this head, so that they need not be parsed again."""
         if len(self.heads) >= MAX_HEADS:
             self.heads.clear()
+        head.beyond = raw[:-1] + bytes([raw[-1] + 1])  # the last one is a line feed
         head.raw, head.raw_bytes, head.whole_bytes = raw, len(raw), len(raw) + head.length
         endpoint = None if head.route is None else head.route.endpoint
         if head.is_simple and isinstance(endpoint, TakesMany):

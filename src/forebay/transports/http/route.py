@@ -79,6 +79,7 @@ class Head(msgspec.Struct, eq=False):
         expects_continue: Whether the client waits for "100 Continue" before it sends the body.
         is_usual: Whether the same bytes may be taken for the same head again, without parsing them.
         raw: Its bytes, once it is remembered: the same object for all clients, so that it stays in the core's cache.
+        beyond: What follows them in order, of the same length.
         raw_bytes: Their length.
         whole_bytes: The length of the message that it begins, -1 until it is remembered.
         headers: What it was read from, names in lower case, once it is remembered.
@@ -116,6 +117,7 @@ class Head(msgspec.Struct, eq=False):
     expects_continue: bool = False
     is_usual: bool = True
     raw: bytes = b""
+    beyond: bytes = b""
     raw_bytes: int = 0
     whole_bytes: int = -1
     headers: list[tuple[bytes, bytes]] = msgspec.field(default_factory=list)

@@ -128,3 +128,15 @@ def test_answers_of_a_server_that_stops_close_their_connections(doors):
     answer_all(list(door.alpha.asked), [b"a", b"b"])
     assert [each.answers for each in clients] == [[(200, b"a")], [(200, b"b")]]
     assert all(b"connection: close\r\n" in each.transport.written and each.transport.is_closed for each in clients)
+
+
+def test_a_head_that_differs_in_one_byte_is_read_anew(doors):
+    door = doors()
+    start = WHOLE.index(b"\r\n\r\n") + 4
+    door.connect().send(WHOLE[:start] + b"[2]")
+    assert [each.body for each in door.alpha.asked] == [b"[2]"]
+    for at in range(start):
+        for byte in {WHOLE[at] - 1, WHOLE[at] + 1}:
+            other = WHOLE[:at] + bytes([byte]) + WHOLE[at + 1 :]
+            client = door.connect().send(other, brings=False)
+            assert not client.connection.arrived, (at, byte)
