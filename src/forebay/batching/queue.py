@@ -196,11 +196,9 @@ class BatchQueue:
         """
         size = entry.size
         if self.waiting + size > self._capacity:
-            msg = f"{self.waiting} samples wait already, the queue takes {self._capacity}; try again later"
-            raise QueueFull(msg)
+            raise QueueFull(f"{self.waiting} samples wait already, the queue takes {self._capacity}; try again later")
         if size > self._max_size and self._divide is None:
-            msg = f"the request has {size} samples, a batch takes {self._max_size}"
-            raise TooLarge(msg)
+            raise TooLarge(f"the request has {size} samples, a batch takes {self._max_size}")
         self.waiting += size
         entry.arrived = now
         if self._counts is not None:

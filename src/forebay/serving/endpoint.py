@@ -256,7 +256,6 @@ class Endpoint:
 
         Args:
             requests: Of one sample each, without a key. They have arrived now, and have the time that is usual here.
-            now: Seconds.
         """
         batcher = self._batcher
         if (

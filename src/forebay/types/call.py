@@ -93,8 +93,7 @@ class Media:
             ValueError: The type cannot stand in a header.
         """
         if not _MEDIA_TYPE.fullmatch(type):
-            msg = f"the media type is {type!r:.100}; one such as 'image/png' is needed"
-            raise ValueError(msg)
+            raise ValueError(f"the media type is {type!r:.100}; one such as 'image/png' is needed")
         self._body = body if isinstance(body, bytes) else memoryview(body).tobytes()
         self._type = type
 

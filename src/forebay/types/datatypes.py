@@ -72,7 +72,6 @@ def datatype_of(name: str, tensor: str = "", expected: str = "") -> DataType:
     """Return a data type by its name.
 
     Args:
-        name: It.
         tensor: Whose it is said to be, for the message.
         expected: What it should be, where only one is possible.
 

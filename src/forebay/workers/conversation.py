@@ -249,11 +249,10 @@ class Conversation:
             bodies = _sendable(self._shared.place, bodies)
         frame = _sendable(frames.encode, ["batch", batch_id, bodies, params, sizes, *asked])
         if len(frame) - frames.HEADER > frames.MAX_FRAME_BYTES:
-            msg = (
+            raise TooLarge(
                 f"the batch cannot be sent to a worker: it has {len(frame)} bytes, at most {frames.MAX_FRAME_BYTES} "
                 "are possible; send smaller requests, or let fewer of them share a batch"
             )
-            raise TooLarge(msg)
         self.state = "busy"
         self.batch_id = batch_id
         self.has_streamed = False
@@ -288,11 +287,10 @@ class Conversation:
             group = self._groups[batch.key] = next(_batch_ids)
         join = _sendable(frames.encode_part, [bodies, params, sizes, group])
         if len(join) > frames.MAX_FRAME_BYTES // 2:
-            msg = (
+            raise TooLarge(
                 f"the batch cannot be sent to a worker: it has {len(join)} bytes, at most "
                 f"{frames.MAX_FRAME_BYTES // 2} are possible; send smaller requests"
             )
-            raise TooLarge(msg)
         self._joins.append([seating.join(batch, done).name, msgspec.Raw(join)])
         self._speak(None)
 
@@ -355,8 +353,7 @@ class Conversation:
             return self._hear(message, now)
         state = MAY_SAY[self.state].get(kind)
         if state is None or (kind in _BEGINS and (kind == "sit") != (self.seating is not None)):
-            msg = f"{str(kind)[:40]!r} is not a message of the protocol while it is {self.state}"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"{str(kind)[:40]!r} is not a message of the protocol while it is {self.state}")
         event = _EVENTS[kind](self, message)
         self.state = state
         return event
@@ -385,38 +382,33 @@ class Conversation:
 
     def _leave(self, _message: list[Any]) -> Leaving:
         if self.is_leaving:
-            msg = "it says twice that it leaves"
-            raise InvalidRequest(msg)
+            raise InvalidRequest("it says twice that it leaves")
         self.is_leaving = True
         return Leaving()
 
     def _keep(self, _message: list[Any]) -> Kept:
         if self._has_kept:
-            msg = "it says twice that it keeps what it was given"
-            raise InvalidRequest(msg)
+            raise InvalidRequest("it says twice that it keeps what it was given")
         self._has_kept = True
         return Kept()
 
     def _log(self, message: list[Any]) -> Logged:
         _, batch_id, line = message
         if not self._is_asked_for_lines:
-            msg = "it sends lines of a log that it was not asked for"
-            raise InvalidRequest(msg)
+            raise InvalidRequest("it sends lines of a log that it was not asked for")
         return Logged(msgspec.convert(batch_id, int), msgspec.convert(line, LogLine))
 
     def _count_metrics(self, message: list[Any]) -> Counted:
         _, data = message
         if type(data) is not bytes or len(data) > MAX_BYTES:
-            msg = f"its metrics are not at most {MAX_BYTES} bytes"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"its metrics are not at most {MAX_BYTES} bytes")
         return Counted(data)
 
     def _hand_part(self, message: list[Any], now: float) -> Part:
         _, batch_id, parts, failures = message
         state = self._require_running("part", batch_id)
         if not self._streams:
-            msg = "it sends parts of an answer that is not streamed"
-            raise InvalidRequest(msg)
+            raise InvalidRequest("it sends parts of an answer that is not streamed")
         found = self._checked(parts, failures)
         self.state = state
         self.has_streamed = True
@@ -429,8 +421,7 @@ class Conversation:
         seating = self.seating
         assert seating is not None
         if number != self._round + 1:
-            msg = f"it sends round {str(number)[:40]} after round {self._round}"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"it sends round {str(number)[:40]} after round {self._round}")
         found: list[tuple[int, list[Any]]] = []
         sitters = seating.open
         for name, part, failures in parts:
@@ -444,8 +435,7 @@ class Conversation:
         for name, given, failures, seconds, media in ended:
             sitting = seating.check(name)
             if name in left or type(seconds) not in _NUMBERS or not 0.0 <= seconds < math.inf:
-                msg = f"it does not say right how stream {name} has ended"
-                raise InvalidRequest(msg)
+                raise InvalidRequest(f"it does not say right how stream {name} has ended")
             outcomes = _with_media(given, media)
             left[name] = name, self._checked(outcomes, failures, len(sitting.batch.entries), sitting.batch), seconds
         self._round = number
@@ -464,8 +454,7 @@ class Conversation:
         _, batch_id, outcomes, failures, seconds, is_ready, *more = message
         state = self._require_running("result" if is_ready else "unready result", batch_id)
         if type(seconds) not in _NUMBERS or not 0.0 <= seconds < math.inf:
-            msg = f"it says that a batch took {str(seconds)[:40]} seconds"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"it says that a batch took {str(seconds)[:40]} seconds")
         ran = None
         if more:
             outcomes = _with_media(outcomes, *more[1:])
@@ -477,8 +466,7 @@ class Conversation:
     def _require_running(self, kind: str, batch_id: Any) -> State:
         state = MAY_SAY[self.state].get(kind)
         if state is None or batch_id != self.batch_id:
-            msg = f"it answers batch {str(batch_id)[:40]}, which it was not given"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"it answers batch {str(batch_id)[:40]}, which it was not given")
         return state
 
     def _checked(
@@ -488,14 +476,12 @@ class Conversation:
         count = self._count if count is None else count
         if type(outcomes) is not list or len(cast("list[Any]", outcomes)) != count:
             number = len(cast("list[Any]", outcomes)) if isinstance(outcomes, list) else type(outcomes).__name__
-            msg = f"it answered {number} of {count} items"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"it answered {number} of {count} items")
         found = cast("list[Any]", outcomes)
         if failures:
             for index, failure in cast("dict[int, Sequence[Any]]", failures).items():
                 if type(index) is not int or index < 0:
-                    msg = f"{str(index)[:40]} is no position of an item"
-                    raise InvalidRequest(msg)
+                    raise InvalidRequest(f"{str(index)[:40]} is no position of an item")
                 found[index] = _failure(*failure)
         if self._check is not None:
             self._check(batch, found)
@@ -508,8 +494,7 @@ class Conversation:
             # Its clock is another machine's: assume that both ways took equally long.
             late = (self._sent + now - seconds) / 2 - started
         if not all(map(math.isfinite, [late, *(moment for phase in phases for moment in phase[2:4])])):
-            msg = "it says that a phase had no beginning or no end"
-            raise InvalidRequest(msg)
+            raise InvalidRequest("it says that a phase had no beginning or no end")
         return started + late, [
             (name, what, since + late, until + late, row) for name, what, since, until, row in phases
         ]
@@ -517,8 +502,7 @@ class Conversation:
     def _copy(self, offset: int, length: int) -> bytes:
         """Copy out of the shared memory what a message refers to: the worker may write there again at any time."""
         if self._shared is None or not self._has_agreed:
-            msg = "it placed bytes in shared memory that was never agreed on"
-            raise InvalidRequest(msg)
+            raise InvalidRequest("it placed bytes in shared memory that was never agreed on")
         self._copied += length
         if self._copied > self._max_frame_bytes:
             msg = f"a message refers to {self._copied} shared bytes, at most {self._max_frame_bytes} are read"
@@ -550,24 +534,21 @@ def _sendable(make: Callable[[list[Any]], T], found: list[Any]) -> T:
     try:
         return make(found)
     except Exception as error:
-        msg = f"the batch cannot be sent to a worker: {error}"
-        raise InternalError(msg) from error
+        raise InternalError(f"the batch cannot be sent to a worker: {error}") from error
 
 
 def _with_media(outcomes: Any, types: Any = None) -> Any:
     """Return the outcomes, made into `Media` where they have a media type of their own."""
     for index, kind in cast("dict[int, str]", types or {}).items():
         if type(index) is not int or index < 0 or type(outcomes[index]) is not bytes:
-            msg = f"{str(index)[:40]} is no position of bytes with a media type"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"{str(index)[:40]} is no position of bytes with a media type")
         outcomes[index] = Media(outcomes[index], kind)
     return outcomes
 
 
 def _failure(kind: Any, message: Any, detail: Any, trace: Any) -> Failure:
     if not isinstance(kind, str) or not isinstance(message, str) or not isinstance(trace, str):
-        msg = "a failure is not described in words"
-        raise InvalidRequest(msg)
+        raise InvalidRequest("a failure is not described in words")
     if detail is not None:
         msgspec.json.encode(detail, enc_hook=str)  # it will stand in an answer: raises now if it cannot
     return Failure(revive(kind, message, detail, trace))

@@ -134,11 +134,10 @@ class WorkerConnection:
         """
         frame = frames.encode(message)
         if len(frame) - frames.HEADER > self._max_frame_bytes:
-            msg = (
+            raise BadOutcome(
                 f"{len(frame)} bytes are too many, at most {self._max_frame_bytes} are read there; return less, or let "
                 "fewer requests share a batch"
             )
-            raise BadOutcome(msg)
         return frame
 
     def ask(self) -> None:
@@ -262,15 +261,13 @@ class WorkerConnection:
                     self.send(["proof", shared_secret.proof(secret, "worker", theirs, mine)])
                     kind, *rest = self._answer()
                 if kind != "welcome" or not shared_secret.is_proof(rest[0], secret, "server", theirs, mine):
-                    msg = (
+                    raise WorkerRefused(
                         f"the server at {self._address} does not prove that it knows the secret; start it with the "
                         "same one (--attach-secret), or give this worker none"
                     )
-                    raise WorkerRefused(msg)
                 kind, *rest = self._answer()
             if kind != "open":
-                msg = f"{kind!r} is no answer to a hello"
-                raise InvalidRequest(msg)
+                raise InvalidRequest(f"{kind!r} is no answer to a hello")
             return rest[0]
         except (InvalidRequest, LookupError, TypeError, ValueError) as error:
             msg = f"what listens at {self._address} does not speak the worker protocol; is it where workers attach?"
@@ -279,8 +276,7 @@ class WorkerConnection:
     def _answer(self) -> Any:
         message = self.receive()
         if message[0] == "refused":
-            msg = f"the server at {self._address} refuses this worker: {message[1]}"
-            raise WorkerRefused(msg)
+            raise WorkerRefused(f"the server at {self._address} refuses this worker: {message[1]}")
         return message
 
     def _open_arenas(self, handle: Any) -> None:
@@ -294,15 +290,13 @@ class WorkerConnection:
 
     def _view(self, offset: int, length: int) -> Buffer:
         if self._incoming is None:
-            msg = "the server placed bytes in shared memory that was never agreed on"
-            raise InvalidRequest(msg)
+            raise InvalidRequest("the server placed bytes in shared memory that was never agreed on")
         view = self._incoming.view(offset, length)
         return view if self.lends else bytes(view)
 
     def _see_landed(self, path: str, inode: int, offset: int, length: int) -> Buffer:
         if self._incoming is None:
-            msg = "the server names a file in memory, and none was agreed on"
-            raise InvalidRequest(msg)
+            raise InvalidRequest("the server names a file in memory, and none was agreed on")
         if self._may_keep and not self.lends:
             return self._landed.lend(path, inode, offset, length)
         view = self._landed.view(path, inode, offset, length)

@@ -30,12 +30,10 @@ trailers), and whether all of it comes fast enough. `check_framing` refuses head
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 from forebay.transports.http.errors import HeadTooLarge, MethodNotAllowed, NotHttp, NotImplementedHere
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 MAX_DROPPED_BYTES: Final = 64 * 1024
 """A body that nobody wants is read to its end if it is no longer than this, so that the connection can go on."""
@@ -270,8 +268,7 @@ def check_framing(
         MethodNotAllowed: If it asks for a tunnel.
     """
     if version not in _VERSIONS:
-        msg = "the request's line does not end with HTTP/1.1 or HTTP/1.0"
-        raise NotHttp(msg)
+        raise NotHttp("the request's line does not end with HTTP/1.1 or HTTP/1.0")
     hosts = 0
     host = frame = b""
     for name, value in headers:
@@ -282,8 +279,7 @@ def check_framing(
             host = value
         elif name == b"transfer-encoding":
             if version != "1.1":
-                msg = f"an HTTP/{version} request has no Transfer-Encoding"
-                raise NotHttp(msg)
+                raise NotHttp(f"an HTTP/{version} request has no Transfer-Encoding")
             if frame or value.strip().lower() != b"chunked":
                 msg = f"the Transfer-Encoding is {value[:80].decode('latin-1')!r}, only 'chunked' is understood"
                 raise NotImplementedHere(msg)
@@ -296,6 +292,5 @@ def check_framing(
         )
         raise NotHttp(msg)
     if method == b"CONNECT":
-        msg = "CONNECT is not possible here: this server is no proxy"
-        raise MethodNotAllowed(msg)
+        raise MethodNotAllowed("CONNECT is not possible here: this server is no proxy")
     return host, frame if upgrades else b""

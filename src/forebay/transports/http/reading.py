@@ -234,8 +234,7 @@ class ReadingConnection(AnsweringConnection):
         host, self._detour = check_framing(method, version, headers, upgrades=upgrades)
         problem = lane.hosts.problem(host)
         if b"#" in self.url:
-            msg = "the target of a request has no fragment"
-            raise NotHttp(msg)
+            raise NotHttp("the target of a request has no fragment")
         target, _, query = self.url.partition(b"?")
         route = lane.routes.get(target)
         if (
