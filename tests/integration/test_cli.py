@@ -91,7 +91,7 @@ def test_version_is_told(cli):
         (["model.txt"], ["model.txt"]),
         (["{folder}"], ["{folder}", "folder"]),
         (["{model}:iriss"], ["iriss", "did you mean Iris?"]),
-        (["{model}", "--worker-kin", "fork"], ["fork", "process"]),
+        (["{model}", "--worker-kind", "fork"], ["fork", "process"]),
         (["{model}", "--wokers", "2"], ["--wokers", "did you mean --workers?"]),
         (["{model}", "--workers", "0"], ["--workers", "'0'", "at least 1"]),
         (["{model}", "--workers", "many"], ["--workers", "many"]),

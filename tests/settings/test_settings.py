@@ -288,6 +288,8 @@ def test_what_is_wrong_in_the_environment_is_one_sentence(refused, env, told):
         ("iris.py --http-port 65536", "argument --http-port: '65536' is not possible, a whole number from 0 to 65535"),
         ("iris.py --keep-alive-s 0", "argument --keep-alive-s: '0' is not possible, seconds above 0 are needed"),
         ("iris.py --keep-alives 5", "unrecognized arguments: --keep-alives 5; did you mean --keep-alive-s?"),
+        ("iris.py --timeout 5", "unrecognized arguments: --timeout 5; did you mean --timeout-ms?"),
+        ("iris.py --worker 5", "unrecognized arguments: --worker 5; did you mean --workers?"),
         ("iris.py --poll-s 5", "unrecognized arguments: --poll-s 5; did you mean --repository-poll-s?"),
         ("--config nowhere.yaml", "nowhere.yaml cannot be read: No such file or directory"),
         (

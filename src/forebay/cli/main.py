@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import forebay
 from forebay.errors import ConfigError, ModelError
@@ -34,7 +34,14 @@ examples:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that says what was probably meant."""
+    """An argument parser that says what was probably meant.
+
+    It takes no beginning of a flag for the flag: `--timeout 5` would be milliseconds, and `--key` a file.
+    """
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.allow_abbrev = False
 
     def error(self, message: str) -> NoReturn:
         """Say in one line what is wrong and end with status 2."""
