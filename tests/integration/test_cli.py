@@ -92,6 +92,7 @@ def test_version_is_told(cli):
         (["{folder}"], ["{folder}", "folder"]),
         (["{model}:iriss"], ["iriss", "did you mean Iris?"]),
         (["{model}", "--worker-kind", "fork"], ["fork", "process"]),
+        (["{model}", "--attach", "here"], ["forebay: --attach: 'here' is no address", "did you mean unix:here?"]),
         (["{model}", "--wokers", "2"], ["--wokers", "did you mean --workers?"]),
         (["{model}", "--workers", "0"], ["--workers", "'0'", "at least 1"]),
         (["{model}", "--workers", "many"], ["--workers", "many"]),

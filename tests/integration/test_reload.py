@@ -269,9 +269,10 @@ def test_a_configuration_is_read_anew(serve, tmp_path):
         assert server.client.get("/models/tells/versions/2").json()["version"] == "2"
         answers = [ask(server) for _ in range(50)]
         assert answers.count("1") > answers.count("2") > 0
-        config("target: nowhere.py")
+        config("target: nowhere.py, worker_kind: process")
         server.signal(signal.SIGHUP)
         eventually(lambda: "nowhere.py" in server.client.get("/models").json().get("problem", ""))
+        assert "a worker process that ends" not in server.log  # it has none: nothing was served from it
         (tmp_path / "forebay.yaml").write_text("modles: []\n")
         server.signal(signal.SIGHUP)
         eventually(lambda: "did you mean models" in server.client.get("/models").json().get("problem", ""))

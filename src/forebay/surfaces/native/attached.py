@@ -109,7 +109,10 @@ class Lobby:
         limits = VisitorLimits(
             hello_s=config.hello_s, connections=config.max_connections, frame_bytes=config.max_frame_bytes
         )
-        address = parse_address(config.address or "")
+        try:
+            address = parse_address(config.address or "")
+        except ConfigError as error:  # not one of a file, where it is looked at with its line
+            raise ConfigError(f"--attach: {error.message}") from error
         door = WorkerListener(
             address, native=self._receive, jobs=self._receive_jobs, secret=config.secret, limits=limits
         )

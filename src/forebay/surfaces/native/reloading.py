@@ -215,7 +215,7 @@ class Reloading:
             if not made:
                 self._app.problem = error.message
             reason = error.message
-            if entry.overrides.worker_kind == "process":  # a new one would read what cannot be read
+            if made and entry.overrides.worker_kind == "process":  # a new one would read what cannot be read
                 log.warning("a worker process that ends is replaced only once %s can be read again", entry.target)
                 first, *rest = reason.split("\n")  # a syntax error has a caret below
                 reason = "\n".join([f"{first}; a worker process that ends is replaced only once this is mended", *rest])
