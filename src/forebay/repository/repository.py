@@ -227,6 +227,10 @@ class Repository:
         assert folder is not None
         return Lease(folder / revision.place, lambda: None)
 
+    def is_here(self, revision: Revision) -> bool:
+        """Tell whether all of a revision is on this machine."""
+        return self._disk is None or self._disk.has(revision)
+
     def is_current(self, revision: Revision) -> bool:
         """Tell whether the files of a revision are still what they were, where they are used in their place."""
         if self._disk is not None or not isinstance(self._source, LocalFolder):

@@ -3,13 +3,14 @@
 
 import contextlib
 import json
+import threading
 
 import numpy as np
 import pytest
 from tests.buckets import FORBIDDEN, Faults, running_buckets
 from tests.compat.ovms.conftest import array, graph_text, options, serving, tensor, write
 from tests.compat.ovms.test_openvino import inference, save, session
-from tests.waiting import reached
+from tests.waiting import PATIENCE_S, reached
 
 from forebay.errors import ConfigError, NotFound
 from forebay.server.config import RepositoryConfig
@@ -149,6 +150,29 @@ async def test_a_copy_that_fails_is_tried_again(buckets, bucket, files, tmp_path
             face.project.on_ready()
             await reached(lambda: "add" in face.app.ready, "the model")
             face.project.on_stop()
+
+
+async def test_a_copy_that_takes_longer_than_a_load_may_is_taken_once_it_is_there(
+    buckets, bucket, files, tmp_path, monkeypatch
+):
+    put(buckets, f"{bucket}/add/1", files())
+    gate = threading.Event()
+    with contextlib.closing(Faults(buckets.port)) as faults:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{faults.port}")
+        hold = lambda: gate.wait(PATIENCE_S) and None  # noqa: E731
+        faults.fault = lambda method, path: hold if method == "GET" and path.endswith(".bin") else None
+        write(tmp_path, {"config.json": config(bucket)})
+        project = build(str(tmp_path), options(repository=kept(tmp_path)))
+        project.app.load_timeout_s = 0.2
+        await project.app.start()
+        (version,) = project.app.describe_versions("add")
+        assert "was not ready in time" in version["error"]
+        project.app.load_timeout_s = PATIENCE_S
+        gate.set()
+        project.on_ready()
+        await reached(lambda: "add" in project.app.ready, "the model")
+        project.on_stop()
+        await project.app.drain(5.0)
 
 
 async def test_copies_are_held_to_the_room_there_is_for_them(buckets, bucket, files, tmp_path):

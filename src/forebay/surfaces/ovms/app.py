@@ -87,7 +87,11 @@ class OvmsApp(App):
         errors: list[str] = []
         for entry in sorted(entries, key=lambda one: -int(one.version)):
             what = f"version {entry.version} of model '{entry.name}'"
-            errors += await self._try(what, entry.name, entry.version, functools.partial(self._model, entry))
+            failed = await self._try(what, entry.name, entry.version, functools.partial(self._model, entry))
+            pause_s = self.refused.pop(entry, 0.0)
+            if failed and not self.stored.has(entry):
+                self.refused[entry] = min(pause_s * 2, MAX_PAUSE_S) or FIRST_PAUSE_S
+            errors += failed
         for name in dict.fromkeys(one.name for one in entries):
             if name in self.ready:
                 self.share(name, {max(self.versions(name).ready, key=int): 1})
@@ -143,12 +147,7 @@ class OvmsApp(App):
 
     def _model(self, entry: ModelEntry) -> Served:
         """Build a version of a model, which is copied here if need be and stays here as long as it is served."""
-        pause_s = self.refused.pop(entry, 0.0)
-        try:
-            here = self.stored.fetch(entry)
-        except ForebayError:
-            self.refused[entry] = min(pause_s * 2, MAX_PAUSE_S) or FIRST_PAUSE_S
-            raise
+        here = self.stored.fetch(entry)
         try:
             served = self._model_here(here.value)
         except BaseException:

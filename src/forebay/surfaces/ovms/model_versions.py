@@ -113,6 +113,11 @@ class StoredModels:
         more = "".join(f"; {problem}" for problem in catalog.problems[:_SHOWN])
         return found, f"{address} has no folder with a number and a model in it{more}"
 
+    def has(self, entry: ModelEntry) -> bool:
+        """Tell whether the files of a version are on this machine."""
+        repository = self._repositories.get((entry.name, entry.address))
+        return entry.revision is None or repository is None or repository.is_here(entry.revision)
+
     def fetch(self, entry: ModelEntry) -> Lease[ModelEntry]:
         """Return a version whose files are on this machine, and stay there until it is given back; may block.
 
