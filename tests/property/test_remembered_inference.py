@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ModelInfer` answers a call like one before as it answers one that it has never seen."""
+"""A call like one before is answered as one that was never seen, over gRPC and over HTTP."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 from tests.conftest import MODELS
 
 from forebay.errors import ForebayError
+from forebay.protocols.kserve.calls import InferRequest
 from forebay.protocols.kserve.messages import messages
 from forebay.server.app import App
-from forebay.server.config import Overrides
+from forebay.server.config import HttpConfig, Overrides
+from forebay.serving.tensor_face import TensorRequest, outcome_of, tensors_of
 from forebay.surfaces.native import serve_target
 from forebay.transports.grpc.model_infer import InferMethods
+from forebay.transports.http.kserve import InferRoute
 
 M = messages()
 
@@ -86,3 +89,33 @@ def test_a_call_like_one_before_is_answered_as_one_never_seen(asked):
             await app.drain(0.0)
 
     asyncio.run(run())
+
+
+@st.composite
+def outcomes(draw: st.DrawFn) -> tuple[InferRequest, Any]:
+    """Answers, most of them of one tensor that is told as the one before."""
+    asked = InferRequest(model="mirror", id=draw(st.sampled_from(["", "", "", "a"])), inputs=(), outputs=())
+    found: list[Any] = [[]]
+    for name in draw(st.sampled_from([["output"]] * 4 + [["other"], ["output", "other"]])):
+        shape = [draw(st.sampled_from([1, 1, 1, 2])), draw(st.sampled_from([2, 2, 1]))]
+        values = np.full(shape, draw(st.integers(0, 3)), draw(st.sampled_from(["f4", "f4", "i4"])))
+        is_json = draw(st.integers(0, 3)) == 0
+        found[0].append([name, "FP32" if values.dtype.kind == "f" else "INT32", shape, is_json])
+        found.append(str(values.tolist()).encode() if is_json else values.tobytes())
+    return asked, outcome_of(tensors_of(found[0], found[1:]), draw(st.sampled_from([{}, {}, {"a": 1}])))
+
+
+@given(st.lists(outcomes(), min_size=2, max_size=12))
+@settings(max_examples=50, deadline=None)
+def test_an_answer_over_http_like_one_before_says_what_one_never_told_says(answers):
+    (served,) = (
+        one for one in serve_target(str(MODELS / "tensors_rpc.py"), Overrides()).served if one.endpoint.name == "mirror"
+    )
+    assert served.tensors is not None
+    remembers = InferRoute(served, served.tensors, HttpConfig())
+    for asked, outcome in answers:
+        request = TensorRequest([], print, {}, None, call=asked)
+        fresh = InferRoute(served, served.tensors, HttpConfig())
+        assert (
+            remembers.answer(request, outcome) == remembers.answer(request, outcome) == fresh.answer(request, outcome)
+        )
