@@ -8,21 +8,22 @@ import os
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.property.test_usual_calls import PLAIN, Transport
 
 from forebay.server.config import GrpcConfig
-from forebay.transports.body_reader import read_bodies
+from forebay.transports.body_reader import SHORT_BYTES, read_bodies
 from forebay.transports.grpc import frames
 from forebay.transports.grpc.connection import GrpcConnection
 from forebay.transports.grpc.heads import HeadReader
 from forebay.transports.grpc.hpack import literal
-from forebay.transports.grpc.messages import prefix
+from forebay.transports.grpc.messages import PREFIX_BYTES, prefix
 from forebay.transports.grpc.methods import by_path
 from forebay.transports.grpc.port import GrpcPort
 from forebay.transports.grpc.service import GrpcService
-from forebay.workers.landing import HERE, LANDING_BYTES, landed_in
+from forebay.workers.landing import HERE, LANDING_BYTES, Landing, landed_in
 
 SIZES = st.sampled_from([0, 5, 20_000, LANDING_BYTES - 1, LANDING_BYTES + 1, 150_000, 150_000, 300_000, 300_000])
 STREAMED = PLAIN.replace(literal(b":path", b"/a.B/Echo"), literal(b":path", b"/a.B/Each"))
@@ -186,3 +187,20 @@ def test_a_message_that_lands_is_the_one_that_is_joined(sent, data):
     assert found[:2] == joined[:2]
     assert len(found[2]) == sum(len(message) >= LANDING_BYTES for _, message in found[0])
     assert all(found[2])
+
+
+@pytest.mark.parametrize("lengths", [(167_936, 434_064), (100_000, 100_000, 402_000), (602_000,), (16_384,) * 37])
+def test_of_a_long_message_no_more_is_copied_than_came_with_its_head(monkeypatch, lengths):  # F72
+    copied = []
+    write = Landing.write
+    monkeypatch.setattr(Landing, "write", lambda self, piece: (copied.append(len(piece)), write(self, piece))[1])
+    said = os.urandom(sum(lengths))
+    said = prefix(len(said) - PREFIX_BYTES) + said[PREFIX_BYTES:]
+    sent = [frames.frame(frames.HEADERS, frames.END_HEADERS, 1, PLAIN)]
+    for length in lengths:
+        sent.append(frames.frame(frames.DATA, frames.END_STREAM * (length == len(said)), 1, said[:length]))
+        said = said[length:]
+    ((_, found),), _, landed = talk([b"".join(sent)], lands=True, at_once=True)
+    assert landed == [True]
+    assert len(found) == sum(lengths) - PREFIX_BYTES
+    assert sum(copied) <= SHORT_BYTES

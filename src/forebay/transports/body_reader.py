@@ -78,6 +78,10 @@ class Scatters(Protocol):
         """Take note that so much was put there."""
         ...
 
+    def head_bytes(self) -> int:
+        """How much of what belongs nowhere comes before what does, if that is known; else 0."""
+        ...
+
 
 class BodyReader(asyncio.BufferedProtocol):
     """Stands between a transport and a connection whose bodies land."""
@@ -99,7 +103,12 @@ class BodyReader(asyncio.BufferedProtocol):
             self._unbroken = 0
         room = None if self._connection is None else self._connection.room()
         self._has_room = room is not None
-        found = self._short if room is None else room[:TURN_BYTES]
+        if room is not None:
+            found = room[:TURN_BYTES]
+        elif self._scatters is not None and (size := self._scatters.head_bytes()):
+            found = self._short[:size]
+        else:
+            found = self._short
         self._given = len(found)
         return found
 

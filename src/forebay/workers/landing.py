@@ -317,12 +317,14 @@ class Landing:
         """
         if self._view is None and not self._stays and self._expected:
             self._land(self._at)
-        if self._view is None:
+        view, at = self._view, self._at
+        if view is None:
             return None
-        soon = max(2 * self._at, self._at + STEP_BYTES, _place_of(self._view).reserved)
-        end = min(soon, self._at + longest, self._expected)
-        view = self._has_room(end) if end > self._at else None
-        return None if view is None else view[self._at : end]
+        end = min(at + longest, self._expected)
+        if end > (reserved := _place_of(view).reserved):
+            end = min(end, max(2 * at, at + STEP_BYTES, reserved))
+            view = self._has_room(end)
+        return None if view is None or end <= at else view[at:end]
 
     def advance(self, size: int) -> None:
         """Take note of how much was put where `room` is."""

@@ -302,6 +302,8 @@ class OpenCall:
 
     def _receive_only(self, inbox: MessageBuffer) -> None:
         """Begin the method once its only message has come."""
+        if inbox.missing_bytes and not self.is_half_closed:
+            return  # of what lands, all else is known
         try:
             inbox.check()
             if inbox.is_overfull():

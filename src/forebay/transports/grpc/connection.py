@@ -148,6 +148,10 @@ class GrpcConnection(asyncio.Protocol):
             return None
         return self._receiver.rooms(LONG_READ_BYTES)
 
+    def head_bytes(self) -> int:
+        """Return how long the head is that must be read before the rest of a message; 0 if none is to come."""
+        return 0 if self._is_deaf or self._is_paused else self._receiver.head_bytes()
+
     def placed(self, size: int) -> None:
         """Act on what was put there."""
         self._act(self._receiver.placed, size)

@@ -5,6 +5,7 @@ Many clients cut a message into frames of 16 KiB, whatever a port takes. To be r
 a guess: that the frames to come are as long as the one before, of the same stream, with nothing in between. Then one
 call of the system puts all payloads behind each other, and the heads aside. The heads are looked at afterwards; what
 follows one that was not as expected lies in a wrong place, and is taken out of there to be read as everything is.
+Longer frames are worth two calls each, one for the head and one for the rest; they are seldom of one length.
 """
 
 from __future__ import annotations

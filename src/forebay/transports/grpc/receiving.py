@@ -196,7 +196,7 @@ class Receiver:
         self._advance(stream, size, is_last=bool(flags & frames.END_STREAM))
 
     def rooms(self, longest: int) -> FrameRooms | None:
-        """Return where what comes next may be put if frames go on as they began; None if it has to be read.
+        """Return where what comes next may be put if frames go on as they began; None if that is not several places.
 
         What was put there is told by `placed`, before anything else is read. All rooms together have about `longest`.
         """
@@ -205,12 +205,22 @@ class Receiver:
         call = self._calls.get(stream)
         if call is None or call.is_half_closed or reader.has_unread or self._block is not None:
             return None
-        missing, room = call.missing_bytes, call.room(longest)
+        missing, rest = call.missing_bytes, reader.rest_bytes
+        if rest >= missing or length > frames.MIN_FRAME_BYTES:  # long frames have one room each, and are rarely even
+            return None
+        room = call.room(longest)
         if room is None:
             return None
-        rest, rooms = reader.rest_bytes, self._port.frame_rooms
+        rooms = self._port.frame_rooms
         rooms.guess(room, missing, length, rest, reader.rest_of[0] if rest else 0, stream)
         return rooms
+
+    def head_bytes(self) -> int:
+        """Return how long the head of the next frame is if a message goes on with it that lands; else 0."""
+        reader = self._reader
+        call = self._calls.get(reader.long_of[1])
+        is_due = call is not None and call.missing_bytes > 0 and not call.is_done
+        return frames.HEAD_BYTES if is_due and not reader.is_inside and self._block is None else 0
 
     def placed(self, size: int) -> None:
         """Act on what was put there.
