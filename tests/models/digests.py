@@ -12,9 +12,6 @@ from forebay import Model
 class Digest(Model):
     """Takes a line of JSON, and any bytes behind it."""
 
-    worker_kind = "process"
-    workers = 2
-
     def predict(self, batch: list[bytes]) -> list[str]:
         before = [digest(body) for body in batch]
         for body in batch:
@@ -32,11 +29,9 @@ class Digest(Model):
 class Mortal(Digest):
     """Whose worker ends now and then."""
 
-    workers = 1
-
 
 class Threaded(Digest):
-    worker_kind = "thread"
+    """Another one, with memory of its own."""
 
 
 def digest(body: bytes) -> str:

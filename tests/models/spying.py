@@ -11,15 +11,11 @@ MARK = 32
 
 
 class Trusted(Model):
-    worker_kind = "process"
-
     def predict(self, batch: list[str]) -> list[int]:
         return [len(text) for text in batch]
 
 
 class Spy(Model):
-    worker_kind = "process"
-
     def predict(self, batch: list[str]) -> list[int]:
         """How often each text is found, whose beginning is told backwards: else it would find what it was asked."""
         marks = [text[MARK - 1 :: -1].encode() for text in batch]

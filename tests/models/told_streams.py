@@ -47,9 +47,8 @@ def made(streams: list[Told]) -> list[Any]:
 
 
 class Stepped(Model):
-    """By steps that streams share, in a thread."""
+    """By steps that streams share."""
 
-    worker_kind = "thread"
     max_batch_size = 8
 
     def start(self, sample: str) -> Told:
@@ -67,32 +66,26 @@ class Stepped(Model):
 
 
 class Threads(Stepped):
-    workers = 3
+    """Another pool."""
 
 
 class Inline(Stepped):
-    worker_kind = "inline"
+    """And one more."""
 
 
 class Ahead(Stepped):
     """A worker with so many seats that streams are sent to it before one is free."""
 
-    worker_kind = "process"
-
 
 class Processes(Stepped):
-    worker_kind = "process"
-    workers = 2
+    """A pool beside that of the others."""
 
 
 class Mortal(Stepped):
     """Whose worker ends now and then."""
 
-    worker_kind = "process"
-
 
 class InlineAsync(Model):
-    worker_kind = "inline"
     max_batch_size = 8
 
     async def start(self, sample: str) -> Told:
@@ -108,7 +101,6 @@ class InlineAsync(Model):
 class Yielded(Model):
     """By generators, each over a batch."""
 
-    worker_kind = "thread"
     max_batch_size = 8
 
     def predict(self, batch: list[str]) -> Iterator[list[str | None]]:
@@ -125,7 +117,6 @@ class Yielded(Model):
 
 
 class YieldedAsync(Model):
-    worker_kind = "inline"
     max_batch_size = 8
 
     async def predict(self, batch: list[str]) -> AsyncIterator[list[str | None]]:
