@@ -43,6 +43,7 @@ ALLOWED = {
     "transports/grpc/methods.py": (4, DEFECT),
     "transports/grpc/port.py": (1, DEFECT),
     "transports/http/port.py": (1, DEFECT),
+    "transports/http/same_turn.py": (1, DEFECT),
     "transports/http/dashboard/audience.py": (
         1,
         "a task nobody waits for: what is wrong is logged, and its streams end",
