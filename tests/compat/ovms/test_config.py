@@ -114,7 +114,7 @@ WRONG = {
     "a policy": (models(base_path="m", model_version_policy={"latst": {}}), "did you mean latest"),
     "a shape": (models(base_path="m", shape="1,3"), r"shape such as \(1,3"),
     "a shape of an input": (models(base_path="m", shape={"a": "(1,x)"}), r"shape.a is .*shape such as \(1,3"),
-    "a property": (models(base_path="m", plugin_config={"NUM_STREAMS": []}), "NUM_STREAMS is a list; a text, a number"),
+    "a property": (models(base_path="m", plugin_config={"NUM_STREAMS": []}), r"NUM_STREAMS is \[\]; a text, a number"),
     "a batch": (models(base_path="m", batch_size="many"), "batch_size is 'many'; a whole number"),
     "requests": (models(base_path="m", nireq="2"), "nireq is '2'; a whole number"),
     "both": (models(name="g", base_path="m") | {"mediapipe_config_list": [{"name": "g"}]}, "a graph and a model are both named 'g'"),
