@@ -168,7 +168,10 @@ class Batcher:
         if self._bringers:
             bringers, self._bringers = self._bringers, []
             for bring in bringers:
-                bring(self._expected_since)
+                try:
+                    bring(self._expected_since)
+                except Exception:  # a defect of one must not keep what the others bring
+                    log.exception("what has arrived could not be queued")
 
     def wake(self) -> None:
         """Look for work at the end of this turn."""

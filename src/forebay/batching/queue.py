@@ -221,7 +221,7 @@ class BatchQueue:
             self._grown(line, rows, now, is_new=is_new)
 
     def offer_all(self, entries: Sequence[Entry], now: float) -> None:
-        """Add entries of one sample each, without key or rank, that arrived now; there must be room for all of them."""
+        """Add entries of one sample each, without key or rank, that arrived now; there are some, and room for all."""
         size = len(entries)
         self.waiting += size
         if self._counts is not None:

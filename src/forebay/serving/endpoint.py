@@ -246,16 +246,14 @@ class Endpoint:
 
     def expect(self, bring: Callable[[float], None]) -> None:
         """Have what arrives in this turn of the loop submitted at its end; see `Batcher.expect`."""
-        if self._batcher is None:
-            bring(time.monotonic())
-        else:
-            self._batcher.expect(bring)
+        assert self._batcher is not None
+        self._batcher.expect(bring)
 
     def submit_all(self, requests: Sequence[Request], now: float) -> None:
         """Queue requests as `submit` would, one after the other.
 
         Args:
-            requests: Of one sample each, without a key. They have arrived now, and have the time that is usual here.
+            requests: At least one; of one sample each, without a key, that arrived now and have the usual time.
         """
         batcher = self._batcher
         if (

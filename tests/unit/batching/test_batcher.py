@@ -100,6 +100,17 @@ def test_what_arrives_in_a_turn_is_brought_before_a_batch_leaves_at_its_end():
     bench(story)
 
 
+def test_who_fails_to_bring_something_keeps_nobody_else_from_it(caplog):
+    async def story(bench):
+        bench.batcher.expect(lambda _: bench.no_such_thing)
+        bench.batcher.expect(lambda _: bench.submit("a"))
+        await asyncio.sleep(0)
+        assert bench.batches == ["a"]
+
+    bench(story)
+    assert "could not be queued" in caplog.text
+
+
 def test_every_idle_slot_is_used():
     async def story(bench):
         bench.submit(*"abcdef")

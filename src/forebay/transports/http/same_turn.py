@@ -82,7 +82,8 @@ class SameTurn(ReplyToAll):
 
     def _submit_arrived(self, head: Head, endpoint: TakesMany, now: float) -> None:
         arrived, head.arrived = head.arrived, []
-        assert arrived is not None
+        if not arrived:  # who stands alone was in a hurry
+            return
         if len(arrived) <= endpoint.spare:
             self._submit(arrived, head, endpoint, now)
             return
@@ -94,11 +95,11 @@ class SameTurn(ReplyToAll):
                 self._submit([connection], head, endpoint, now)
 
     def _submit(self, arrived: Sequence[AnsweringConnection], head: Head, endpoint: TakesMany, now: float) -> None:
-        start, params, epoch = head.raw_bytes, head.params, self._lane.epoch
+        body, params, epoch = slice(head.raw_bytes, None), head.params, self._lane.epoch
         deadline = now + endpoint.config.timeout_s
         requests: list[Request] = []
         for connection in arrived:
-            request = Request(connection.arrived[start:], self, params, connection, deadline, arrived=now)
+            request = Request(connection.arrived[body], self, params, connection, deadline, arrived=now)
             connection.request = request
             connection.arrived = b""
             connection.seen = epoch

@@ -53,6 +53,7 @@ class Endpoint:
             self.bringers.pop(0)(0.0)
 
     def submit_all(self, requests, now):
+        assert requests
         for request in requests:
             self.submit(request)
 
