@@ -186,7 +186,7 @@ class Story:
         while self.pool.lost:
             self.pool.revive()
         for _ in range(500):
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.1)  # slots may wait for clients as long as the slowest batch took
             if not self.endpoint.in_flight and not self.pool.running:
                 break
             if self.pool.running:
