@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -186,7 +186,8 @@ def ask_http(port: int, job: str, times: int = 1, *, is_text: bool = False) -> b
     return found
 
 
-ASK = {"grpc": ask_grpc, "http": ask_http}
+def asker(server: Server, door: str) -> Callable[..., bytes]:
+    return ask_grpc if door == "grpc" else partial(ask_http, is_text=server.is_text)
 
 
 def load_small(port: int, job: str, answer: bytes, connections: int, seconds: int) -> tuple[float, float]:
@@ -257,8 +258,7 @@ def running(server: Server, job: str, door: str, variables: dict[str, str]) -> I
             end = time.monotonic() + 60
             while True:
                 try:
-                    ask = partial(ask_http, is_text=True) if door == "http" and server.is_text else ASK[door]
-                    answer = ask(ports[door], job)
+                    answer = asker(server, door)(ports[door], job)
                     break
                 except (OSError, http.client.HTTPException, grpc.RpcError, AssertionError) as error:
                     if process.poll() is not None or time.monotonic() > end:
@@ -336,9 +336,10 @@ def copies(door: str, server: Server) -> tuple[float, float]:
         variables = {"LD_PRELOAD": str(library), "FOREBAY_BENCH_COPIES": str(counters)}
         with running(server, LARGE, door, variables) as one, counters.open("r+b") as file:
             seen = mmap.mmap(file.fileno(), 4096)
-            ASK[door](one.ports[door], LARGE, COUNTED)
+            ask = asker(server, door)
+            ask(one.ports[door], LARGE, COUNTED)
             before = struct.unpack_from("<QQ", seen)
-            ASK[door](one.ports[door], LARGE, COUNTED)
+            ask(one.ports[door], LARGE, COUNTED)
             after = struct.unpack_from("<QQ", seen)
     copied, received = ((late - early) / COUNTED for early, late in zip(before, after, strict=True))
     return copied, received
