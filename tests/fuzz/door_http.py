@@ -204,6 +204,7 @@ class Maker:
 
     def __init__(self):
         self.heads = [b""]
+        self.whole = [b""]
         self.lengths = [0]
         self.next = None
 
@@ -245,10 +246,14 @@ class Maker:
         roll = chance.random()
         if roll < 0.12 and len(self.heads) > 1:
             return self._again(chance)
+        if roll < 0.3 and self.whole[-1]:
+            return chance.choice(self.whole[1:]), True
         head, body, is_whole = self._request(chance, before)
-        if roll < 0.3:
+        if roll < 0.45:
             return _broken(chance, head + body), False
         self.heads = [*self.heads[-7:], head]
+        if is_whole:
+            self.whole = [b"", *self.whole[1:][-3:], head + body]
         return head + body, is_whole
 
     def _again(self, chance):
