@@ -212,7 +212,7 @@ def main() -> None:
     program = str(Path(sys.executable).with_name("forebay"))
     quiet = ["--log-level", "error", "--keep-alive-s", "3600", "--read-timeout-s", "3600", "--write-timeout-s", "3600"]
     commands = [
-        [program, "serve", "benchmarks/jobs/mixed.py", "--http-port", str(native), *quiet],
+        [program, "serve", "--config", "benchmarks/jobs/mixed.yaml", "--http-port", str(native), *quiet],
         [program, "serve", "benchmarks/jobs/chaos.py:diamond", "--http-port", str(graph), *quiet],
         [program, "serve", "benchmarks/jobs/pipeline_echo.py", *quiet, "--", str(rpc), str(rest), "process"],
     ]

@@ -13,16 +13,12 @@ class Echo(Model):
 
 class Doubles(Model):
     batchable = True
-    worker_kind = "process"
-    workers = 2
 
     def predict(self, batch: list[int]) -> list[int]:
         return [2 * number for number in batch]
 
 
 class Words(Model):
-    worker_kind = "process"
-
     def predict(self, batch: list[str]) -> Iterator[list[str | None]]:
         texts = [text.split() for text in batch]
         for place in range(max(map(len, texts))):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tests.fuzz.serving import Running
 
 M = messages()
-TARGET = Path(__file__).parents[1] / "models" / "digests.py"
+TARGET = Path(__file__).parents[1] / "models" / "digests.yaml"
 MAX_BYTES = 5 << 20
 SIZES = (100, LANDING_BYTES, LANDING_BYTES, 2 * LANDING_BYTES, 600_000, UNKNOWN_BYTES, UNKNOWN_BYTES, 3 << 20)
 MODELS = ("digest", "digest", "threaded", "mortal")
@@ -191,7 +191,7 @@ def left_in(server: Running, client: httpx.Client) -> dict[str, int]:
 def main(seconds: float, seed: int) -> int:
     """Fuzz for a time; returns how many differences there were."""
     findings = Findings("landing")
-    with running(str(TARGET), options=("--grpc-port", "0", "--max-body-bytes", str(MAX_BYTES))) as server:
+    with running(options=("--config", str(TARGET), "--grpc-port", "0", "--max-body-bytes", str(MAX_BYTES))) as server:
         findings.run(seconds, seed, lambda dice: Client(findings, server.ports, dice), CLIENTS)
         with httpx.Client(base_url=f"http://127.0.0.1:{server.ports['http']}", timeout=None) as client:
             end = awake() + HANG_S

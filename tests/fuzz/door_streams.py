@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 M = messages()
 END: Any = cast("Any", grpc.aio).EOF
-TARGET = Path(__file__).parents[1] / "models" / "told_streams.py"
+TARGET = Path(__file__).parents[1] / "models" / "told_streams.yaml"
 CLIENTS = 24
 STEPPED = ("ahead", "stepped", "threads", "inline", "inline-async", "processes", "mortal")
 YIELDED = ("yielded", "yielded-async")
@@ -289,7 +289,7 @@ def left_in(client: httpx.Client) -> dict[str, Any]:
 def main(seconds: float, seed: int) -> int:
     """Fuzz for a time; returns how many differences there were."""
     findings = Findings("streams")
-    with running(str(TARGET), options=("--grpc-port", "0")) as server:
+    with running(options=("--config", str(TARGET), "--grpc-port", "0")) as server:
         asyncio.run(fuzz(findings, server.ports, seconds, seed))
         with httpx.Client(base_url=f"http://127.0.0.1:{server.ports['http']}", timeout=None) as client:
             end = awake() + HANG_S

@@ -106,6 +106,8 @@ def _surface_for(target: str | None, options: Options) -> Surface:
     found = "is a folder without a project file" if path.is_dir() else "is no project file"
     if not path.exists():
         found = "does not exist"
+    elif path.suffix in (".yaml", ".yml"):
+        raise ConfigError(f"{target} {found}; settings in a file of that name are given as --config {target}")
     raise ConfigError(
         f"{target} {found}; give a Python file with a forebay.Model or a Ventu, file.py:Name, "
         "a model.onnx, a graph.pbtxt, or a folder with a forebay.yaml, a nucleus.yaml or a config.json"

@@ -238,7 +238,7 @@ def test_files_end_with_the_pool_whose_they_were_and_bodies_in_them_later(size, 
     eventually(lambda: not kept())
     assert bytes(body) == b"x" * size
     del body
-    eventually(lambda: descriptors() == before)
+    eventually(lambda: descriptors() <= before)  # one of another test may end meanwhile
     assert not kept()
 
 
