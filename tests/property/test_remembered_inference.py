@@ -19,7 +19,7 @@ from forebay.server.config import HttpConfig, Overrides
 from forebay.serving.tensor_face import TensorRequest, outcome_of, tensors_of
 from forebay.surfaces.native import serve_target
 from forebay.transports.grpc.model_infer import InferMethods
-from forebay.transports.http.kserve import InferRoute
+from forebay.transports.http.kserve_calls import InferRoute
 
 M = messages()
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.registry import Collector
 
-    from forebay.observe.metrics import EndpointMetrics, Histogram
+    from forebay.observe.histograms import EndpointMetrics, Histogram
 
 T = TypeVar("T")
 

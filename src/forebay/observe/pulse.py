@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import msgspec
 
 from forebay.observe.exposition import SLICE, Source
-from forebay.observe.metrics import ROWS, SECONDS, EndpointMetrics
+from forebay.observe.histograms import ROWS, SECONDS, EndpointMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
     from forebay.observe.exposition import Reading
-    from forebay.observe.metrics import FailureReason, Histogram
+    from forebay.observe.histograms import FailureReason, Histogram
 
 MAX_FAULTS = 50
 """Errors that are told to who begins to watch, the newest."""

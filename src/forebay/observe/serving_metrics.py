@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from forebay.observe.exposition import cumulated
-from forebay.observe.metrics import ROWS, SECONDS, Histogram
+from forebay.observe.histograms import ROWS, SECONDS, Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

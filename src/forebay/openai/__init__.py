@@ -28,7 +28,7 @@ A model that calls tools, or tells how likely its tokens were, declares that as 
 
 from typing import Literal
 
-from forebay.openai.requests import (
+from forebay.openai.request_fields import (
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,

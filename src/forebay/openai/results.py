@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from forebay.openai.requests import ToolCall
+from forebay.openai.request_fields import ToolCall
 
 
 class Logprob(Struct, frozen=True, omit_defaults=True):

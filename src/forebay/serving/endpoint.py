@@ -28,8 +28,8 @@ from forebay.errors import (
     UserCodeError,
 )
 from forebay.observe import model_log, timeline
+from forebay.observe.histograms import EndpointMetrics
 from forebay.observe.ids import next_id
-from forebay.observe.metrics import EndpointMetrics
 from forebay.serving.slices import Slices
 from forebay.serving.stream_delivery import PATIENCE_S, Windows
 from forebay.types.call import EMPTY, Failure, ReplyToAll, Request, Slice

@@ -15,7 +15,7 @@ from forebay.batching.queue import BatchConfig
 from forebay.errors import QueueFull
 from forebay.observe import exposition
 from forebay.observe.exposition import LEFT_OUT, LOOKED_AT, MAX_ENDPOINTS, SLICE, Exposition, Reading, finish, pieces
-from forebay.observe.metrics import EndpointMetrics
+from forebay.observe.histograms import EndpointMetrics
 from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described, document, written
 from forebay.server.app import App

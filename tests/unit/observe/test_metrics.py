@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forebay.errors import InternalError, RunnerFailed, Unavailable
 from forebay.observe.exposition import Exposition, Reading
-from forebay.observe.metrics import ROWS, SECONDS, EndpointMetrics, Histogram
+from forebay.observe.histograms import ROWS, SECONDS, EndpointMetrics, Histogram
 
 times = st.floats(0, 100, allow_nan=False)
 

@@ -8,7 +8,7 @@ import pytest
 
 from forebay.errors import DeadlineExceeded, RunnerFailed
 from forebay.observe.exposition import SLICE, Reading
-from forebay.observe.metrics import EndpointMetrics
+from forebay.observe.histograms import EndpointMetrics
 from forebay.observe.pulse import MAX_FAULTS, Pulse, for_strangers, shown
 
 

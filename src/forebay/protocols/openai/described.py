@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from forebay.openai.requests import MAX_CHOICES, MAX_INPUTS
+from forebay.openai.request_fields import MAX_CHOICES, MAX_INPUTS
 from forebay.protocols.openai.reading import CHAT, COMPLETIONS, EMBEDDINGS, PATHS
 
 Json: TypeAlias = dict[str, Any]

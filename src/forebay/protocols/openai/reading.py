@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from forebay.errors import InvalidRequest, TooLarge, ValidationError
-from forebay.openai.requests import MAX_CHOICES, MAX_INPUTS, Choices, Stop, Stops, StreamOptions, Tokens
+from forebay.openai.request_fields import MAX_CHOICES, MAX_INPUTS, Choices, Stop, Stops, StreamOptions, Tokens
 from forebay.protocols import native
 from forebay.serving.models.unreadable import refusal
 

@@ -22,7 +22,7 @@ from forebay.transports.api_keys import lets_in
 from forebay.transports.http.asgi_calls import answered_by, failed
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.errors import error_headers
-from forebay.transports.http.kserve import PUBLIC_PATHS, is_inference_path
+from forebay.transports.http.kserve_calls import PUBLIC_PATHS, is_inference_path
 from forebay.types.call import ALONE, Failure, Request
 
 if TYPE_CHECKING:

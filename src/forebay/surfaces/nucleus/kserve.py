@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.serving.tensor_face import TensorFace
-from forebay.transports.http.kserve import InferRoute
+from forebay.transports.http.kserve_calls import InferRoute
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping

@@ -16,12 +16,12 @@ from forebay.protocols.native import Contract
 from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.ovms.calls import VERSION, GraphCalls, GraphStream, face_of
+from forebay.surfaces.ovms.graph_pbtxt import meant
 from forebay.surfaces.ovms.handlers import HandlerRunner, Modules
 from forebay.surfaces.ovms.layout import GraphLayout
 from forebay.surfaces.ovms.linker import read_layout
 from forebay.surfaces.ovms.model_nodes import InferenceRunner
 from forebay.surfaces.ovms.model_versions import ModelEntry
-from forebay.surfaces.ovms.pbtxt import meant
 from forebay.workers.runner import RunnerSpec
 from forebay.workers.threads import ThreadPool
 

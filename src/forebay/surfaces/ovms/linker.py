@@ -17,6 +17,7 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.graph.spec import GraphSpec, NodeSpec, Policy, check
+from forebay.surfaces.ovms.graph_pbtxt import CalculatorNode, GraphFile, Handler, StreamPort, meant, read_graph
 from forebay.surfaces.ovms.layout import (
     IMAGE,
     OV_TENSOR,
@@ -27,7 +28,6 @@ from forebay.surfaces.ovms.layout import (
     PythonNode,
     Read,
 )
-from forebay.surfaces.ovms.pbtxt import CalculatorNode, GraphFile, Handler, StreamPort, meant, read_graph
 
 PYTHON: Final = "PythonExecutorCalculator"
 CONVERTER: Final = "PyTensorOvTensorConverterCalculator"

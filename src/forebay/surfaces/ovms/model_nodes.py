@@ -14,8 +14,8 @@ from forebay.runtimes.contract import RunOptions, accelerator
 from forebay.runtimes.model_file import ModelFile, reason_of
 from forebay.runtimes.openvino import OpenVino
 from forebay.runtimes.signature import Value, Var
+from forebay.surfaces.ovms.graph_pbtxt import meant
 from forebay.surfaces.ovms.model_versions import StoredModels
-from forebay.surfaces.ovms.pbtxt import meant
 from forebay.surfaces.ovms.values import ExecutionFailed, as_array
 from forebay.workers.user_code import attempt, caught
 

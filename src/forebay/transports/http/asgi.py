@@ -26,7 +26,7 @@ from forebay.protocols import openapi
 from forebay.protocols.openai.reading import PATHS
 from forebay.serving.models.model import Model
 from forebay.transports.api_keys import lets_in
-from forebay.transports.http import kserve, tfserving
+from forebay.transports.http import kserve_calls, tfserving
 from forebay.transports.http.asgi_calls import failed
 from forebay.transports.http.asgi_inference import Methods, Predict, send_answer
 from forebay.transports.http.dashboard.page import PREFIX, Dashboard, is_public, to_page, wants_page
@@ -224,13 +224,13 @@ def _target_of(scope: Scope) -> bytes:
 
 def _is_path(target: bytes) -> bool:
     """Tell whether a target is one that pages have: those of the inference protocol go another way."""
-    return target == b"/" or not (target.endswith(b"/") or kserve.is_inference_path(target.decode()))
+    return target == b"/" or not (target.endswith(b"/") or kserve_calls.is_inference_path(target.decode()))
 
 
 def _fault_at(path: str) -> Fault:
     """Return what writes errors at a path that no model has."""
-    if kserve.is_inference_path(path) or tfserving.is_tfserving_path(path):
-        return kserve.fault_of
+    if kserve_calls.is_inference_path(path) or tfserving.is_tfserving_path(path):
+        return kserve_calls.fault_of
     return fault if path == "/v1/models" or path.startswith("/v1/models/") else error_answer
 
 
@@ -303,7 +303,7 @@ class _KeyCheck:
 
     def _is_public(self, scope: Scope) -> bool:
         path = path_of(scope)
-        if path in openapi.PUBLIC_PATHS or path in kserve.PUBLIC_PATHS or path.startswith("/docs/"):
+        if path in openapi.PUBLIC_PATHS or path in kserve_calls.PUBLIC_PATHS or path.startswith("/docs/"):
             return True
         if not self._has_dashboard:
             return False

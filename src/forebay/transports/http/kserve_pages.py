@@ -26,7 +26,7 @@ from forebay.server.shared_regions import Region
 from forebay.transports.http.asgi_calls import failed
 from forebay.transports.http.bodies import BodyTooLong, read_body
 from forebay.transports.http.errors import MethodNotAllowed
-from forebay.transports.http.kserve import JSON, fault_of
+from forebay.transports.http.kserve_calls import JSON, fault_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

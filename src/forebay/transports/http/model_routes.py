@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from forebay.transports.http import kserve, tfserving
+from forebay.transports.http import kserve_calls, tfserving
 from forebay.transports.http.forms_and_gzip import Staging
 from forebay.transports.http.openai import targets_of
 from forebay.transports.http.route import Route, SharedRoute
@@ -113,7 +113,7 @@ class ModelRoutes:
         labels = self._app.labels.get(served.endpoint.name)
         told = self._config, self._staging, version
         return {
-            **kserve.routes_for(served, *told, lambda: self._app.shared_regions),
+            **kserve_calls.routes_for(served, *told, lambda: self._app.shared_regions),
             **tfserving.routes_for(served, *told, labels),
         }
 

@@ -22,7 +22,7 @@ from forebay.protocols import openapi
 from forebay.server import stock_report
 from forebay.server.model_index import in_turns
 from forebay.serving.servings import registry
-from forebay.transports.http import kserve, tfserving
+from forebay.transports.http import kserve_calls, tfserving
 from forebay.transports.http.asgi_calls import failed
 from forebay.transports.http.dashboard.page import Dashboard, to_page, wants_page
 from forebay.transports.http.management import Management
@@ -111,13 +111,13 @@ class ServerPages:
             return _json(tfserving.about(self._app, request.path_params["name"], request.path_params["below"]))
         except ForebayError as error:
             failed(request.scope, error)
-            return response_of(kserve.fault_of(error))
+            return response_of(kserve_calls.fault_of(error))
 
     async def v1_missing(self, request: HttpRequest) -> Response:
         """Say why nothing answers a POST to a model."""
         error = tfserving.not_there(self._app, "/".join(request.path_params.values()))
         failed(request.scope, error)
-        return response_of(kserve.fault_of(error))
+        return response_of(kserve_calls.fault_of(error))
 
     async def healthz(self, _request: HttpRequest) -> Response:
         """Tell that the process answers."""

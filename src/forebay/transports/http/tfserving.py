@@ -21,7 +21,7 @@ from forebay.server import tfserving_facts as facts
 from forebay.server.kserve_facts import find_served
 from forebay.serving.models.methods import CALL
 from forebay.serving.tensor_face import TensorFace, TensorRequest, tensors_of
-from forebay.transports.http.kserve import JSON, InferenceRoute
+from forebay.transports.http.kserve_calls import JSON, InferenceRoute
 from forebay.types.call import ROWS, Media, Request
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from forebay.transports.api_keys import lets_in
 from forebay.transports.http.asgi_calls import failed
 from forebay.transports.http.asgi_inference import Peer, Predict
 from forebay.transports.http.errors import Unauthorized, error_headers
-from forebay.transports.http.kserve import PUBLIC_PATHS, is_inference_path
+from forebay.transports.http.kserve_calls import PUBLIC_PATHS, is_inference_path
 from forebay.transports.http.route import Route, StandIn
 from forebay.types.call import Failure
 

@@ -19,7 +19,7 @@ from forebay.protocols.pipeline.messages import Request as Asking
 from forebay.serving.models.tensor_codec import TensorCodec, TensorSide, plain_array
 from forebay.serving.tensor_face import TensorFace, tensors_of
 from forebay.surfaces.pipeline.fronts.http import AskedPipeline
-from forebay.transports.http.kserve import InferRoute
+from forebay.transports.http.kserve_calls import InferRoute
 from forebay.types.call import Failure
 from forebay.types.failures import failure_of
 from forebay.workers.user_code import caught
