@@ -14,10 +14,8 @@ A difference is printed with the number of its lane, which alone makes it happen
 """
 
 import argparse
-import asyncio
 import collections
 import itertools
-import json
 import logging
 import math
 import random
@@ -27,172 +25,18 @@ import traceback
 from unittest import mock
 
 import h11
+from tests.fuzz.http_side import KEYS, Side, are_same
+from tests.fuzz.http_turns import crowd
 from tests.fuzz.patience import awake
-from tests.unit.transports.http.driven import Door
 
-from forebay.types.call import ReplyToAll
 from forebay.workers import landing
 
-KEYS = ("k1", "k2")
-LIMITS = {"api_keys": KEYS, "max_body_bytes": 3000, "max_head_bytes": 2000}
 STREAMS_A_LANE = 40
 """Streams that meet the same lane, and so what it remembers."""
+CROWDS = 0.1
+"""The part of them that are several clients in the same turns."""
 LANES_A_SEED = 1_000_000
-BROKEN = {400, 408, 413, 431, 501}
 TYPES = ["application/json", "application/msgpack", "text/csv"]
-
-
-class App:
-    """Tells what it was asked; without a key it tells so, without reading the body."""
-
-    def __init__(self, seen):
-        self.seen = seen
-
-    async def __call__(self, scope, receive, send):
-        path, keys = scope["path"], [value for name, value in scope["headers"] if name == b"x-api-key"]
-        body = b""
-        is_known = any(key.decode("latin-1").strip() in KEYS for key in keys)
-        if is_known and path != "/early":
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return
-                body += message["body"]
-                if not message["more_body"]:
-                    break
-            self.seen.append((scope["raw_path"], body))
-        text = b"%b %b %b" % (scope["method"].encode(), path.encode(), body) if is_known else b"no key"
-        await asyncio.sleep(0)
-        length = (b"content-length", b"%d" % len(text))
-        await send({"type": "http.response.start", "status": 200 if is_known else 401, "headers": [length]})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else text})
-
-
-class Side:
-    """A door, and what reached its models and its application."""
-
-    def __init__(self, *, lands=False):
-        self.pending = []
-        self.seen = []
-        self.door = Door(app=App(self.seen), waits=True, **LIMITS)
-        for endpoint in (self.door.alpha, self.door.beta):
-            endpoint.submit = self._submit(endpoint)
-            for route in self.door.routes.values():
-                if route.endpoint is endpoint:
-                    endpoint.cancel = self.cancel
-                    if lands:
-                        route.places = landing.HERE
-        self.door.lane.forget()
-
-    def _submit(self, endpoint):
-        def submit(request):
-            self.seen.append((b"/models/" + endpoint.name.encode(), bytes(request.body)))
-            self.pending.append((endpoint, request))
-
-        return submit
-
-    def cancel(self, request):
-        self.pending = [pair for pair in self.pending if pair[1] is not request]
-
-    def answer(self, index=0):
-        endpoint, request = self.pending.pop(index)
-        request.reply(request, _outcome(endpoint, request))
-
-    def answer_together(self):
-        """Answers those at once that share a reply, as an endpoint does with a batch."""
-        together = [pair for pair in self.pending if isinstance(pair[1].reply, ReplyToAll)]
-        self.pending = [pair for pair in self.pending if pair not in together]
-        if together:
-            requests = [request for _, request in together]
-            for request, outcome in requests[0].reply.to_all(requests, [_outcome(*pair) for pair in together]):
-                request.reply(request, outcome)
-
-    def settle(self):
-        """Lets everything that is due be answered."""
-        tasks = self.door.state.tasks
-        self.door.bring()
-        while self.pending or tasks:
-            before = set(tasks)
-            self.answer_together()
-            while self.pending:
-                self.answer()
-            self.door.turn()
-            if not self.pending and before == tasks:
-                return  # they wait for more of their bodies
-
-    def run(self, segments, chance=None):
-        """Sends segments over a new connection as a transport would; returns what came of it."""
-        self.seen.clear()
-        client = self.door.connect()
-        connection, transport = client.connection, client.transport
-        is_stuck = False
-        left = collections.deque(segments)
-        while left:
-            while transport.is_paused and not transport.is_closed:
-                if is_stuck:
-                    connection.resume_writing()
-                    is_stuck = False
-                self.settle()
-            if transport.is_closed:
-                break
-            data = left.popleft()
-            if transport.protocol is None:
-                connection.data_received(data)
-            elif data := transport.receive(data):
-                left.appendleft(data)
-            if chance is None:
-                self.settle()
-            else:
-                if chance.random() < 0.5:
-                    self.door.bring()
-                while self.pending and chance.random() < 0.3:
-                    self.answer()
-                if chance.random() < 0.3:
-                    self.answer_together()
-                if chance.random() < 0.3:
-                    self.door.turn()
-                if is_stuck != (chance.random() < 0.1):
-                    is_stuck = not is_stuck
-                    (connection.pause_writing if is_stuck else connection.resume_writing)()
-        if is_stuck:
-            connection.resume_writing()
-        self.settle()
-        ended = transport.is_closed or transport.has_ended
-        found = _answers(transport.written), ended, list(self.seen)
-        if not connection._lane.connections:
-            raise AssertionError("the lane has lost a connection")
-        connection.connection_lost(None)
-        self.door.clients.remove(client)
-        self.settle()
-        assert connection._lane.held_bytes == 0, "bodies that are gone are counted"
-        return found
-
-    def close(self):
-        self.door.close()
-
-
-def _outcome(endpoint, request):
-    shown = json.dumps(dict(request.params), sort_keys=True).encode()
-    return b"%b %b %b" % (endpoint.name.encode(), shown, request.body)
-
-
-def _answers(written):
-    """The answers, without what differs from one to the next by design: ids, dates, and whether to go on."""
-    found = []
-    while written:
-        head, _, written = written.partition(b"\r\n\r\n")
-        first, *lines = head.decode("latin-1").split("\r\n")
-        status = int(first.split()[1])
-        if status == 100:
-            continue
-        headers = dict(line.split(": ", 1) for line in lines)
-        length = int(headers.get("content-length", 0))
-        body, written = written[:length], written[length:]
-        if headers.get("content-type") == "application/json" and status >= 400:
-            error = json.loads(body)["error"]
-            body = json.dumps([error["code"], error["message"]]).encode()
-        found.append((status, headers.get("content-type"), body))
-    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -394,21 +238,6 @@ def unaccounted(seen, data):
     return None
 
 
-def _are_same(got, expected):
-    """Whether the same came of it; a body that breaks off may be told of, or what was answered without reading it."""
-    (one, *rest), (other, *others) = got, expected
-    if one != other and rest == others and one and other and one[:-1] == other[:-1]:
-        return any(
-            a[1] is not None and a[0] in BROKEN and _is_early(b)
-            for a, b in [(one[-1], other[-1]), (other[-1], one[-1])]
-        )
-    return got == expected
-
-
-def _is_early(answer):
-    return answer[1] is None and (answer[0] == 401 or answer[2].endswith(b" /early "))
-
-
 def compare(warm, maker, chance):
     """Send one stream; returns the number of messages, and what differed."""
     messages, wholes, segments = maker.stream(chance)
@@ -418,7 +247,7 @@ def compare(warm, maker, chance):
     cold = Side()
     try:
         expected = cold.run([bytes([byte]) for byte in data])
-        if not _are_same(got, expected):
+        if not are_same(got, expected):
             return len(messages), f"{given}\nanswered on a warm lane: {got}\nbyte by byte, alone:     {expected}"
         odd = unaccounted(got[2], data)
         if odd is not None:
@@ -439,17 +268,21 @@ def compare(warm, maker, chance):
 
 @mock.patch.object(landing, "LANDING_BYTES", 40)
 def fuzz(lanes, end):
-    """Compare until that time; returns the number of requests and of differences."""
+    """Compare until that time; returns the number of requests and of differences, and how much came in one turn."""
     requests = differences = 0
+    turns = collections.Counter()
     for number in lanes:
         if awake() > end:
             break
         chance = random.Random(number)
-        warm, maker = Side(lands=True), Maker()
+        warm, cold, maker = Side(lands=True), Side(), Maker()
         try:
             for turn in range(STREAMS_A_LANE):
                 try:
-                    count, difference = compare(warm, maker, chance)
+                    if maker.next is None and chance.random() < CROWDS:
+                        count, difference = crowd(warm, cold, chance, turn)
+                    else:
+                        count, difference = compare(warm, maker, chance)
                 except Exception:
                     count, difference = 0, traceback.format_exc()
                 requests += count
@@ -459,7 +292,10 @@ def fuzz(lanes, end):
                     break
         finally:
             warm.close()
-    return requests, differences
+            cold.close()
+        turns.update({"lanes": 1, "of these with requests submitted together": warm.together > 0})
+        turns.update({"submitted together": warm.together, "answered together": warm.shared})
+    return requests, differences, turns
 
 
 def main(seconds: float, seed: int) -> int:
@@ -467,10 +303,10 @@ def main(seconds: float, seed: int) -> int:
     log = logging.getLogger("forebay.refusals")
     was, log.disabled = log.disabled, True
     try:
-        requests, differences = fuzz(itertools.count(seed * LANES_A_SEED), awake() + seconds)
+        requests, differences, turns = fuzz(itertools.count(seed * LANES_A_SEED), awake() + seconds)
     finally:
         log.disabled = was
-    print(f"door_http: {requests} requests, seed {seed}, {differences} differences", flush=True)
+    print(f"door_http: {requests} requests, seed {seed}, {differences} differences, {dict(turns)}", flush=True)
     return differences
 
 

@@ -6,6 +6,7 @@ from tests.fuzz import run
 
 from forebay.transports.http.connection_state import ConnectionState
 from forebay.transports.http.reading import ReadingConnection
+from forebay.transports.http.same_turn import SameTurn
 
 SECONDS = {"door_landing": 1.5, "door_streams": 1.5}
 """Of those that start servers with several workers, which need seconds for that."""
@@ -39,6 +40,35 @@ def test_the_fuzzer_finds_a_head_that_is_learned_from_another_request(monkeypatc
             break
     assert found
     assert "answered on a warm lane" in capsys.readouterr().out
+
+
+def _swapped(arrived):
+    return [arrived[1].arrived, arrived[0].arrived, *(each.arrived for each in arrived[2:])]
+
+
+def _moved_up(arrived):
+    """Whoever comes after one that has left gets the place before."""
+    left = [each.arrived for each in arrived if not each.transport.is_closing()]
+    return [*left, *(each.arrived for each in arrived[len(left) :])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrongly", [_swapped, _moved_up])
+def test_the_fuzzer_finds_requests_of_one_turn_that_are_taken_for_those_of_others(wrongly, monkeypatch, capsys):
+    from tests.fuzz import door_http
+
+    submit = SameTurn._submit
+
+    def mistake(self, arrived, *more):
+        if len(arrived) > 1:
+            for connection, data in zip(arrived, wrongly(arrived), strict=True):
+                connection.arrived = data
+        submit(self, arrived, *more)
+
+    monkeypatch.setattr(SameTurn, "_submit", mistake)
+    lanes = range(door_http.LANES_A_SEED, door_http.LANES_A_SEED + 50)
+    assert any(door_http.fuzz([lane], float("inf"))[1] for lane in lanes)  # a lane takes a tenth of a second
+    assert "in the same turns sent" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from forebay.serving.endpoint import next_id
 from forebay.transports.http.arriving_body import ArrivingBody
 from forebay.transports.http.connection_state import (
     DUE,
+    GONE,
     LEAVE,
     LINGER,
     LOSE,
@@ -122,8 +123,8 @@ class AnsweringConnection(HttpToolsProtocol):
 
     def _abandon(self) -> None:
         """Nobody reads answers here any more: cancel what is being answered and forget what waits."""
-        self._stand_alone()
         self.talk.on(LOSE)
+        self._stand_alone()
         self.talk.waiting.clear()
         self._body.drop()
         active, request, stream = self.active, self.request, self._stream
@@ -257,7 +258,7 @@ class AnsweringConnection(HttpToolsProtocol):
     def tell_refused(self) -> None:
         """Answer a request that came to a full queue; `RefusalLine` decides when."""
         head, lane = self.active, self._lane
-        if head is None:  # the client has left
+        if head is None or self.talk.state is GONE:  # the client has left, or leaves before it was submitted
             return
         route = head.route
         assert route is not None

@@ -69,6 +69,24 @@ def test_who_leaves_before_the_turn_ends_is_called_off(doors):
     door.clients = [first]
 
 
+@pytest.mark.parametrize("aborts", [False, True])
+def test_who_leaves_a_full_queue_before_the_turn_ends_is_not_told(doors, aborts):
+    door = doors()
+    door.alpha.room = 0
+    gone, other = arrive(door, 2)
+    if aborts:
+        gone.connection.abort()
+    else:
+        gone.transport.is_closed = True
+        gone.connection.connection_lost(None)
+    door.bring()
+    assert gone.transport.written == b""
+    assert gone.state is GONE
+    assert other.statuses == [429]
+    assert len(door.alpha.rejected) == 1
+    door.clients = [other]
+
+
 @pytest.mark.parametrize("brings", [False, True])
 def test_a_client_that_sends_more_is_answered_by_itself_and_in_order(doors, brings):
     door = doors()
