@@ -82,7 +82,7 @@ class Side:
         return submit
 
     def _submit_all(self, endpoint):
-        def submit_all(requests, _now):
+        def submit_all(requests, now):
             self.together += len(requests) > 1
             for request in requests:
                 endpoint.submit(request)
@@ -112,12 +112,12 @@ class Side:
         outcomes = [outcome_of(endpoint, request) for request in left]
         for request in left:
             self.cancel(request)
-        reply = left[0].reply if left else None
-        is_alike = isinstance(reply, ReplyToAll) and all(each.reply is reply for each in left)
+        replies = {id(request.reply) for request in left}
         pairs = list(zip(left, outcomes, strict=True))
-        if is_alike and len(left) == len(batch) and Failure not in set(map(type, outcomes)):
+        is_plain = len(left) == len(batch) and Failure not in set(map(type, outcomes))
+        if is_plain and len(replies) == 1 and isinstance(left[0].reply, ReplyToAll):
             self.shared += len(left) > 1
-            pairs = reply.to_all(left, outcomes)
+            pairs = left[0].reply.to_all(left, outcomes)
         for request, outcome in pairs:
             request.reply(request, outcome)
 

@@ -8,6 +8,7 @@ is what it must get here too; but for a queue that said that it is full, and for
 
 import collections
 import logging
+from typing import Any
 
 from tests.fuzz.http_side import KEYS, answers_of, are_same
 from tests.unit.transports.http.driven import Transport
@@ -26,7 +27,7 @@ class _Clogging(Transport):
     def __init__(self, chance):
         super().__init__()
         self._chance = chance
-        self.connection = None
+        self.connection: Any = None
         self.is_stuck = False
 
     def write(self, data):
@@ -34,8 +35,8 @@ class _Clogging(Transport):
         if self._chance.random() < 0.1:
             self.clog()
 
-    def writelines(self, pieces):
-        self.write(b"".join(pieces))
+    def writelines(self, list_of_data):
+        self.write(b"".join(list_of_data))
 
     def clog(self):
         if not self.is_stuck:
