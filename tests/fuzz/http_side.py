@@ -7,13 +7,14 @@ import json
 
 from tests.unit.transports.http.driven import Door
 
-from forebay.errors import UserCodeError
+from forebay.errors import Unavailable, UserCodeError
 from forebay.transports.http.same_turn import SEPARATE_BYTES
 from forebay.types.call import Failure, ReplyToAll
 from forebay.workers import landing
 
 KEYS = ("k1", "k2")
 LIMITS = {"api_keys": KEYS, "max_body_bytes": 3000, "max_head_bytes": 2000}
+CLOSED = Failure(Unavailable("the server stops"))
 BROKEN = {400, 408, 413, 431, 501}
 
 
@@ -52,13 +53,16 @@ class Side:
         together: How often several requests were submitted at once.
         shared: How often several were answered at once.
         refused: How often a queue said that it is full.
+        is_closed: Whether the models take nothing more, and say so at once.
+        turned_away: How often they did.
     """
 
     def __init__(self, *, lands=False):
         self.pending = []
         self.seen = []
         self.came = []
-        self.together = self.shared = self.refused = 0
+        self.together = self.shared = self.refused = self.turned_away = 0
+        self.is_closed = False
         self.door = Door(app=App(self.seen), waits=True, **LIMITS)
         for endpoint in (self.door.alpha, self.door.beta):
             endpoint.submit = self._submit(endpoint)
@@ -75,6 +79,10 @@ class Side:
         def submit(request):
             self.seen.append((b"/models/" + endpoint.name.encode(), bytes(request.body)))
             self.came.append((request.origin, self.seen[-1]))
+            if self.is_closed:
+                self.turned_away += 1
+                request.reply(request, CLOSED)
+                return
             self.pending.append((endpoint, request))
             endpoint.asked.append(request)  # it waits in the queue
             assert endpoint.spare >= 0, "a full queue was given more"

@@ -122,7 +122,7 @@ def crowd(warm, cold, chance, number):
     for head in heads:
         warm.run([_message(head, "b", "learned.")])
     warm.came.clear()
-    warm.refused = 0
+    warm.refused = warm.turned_away = 0
     door, faults = warm.door, _Faults()
     line, door.lane._line = door.lane._line, _Refusals(chance)
     rooms = [chance.choice([1, 2, 4]) if chance.random() < 0.3 else 1_000_000 for _ in range(2)]
@@ -146,12 +146,13 @@ def crowd(warm, cold, chance, number):
         logging.getLogger("forebay").removeHandler(faults)
         for client in clients:
             client.lose()
+        warm.is_closed = False
         door.alpha.room = door.beta.room = 1_000_000
         door.lane._line = line
     requests = sum(map(len, streams))
     if faults.found:
         return requests, faults.found[0]
-    spared = collections.Counter({429: warm.refused, 504: crowded.late})
+    spared = collections.Counter({429: warm.refused, 504: crowded.late, 503: warm.turned_away})
     for client, got, has_ended in zip(clients, found, ended, strict=True):
         expected = cold.run([bytes([byte]) for byte in client.data])
         cold.door.lane.forget()
@@ -194,6 +195,8 @@ class _Crowd:
                 self._work()
         if chance.random() < 0.1:
             chance.choice(self.clients).leave(aborts=chance.random() < 0.5)  # others have arrived before and after it
+        if chance.random() < 0.01:
+            self.side.is_closed = True
         if chance.random() < 0.01:
             door.lane.forget()
         if chance.random() < 0.03:
@@ -290,7 +293,7 @@ def _used(client, got, expected):
     others, other_ended, others_came = expected
     used = collections.Counter()
     for index, (one, other) in enumerate(zip(answers, others, strict=False)):
-        if one != other and one[0] in (429, 504):
+        if one != other and one[0] in (429, 503, 504):
             answers[index] = other
             used[one[0]] += 1
     reached = [each for each in others_came if each[0].startswith(b"/models/")]

@@ -282,6 +282,8 @@ class AnsweringConnection(HttpToolsProtocol):
 
     def _reply_in_full(self, head: Head, request: Request, outcome: Outcome) -> None:
         """Answer in one of the ways that are not the common one."""
+        if self.talk.state is GONE:  # it was submitted and refused while its client left
+            return
         route = head.route
         assert route is not None
         if type(outcome) is Failure:

@@ -4,7 +4,7 @@
 import pytest
 from tests.unit.transports.http.driven import Door, request
 
-from forebay.errors import InternalError
+from forebay.errors import InternalError, Unavailable
 from forebay.transports.http.connection_state import DUE, GONE, IDLE
 from forebay.types.call import Failure, ReplyToAll
 
@@ -84,6 +84,18 @@ def test_who_leaves_a_full_queue_before_the_turn_ends_is_not_told(doors, aborts)
     assert gone.state is GONE
     assert other.statuses == [429]
     assert len(door.alpha.rejected) == 1
+    door.clients = [other]
+
+
+def test_who_leaves_as_the_model_takes_nothing_more_is_not_told(doors):
+    door = doors()
+    gone, other = arrive(door, 2)
+    door.alpha.submit = lambda request: request.reply(request, Failure(Unavailable("the server stops")))
+    gone.transport.is_closed = True
+    gone.connection.connection_lost(None)
+    assert gone.transport.written == b""
+    assert gone.state is GONE
+    assert other.statuses == [503]
     door.clients = [other]
 
 
