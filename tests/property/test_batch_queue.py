@@ -182,7 +182,8 @@ class QueueMachine(RuleBasedStateMachine):
         for _ in range(len(self.everything) + 10):
             batch = self.queue.take(self.now)
             if batch is None:
-                self.now += 4.0  # the clients of the last batch do not return
+                # The clients of the last batch do not return; after a slow batch they are waited for longer.
+                self.now = max(self.now + 4.0, self.queue.next_due() or 0.0)
                 batch = self.queue.take(self.now)
             if batch is None:
                 break

@@ -169,7 +169,7 @@ def test_serve_port(read, refuse):  # N8
 def test_env_values_of_any_scalar_type_become_strings(read, refuse):  # N9
     config = read(PYTHON + "env: {A: true, B: 1, C: 1.50, D: , E: \"it's  $x\", F: 2020-01-02, G: ''}\n")
     assert config.env == {"A": "True", "B": "1", "C": "1.5", "E": "it's  $x", "F": "2020-01-02", "G": ""}
-    assert refuse(PYTHON + "env:\n  A: [1]\n") == "4: env: A: a text, number or boolean is needed, found a list"
+    assert refuse(PYTHON + "env:\n  A: [1]\n") == "4: env: A: a text, number or boolean is needed, found [1]"
     assert "put it in quotes" in refuse(PYTHON + "env: {on: 1}\n")
     assert "name of a variable" in refuse(PYTHON + "env: {'A=B': 1}\n")
     assert "zero byte" in refuse(PYTHON + 'env: {A: "\\0"}\n')
@@ -387,12 +387,12 @@ def test_unknown_keys_are_one_warning_each_with_the_nearest(warnings):  # N27
 @pytest.mark.parametrize(
     "line, text",
     [
-        ("env: []", "env: a mapping is needed, found a list"),
+        ("env: []", "env: a mapping is needed, found []"),
         ("config: 3", "config: a mapping is needed, found 3"),
         ("dependencies: x", "dependencies: a mapping is needed, found 'x'"),
         ("multi_model_reloading: {paths: {}}", "multi_model_reloading: paths: a list is needed, found a mapping"),
         ("multi_model_reloading: {paths: [a]}", "multi_model_reloading: paths: 0: a mapping is needed, found 'a'"),
-        ("python_path: [a]", "python_path: a text of one line is needed, found a list"),
+        ("python_path: [a]", "python_path: a text of one line is needed, found ['a']"),
         ("gpu: maybe", "gpu: true or false is needed, found 'maybe'"),
         ("gpu_version: 10.1", "gpu_version: a mapping is needed, found 10.1"),
         ("server_side_batching: true", "server_side_batching: a mapping is needed, found true"),

@@ -619,7 +619,7 @@ def test_the_configuration_is_read():
             {"type": "shmem"},
             "dag.external_store.type is 'shmem'; 'file' or 'redis' or 'shm' is needed; did you mean 'shm'?",
         ),
-        ({"type": ["shm"]}, "type is a list"),
+        ({"type": ["shm"]}, "type is ['shm']"),
         ({"treshold_kb": 5}, "dag.external_store.treshold_kb: there is no such key; did you mean threshold_kb?"),
         ({"place": "/"}, "place: there is no such key"),
         ({"ttl_s": 0}, "ttl_s is 0; seconds of at least 1 are needed"),

@@ -30,6 +30,7 @@ def pieces_of(sizes):
 @pytest.fixture
 def alone(monkeypatch):
     """Places that are empty, and nobody else's are kept."""
+    gc.collect()  # bodies of other tests that are given back later would be kept among those of this one
     monkeypatch.setattr(landing, "_kept", {})
     return Places()
 
