@@ -82,11 +82,11 @@ assert came == {name: [*range(length), None] for name, length in lengths.items()
 client.stop_stream()
 assert answers.empty()
 
-# A deadline ends a stream.
+# A deadline ends a stream; the server says so of the request if it comes before the client, which ends the call.
 client.start_stream(callback=lambda result, error: answers.put((result, error)), stream_timeout=0.5)
 client.async_stream_infer("slow", [tensor("input", np.array([3.0]), "FP64")])
 _, error = answers.get(timeout=120)
-assert "DEADLINE_EXCEEDED" in error.status(), error
+assert "DEADLINE_EXCEEDED" in (error.status() or "") or " ms were over " in error.message(), error
 client.stop_stream()
 
 # And so does its client.
