@@ -259,6 +259,16 @@ def test_the_settings_of_a_file_hold_for_a_project_of_another_server(said, folde
         ("models:\n  - target: iris.py\n    name: a/b\n", "3: name is 'a/b'; letters, digits"),
         ("models: [iris.py, rose.py]\nname: both\n", "2: name: it holds for one model, and there are 2"),
         ("models: [iris.py]\ntarget: rose.py\n", "2: target: there are models as well; put it among them"),
+        (
+            "target: iris.py\ntimeout_ms: 5000\nmax_timeout_ms: 900\n",
+            "2: timeout_ms is 5000, more than max_timeout_ms, ",
+        ),
+        ("max_timeout_ms: 900\nmodels:\n  - target: iris.py\n    timeout_ms: 901\n", "4: timeout_ms is 901, more "),
+        (
+            "target: iris.py\ntimeout_ms: 3600001\n",
+            "2: timeout_ms is 3600001, more than max_timeout_ms, which is 3600000",
+        ),
+        ("models: [iris.py, rose.py]\nmax_timeout_ms: 900\n", "1: Iris: timeout_ms is 4000, more than max_timeout_ms"),
         ("http: {port: 1}\n", "1: models: a list with at least one model is needed"),
     ],
 )
@@ -291,6 +301,11 @@ def test_what_is_wrong_in_the_environment_is_one_sentence(refused, env, told):
         ("iris.py --timeout 5", "unrecognized arguments: --timeout 5; did you mean --timeout-ms?"),
         ("iris.py --worker 5", "unrecognized arguments: --worker 5; did you mean --workers?"),
         ("iris.py --poll-s 5", "unrecognized arguments: --poll-s 5; did you mean --repository-poll-s?"),
+        (
+            "iris.py --timeout-ms 50 --max-timeout-ms 49",
+            "iris.py: timeout_ms is 50, more than max_timeout_ms, which is 49",
+        ),
+        ("iris.py --max-timeout-ms 900", "Iris: timeout_ms is 4000, more than max_timeout_ms, which is 900"),
         ("--config nowhere.yaml", "nowhere.yaml cannot be read: No such file or directory"),
         (
             "iris.py --config two.yaml",
@@ -304,6 +319,14 @@ def test_what_is_wrong_on_the_command_line_is_one_sentence(refused, folder, word
     if words.startswith(". "):
         (folder / "forebay.yaml").write_text("target: rose.py\n")
     assert refused(words).startswith(told)
+
+
+def test_the_usual_time_of_a_model_is_no_longer_than_the_longest(folder, check):
+    (folder / "plain.py").write_text(IRIS.replace("    timeout_ms = 4000\n", ""))
+    assert "timeout 900 ms" in check("plain.py --max-timeout-ms 900")[1]
+    (folder / "forebay.yaml").write_text("target: iris.py\ntimeout_ms: 5000000\n")
+    status, out, _ = check("--config forebay.yaml --timeout-ms 7000000 --max-timeout-ms 8000000")
+    assert (status, "timeout 7000000 ms" in out) == (0, True)
 
 
 def test_a_variable_that_nothing_reads_is_answered_with_the_nearest(check):

@@ -156,7 +156,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
         max_wait_ms: Wait this long for a batch to fill while a worker is free.
         idle: What a free worker does with a batch that is not full: gather clients that return, go, or wait.
         timeout_ms: Time a request has if it names none itself.
-        max_timeout_ms: Longest time a request may ask for.
+        max_timeout_ms: Longest time a request may ask for; more counts as this. `timeout_ms` may not be more.
         max_queue: Samples that may wait; one more is refused with 429.
         stuck_s: A worker that goes on for this time with a batch that nobody waits for is replaced; a thread, which
             nothing can end, is left behind.

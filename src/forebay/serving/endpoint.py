@@ -111,6 +111,7 @@ class Endpoint:
         self._open: dict[Request, None] = {}
         self._queue = BatchQueue(batching)
         self._timeout_s = config.timeout_s
+        self._max_timeout_s = config.max_timeout_s
         self._max_size = batching.max_rows
         self._capacity = batching.capacity
         self._runs_one_by_one = batching.bundle_s > 0
@@ -224,6 +225,8 @@ class Endpoint:
         deadline = request.deadline
         if deadline == _NEVER:
             deadline = request.deadline = now + self._timeout_s
+        elif deadline > now + self._max_timeout_s:
+            deadline = request.deadline = now + self._max_timeout_s
         self._open[request] = None
         if deadline < self._sweep_due:
             self._arm(deadline, now)

@@ -115,6 +115,12 @@ def test_statuses_are_those_of_the_protocol(channel):
     assert refusal(lambda: infer(channel, elsewhere))[0] == "INVALID_ARGUMENT"
 
 
+def test_a_call_has_no_more_than_the_longest_time():
+    with KServed(overrides=Overrides(worker_kind="thread", max_timeout_ms=100)) as port:
+        late = request("slow", np.array([1.0]), timeout=60_000_000)
+        assert refusal(lambda: infer(port.connect(), late)) == ("DEADLINE_EXCEEDED", "100 ms were over while it ran")
+
+
 def test_overload_is_unavailable():
     with KServed(overrides=Overrides(worker_kind="thread", max_queue=1, max_batch_size=1)) as port:
         channel = port.connect()

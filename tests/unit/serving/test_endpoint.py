@@ -308,6 +308,13 @@ async def test_deadlines_are_absolute(clock):
 
 
 @clocked
+async def test_a_request_asks_for_no_more_than_the_longest_time(clock):
+    async with Desk() as desk:
+        late = desk.submit("late", deadline=clock.now + 1e9)
+        assert late.deadline == clock.now + EndpointConfig(name="x").max_timeout_s
+
+
+@clocked
 async def test_an_expired_request_is_told_that_it_never_ran(clock):
     async with Desk() as desk:
         desk.submit("late", deadline=clock.now + 1.0)

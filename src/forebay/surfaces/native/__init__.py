@@ -36,6 +36,7 @@ from forebay.surfaces.native.model_options import (
     isolates,
     named,
     seats_of,
+    times_of,
     workers_of,
 )
 from forebay.surfaces.native.pools import Workers, pool_of
@@ -126,6 +127,8 @@ def _entries(target: str, options: Options) -> list[TargetEntry]:
 def _serve_entry(entry: TargetEntry) -> Built:
     """Serve a target; what is wrong with it and has no place in a file of its own has that where it was named."""
     try:
+        if entry.overrides.timeout_ms is not None:  # models of repositories come later
+            times_of(entry.target, entry.overrides.timeout_ms, 0, entry.overrides.max_timeout_ms)
         return serve_target(*entry[:3])
     except ConfigError as error:
         if not entry.place or re.match(r"\S+:\d+\b", error.message):
@@ -313,11 +316,12 @@ def endpoint_of(
     Raises:
         ConfigError: If model and person want what does not go together.
     """
+    timeout_s, max_timeout_s = times_of(where, overrides.timeout_ms, settings.timeout_ms, overrides.max_timeout_ms)
     config = EndpointConfig(
         name=settings.name,
         version=settings.version,
-        timeout_s=(overrides.timeout_ms or settings.timeout_ms) / 1000,
-        max_timeout_s=overrides.max_timeout_ms / 1000,
+        timeout_s=timeout_s,
+        max_timeout_s=max_timeout_s,
         split=settings.split,
         streams=settings.streams or any(method.streams for method in settings.methods),
         is_mixed=bool(settings.methods),

@@ -128,9 +128,14 @@ def entries_of(file: ConfigFile, target: str | None, told: Mapping[str, Any], *,
         message = "models: a list with at least one model is needed, each with a target"
         raise file.document.error(("models",), message)
     entries: list[TargetEntry] = []
-    for one, own, place in file.targets:
+    for index, (one, own, place) in enumerate(file.targets):
         settings = {**file.told[Overrides], **own, **told}
         settings["env"] = {**file.told[Overrides].get("env", {}), **own.get("env", {})}
+        timeout_ms, max_ms = settings.get("timeout_ms"), settings.get("max_timeout_ms", Overrides().max_timeout_ms)
+        if timeout_ms is not None and timeout_ms > max_ms and "timeout_ms" not in told:
+            path = ("models", index, "timeout_ms") if "timeout_ms" in own else ("timeout_ms",)
+            message = f"timeout_ms is {timeout_ms}, more than max_timeout_ms, which is {max_ms}; raise that as well"
+            raise file.document.error(path, message)
         entries.append(TargetEntry(one, Overrides(**settings), frozenset(settings) - {"env"}, place))
     return entries
 

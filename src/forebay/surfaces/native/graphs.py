@@ -23,6 +23,7 @@ from forebay.surfaces.native.model_options import (
     devices_of,
     isolates,
     seats_of,
+    times_of,
     workers_of,
 )
 from forebay.surfaces.native.pools import Workers, pool_of
@@ -104,11 +105,14 @@ def serve_composition(target: GraphTarget) -> Served:
     endpoints = _endpoints(target)
     nodes = {name: _node(call, endpoints[call.node.name], target) for name, call in graph.calls.items()}
     pool = WirePool(wire, GraphPool(graph.spec, nodes, slots=settings.max_in_flight), slots=settings.max_in_flight)
+    timeout_s, max_timeout_s = times_of(
+        composition.name, overrides.timeout_ms, settings.timeout_ms, overrides.max_timeout_ms
+    )
     config = EndpointConfig(
         name=target.overrides.name or composition.name,
         version=target.overrides.version or settings.version,
-        max_timeout_s=overrides.max_timeout_ms / 1000,
-        timeout_s=(overrides.timeout_ms or settings.timeout_ms) / 1000,
+        max_timeout_s=max_timeout_s,
+        timeout_s=timeout_s,
         streams=graph.streams,
     )
     batching = BatchConfig(max_size=1, idle="go", capacity=overrides.max_queue or settings.max_queue)
@@ -172,6 +176,7 @@ def _endpoint(call: NodeCall, target: GraphTarget) -> Endpoint:
         name=f"{target.overrides.name or composition.name}/{node.name}",
         version=target.overrides.version or composition.settings.version,
         timeout_s=composition.settings.timeout_ms / 1000,
+        max_timeout_s=float("inf"),  # the graph has one
         streams=node.model_settings.streams,
     )
     keys = None

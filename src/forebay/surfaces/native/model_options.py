@@ -11,6 +11,7 @@ import msgspec
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError
 from forebay.serving.models.keys import MethodKey
+from forebay.serving.models.model import Model
 from forebay.types.devices import read_devices
 from forebay.workers.devices import existing
 
@@ -100,6 +101,29 @@ def batching_of(where: str, settings: ModelSettings, overrides: Overrides) -> Ba
         objective_s=None if objective_ms is None else objective_ms / 1000,
         size_of=(lambda key: max_size if isinstance(key, MethodKey) else 1) if is_mixed else None,
     )
+
+
+def times_of(where: str, said_ms: int | None, own_ms: int, max_ms: int) -> tuple[float, float]:
+    """Return the seconds that a request has if it names none itself, and the longest that it may ask for.
+
+    Args:
+        where: The model, as messages name it.
+        said_ms: What the person says.
+        own_ms: What it says itself; what is everybody's counts as not said, and is no more than the longest.
+        max_ms: The longest.
+
+    Raises:
+        ConfigError: If requests would have more time than they may ask for.
+    """
+    if said_ms is None and own_ms == Model.timeout_ms:
+        own_ms = min(own_ms, max_ms)
+    timeout_ms = own_ms if said_ms is None else said_ms
+    if timeout_ms > max_ms:
+        raise ConfigError(
+            f"{where}: timeout_ms is {timeout_ms}, more than max_timeout_ms, which is {max_ms}; "
+            "raise that as well, or give requests less"
+        )
+    return timeout_ms / 1000, max_ms / 1000
 
 
 def seats_of(settings: ModelSettings, overrides: Overrides) -> int:

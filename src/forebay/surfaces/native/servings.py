@@ -13,12 +13,12 @@ from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described
 from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
-from forebay.serving.models.model import defined_models, kebab
+from forebay.serving.models.model import Model, defined_models, kebab
 from forebay.serving.models.schema import WireType
 from forebay.serving.servings.definition import Serving
 from forebay.serving.servings.request_runner import RequestRunner, face_of, query_key
 from forebay.serving.servings.settings import options_of, partitions_of
-from forebay.surfaces.native.model_options import devices_of, workers_of
+from forebay.surfaces.native.model_options import devices_of, times_of, workers_of
 from forebay.surfaces.native.pools import Workers, pool_of
 from forebay.types.did_you_mean import nearest
 from forebay.workers.runner import RunnerSpec
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 STREAMS = 16
 """Streams that take turns on a worker of a serving that streams; a turn is a batch of one of them."""
-
-TIMEOUT_MS = 30_000
-"""Time a request has if neither it nor the person names one."""
 
 
 def serving_in(module: ModuleType, name: str | None) -> Serving[Any, Any] | None:
@@ -88,11 +85,13 @@ def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: 
         )
     streams = serving.settings.streaming is not None
     has_keys = options.batch_keys != ("default",)
+    where = f"{path}:{name}"
+    timeout_s, max_timeout_s = times_of(where, overrides.timeout_ms, Model.timeout_ms, overrides.max_timeout_ms)
     config = EndpointConfig(
         name=endpoint_name,
         version=overrides.version or "1",
-        timeout_s=(overrides.timeout_ms or TIMEOUT_MS) / 1000,
-        max_timeout_s=overrides.max_timeout_ms / 1000,
+        timeout_s=timeout_s,
+        max_timeout_s=max_timeout_s,
         streams=streams,
     )
     keys = _Keys(options.batch_keys) if has_keys else None
