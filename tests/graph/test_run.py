@@ -422,7 +422,11 @@ def test_a_stream_gives_for_each_moment_what_a_request_would(zoo: Any, seed: int
         (graph(node("a", "x"), node("b", "x", out="a"), output="a"), "'a' is written by node 'a' and by node 'b'"),
         (graph(node("a", "x", optional=frozenset({"q"}))), "node 'a' has no input port 'q'; it has 'x'"),
         (graph(node("a", "x"), inputs=("x", "x")), "two inputs named 'x'"),
-        (graph(node("a", "x"), output="aa"), "the output 'result' reads 'aa', which nothing writes; did you mean 'a'"),
+        (graph(node("a", "x"), output="aa"), "the output 'result' reads 'aa', which nothing writes; there is 'x', 'a'"),
+        (
+            graph(node("sum", "x"), output="smu"),
+            "the output 'result' reads 'smu', which nothing writes; did you mean 'sum'",
+        ),
         (GraphSpec(name="g", inputs=("x",), outputs={}, nodes=(node("a", "x"),)), "has no result"),
         (graph(NodeSpec(name="a", inputs={}, outputs={"out": "a"})), "'a' reads no stream"),
         (graph(node("a", "x", "y", sets=(frozenset({"x"}),)), inputs=("x", "y")), "sync sets of node 'a'"),

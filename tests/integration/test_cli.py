@@ -368,6 +368,11 @@ def test_a_misspelt_choice_is_answered_with_the_nearest(cli, arguments, hint):
     assert f"did you mean {hint}?" in sentence(cli(*arguments))
 
 
+def test_an_unknown_flag_that_is_near_to_none_is_answered_with_the_help(cli):
+    said = sentence(cli("serve", "x.py", "--env", "A=b"))
+    assert said.endswith("unrecognized arguments: --env A=b; see forebay serve --help")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

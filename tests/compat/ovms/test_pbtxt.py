@@ -214,7 +214,7 @@ BROKEN = {
                 'sync_set { tag_index: "LOOPBACK:0" } sync_set { tag_index: "INN0" }',
             )
         ),
-        "no input_stream 'INN0'; did you mean 'IN0:0'",
+        "no input_stream 'INN0'; there is IN0:0, LOOPBACK:0",
     ),  # O52
     "default handler": (
         one_node(more=LOOPBACK.replace('SyncSetInputStreamHandler"', 'DefaultInputStreamHandler"')),

@@ -185,10 +185,10 @@ def test_further_methods_are_signatures(client):
     request = examples("Regress", "species", {"x": [1.0, 2.0, 3.0, 4.0]})
     request.model_spec.signature_name = "weight"
     assert [one.value for one in client.call("Regress", request).result.regressions] == [5]
-    request.model_spec.signature_name = "wait"
+    request.model_spec.signature_name = "wieght"
     assert refused(client, "Regress", request) == (
         "INVALID_ARGUMENT",
-        "the model 'species' has no signature 'wait'; did you mean 'weight'?",
+        "the model 'species' has no signature 'wieght'; did you mean 'weight'?",
     )
 
 
