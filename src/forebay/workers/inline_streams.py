@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections import deque
@@ -18,10 +19,11 @@ from forebay.workers.seating import Seating
 from forebay.workers.seats import Seats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from forebay.types.batch import Done, EntryBatch
     from forebay.workers.seating import Sitting
+    from forebay.workers.seats import Round
 
 log = logging.getLogger("forebay.workers")
 
@@ -59,6 +61,9 @@ class InlineStreams:
         self._task: asyncio.Task[None] | None = None
         self._left: set[asyncio.Task[None]] = set()
         self._is_stopping = False
+        self._section = 0
+        self._seen = 0
+        self._look_timer: asyncio.TimerHandle | None = None
 
     def submit(self, batch: EntryBatch, done: Done) -> None:
         """Seat a batch; its stream begins in a later turn of the loop."""
@@ -66,8 +71,7 @@ class InlineStreams:
         if batch.noted is not None:
             batch.noted.started = time.monotonic()
         self._say("join", sitting.name, batch.entries, batch.key)
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._follow())
+        self._begin()
 
     async def stop(self, grace_s: float) -> None:
         """Wait for the streams, end those that are late."""
@@ -75,10 +79,16 @@ class InlineStreams:
         if task is not None:
             await asyncio.wait([task], timeout=grace_s)
         self._is_stopping = True
+        if self._look_timer is not None:
+            self._look_timer.cancel()
         if task is not None and not task.done():
             task.cancel()
             await asyncio.wait([task], timeout=CANCEL_S)
-        self._answer_all("the server stopped before the model answered")
+        self._answer(self.seating.clear(), "the server stopped before the model answered")
+
+    def _begin(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._follow())
 
     def _say(self, *what: Any) -> None:
         self._said.append(what)
@@ -90,52 +100,82 @@ class InlineStreams:
             tell()
             return _nothing
         self._tell = tell
-        return self._forget
+        return lambda: self._forget(tell)
 
-    def _forget(self) -> None:
-        self._tell = _nothing
+    def _forget(self, tell: Callable[[], object]) -> None:
+        if self._tell is tell:
+            self._tell = _nothing
 
     def _allow(self, sitting: Sitting, steps: int) -> None:
         self._say("allow", sitting.name, steps)
 
     def _leave(self, sitting: Sitting) -> None:
         self._say("leave", sitting.name)
-        if self._task is not None and all(one.is_leaving for one in self.seating.open.values()):
-            self._task.cancel()  # it may be waiting in user code
-            self._task.get_loop().call_later(CANCEL_S, self._has_ended, self._task, sitting.name)
+        self._call_off()
+        if self._look_timer is None:
+            self._look_timer = asyncio.get_running_loop().call_later(CANCEL_S / 2, self._look)
 
-    def _has_ended(self, task: asyncio.Task[None], name: int) -> None:
-        """Leave behind a task that goes on although nobody waits for any of its streams."""
-        if task is self._task and name in self.seating.open and len(self._left) < MAX_LEFT:
-            log.warning("a coroutine did not end within %g s when it was cancelled; it is left behind", CANCEL_S)
-            self._left.add(task)
-            task.add_done_callback(self._left.discard)
-            self._task = None
-            self._said.clear()
-            self._answer_all("the request was called off")
+    def _call_off(self) -> None:
+        """Cancel what user code makes for nobody: it may wait for a long time, or for ever."""
+        if self._task is not None and self._have_all_left():
+            self._task.cancel()
 
-    def _answer_all(self, why: str) -> None:
-        left = self.seating.clear()
+    def _look(self) -> None:
+        """Leave behind a task in whose user code nothing has moved since the last look, although it was cancelled."""
+        self._look_timer = None
+        task = self._task
+        if task is None or self._is_stopping or not any(one.is_leaving for one in self.seating.open.values()):
+            return
+        hangs = self._have_all_left() and self._seen == self._section
+        if hangs and len(self._left) < MAX_LEFT:
+            self._leave_behind(task)
+            return
+        self._seen = self._section
+        self._call_off()
+        self._look_timer = task.get_loop().call_later(CANCEL_S / 2, self._look)
+
+    def _leave_behind(self, task: asyncio.Task[None]) -> None:
+        log.warning("a coroutine did not end within %g s when it was cancelled; it is left behind", CANCEL_S)
+        self._left.add(task)
+        task.add_done_callback(self._left.discard)
+        self._task = None
+        coming = self._coming()
+        self._said = deque(what for what in self._said if what[0] == "join" and what[1] in coming)
+        self._answer(self.seating.clear(coming), "the worker that held the request hangs")
+        if self._said:
+            self._begin()
+
+    def _answer(self, left: Sequence[Sitting], why: str) -> None:
         self._freed(sum(one.batch.rows for one in left))
         for one in left:
-            one.done(one.batch, [Failure(Unavailable(why))] * len(one.batch.entries))
+            told = "the request was called off" if one.is_leaving else why
+            one.done(one.batch, [Failure(Unavailable(told))] * len(one.batch.entries))
 
-    def _enter(self, name: Any) -> None:
+    def _coming(self) -> set[int]:
+        """The names of those who have not been taken in yet, and want to be."""
+        open_ = self.seating.open
+        return {what[1] for what in self._said if what[0] == "join" and not open_[what[1]].is_leaving}
+
+    def _enter(self, me: asyncio.Task[None], name: Any) -> None:
         """User code runs for this batch, or for several."""
         sitting = None if name is None else self.seating.open.get(name)
+        if me is self._task:
+            self._section += 1
         batch = None if sitting is None else sitting.batch
-        probe.set(self._is_deserted if batch is None else lambda: batch.cancelled)
+        probe.set(self._have_all_left if batch is None else lambda: batch.cancelled)
         if self._voice is not None:
             origin.set(LocalOrigin(self._voice, batch))
 
-    def _is_deserted(self) -> bool:
-        return all(one.is_leaving for one in self.seating.open.values())
+    def _have_all_left(self) -> bool:
+        """Return whether nobody waits for any stream that has begun."""
+        coming = self._coming()
+        return all(one.is_leaving or one.name in coming for one in self.seating.open.values())
 
     async def _follow(self) -> None:
         lap.set(None)
         me = asyncio.current_task()
         assert me is not None
-        seats = Seats(self._run, time.monotonic, self._enter, self._watch)
+        seats = Seats(self._run, time.monotonic, functools.partial(self._enter, me), self._watch)
         try:
             while self._task is me and self.seating.open:
                 try:
@@ -151,6 +191,7 @@ class InlineStreams:
 
     async def _turn(self, seats: Seats, me: asyncio.Task[None]) -> None:
         self._arrival.clear()
+        self._section += 1
         while self._said and self._task is me:
             kind, *what = self._said.popleft()
             if kind == "join":
@@ -159,13 +200,16 @@ class InlineStreams:
                 await seats.leave(*what)
             else:
                 seats.allow(*what)
+        self._hear(seats.told(), me)  # who has left does not wait until the others have made something
         if not seats.can_step:
             await self._arrival.wait()
             return
-        told = await seats.step()
+        self._hear(await seats.step(), me)
+        await asyncio.sleep(0)  # the loop reads and writes between two rounds
+
+    def _hear(self, told: Round, me: asyncio.Task[None]) -> None:
         if self._task is me and (told.parts or told.ended):
             self.seating.hear(told.parts, told.ended, self._freed, lambda: None)
-        await asyncio.sleep(0)  # the loop reads and writes between two rounds
 
 
 def _nothing() -> None:

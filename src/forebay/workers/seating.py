@@ -20,7 +20,7 @@ from forebay.errors import InvalidRequest
 from forebay.workers.pool import CREDIT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from forebay.types.batch import Done, EntryBatch
     from forebay.types.call import Outcome
@@ -146,12 +146,12 @@ class Seating:
             raise InvalidRequest(f"it speaks of the stream {str(name)[:40]}, which it was not given")
         return sitting
 
-    def clear(self) -> list[Sitting]:
-        """Take everybody out: the worker is gone, or given up."""
-        left = list(self.open.values())
-        self.open.clear()
-        self.free = self.seats
+    def clear(self, spared: Container[int] = ()) -> list[Sitting]:
+        """Take everybody out but those of these names: the worker is gone, or given up."""
+        left = [sitting for name, sitting in self.open.items() if name not in spared]
         for sitting in left:
+            del self.open[sitting.name]
+            self.free += sitting.batch.rows
             sitting.batch.on_cancel = None
         return left
 

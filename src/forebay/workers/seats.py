@@ -207,6 +207,10 @@ class Seats:
             self._round_s = now - before
             if self._is_urgent or self._told.ended or now - began + (now - before) > BUNDLE_S:
                 break
+        return self.told()
+
+    def told(self) -> Round:
+        """Return what is to be told by now."""
         told, self._told = self._told, Round([], [])
         self._is_urgent = False
         return told
