@@ -76,7 +76,7 @@ class Rig:
 
     async def until(self, is_so):
         async with asyncio.timeout(PATIENCE_S):
-            while not is_so():
+            while not is_so():  # noqa: ASYNC110 - what it waits for has many causes
                 await asyncio.sleep(0.001)
 
 
