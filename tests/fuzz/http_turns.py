@@ -50,20 +50,33 @@ class _Clogging(Transport):
 
 
 class _Refusals(collections.deque):
-    """Tells those who are refused at once, or later."""
+    """Tells those who are refused at once, after answers, or later; some of them together."""
 
-    def __init__(self, chance):
+    def __init__(self, chance, side):
         super().__init__()
         self._chance = chance
+        self._side = side
+        self._tell_all = side.door.lane.same_turn.tell_refused
 
     def refuse(self, who):
         self.append(who)
         if self._chance.random() < 0.4:
             self.stop()
 
+    def refuse_all(self, clients):
+        assert all(each.active.route.endpoint.spare <= 0 for each in clients), "refused where there is room"
+        self._side.refused += len(clients)
+        self.extend(clients)
+        if self._chance.random() < 0.4:
+            self.stop()
+
+    def answered(self):
+        if self._chance.random() < 0.4:
+            self.stop()
+
     def stop(self):
         while self:
-            self.popleft().tell_refused()
+            self._tell_all([self.popleft() for _ in range(self._chance.randint(1, len(self)))])
 
 
 class _Faults(logging.Handler):
@@ -124,7 +137,7 @@ def crowd(warm, cold, chance, number):
     warm.came.clear()
     warm.refused = warm.turned_away = 0
     door, faults = warm.door, _Faults()
-    line, door.lane._line = door.lane._line, _Refusals(chance)
+    line, door.lane._line = door.lane._line, _Refusals(chance, warm)
     rooms = [chance.choice([1, 2, 4]) if chance.random() < 0.3 else 1_000_000 for _ in range(2)]
     door.alpha.room, door.beta.room = rooms
     logging.getLogger("forebay").addHandler(faults)

@@ -139,10 +139,10 @@ class EndpointMetrics:
         told.counts[bisect_left(SECONDS, seconds)] += times
         told.total += took
 
-    def failed(self, error: ForebayError, request_id: str = "") -> None:
-        """Count one request that got an error."""
+    def failed(self, error: ForebayError, request_id: str = "", times: int = 1) -> None:
+        """Count requests that got an error."""
         code = error.code
-        self.codes[code] = self.codes.get(code, 0) + 1
+        self.codes[code] = self.codes.get(code, 0) + times
         is_users = isinstance(error, UserCodeError)
         trace = error.trace if isinstance(error, UserCodeError) else ""
         self.reasons[code] = FailureReason(

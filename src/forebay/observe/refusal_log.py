@@ -44,12 +44,12 @@ class RefusalLog:
         self._others = _Told()
         self._forgot: int | None = None
 
-    def counts(self, second: int, reason: Hashable) -> bool:
-        """Count a refusal if its reason was told in this second; otherwise `refused` is to be called."""
+    def counts(self, second: int, reason: Hashable, times: int = 1) -> bool:
+        """Count refusals if their reason was told in this second; otherwise `refused` is to be called."""
         told = self._told.get(reason)
         if told is None or told.second != second:
             return False
-        told.silent += 1
+        told.silent += times
         return True
 
     def refused(

@@ -340,9 +340,9 @@ class Endpoint:
         if not request.done:
             self._settle(request, None)
 
-    def reject(self, error: ForebayError) -> None:
-        """Count a request that a protocol refused before it could be submitted."""
-        self.metrics.failed(error)
+    def reject(self, error: ForebayError, times: int = 1) -> None:
+        """Count requests that a protocol refused before they could be submitted."""
+        self.metrics.failed(error, times=times)
 
     def _submit_by_key(self, request: Request, keys: Sequence[Hashable], batcher: Batcher, now: float) -> None:
         """Queue a request under the keys of its samples, in slices if they differ or are too many."""

@@ -13,18 +13,25 @@ to a limit. The line needs no deadlines: it holds one place for each client, and
 `MAX_DEBT_S / LEAST_SHARE`.
 
 They are told in groups, for the first of a group is the dearest: the model has pushed the code out of the core's
-caches. What one costs is averaged twice: over the last few, which says how fast the line may move, and over some
-thousands, which says what line is short: a machine that is slow for a second must not make a long line of a short one.
+caches. It is back there once the answers of a batch were written, so that is when a group is told, if it is due by
+then; a timer follows for a server that answers nobody.
+
+What one costs is averaged twice: over the last few, which says how fast the line may move, and over some thousands,
+which says what line is short: a machine that is slow for a second must not make a long line of a short one.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable, Iterable, Sequence
+
+log = logging.getLogger("forebay")
 
 LEAST_SHARE: Final = 0.01
 """How much of the loop's time refusals may take in any case."""
@@ -34,9 +41,9 @@ MOST_OF_USUAL: Final = 2.0
 """They may take so many times as much while they cost more."""
 SHORT_S: Final = 0.1
 """A line is short if `MOST_SHARE` is usually enough to tell it within this time."""
-SOON_S: Final = 0.082
+SOON_S: Final = 0.084
 """How long the last one of a short line waits, if its share allows it."""
-LATE_S: Final = 0.91
+LATE_S: Final = 0.955
 """The same for any other line."""
 PATIENCE: Final = 1.05
 """Who has waited for so many times as long is due: a line that fewer join than were told would move too slowly."""
@@ -45,7 +52,7 @@ KERNEL_S: Final = 5e-6
 takes 13 to 16 us of CPU time for each, and sees the rest of them."""
 GROUP_S: Final = 0.001
 """How long a group may take to tell."""
-BURST_S: Final = 1.5 * GROUP_S
+BURST_S: Final = 2 * GROUP_S
 """Budget that can be saved up: the first refusals after a while need not wait."""
 MAX_DEBT_S: Final = 0.01
 """What one refusal may cost those after it: more than this is a pause of the whole interpreter."""
@@ -53,6 +60,8 @@ GROUPS: Final = 5
 """How many groups a line is told in, or more."""
 LOOKS_S: Final = (0.005, 0.02)
 """How long the line waits at least, and at most, before it is looked at again: those who join it change its rate."""
+HOLD_S: Final = 0.006
+"""How much longer it waits for answers to be written, after which a group costs least."""
 RECENT: Final = 64
 """Refusals over which their cost is averaged for the rate of the line."""
 USUAL: Final = 4096
@@ -67,16 +76,34 @@ class RefusedClient(Protocol):
         ...
 
 
+def tell_each(group: Iterable[RefusedClient]) -> None:
+    """Tell one after the other."""
+    for who in group:
+        try:
+            who.tell_refused()
+        except Exception:  # of one of them: the others are told all the same
+            log.exception("a refusal could not be written")
+
+
 class RefusalLine:
     """The refusals of one listener. Lives on one event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, tell_all: Callable[[Sequence[Any]], object] = tell_each
+    ) -> None:
+        """Begin with nobody in line.
+
+        Args:
+            loop: Where everything happens.
+            tell_all: Tells a group of them.
+        """
         self._loop = loop
+        self._tell_all = tell_all
         self._waiting: deque[tuple[RefusedClient, float]] = deque()
         self._budget_s = self._cost_s = self._usual_cost_s = BURST_S
         self._measured = 0
         self._is_telling = False  # a client that is told may send another request, which is refused as well
-        self._looked_at = time.monotonic()
+        self._looked_at = self._due = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -84,8 +111,19 @@ class RefusalLine:
 
     def refuse(self, who: RefusedClient) -> None:
         """Refuse somebody: now if the budget allows it and nobody waits, else in turn."""
-        self._waiting.append((who, time.monotonic()))
+        self.refuse_all((who,))
+
+    def refuse_all(self, clients: Iterable[RefusedClient]) -> None:
+        """Do the same with several who came together."""
+        now = time.monotonic()
+        self._waiting.extend([(who, now) for who in clients])
         if self._timer is None and not self._is_telling:
+            self._tell()
+
+    def answered(self) -> None:
+        """Tell a group if it is due, as answers were just written."""
+        if self._timer is not None and time.monotonic() >= self._due:
+            self._timer.cancel()
             self._tell()
 
     def stop(self) -> None:
@@ -94,7 +132,7 @@ class RefusalLine:
             self._timer.cancel()
             self._timer = None
         while self._waiting:
-            self._waiting.popleft()[0].tell_refused()
+            self._tell_all(self._next(len(self._waiting)))
 
     def _tell(self) -> None:
         self._timer = None
@@ -112,7 +150,9 @@ class RefusalLine:
         if waiting:
             least_s, most_s = LOOKS_S
             due_s = (self._price() - self._budget_s) / share
-            self._timer = self._loop.call_later(max(min(due_s, most_s), least_s), self._tell)
+            wait_s = max(min(due_s, most_s), least_s)
+            self._due = now + wait_s
+            self._timer = self._loop.call_later(wait_s + HOLD_S, self._tell)
 
     def _share(self, now: float) -> float:
         """Tell how much of the time those who wait may take."""
@@ -134,12 +174,16 @@ class RefusalLine:
         return min(self._group * self._cost_s, GROUP_S)
 
     def _tell_group(self) -> None:
-        waiting, count = self._waiting, self._group
+        count = self._group
         began = time.thread_time()  # time in which workers have the core, or the interpreter, costs nothing
-        for _ in range(count):
-            waiting.popleft()[0].tell_refused()
+        self._tell_all(self._next(count))
         used_s = time.thread_time() - began + count * KERNEL_S
         self._budget_s = max(self._budget_s - used_s, -MAX_DEBT_S)
         measured = self._measured = min(self._measured + count, USUAL)
         self._cost_s += (used_s / count - self._cost_s) * min(count / min(measured, RECENT), 1.0)
         self._usual_cost_s += (used_s / count - self._usual_cost_s) * count / measured
+
+    def _next(self, count: int) -> list[RefusedClient]:
+        """Take so many out of the line."""
+        waiting = self._waiting
+        return [waiting.popleft()[0] for _ in range(count)]

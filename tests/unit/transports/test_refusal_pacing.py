@@ -8,6 +8,7 @@ import pytest
 from forebay.transports import refusal_pacing
 from forebay.transports.refusal_pacing import (
     BURST_S,
+    HOLD_S,
     KERNEL_S,
     LATE_S,
     LEAST_SHARE,
@@ -245,3 +246,37 @@ def test_who_is_told_may_be_refused_again_and_nobody_is_told_twice(loop):
     loop.advance(10.0)
     assert sorted(told) == list(range(210))
     assert loop.timers == []
+
+
+def test_a_group_that_is_due_is_told_once_answers_were_written_and_not_before(loop):  # F69
+    told = []
+    line = RefusalLine(loop)
+    for number in range(5000):
+        line.refuse(Client(number, told, loop))
+    line.answered()  # there is no budget for more yet
+    at_once = len(told)
+    for _ in range(40):
+        before = len(told)
+        loop.advance(HOLD_S * 0.8)
+        assert len(told) == before
+        line.answered()
+    assert told == list(range(len(told)))
+    assert len(told) > at_once
+    before = len(told)
+    loop.advance(0.5)  # nobody is answered any more
+    assert len(told) > before
+
+
+def test_one_that_cannot_be_told_keeps_nobody_else_from_it(loop, caplog):
+    told = []
+    line = RefusalLine(loop)
+
+    class Broken(Client):
+        def tell_refused(self):
+            raise ValueError("broken")
+
+    line.refuse_all([Client(0, told, loop), Broken(1, told, loop), Client(2, told, loop)])
+    loop.advance(1.0)
+    assert told == [0, 2]
+    assert len(line) == 0
+    assert [record.getMessage() for record in caplog.records] == ["a refusal could not be written"]

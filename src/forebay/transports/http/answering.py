@@ -17,7 +17,6 @@ from forebay.observe.access_log import CALLED_OFF, EndedCall
 from forebay.serving.endpoint import next_id
 from forebay.transports.http.arriving_body import ArrivingBody
 from forebay.transports.http.connection_state import (
-    DUE,
     GONE,
     LEAVE,
     LINGER,
@@ -52,6 +51,7 @@ class AnsweringConnection(HttpToolsProtocol):
         active: The head of what the fast lane answers; None while it answers nothing.
         request: What was submitted of that; None before, and once it was answered.
         arrived: A remembered request that came as a whole, until it is submitted together with others.
+        refusal: Why it is refused, if that is not the common reason.
         send: Writes to the client.
         seen: When something was read last, in sweeps of the port.
         release: See `Origin`.
@@ -62,13 +62,13 @@ class AnsweringConnection(HttpToolsProtocol):
         "_body",
         "_is_advancing",
         "_lane",
-        "_refusal",
         "_request_id",
         "_sent_bytes",
         "_stream",
         "_working",
         "active",
         "arrived",
+        "refusal",
         "release",
         "reply_method",
         "request",
@@ -100,7 +100,7 @@ class AnsweringConnection(HttpToolsProtocol):
         self.request: Request | None = None
         self._working: RequestResponseCycle | None = None
         self._request_id = ""
-        self._refusal: ForebayError | None = None
+        self.refusal: ForebayError | None = None
         self._stream: StreamedAnswer | None = None
         self._sent_bytes = 0
         self._is_advancing = False
@@ -256,29 +256,18 @@ class AnsweringConnection(HttpToolsProtocol):
             self._hang_up()
 
     def tell_refused(self) -> None:
-        """Answer a request that came to a full queue; `RefusalLine` decides when."""
+        """Answer a request that came to a full queue; `SameTurn` does so with most of them."""
         head, lane = self.active, self._lane
         if head is None or self.talk.state is GONE:  # the client has left, or leaves before it was submitted
             return
         route = head.route
         assert route is not None
-        error, self._refusal = self._refusal, None
-        has_own = error is not None
+        error, self.refusal = self.refusal, None
         if error is None:
             error = route.is_full_error
             route.endpoint.reject(error)
         lane.tell(error, self.client)
-        if has_own or head.id or not head.keep_alive or not lane.is_plain:
-            self._fail(head, error)
-            return
-        pieces = head.refusal if head.refusal_stamp == lane.epoch else lane.write_refusal(head)
-        self.send((b"%08x" % next(answers)).join(pieces))
-        self.active = None
-        talk = self.talk
-        if talk.state is DUE and not talk.waiting:
-            talk.on(SETTLED)
-        else:
-            self.advance_answers()
+        self._fail(head, error)
 
     def _reply_in_full(self, head: Head, request: Request, outcome: Outcome) -> None:
         """Answer in one of the ways that are not the common one."""
@@ -289,7 +278,7 @@ class AnsweringConnection(HttpToolsProtocol):
         if type(outcome) is Failure:
             self._request_id = request.id
             if isinstance(outcome.error, QueueFull) and not self._has_started():
-                self._refusal = outcome.error
+                self.refusal = outcome.error
                 self._lane.refusals.refuse(self)
             else:
                 self._fail(head, outcome.error, request)

@@ -147,10 +147,10 @@ class OpenAiModels:
         if call is not None:
             call.call_off()
 
-    def reject(self, error: ForebayError) -> None:
-        """Count a request that was refused before a model was asked."""
+    def reject(self, error: ForebayError, times: int = 1) -> None:
+        """Count requests that were refused before a model was asked."""
         if self._only is not None:
-            self._only.reject(error)
+            self._only.reject(error, times)
 
     def answer(self, request: Request, outcome: Outcome, endpoint: Endpoint) -> None:
         """Reply to a request, in the name of the endpoint that answered it."""

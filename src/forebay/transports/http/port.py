@@ -79,7 +79,7 @@ class HttpPort:
 
     def start(self, loop: asyncio.AbstractEventLoop, state: ServerState) -> None:
         """Begin to sweep, and to refuse."""
-        self._line = self._line or RefusalLine(loop)
+        self._line = self._line or RefusalLine(loop, self.same_turn.tell_refused)
         self._turns = self._turns or ReadingTurns(loop)
         self._sweep(loop, state)
 
@@ -192,7 +192,8 @@ class HttpPort:
         """Tell of a call that has ended."""
         access_log.tell(call, writes=self.config.access_log)
 
-    def tell(self, error: ForebayError, client: tuple[str, int] | None) -> None:
-        """Log a refusal, at most one a second for each kind of error."""
-        if not self._told.counts(self.epoch, type(error)):  # then there is nothing to find the words for
+    def tell(self, error: ForebayError, client: tuple[str, int] | None, times: int = 1) -> None:
+        """Log a refusal, and further ones for the same reason: at most one a second for each kind of error."""
+        if not self._told.counts(self.epoch, type(error), times):  # then there is nothing to find the words for
             self._told.refused(self.epoch, client, type(error), error.message, error.kind)
+            self._told.counts(self.epoch, type(error), times - 1)

@@ -168,8 +168,8 @@ class AskedEndpoint(Answering, Protocol):
         """Forget a request whose client went away."""
         ...
 
-    def reject(self, error: ForebayError) -> None:
-        """Count a request that was refused before it could be submitted."""
+    def reject(self, error: ForebayError, times: int = 1) -> None:
+        """Count requests that were refused before they could be submitted."""
         ...
 
     def is_full(self) -> bool:

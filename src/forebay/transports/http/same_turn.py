@@ -15,11 +15,12 @@ import operator
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
-from forebay.transports.http.connection_state import IDLE
+from forebay.transports.http.connection_state import DUE, IDLE
+from forebay.transports.refusal_pacing import tell_each
 from forebay.types.call import ReplyToAll, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from forebay.serving.endpoint import EndpointConfig
     from forebay.transports.http.answering import AnsweringConnection
@@ -82,17 +83,15 @@ class SameTurn(ReplyToAll):
 
     def _submit_arrived(self, head: Head, endpoint: TakesMany, now: float) -> None:
         arrived, head.arrived = head.arrived, []
-        if not arrived:  # who stands alone was in a hurry
-            return
-        if len(arrived) <= endpoint.spare:
-            self._submit(arrived, head, endpoint, now)
-            return
-        for connection in arrived:
-            if head.is_full():
-                connection.arrived = b""
-                self._lane.refusals.refuse(connection)
-            else:
-                self._submit([connection], head, endpoint, now)
+        while arrived:  # none if who stands alone was in a hurry
+            spare = endpoint.spare
+            if spare <= 0:
+                for connection in arrived:
+                    connection.arrived = b""
+                self._lane.refusals.refuse_all(arrived)
+                return
+            self._submit(arrived[:spare], head, endpoint, now)
+            arrived = arrived[spare:]
 
     def _submit(self, arrived: Sequence[AnsweringConnection], head: Head, endpoint: TakesMany, now: float) -> None:
         body, params, epoch = slice(head.raw_bytes, None), head.params, self._lane.epoch
@@ -133,11 +132,44 @@ class SameTurn(ReplyToAll):
             connection.talk.state = IDLE  # SETTLED
             sends.append(connection.send)
             texts.append(b"%b%x\r\ncontent-length: %d\r\n\r\n%b" % (prefix, next(answers), size, outcome))
-        writing = map(_call, sends, texts)
-        while True:
-            try:
-                deque(writing, maxlen=0)
-            except Exception:  # of one of them: the others are written all the same
-                log.exception("an answer could not be handed over")
+        _write(sends, texts)
+        lane.refusals.answered()
+        return others
+
+    def tell_refused(self, clients: Sequence[AnsweringConnection]) -> None:
+        """Tell clients that they came to a full queue; it is counted once for all that get the common answer."""
+        lane = self._lane
+        alike: dict[Head, list[AnsweringConnection]] = {}
+        others: list[AnsweringConnection] = []
+        for client in clients:
+            head, talk = client.active, client.talk
+            if head is None or talk.state is not DUE or talk.waiting or client.refusal is not None:
+                others.append(client)
+            elif head in alike:
+                alike[head].append(client)
             else:
-                return others
+                alike[head] = [client]
+        for head, together in alike.items():
+            if not lane.is_plain or head.id or not head.keep_alive or head.route is None:
+                others += together
+                continue
+            error = head.route.is_full_error
+            head.route.endpoint.reject(error, len(together))
+            lane.tell(error, together[0].client, len(together))
+            pieces = head.refusal if head.refusal_stamp == lane.epoch else lane.write_refusal(head)
+            for client in together:
+                client.active = None
+                client.talk.state = IDLE  # SETTLED
+            _write([client.send for client in together], [(b"%08x" % next(answers)).join(pieces) for _ in together])
+        tell_each(others)
+
+
+def _write(sends: Iterable[Callable[[bytes], None]], texts: Iterable[bytes]) -> None:
+    writing = map(_call, sends, texts)
+    while True:
+        try:
+            deque(writing, maxlen=0)
+        except Exception:  # of one of them: the others are written all the same
+            log.exception("an answer could not be handed over")
+        else:
+            return

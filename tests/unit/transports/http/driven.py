@@ -67,8 +67,8 @@ class Endpoint:
     def cancel(self, request):
         self.gone.append(request)
 
-    def reject(self, error):
-        self.rejected.append(error)
+    def reject(self, error, times=1):
+        self.rejected += [error] * times
 
 
 class Transport(asyncio.Transport):

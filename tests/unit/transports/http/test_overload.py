@@ -28,17 +28,19 @@ ID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{1,8}")
 class Line(RefusalLine):
     """Tells nobody until the test does."""
 
-    def __init__(self, loop):
-        super().__init__(loop)
+    def __init__(self, loop, tell_all):
+        super().__init__(loop, tell_all)
         self.waiting = []
 
-    def refuse(self, who):
-        self.waiting.append(who)
+    def refuse_all(self, clients):
+        self.waiting += clients
 
     def tell(self, count=1_000_000):
         while self.waiting and count:
-            self.waiting.pop(0).tell_refused()
-            count -= 1
+            group = self.waiting[:count]
+            del self.waiting[:count]
+            self._tell_all(group)
+            count -= len(group)
 
     def stop(self):
         self.tell()
@@ -51,7 +53,7 @@ def doors():
     def make(*, room=1, **more):
         door = Door(waits=True, **more)
         door.alpha.room = room
-        door.lane._line = Line(door.loop)
+        door.lane._line = Line(door.loop, door.lane.same_turn.tell_refused)
         opened.append(door)
         return door
 
@@ -97,6 +99,31 @@ def test_every_refusal_has_an_id_of_its_own(doors):
     door.lane.refusals.tell()
     ids = {ID.findall(client.transport.written)[0] for client in clients}
     assert len(ids) == 50
+
+
+def test_those_who_are_told_together_are_counted_together_and_each_by_its_own_head(doors, caplog):  # F69
+    door = doors()
+    fill(door)
+    clients = [door.connect() for _ in range(6)]
+    others = [door.connect().send(request("alpha", b"1", "x-other: 1")) for _ in range(2)]
+    named = door.connect().send(request("alpha", b"1", "x-request-id: mine"))
+    closing = door.connect().send(request("alpha", b"1", "connection: close"))
+    pipelining = door.connect().send(request("alpha", b"1") + request("beta", b"2"))
+    door.beta.waits = False
+    for client in clients:
+        client.send(request("alpha", b"1"))
+    counted = []
+    door.alpha.reject = lambda error, times=1: counted.append(times)
+    door.lane.refusals.tell()
+    assert sorted(counted) == [1, 1, 1, 2, 6]
+    assert all(client.statuses == [429] and client.state is IDLE for client in [*clients, *others, named])
+    assert b"x-request-id: mine\r\n" in named.transport.written
+    assert b"connection: close\r\n" in closing.transport.written
+    assert [status for status, _ in pipelining.answers] == [429, 200]
+    door.lane.stop()
+    told = [record.getMessage() for record in caplog.records if record.name == "forebay.refusals"]
+    assert len(told) == 2
+    assert told[1].startswith("10 more were refused")
 
 
 def test_answers_leave_in_order_also_behind_a_late_refusal(doors):

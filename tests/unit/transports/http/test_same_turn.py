@@ -69,6 +69,20 @@ def test_who_leaves_before_the_turn_ends_is_called_off(doors):
     door.clients = [first]
 
 
+def test_of_more_than_there_is_room_for_the_first_are_submitted_together_and_the_others_refused(doors):  # F69
+    door = doors()
+    door.alpha.room = 3
+    submitted = []
+    submit_all = door.alpha.submit_all
+    door.alpha.submit_all = lambda requests, now: (submitted.append(len(requests)), submit_all(requests, now))
+    clients = arrive(door, 5)
+    door.bring()
+    assert submitted == [3]
+    assert [each.statuses for each in clients] == [[]] * 3 + [[429]] * 2
+    answer_all(door.alpha.asked, [b"a"] * 3)
+    assert [each.state for each in clients] == [IDLE] * 5
+
+
 @pytest.mark.parametrize("aborts", [False, True])
 def test_who_leaves_a_full_queue_before_the_turn_ends_is_not_told(doors, aborts):
     door = doors()

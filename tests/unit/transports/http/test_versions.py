@@ -69,7 +69,7 @@ class Endpoint:
     def cancel(self, asked):
         self.open.remove(asked)
 
-    def reject(self, error):
+    def reject(self, error, times=1):
         pass
 
 

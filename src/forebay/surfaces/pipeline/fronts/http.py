@@ -157,10 +157,10 @@ class AskedPipeline:
         if call_off is not None:
             call_off()
 
-    def reject(self, error: ForebayError) -> None:
-        """Count a request that was refused before it came here: those of a full queue are the graph's."""
+    def reject(self, error: ForebayError, times: int = 1) -> None:
+        """Count requests that were refused before they came here: those of a full queue are the graph's."""
         if isinstance(error, QueueFull):
-            self._inference.endpoint.reject(error)
+            self._inference.endpoint.reject(error, times)
 
 
 class _GatewayRoute(Route):
