@@ -58,13 +58,15 @@ def elements(name: str, shape: Sequence[int], size: int = 1) -> int:
     """
     if len(shape) > MAX_AXES:
         raise ValidationError(f"tensor '{name}' has {len(shape)} axes; at most {MAX_AXES} are possible")
+    smallest = min(shape, default=1)
     # Empty axes are left out, since libraries multiply the others all the same.
-    if any(axis < 0 for axis in shape) or math.prod(axis for axis in shape if axis) * size > _MAX_BYTES:
+    count = math.prod(shape if smallest else [axis for axis in shape if axis])
+    if smallest < 0 or count * size > _MAX_BYTES:
         found = str(list(shape))[:200]
         raise ValidationError(
             f"tensor '{name}' has the shape {found}; every axis must be 0 or more, all within 2^63 bytes"
         )
-    return math.prod(shape)
+    return count if smallest else 0
 
 
 def check_size(name: str, datatype: str, shape: Sequence[int], length_bytes: int) -> None:

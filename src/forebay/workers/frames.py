@@ -115,7 +115,7 @@ class FrameReader:
     def _extension(self, code: int, data: memoryview) -> Any:
         if code == LANDED and self._view_landed is not None and len(data) > _PLACE.size:
             offset, length, inode = _PLACE.unpack_from(data)
-            return self._view_landed(bytes(data[_PLACE.size :]).decode(), inode, offset, length)
+            return self._view_landed(str(data[_PLACE.size :], "utf-8"), inode, offset, length)
         if code != SHARED or self._view is None or len(data) != 16:
             raise InvalidRequest(f"msgpack extension {code} is not part of the protocol")
         return self._view(int.from_bytes(data[:8], "big"), int.from_bytes(data[8:], "big"))

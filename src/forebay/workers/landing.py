@@ -76,13 +76,15 @@ class Joining(list[bytes]):
 class _File:
     """A file that is mapped as a whole; it ends with the last place in it."""
 
-    __slots__ = ("descriptor", "inode", "map")
+    __slots__ = ("address", "descriptor", "inode", "map", "path")
 
     def __init__(self, size: int) -> None:
         self.descriptor = make_file("forebay-body")
         os.ftruncate(self.descriptor, size)
+        self.path = f"/proc/{os.getpid()}/fd/{self.descriptor}"
         self.inode = os.fstat(self.descriptor).st_ino
         self.map = mmap.mmap(self.descriptor, size)
+        self.address = _address_of(memoryview(self.map))
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # modules may be gone before it
         if hasattr(self, "descriptor"):
@@ -211,8 +213,8 @@ class Places:
             self._parts += [(file, begin) for begin in range(LONGEST_SHARED_BYTES, SHARED_BYTES, LONGEST_SHARED_BYTES)]
             return file, 0
 
-    def room(self, size: int, reserved: int) -> memoryview:
-        """Return room for a body, with memory for a part of it.
+    def room(self, size: int, reserved: int) -> tuple[memoryview, _Place]:
+        """Return room for a body, with memory for a part of it, and whose it is.
 
         Raises:
             OSError: If there is none.
@@ -223,9 +225,9 @@ class Places:
         except OSError:
             place.leave()
             raise
-        body = _kind(place.size, Landed).from_buffer(place.file.map, place.offset)
+        body = _kind(place.size, Landed).from_address(place.file.address + place.offset)
         body.place = place
-        return memoryview(body).cast("B")
+        return memoryview(body).cast("B"), place
 
     def has(self, body: memoryview) -> bool:
         """Tell whether a body lies here, so that the workers of this pool may look at it."""
@@ -282,7 +284,7 @@ def _kind(size: int, noticed: type[Landed | Lent]) -> Any:
 class Landing:
     """A body that lands once it is long enough. Where there is no such memory, it stays in pieces."""
 
-    __slots__ = ("_at", "_expected", "_pieces", "_places", "_stays", "_view")
+    __slots__ = ("_at", "_expected", "_pieces", "_place", "_places", "_ready", "_stays", "_view")
 
     def __init__(self, expected: int = 0, places: Places = HERE) -> None:
         """Wait for a body.
@@ -296,18 +298,18 @@ class Landing:
         self._expected = expected
         self._stays = 0 < expected < LANDING_BYTES
         self._view: memoryview | None = None
-        self._at = 0
+        self._place: _Place | None = None
+        self._at = self._ready = 0  # of the view, how much is there, and for how much there is memory
 
     def write(self, piece: bytes | memoryview) -> None:
         """Take the next piece."""
         end = self._at + len(piece)
-        if self._view is None and not self._stays and (self._expected or end >= UNKNOWN_BYTES):
-            self._land(end)
-        view = self._has_room(end)
-        if view is None:
+        if end > self._ready:
+            self._make_ready(end)
+        if self._view is None:
             self._pieces.write(bytes(piece))
         else:
-            view[self._at : end] = piece
+            self._view[self._at : end] = piece
         self._at = end
 
     def room(self, longest: int) -> memoryview | None:
@@ -315,16 +317,11 @@ class Landing:
 
         What was put there is told by `advance` before anything else is done with this body.
         """
-        if self._view is None and not self._stays and self._expected:
-            self._land(self._at)
-        view, at = self._view, self._at
-        if view is None:
-            return None
-        end = min(at + longest, self._expected)
-        if end > (reserved := _place_of(view).reserved):
-            end = min(end, max(2 * at, at + STEP_BYTES, reserved))
-            view = self._has_room(end)
-        return None if view is None or end <= at else view[at:end]
+        at, end = self._at, min(self._at + longest, self._expected)
+        if end > self._ready and self._expected:
+            end = min(end, max(2 * at, at + STEP_BYTES, self._ready))
+            self._make_ready(end)
+        return None if self._view is None or end <= at else self._view[at:end]
 
     def advance(self, size: int) -> None:
         """Take note of how much was put where `room` is."""
@@ -332,43 +329,38 @@ class Landing:
 
     def getvalue(self) -> bytes | memoryview:
         """Return the whole body."""
-        view, self._view = self._view, None
+        view, self._view, self._place = self._view, None, None
         if view is None:
             return self._pieces.getvalue()
         assert not self._pieces
         return view[: self._at].toreadonly()
 
-    def _has_room(self, end: int) -> memoryview | None:
-        """Return where the body has landed, with memory for so many bytes; None if it has not."""
-        view = self._view
-        if view is None:
-            return None
-        try:
-            if end > len(view):  # nobody knew how long it would be
-                self._view, moved = self._places.room(2 * end, end), view
-                self._view[: self._at] = moved[: self._at]
-            else:
-                _place_of(view).reserve(end)
-        except OSError:  # no more memory for it, or no more files
-            self._pieces.insert(0, bytes(view[: self._at]))
-            self._view, self._stays = None, True
-        return self._view
-
-    def _land(self, end: int) -> None:
-        """Put what is there in its place, which has memory for so many bytes."""
-        try:
-            view = self._places.room(self._expected or 16 * UNKNOWN_BYTES, end)
-        except OSError:
-            self._stays = True
+    def _make_ready(self, end: int) -> None:
+        """Have memory for so many bytes where it lands; if there is none, what has come stays in pieces."""
+        view, place = self._view, self._place
+        if self._stays or (view is None and not self._expected and end < UNKNOWN_BYTES):
             return
-        view[: self._at] = self._pieces.getvalue()
-        self._pieces.clear()
-        self._view = view
+        try:
+            if view is None or place is None:
+                self._land(self._expected or 16 * UNKNOWN_BYTES, end, self._pieces.getvalue())
+                self._pieces.clear()
+            elif end > len(view):  # nobody knew how long it would be
+                self._land(2 * end, end, view[: self._at])
+            else:
+                place.reserve(end)
+                self._ready = place.reserved
+        except OSError:  # no more memory for it, or no more files
+            if view is not None:
+                self._pieces.insert(0, bytes(view[: self._at]))
+            self._view = self._place = None
+            self._ready, self._stays = 0, True
 
-
-def _place_of(view: memoryview) -> _Place:
-    body: Any = view.obj
-    return body.place
+    def _land(self, size: int, end: int, there: bytes | memoryview) -> None:
+        """Go on in a place of this size with memory for so many bytes, and put there what has come."""
+        view, place = self._places.room(size, end)
+        if there:
+            view[: len(there)] = there
+        self._view, self._place, self._ready = view, place, place.reserved
 
 
 def landed_in(body: memoryview) -> tuple[str, int, int, int] | None:
@@ -379,9 +371,8 @@ def landed_in(body: memoryview) -> tuple[str, int, int, int] | None:
     whole: Any = body.obj
     if not isinstance(whole, Landed) or not body.c_contiguous or not body.nbytes:
         return None
-    place = whole.place
-    begin = _address_of(body) - ctypes.addressof(cast("Any", whole))
-    return f"/proc/{os.getpid()}/fd/{place.file.descriptor}", place.file.inode, place.offset + begin, body.nbytes
+    file = whole.place.file
+    return file.path, file.inode, _address_of(body) - file.address, body.nbytes
 
 
 def own(body: bytes | bytearray | memoryview) -> bytes:
@@ -397,14 +388,23 @@ def own(body: bytes | bytearray | memoryview) -> bytes:
     return bytes(body)
 
 
+_Held: Final = ctypes.c_ssize_t * 16
+"""A `Py_buffer`, which has less; its first field is the address."""
+# Types that are known before make a call of a function cost half.
+_get_buffer: Final = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p, ctypes.c_int)(
+    ("PyObject_GetBuffer", ctypes.pythonapi)
+)
+_release_buffer: Final = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("PyBuffer_Release", ctypes.pythonapi))
+
+
 def _address_of(buffer: memoryview) -> int:
     """Return where the memory of a buffer in one piece begins; Python itself does not tell that of one that is read."""
-    held = (ctypes.c_ssize_t * 16)()  # a `Py_buffer`, which has less; its first field is the address
-    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(buffer), held, 0)
+    held = _Held()
+    _get_buffer(buffer, held, 0)
     try:
         return held[0]
     finally:
-        ctypes.pythonapi.PyBuffer_Release(held)
+        _release_buffer(held)
 
 
 class Lent:
@@ -420,7 +420,7 @@ class LandedFiles:
     """Files of another process that bodies have landed in, mapped once for all bodies in them."""
 
     def __init__(self) -> None:
-        self._maps: dict[tuple[str, int], mmap.mmap] = {}
+        self._maps: dict[tuple[str, int], tuple[mmap.mmap, int]] = {}
         self._lent: dict[int, mmap.mmap] = {}
 
     @property
@@ -430,10 +430,10 @@ class LandedFiles:
 
     def lend(self, path: str, inode: int, offset: int, length: int) -> memoryview:
         """Return what has landed there, and note for how long anything refers to it; raises as `view` does."""
-        view = self.view(path, inode, offset, length)
-        whole = _kind(1 << (length - 1).bit_length(), Lent).from_address(_address_of(view))
+        found, address = self._seen(path, inode, offset, length)
+        whole = _kind(1 << (length - 1).bit_length(), Lent).from_address(address + offset)
         whole.lent = self._lent
-        self._lent[id(whole)] = cast("mmap.mmap", view.obj)
+        self._lent[id(whole)] = found
         return memoryview(whole).cast("B")[:length].toreadonly()
 
     def view(self, path: str, inode: int, offset: int, length: int) -> memoryview:
@@ -443,17 +443,23 @@ class LandedFiles:
             OSError: If it is out of reach, or gone.
             ValueError: If there is less than was announced.
         """
+        return memoryview(self._seen(path, inode, offset, length)[0])[offset : offset + length]
+
+    def _seen(self, path: str, inode: int, offset: int, length: int) -> tuple[mmap.mmap, int]:
+        """Return a file that reaches that far, and where it is mapped; raises as `view` does."""
         name = path, inode
         found = self._maps.pop(name, None)
-        if found is None or offset + length > len(found):
-            found = _map(name)
-        self._maps[name] = found  # the last one that was used
-        while sum(map(len, self._maps.values())) > MAX_SEEN_BYTES and len(self._maps) > 1:
+        if found is not None and offset + length <= len(found[0]):
+            self._maps[name] = found  # the last one that was used
+            return found
+        made = _map(name)
+        found = self._maps[name] = made, _address_of(memoryview(made))
+        while sum(len(one) for one, _ in self._maps.values()) > MAX_SEEN_BYTES and len(self._maps) > 1:
             del self._maps[next(iter(self._maps))]
-        if offset + length > len(found):
-            msg = f"bytes {offset} to {offset + length} were announced, the file has {len(found)}"
+        if offset + length > len(made):
+            msg = f"bytes {offset} to {offset + length} were announced, the file has {len(made)}"
             raise ValueError(msg)
-        return memoryview(found)[offset : offset + length]
+        return found
 
 
 def _map(name: tuple[str, int]) -> mmap.mmap:

@@ -161,7 +161,7 @@ def test_a_place_that_shares_its_file_gives_its_memory_back(alone, monkeypatch, 
 
 def test_a_length_that_is_only_announced_takes_no_memory():
     waiting: Any = Landing(1 << 28, Places())
-    place = landing._place_of(waiting.room(1 << 28))
+    place = waiting.room(1 << 28).obj.place
     assert place.reserved == landing.STEP_BYTES
     for _ in range(100):
         waiting.advance(len(waiting.room(3000)))
@@ -247,5 +247,5 @@ def test_places_of_several_lengths_share_a_file(alone):
     before = descriptors()
     bodies = [written([bytes(size)], places=alone) for size in (70_000, 140_000, 280_000, 560_000, 1_000_000) * 3]
     assert descriptors() == before + 2
-    spans = sorted((body.offset, body.size) for body in (landing._place_of(view) for view in bodies))
+    spans = sorted((body.offset, body.size) for body in (view.obj.place for view in bodies))
     assert all(begin + size <= other for (begin, size), (other, _) in pairwise(spans))

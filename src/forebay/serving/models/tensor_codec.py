@@ -26,7 +26,7 @@ from forebay.arrays.tensors import as_json, as_raw, from_array, numbers_of, to_a
 from forebay.errors import BadOutcome, ValidationError
 from forebay.serving.models.array_types import array_type_of, is_array
 from forebay.serving.models.unreadable import refusal
-from forebay.serving.tensor_face import TensorFace, outcome_of, tensors_of
+from forebay.serving.tensor_face import TensorFace, outcome_of
 from forebay.types.call import Media
 from forebay.types.datatypes import BY_NUMPY, DATATYPES
 from forebay.types.tensor import Tensor, TensorMetadata, join_elements
@@ -126,11 +126,11 @@ class TensorCodec:
             InvalidRequest: If it cannot be read; ValidationError if it has the wrong type.
         """
         columns: dict[str, Iterable[Any]] = {}
-        for given in tensors_of(params["given"], data):
-            shape = (size, *given.shape[1:]) if self._has_rows else given.shape
-            tensor = Tensor(given.name, given.datatype, shape, given.data, given.is_json)
-            column = self._column(tensor, self._ports.get(given.name))
-            columns[given.name] = column if self._has_rows else [column]
+        has_rows = self._has_rows
+        for (name, datatype, shape, is_json), held in zip(params["given"], data, strict=True):
+            tensor = Tensor(name, datatype, (size, *shape[1:]) if has_rows else tuple(shape), held, is_json)
+            column = self._column(tensor, self._ports.get(name))
+            columns[name] = column if has_rows else [column]
         if len(columns) == 1 and not self._given.is_record:
             samples = [*next(iter(columns.values()))]
         else:
