@@ -74,16 +74,36 @@ def test_outcomes_written_together_are_those_written_alone(made, declared, is_re
     assert [plain(one) for one in together] == [plain(one) for one in alone]
 
 
-@given(st.sampled_from(list(TYPES)), st.lists(st.integers(1, 3), min_size=2, max_size=4), st.booleans())
+@given(
+    st.sampled_from(list(TYPES)),
+    st.lists(st.integers(1, 3), min_size=2, max_size=4),
+    st.booleans(),
+    st.sampled_from([2, 20_000]),
+)
 @settings(max_examples=60, deadline=None)
-def test_samples_read_together_are_those_read_alone(datatype, sizes, sees):
-    port = TensorPort("input", datatype, (2,), "array")
+def test_samples_read_together_are_those_read_alone(datatype, sizes, sees, length):
+    port = TensorPort("input", datatype, (length,), "array")
     codec = TensorCodec(TensorSide([port]), TensorSide())
     items = []
     for at, size in enumerate(sizes):
-        data = (np.arange(2 * size) + at).astype(TYPES[datatype]).tobytes()
-        items.append(Asked([memoryview(data) if sees else data], params("input", datatype, [sizes[0], 2], []), size))
+        data = bytearray((np.arange(length * size) + at).astype(TYPES[datatype]).tobytes())
+        shape = [sizes[0], length]
+        items.append(Asked([memoryview(data) if sees else data], params("input", datatype, shape, []), size))
     together = codec.decode_all(items)
     alone = [sample for item in items for sample in codec.decode(item.body, item.params, item.size)]
     assert together is not None
-    assert [(one.dtype, one.tolist()) for one in together] == [(one.dtype, one.tolist()) for one in alone]
+    assert [(one.dtype, one.tobytes()) for one in together] == [(one.dtype, one.tobytes()) for one in alone]
+    assert not any(one.flags.writeable for one in together)
+    if length > 2:  # not copied
+        assert all(map(np.shares_memory, together, alone))
+
+
+def test_what_has_another_size_or_type_is_read_alone():
+    codec = TensorCodec(TensorSide([TensorPort("input", "FP64", (20_000,), "array")]), TensorSide())
+    right = Asked([bytes(160_000)], params("input", "FP64", [1, 20_000], []), 1)
+    assert codec.decode_all([right, right]) is not None
+    assert codec.decode_all([right, right._replace(body=[bytes(159_992)])]) is None
+    assert codec.decode_all([right, right._replace(size=2)]) is None
+    narrow = Asked([bytes(80_000)], params("input", "FP32", [1, 20_000], []), 1)
+    assert codec.decode_all([narrow, narrow]) is None
+    assert {one.dtype.name for one in codec.decode(narrow.body, narrow.params, 1)} == {"float64"}

@@ -29,7 +29,7 @@ from forebay.serving.models.unreadable import refusal
 from forebay.serving.tensor_face import TensorFace, outcome_of
 from forebay.types.call import Media
 from forebay.types.datatypes import BY_NUMPY, DATATYPES
-from forebay.types.tensor import Tensor, TensorMetadata, join_elements
+from forebay.types.tensor import Tensor, TensorMetadata, elements, join_elements
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
@@ -148,21 +148,45 @@ class TensorCodec:
         return made
 
     def decode_all(self, items: Sequence[Item]) -> list[Any] | None:
-        """Return the samples of requests that are alike and small, read as those of one; None if they are not.
+        """Return the samples of requests that are alike, if that is less work than one by one; else None.
+
+        Small ones are joined and read as one; larger ones are not worth a copy, and seen where they lie.
 
         Raises:
             InvalidRequest: As `decode`, of any of them.
         """
         first = items[0].params
-        if not self._has_rows or sum(map(len, items[0].body)) > _SMALL_BYTES:
-            return None  # larger ones are not worth a copy
+        if not self._has_rows:
+            return None
         for name, datatype, _, is_json in first["given"]:
             if is_json or name not in self._ports or datatype not in DATATYPES or not DATATYPES[datatype].size:
                 return None
         if any(item.params is not first and item.params != first for item in items):
             return None
+        if sum(map(len, items[0].body)) > _SMALL_BYTES:
+            return self._seen(items)
         columns = [b"".join([item.body[place] for item in items]) for place in range(len(first["given"]))]
         return self.decode(columns, first, sum(item.size for item in items))
+
+    def _seen(self, items: Sequence[Item]) -> list[Any] | None:
+        """Return the samples of requests that are alike, as parts of what came; None if they have to be converted."""
+        name, datatype, shape, _ = items[0].params["given"][0]
+        port = self._ports[name]
+        if self._given.is_record or self._convert or port.kind != "array" or port.datatype != datatype:
+            return None
+        import numpy as np
+
+        known, row = DATATYPES[datatype], tuple(shape[1:])
+        kind, row_bytes = np.dtype(known.numpy), elements(name, row, known.size) * known.size
+        samples: list[Any] = []
+        for item in items:
+            (data,) = item.body
+            if len(data) != item.size * row_bytes:
+                return None  # this is told to whom it concerns
+            array = np.frombuffer(data, kind).reshape(item.size, *row)
+            array.flags.writeable = False
+            samples.extend(array)
+        return samples
 
     def encode_all(self, results: Sequence[Any], items: Sequence[Item]) -> list[Any] | None:
         """Return the outcomes of requests that are alike, written as that of one; None if their results are not.

@@ -304,6 +304,17 @@ class OpenCall:
         """Begin the method once its only message has come."""
         if inbox.missing_bytes and not self.is_half_closed:
             return  # of what lands, all else is known
+        if inbox.has_landed and self.is_half_closed:
+            self._connection.port.begin_later(self)
+        else:
+            self._begin_only(inbox)
+
+    def begin_landed(self) -> None:
+        """Begin the method, whose only message has landed; does nothing if the call has ended."""
+        if not self.is_done and self._inbox is not None:
+            self._begin_only(self._inbox)
+
+    def _begin_only(self, inbox: MessageBuffer) -> None:
         try:
             inbox.check()
             if inbox.is_overfull():
@@ -391,7 +402,8 @@ class OpenCall:
     def _take(self, inbox: MessageBuffer) -> bytes | memoryview | Unpacking | None:
         """Take the next message, unpacked if it is small."""
         before = len(inbox)
-        self._hold(0)
+        if self._held:
+            self._hold(0)
         try:
             message = inbox.take()
         finally:

@@ -69,6 +69,11 @@ class MessageBuffer:
         self._landing: Landing | None = None
         self._size = self.missing_bytes = 0
 
+    @property
+    def has_landed(self) -> bool:
+        """Whether the next message lands, and all of it is there."""
+        return self._landing is not None and not self.missing_bytes
+
     def __len__(self) -> int:
         landed = 0 if self._landing is None else PREFIX_BYTES + self._size - self.missing_bytes
         return landed + len(self._data)
@@ -86,7 +91,8 @@ class MessageBuffer:
             self._landing.write(piece)
             self.missing_bytes -= len(piece)
             data = data[len(piece) :]
-        self._data += data
+        if data:
+            self._data += data
 
     def _long_size(self, data: bytes | bytearray | memoryview) -> int:
         """Return how long a message is that begins here and shall land; 0 if none does."""
@@ -111,7 +117,7 @@ class MessageBuffer:
 
     def _look(self) -> None:
         """Have the next message land if it is long and has begun to come."""
-        if self._lands is not None and self._long_size(self._data):
+        if self._data and self._lands is not None and self._long_size(self._data):
             rest, self._data = bytes(self._data), bytearray()
             self.add(rest)
 

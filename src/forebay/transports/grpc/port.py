@@ -77,6 +77,7 @@ class GrpcPort:
         self._told = RefusalLog("gRPC client")
         self.unpacking = asyncio.Semaphore(UNPACKERS)
         self._unpackers: ThreadPoolExecutor | None = None
+        self._landed: list[OpenCall] = []
 
     def sweep(self) -> None:
         """Look at every connection, now and then once a second."""
@@ -117,6 +118,24 @@ class GrpcPort:
         self._timed[call] = None
         if call.deadline < self._look_due:
             self._look_at(call.deadline, now)
+
+    def begin_later(self, call: OpenCall) -> None:
+        """Begin a call whose message has landed together with the others of this turn of the loop.
+
+        After a long message the core's caches hold little of the server; so the way to the model is gone once for all.
+        """
+        if not self._landed:
+            self.loop.call_soon(self._begin_landed)
+        self._landed.append(call)
+
+    def _begin_landed(self) -> None:
+        landed, self._landed = self._landed, []
+        for call in landed:
+            try:
+                call.begin_landed()
+            except Exception:
+                log.exception("a call could not be begun; this is a defect of forebay")
+                call.end(Status.INTERNAL, "the server failed")
 
     def closed(self, call: OpenCall) -> None:
         """Count a call that is over."""

@@ -202,11 +202,13 @@ class Receiver:
         """
         reader = self._reader
         length, stream = reader.long_of
+        if length > frames.MIN_FRAME_BYTES:  # long frames have one room each, and are rarely even
+            return None
         call = self._calls.get(stream)
         if call is None or call.is_half_closed or reader.has_unread or self._block is not None:
             return None
         missing, rest = call.missing_bytes, reader.rest_bytes
-        if rest >= missing or length > frames.MIN_FRAME_BYTES:  # long frames have one room each, and are rarely even
+        if rest >= missing:
             return None
         room = call.room(longest)
         if room is None:
