@@ -204,3 +204,36 @@ def test_of_a_long_message_no_more_is_copied_than_came_with_its_head(monkeypatch
     assert landed == [True]
     assert len(found) == sum(lengths) - PREFIX_BYTES
     assert sum(copied) <= SHORT_BYTES
+
+
+def test_calls_whose_messages_land_in_one_turn_begin_together_and_none_that_was_called_off():
+    begun: list[bytes] = []
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+
+        def echo(message: Any, call: Any) -> None:
+            begun.append(bytes(message[:1]))
+            call.reply(b"")
+
+        methods = by_path([GrpcService(full_name="a.B", direct={"Echo": echo}, lands={"Echo": lambda _: HERE})])
+        config = GrpcConfig()
+        port = GrpcPort(config, HeadReader(methods, (), config.max_metadata_bytes), loop)
+        connections, transports = [GrpcConnection(port) for _ in range(4)], [Reading() for _ in range(4)]
+        for number, connection in enumerate(connections):
+            said = bytes([number]) * 100_000
+            connection.connection_made(transports[number])  # type: ignore[arg-type]
+            connection.data_received(frames.PREFACE + frames.settings([]))
+            connection.data_received(frames.frame(frames.HEADERS, frames.END_HEADERS, 1, PLAIN))
+            connection.data_received(frames.frame(frames.DATA, frames.END_STREAM, 1, prefix(len(said)) + said))
+        connections[1].data_received(frames.rst_stream(1, frames.Reason.CANCEL))
+        connections[2].connection_lost(None)
+        assert not begun
+        await asyncio.sleep(0)
+        assert begun == [b"\0", b"\3"]
+        assert port.calls == port.buffered_bytes == 0
+        port.stop()
+        for transport in transports:
+            os.close(transport.file)
+
+    asyncio.run(run())
