@@ -328,6 +328,12 @@ def test_a_malformed_call_is_refused(server, body, length, told):  # O129, O133
     assert told in text, text
 
 
+@pytest.mark.parametrize("timeout", [-1, "soon", 1.5, True])
+def test_a_time_that_is_no_number_of_microseconds_is_refused(server, timeout):
+    status, text = refusal(ask(server, "doubled", ROW, parameters={"timeout": timeout}))
+    assert (status, text) == (400, f"the parameter timeout is {timeout!r}; a whole number of microseconds is needed")
+
+
 @pytest.mark.parametrize("size", [-4, 16, 2**70, "12", 12.5, True])
 def test_a_size_that_lies_is_refused(server, size):  # O133
     head = json.dumps(

@@ -31,6 +31,31 @@ def project(tmp_path):
     return tmp_path
 
 
+def test_a_slip_in_what_is_managed_is_told_and_leaves_nothing_behind(serve, project):
+    server = serve(project, "--manage")
+
+    def post(path):
+        answer = server.client.post(path)
+        assert answer.status_code == 404, answer.text
+        return answer.text
+
+    assert "a version of a model has no 'lod'; there is load, swap, unload; did you mean 'load'?" in post(
+        "/models/tells/versions/2/lod"
+    )
+    for version in "12":  # a model that nobody named is not one that failed
+        assert "no version '" + version + "' of a model 'tels'; did you mean 'tells'?" in post(
+            f"/models/tels/versions/{version}/load"
+        )
+    assert "there is no model 'tels'" in post("/models/tels")
+    assert server.client.get("/v2/models/tels").status_code == 404
+    below = "/v2/repository/models/tells"
+    assert "a model of the repository has no 'lod'; there is load, unload; did you mean 'load'?" in post(f"{below}/lod")
+    assert "has no 'versions/2/load'" in post(f"{below}/versions/2/load")
+    assert "did you mean '/v2/repository/index'?" in post("/v2/repository/indx")
+    assert "a model has no 'redy'" in server.client.get("/v2/models/tells/redy").text
+    assert "did you mean 'ready'?" in server.client.get("/v2/models/tells/versions/2/redy").text
+
+
 def test_versions_are_managed_over_http(serve, project):  # F51
     server = serve(project, "--api-key", "secret")
     server.client.headers.update(KEY)
@@ -71,6 +96,8 @@ def test_versions_are_managed_over_http(serve, project):  # F51
     assert ask(server) == "2"
     assert ("2", "failed", 0) in states(server)
     assert "names no version '3'" in post("versions/3/load", 404)["error"]["message"]
+    assert "; there is '1', '2'" in post("versions/3/load", 404)["error"]["message"]
+    assert "3" not in {version for version, _, _ in states(server)}
     assert "no version '3'" in post("versions/3/unload", 404)["error"]["message"]
     for body in (b"", b"[]", b'{"2": -1}', b'{"2": 0}', b'{"2": "x"}', b"\xff"):
         post("weights", 400, content=body)

@@ -400,8 +400,9 @@ class App:
                 attempt.served = None
             attempt.state = "failed"
             attempt.error = failure_of(error).error.message
-            if not isinstance(error, Exception):  # the server ends
-                versions.all.remove(attempt)
+            is_unknown = isinstance(error, NotFound) and not versions.is_stocked
+            if is_unknown or not isinstance(error, Exception):  # nobody has such a one, or the server ends
+                self._forget(versions, attempt)
             raise
         before = versions.take(attempt)
         self._changed(name)
@@ -425,10 +426,13 @@ class App:
         except Exception:
             log.exception("version '%s' of '%s' did not stop as it should", leaving.name, versions.model)
         leaving.served.gone()
-        versions.all.remove(leaving)
+        self._forget(versions, leaving)
+        self.on_left()
+
+    def _forget(self, versions: Versions, one: Version) -> None:
+        versions.all.remove(one)
         if not versions.all and self._models.get(versions.model) is versions:
             del self._models[versions.model]
-        self.on_left()
 
 
 def _why(endpoint: Endpoint) -> str:

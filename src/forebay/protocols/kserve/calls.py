@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 
+from forebay.errors import InvalidRequest
 from forebay.protocols.kserve.places import Place
 from forebay.types.tensor import Tensor, TensorMetadata
+
+NEVER: Final = float("inf")
 
 Parameter = bool | int | float | str
 
@@ -63,3 +67,15 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     inputs: Sequence[TensorMetadata] = ()
     outputs: Sequence[TensorMetadata] = ()
+
+
+def timeout_of(parameters: Mapping[str, Parameter]) -> float:
+    """Return the seconds for the microseconds that a client gives its request; 0 is no limit.
+
+    Raises:
+        InvalidRequest: If they are something else.
+    """
+    given = parameters.get("timeout", 0)
+    if type(given) is not int or given < 0:
+        raise InvalidRequest(f"the parameter timeout is {given!r:.60}; a whole number of microseconds is needed")
+    return given / 1e6 if given else NEVER

@@ -29,6 +29,7 @@ from forebay.server.version_loading import beside
 from forebay.surfaces.native.fresh_modules import fresh_modules, python_files
 from forebay.surfaces.native.model_files import is_model_file
 from forebay.surfaces.native.repositories import is_repository
+from forebay.types.did_you_mean import meant
 from forebay.types.settings import declared
 
 if TYPE_CHECKING:
@@ -133,7 +134,11 @@ class Reloading:
                     if (one.endpoint.name, one.endpoint.config.version) == (name, version):
                         self._own.add((name, version))
                         return one
-        raise NotFound(f"the project names no version '{version[:100]}' of a model '{name[:100]}'")
+        there = sorted(known for own, known in self._own if own == name)
+        told = (
+            f"; there is {', '.join(map(repr, there))}" if there else meant(name, sorted({own for own, _ in self._own}))
+        )
+        raise NotFound(f"the project names no version '{version[:100]}' of a model '{name[:100]}'{told}")
 
     def _again(self) -> Options:
         return self._options if self._options.again is None else self._options.again()

@@ -22,6 +22,7 @@ import msgspec
 from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, TooLarge
 from forebay.observe.ids import next_id
 from forebay.protocols.kserve import written
+from forebay.protocols.kserve.calls import timeout_of
 from forebay.protocols.kserve.wire import RequestLayouts
 from forebay.protocols.kserve.written import Written
 from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
@@ -57,7 +58,6 @@ STATUSES: Final[Mapping[type[ForebayError], Status]] = {
 }
 """What this protocol says differently."""
 
-_TIMEOUT: Final = "timeout"
 _NEVER: Final = float("inf")
 
 
@@ -156,7 +156,7 @@ class InferMethods:
         if tensors is None:
             tensors = layout.tensors(message, self._read)
         if self._lending.may_lend(layout.model, layout.version):
-            async with self._lending.lend(layout.model, layout.version, call, _timeout_s(layout.parameters)):
+            async with self._lending.lend(layout.model, layout.version, call, timeout_of(layout.parameters)):
                 return self._begin(call, stream, message, layout, tensors)
         if stream.joined is None and not stream.has_begun:
             served = self.served(layout.model, layout.version)
@@ -230,7 +230,7 @@ class InferMethods:
             msg = f"the model '{name}' streams what it gives for one sample, and {size} came; send them one by one"
             raise InvalidRequest(msg)
         spans = [span for span in layout.data if span is not None]
-        plan = _Plan(layout, served, params, size, spans, _timeout_s(layout.parameters))
+        plan = _Plan(layout, served, params, size, spans, timeout_of(layout.parameters))
         is_usual = layout.fixed is not None and not layout.is_elsewhere and len(spans) == len(layout.inputs)
         if is_usual and not served.contract.streams and len(self._app.versions(name).weights) < 2:
             if len(self._plans) >= MAX_PLANS:
@@ -317,14 +317,6 @@ class InferMethods:
         if regions is None:
             raise InvalidRequest("tensors in shared memory are read and written by a server with --shared-memory only")
         return regions
-
-
-def _timeout_s(parameters: Mapping[str, Parameter]) -> float:
-    """Return the seconds for the microseconds that a client gives its request; 0 is no limit."""
-    given = parameters.get(_TIMEOUT, 0)
-    if isinstance(given, str | float) or given < 0:
-        raise InvalidRequest(f"the parameter {_TIMEOUT} is {given!r:.60}; a whole number of microseconds is needed")
-    return given / 1e6 if given else _NEVER
 
 
 def context_of(call: Call, request: Request, served: Served) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ from forebay.errors import (
 )
 from forebay.protocols import native
 from forebay.protocols.kserve import rest
-from forebay.protocols.kserve.calls import InferRequest, InferResponse
+from forebay.protocols.kserve.calls import InferRequest, InferResponse, timeout_of
 from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
 from forebay.transports.http.errors import error_headers
 from forebay.transports.http.route import Head, Route
@@ -165,9 +165,8 @@ class InferRoute(InferenceRoute):
                 self._shared().require(place.region, place.offset, place.size)
         request = TensorRequest(data, reply, params, origin, size=size, id=head.id, call=asked)
         self.complete(request, head, origin)
-        timeout_us = asked.parameters.get("timeout")
-        if type(timeout_us) is int and timeout_us > 0:
-            request.deadline = min(request.deadline, time.monotonic() + timeout_us / 1e6)
+        if "timeout" in asked.parameters:
+            request.deadline = min(request.deadline, time.monotonic() + timeout_of(asked.parameters))
         return request
 
     def answer(self, request: Request, outcome: Outcome) -> tuple[list[tuple[bytes, bytes]], list[Data]]:

@@ -27,6 +27,7 @@ from forebay.transports.http.asgi_calls import failed
 from forebay.transports.http.bodies import BodyTooLong, read_body
 from forebay.transports.http.errors import MethodNotAllowed
 from forebay.transports.http.kserve_calls import JSON, fault_of
+from forebay.types.did_you_mean import meant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,6 +39,12 @@ if TYPE_CHECKING:
     from forebay.transports.http.route import Route
 
 _MAX_LOAD_BYTES: Final = 64 * 1024
+_LOADS: Final = ("load", "unload")
+_PATHS: Final = [
+    *("/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/v2/repository/index", "/v2/logging"),
+    *("/v2/trace/setting", "/v2/systemsharedmemory/status"),
+]
+"""What is there whatever is served."""
 _VERSIONED: Final = ("v2", "models", "NAME", "versions", "VERSION", "infer")
 
 
@@ -115,8 +122,13 @@ class InferencePages:
                 return self._model(scope, name, version, *rest_of)
             case ["v2", "models", name, *rest_of] if len(rest_of) < 2:
                 return self._model(scope, name, "", *rest_of)
+            case ["v2", "repository", "models", _, *rest_of]:
+                what = "/".join(rest_of)
+                raise NotFound(
+                    f"a model of the repository has no '{what[:40]}'; there is load, unload{meant(what, _LOADS)}"
+                )
             case _:
-                raise NotFound(f"nothing is served at {path[:100]}")
+                raise NotFound(f"nothing is served at {path[:100]}{meant(path, _PATHS)}")
         return self._told(scope, found)
 
     def _route(self, target: str, segments: Sequence[str]) -> Route | None:
@@ -141,7 +153,8 @@ class InferencePages:
             find_served(self._app, name, version)
             raise NotFound(f"the model '{name}' takes no tensors; see GET /models/{name}")
         if what not in {"", "ready", "config", "stats"}:
-            raise NotFound(f"a model has no '{what[:40]}'; there is ready, config, stats and infer")
+            there = ("ready", "config", "stats", "infer")
+            raise NotFound(f"a model has no '{what[:40]}'; there is {', '.join(there)}{meant(what, there)}")
         if what == "ready":
             is_ready = is_model_ready(self._app, name, version)
             return self._told(scope, {"name": name, "ready": is_ready}, 200 if is_ready else 503)

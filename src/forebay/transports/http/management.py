@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from forebay.server.app import App
     from forebay.server.config import HttpConfig
 
+ACTIONS: Final = ("load", "swap", "unload")
+"""What can be done with a version."""
 MAX_BODY_BYTES: Final = 64 * 1024
 
 Weight = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]

@@ -25,9 +25,10 @@ from forebay.serving.servings import registry
 from forebay.transports.http import kserve_calls, tfserving
 from forebay.transports.http.asgi_calls import failed
 from forebay.transports.http.dashboard.page import Dashboard, to_page, wants_page
-from forebay.transports.http.management import Management
+from forebay.transports.http.management import ACTIONS, Management
 from forebay.transports.http.openai import fault, model_page, models_page
 from forebay.transports.http.trace_page import TracePage
+from forebay.types.did_you_mean import meant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,6 +91,12 @@ class ServerPages:
                 return to_page()
             name = only.endpoint.name
         name, _, version = name.partition("/versions/")
+        version, _, action = version.partition("/")
+        if action:
+            further = self._app.served[name].contracts if name in self._app.served else ()
+            there = [*ACTIONS, *(path.removeprefix("/") for path in further if path)]
+            told = f"there is {', '.join(there)}{meant(action, there)}"
+            raise NotFound(f"a version of a model has no '{action[:40]}'; {told}")
         started = None if name in self._app.served else registry.find(name)
         return _json(self._app.describe(name, version or None) if started is None else started.describe())
 
