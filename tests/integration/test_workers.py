@@ -72,6 +72,28 @@ def test_a_lone_worker_that_dies_is_replaced_and_its_request_answered(serve, tmp
     assert answer.json()[1] != pid
 
 
+def test_a_batch_that_a_worker_never_read_was_not_tried_there(serve, tmp_path, eventually):
+    server = serve("single.py", "--workers", "2", "--max-batch-size", "1")
+    ask = server.client.post
+    with ThreadPoolExecutor() as executor:
+        meet = tmp_path / "meet"
+        both = [executor.submit(ask, "/", json=str(meet)) for _ in range(2)]
+        eventually(lambda: server.metric("forebay_in_flight") == 2 and server.metric("forebay_waiting_samples") == 0)
+        meet.touch()
+        pids = {one.result().json()[1] for one in both}
+        until = tmp_path / "until"
+        asked = executor.submit(ask, "/", json=str(until))
+        eventually(lambda: server.metric("forebay_in_flight") == 1 and server.metric("forebay_waiting_samples") == 0)
+        idle = ask("/", json=0).json()[1]
+        os.kill(idle, signal.SIGSTOP)  # it reads nothing more
+        os.kill(*(pids - {idle}), signal.SIGKILL)
+        eventually(lambda: server.metric("forebay_worker_restarts_total") == 1)
+        os.kill(idle, signal.SIGKILL)
+        until.touch()
+        answer = asked.result()
+    assert (answer.status_code, answer.json()[1] in pids) == (200, False), answer.text
+
+
 def test_a_sample_that_kills_its_worker_is_told_so_after_two(processes, eventually):
     before = processes.metric("forebay_worker_restarts_total")
     answer = processes.call("failing", "die")

@@ -27,7 +27,7 @@ async def bring_up(versions: Versions, attempt: Version, make: Callable[[], Serv
         ForebayError: Why it cannot be.
     """
     what = f"version '{attempt.name}' of '{versions.model}'"
-    served = await beside(make, until, what)
+    served = await beside(make, until, what, lambda late: late.gone())
     name, version = served.endpoint.name, served.endpoint.config.version
     if (name, version) != (versions.model, attempt.name):
         msg = f"'{versions.model}' version '{attempt.name}' was wanted, and it is '{name}' version '{version}'"
@@ -45,8 +45,14 @@ async def bring_up(versions: Versions, attempt: Version, make: Callable[[], Serv
         await beside(served.check, until, what)
 
 
-async def beside(make: Callable[[], T], until: float, what: str) -> T:
+async def beside(make: Callable[[], T], until: float, what: str, unwanted: Callable[[T], object] | None = None) -> T:
     """Call a function in a thread; one that hangs is left behind there.
+
+    Args:
+        make: What is called.
+        until: When it is to be over.
+        what: What it makes, for messages.
+        unwanted: Given what came when nobody waited any more, on the loop.
 
     Raises:
         ModelError: If it is not over in time.
@@ -61,7 +67,7 @@ async def beside(make: Callable[[], T], until: float, what: str) -> T:
             made.set_exception(_late(what) if isinstance(error, Late) else failure_of(error).error)
 
     threads = LoopThreads(1)
-    call = threads.call(make, until, done)
+    call = threads.call(make, until, done, unwanted)
     try:
         return await made
     finally:

@@ -105,7 +105,11 @@ class LoopThreads:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
 
     def call(
-        self, function: Callable[[], Any], until: float, done: Callable[[Any, BaseException | None], object]
+        self,
+        function: Callable[[], Any],
+        until: float,
+        done: Callable[[Any, BaseException | None], object],
+        unwanted: Callable[[Any], object] | None = None,
     ) -> LoopCall:
         """Call a function.
 
@@ -114,6 +118,7 @@ class LoopThreads:
             until: When it counts as late, in seconds of `time.monotonic`.
             done: Called once on the loop, with what it returned and with what it raised; that is `Late` if it is not
                 over in time. It is left to end by itself then, and not begun if it was still waiting.
+            unwanted: Called on the loop with what it returned after all, when nobody waited for it any more.
 
         Returns:
             The call, which can be dropped.
@@ -122,7 +127,7 @@ class LoopThreads:
         if self._taken > self._started < self._count:
             self._started += 1
             _start(self._jobs, "forebay-beside-loop")
-        call = LoopCall(function, until, done, self._over)
+        call = LoopCall(function, until, done, self._over, unwanted)
         self._jobs.put(call)
         return call
 
@@ -145,16 +150,20 @@ class LoopCall:
         until: float,
         done: Callable[[Any, BaseException | None], object],
         over: Callable[[], object],
+        unwanted: Callable[[Any], object] | None,
     ) -> None:
         self._function: Callable[[], Any] | None = function
         self._done: Callable[[Any, BaseException | None], object] | None = done
         self._over = over
+        self._unwanted = unwanted
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(max(until - time.monotonic(), 0.0), self._settle, None, Late())
 
     def run(self) -> None:
         """Make it, in a thread, unless nobody waits for it any more."""
         function = self._function
+        if function is None:
+            self._unwanted = None
         result, error = (None, None) if function is None else caught(function)
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(self._ended, result, error)
@@ -166,6 +175,8 @@ class LoopCall:
 
     def _ended(self, result: Any, error: BaseException | None) -> None:
         self._over()
+        if self._done is None and error is None and self._unwanted is not None:
+            self._unwanted(result)
         self._settle(result, error)
 
     def _settle(self, result: Any, error: BaseException | None) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import logging
 import os
+import socket
 import time
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -170,11 +171,18 @@ class WorkerSlot(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the pool, which hands the batch on."""
+        was_sent = self.batch is not None and self._conversation.state != "gone"
         self._conversation.close()
         self._kept.clear()
+        if was_sent and self.batch is not None and isinstance(exc, ConnectionError) and self._is_local():
+            self.batch.attempts -= 1  # the kernel says so: the worker died before it had read all of it
         if self._counts_as is not None:
             store.gone(self._counts_as)
         self._pool.gone(self)
+
+    def _is_local(self) -> bool:
+        """Tell whether the worker is on this machine, so that nobody between us ends the connection."""
+        return self._transport is not None and self._transport.get_extra_info("socket").family == socket.AF_UNIX
 
     def fileno(self) -> int:
         """Return the descriptor of the connection, for `select`; -1 if there is none."""

@@ -222,6 +222,24 @@ async def test_who_answers_for_all_does_not_leave_before_another_takes_over(app)
 
 
 @run(("1",))
+async def test_what_is_built_too_late_lets_go_of_what_it_used(app):
+    may_end, gone = threading.Event(), threading.Event()
+
+    def make():
+        may_end.wait(PATIENCE_S)
+        built = served("2")
+        built.gone = gone.set
+        return built
+
+    with pytest.raises(ModelError, match="version '2' of 'iris' was not ready in time"):
+        await app.load("iris", "2", make, timeout_s=0.05)
+    assert not gone.is_set()
+    may_end.set()
+    await reached(gone.is_set)
+    assert await ask(app) == "1"
+
+
+@run(("1",))
 async def test_who_stops_waiting_does_not_stop_a_load(app):
     go = threading.Event()
 
