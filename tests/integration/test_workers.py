@@ -86,7 +86,8 @@ def test_a_batch_that_a_worker_never_read_was_not_tried_there(serve, tmp_path, e
         eventually(lambda: server.metric("forebay_in_flight") == 1 and server.metric("forebay_waiting_samples") == 0)
         idle = ask("/", json=0).json()[1]
         os.kill(idle, signal.SIGSTOP)  # it reads nothing more
-        os.kill(*(pids - {idle}), signal.SIGKILL)
+        (busy,) = pids - {idle}
+        os.kill(busy, signal.SIGKILL)
         eventually(lambda: server.metric("forebay_worker_restarts_total") == 1)
         os.kill(idle, signal.SIGKILL)
         until.touch()

@@ -131,8 +131,22 @@ def test_help_names_every_flag_with_its_default(capsys):
     for struct in SECTIONS:
         for setting in declared(struct).values():
             if setting.written.flag is not None:
-                assert f"{setting.written.flag} " in told
+                assert re.search(f" {setting.written.flag}(,| )", told), setting.written.flag
                 assert not setting.usual or f"({setting.usual})" in told
+
+
+@pytest.mark.parametrize("command", ["init", "serve", "check"])
+def test_help_begins_with_what_the_command_does_in_lines_that_are_not_too_long(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "120")
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"usage: forebay {command} [")
+    assert lines[1] == ""
+    assert max(map(len, lines)) <= 120
+    headings = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert len(set(headings)) == len(headings)
+    assert "gRPC:" in headings or command == "init"  # it is for every model, not for pipelines only
 
 
 # ---------------------------------------------------------------------------------------------------------------------

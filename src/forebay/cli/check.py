@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.cli.serve import add_options, options_of
+from forebay.cli.serve import USAGE, add_options, options_of
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "check",
-        help="validate a target and print what would be served",
-        description="Validate a model file or a project and print what `forebay serve` would serve. "
-        "The file is imported, no model but one that is a file itself is loaded, and no port is opened.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        help="say what would be served, or what is wrong",
+        description="Say what `forebay serve` would serve with the same TARGET and options, or what is wrong. "
+        "Python files are imported and model files are read; no other model is loaded, and no port is opened.",
+        usage=USAGE,
     )
     add_options(parser)
     group = parser.add_argument_group("drawing")

@@ -29,7 +29,7 @@ _TITLES: Final[dict[type, str]] = {
     Overrides: "workers and batching, for every model of the target",
     RepositoryConfig: "models in a folder or a bucket",
     AttachConfig: "workers that attach: forebay worker FILE --connect ADDRESS",
-    GrpcConfig: "gRPC, of pipelines",
+    GrpcConfig: "gRPC",
     ProcessConfig: "process",
 }
 
@@ -95,7 +95,8 @@ def add_flag(
     flag = setting.written.flag
     assert flag is not None
     usual = f" ({setting.usual})" if setting.usual else ""
-    described = setting.doc[:1].lower() + setting.doc[1:] if setting.doc[1:2].islower() else setting.doc
+    begins_alike = setting.doc[1:2].islower() or setting.doc[1:2] == " "  # an abbreviation stays as it is
+    described = setting.doc[:1].lower() + setting.doc[1:] if begins_alike else setting.doc
     more: dict[str, Any] = {"help": (described.rstrip(".") + usual).replace("%", "%%")}
     if setting.is_list:
         more |= {"action": "append", "metavar": setting.written.metavar}

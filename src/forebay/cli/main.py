@@ -26,8 +26,8 @@ examples:
   forebay serve --attach unix:workers.socket  let workers of other environments attach, and serve their models
   forebay worker model.py --connect unix:workers.socket
   forebay check model.py                      say what would be served, or what is wrong, and load nothing
-  forebay generate my-project/                write a Dockerfile, a Compose file and Kubernetes manifests for it
   forebay check ocr.py --draw                 show how the models of a graph hang together
+  forebay generate my-project/                write a Dockerfile, a Compose file and Kubernetes manifests for it
   forebay call http://127.0.0.1:8080/models/iris '{"length": 5.1}'
   forebay bench http://127.0.0.1:8080/models/iris '{"length": 5.1}' --clients 32
 """

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from forebay.surfaces.contract import Options
 
+USAGE = "%(prog)s [OPTIONS] [TARGET]"
 DESCRIPTION = """\
 Serve a model or a project. TARGET is one of
 
@@ -27,9 +28,10 @@ Serve a model or a project. TARGET is one of
   model.onnx         a model file, also OpenVINO's model.xml: served with the types that it declares
   forebay.yaml       several of these with settings of their own, or the folder of this file; a file of another
                      name is given as --config FILE, beside TARGET or instead
+  FOLDER             model files in folders MODEL/VERSION, also of a bucket: s3://BUCKET/PATH, gs:// or az://
   FOLDER or FILE     a project of another server: a folder with a nucleus.yaml, or that file; a graph.pbtxt or
-                       a config.json of OpenVINO Model Server; a file with a Ventu, a script that runs a
-                       PipelineServer or a WebService (what follows -- are its arguments)
+                     a config.json of OpenVINO Model Server; a file with a Ventu, a script that runs a
+                     PipelineServer or a WebService (what follows -- are its arguments)
 
 Options of OpenVINO Model Server (--config_path, --model_path, --port, --rest_port and so on) are taken as they are.
 
@@ -48,6 +50,7 @@ def add_parser(commands: Any) -> None:
         "serve",
         help="serve a model or a project",
         description=DESCRIPTION,
+        usage=USAGE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_options(parser)

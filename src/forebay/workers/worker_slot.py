@@ -171,7 +171,7 @@ class WorkerSlot(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the pool, which hands the batch on."""
-        was_sent = self.batch is not None and self._conversation.state != "gone"
+        was_sent = self.batch is not None and not self.batch.cancelled and self._conversation.state != "gone"
         self._conversation.close()
         self._kept.clear()
         if was_sent and self.batch is not None and isinstance(exc, ConnectionError) and self._is_local():
