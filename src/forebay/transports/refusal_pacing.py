@@ -61,7 +61,7 @@ GROUPS: Final = 5
 LOOKS_S: Final = (0.005, 0.02)
 """How long the line waits at least, and at most, before it is looked at again: those who join it change its rate."""
 HOLD_S: Final = 0.006
-"""How much longer it waits for answers to be written, after which a group costs least."""
+"""How much longer it waits for answers to be written, if some were: a group costs least after them."""
 RECENT: Final = 64
 """Refusals over which their cost is averaged for the rate of the line."""
 USUAL: Final = 4096
@@ -104,6 +104,7 @@ class RefusalLine:
         self._measured = 0
         self._is_telling = False  # a client that is told may send another request, which is refused as well
         self._looked_at = self._due = time.monotonic()
+        self._hold_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -122,9 +123,14 @@ class RefusalLine:
 
     def answered(self) -> None:
         """Tell a group if it is due, as answers were just written."""
+        self._hold_s = HOLD_S
         if self._timer is not None and time.monotonic() >= self._due:
             self._timer.cancel()
             self._tell()
+
+    def _on_timer(self) -> None:
+        self._hold_s = 0.0  # nobody is answered at the moment
+        self._tell()
 
     def stop(self) -> None:
         """Tell everybody who waits; the listener closes."""
@@ -152,7 +158,7 @@ class RefusalLine:
             due_s = (self._price() - self._budget_s) / share
             wait_s = max(min(due_s, most_s), least_s)
             self._due = now + wait_s
-            self._timer = self._loop.call_later(wait_s + HOLD_S, self._tell)
+            self._timer = self._loop.call_later(wait_s + self._hold_s, self._on_timer)
 
     def _share(self, now: float) -> float:
         """Tell how much of the time those who wait may take."""

@@ -251,6 +251,7 @@ def test_who_is_told_may_be_refused_again_and_nobody_is_told_twice(loop):
 def test_a_group_that_is_due_is_told_once_answers_were_written_and_not_before(loop):  # F69
     told = []
     line = RefusalLine(loop)
+    line.answered()
     for number in range(5000):
         line.refuse(Client(number, told, loop))
     line.answered()  # there is no budget for more yet
@@ -265,6 +266,7 @@ def test_a_group_that_is_due_is_told_once_answers_were_written_and_not_before(lo
     before = len(told)
     loop.advance(0.5)  # nobody is answered any more
     assert len(told) > before
+    assert loop.timers[0][0] < line._due + HOLD_S  # nor waited for
 
 
 def test_one_that_cannot_be_told_keeps_nobody_else_from_it(loop, caplog):
