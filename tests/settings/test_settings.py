@@ -271,6 +271,8 @@ def test_the_settings_of_a_file_hold_for_a_project_of_another_server(said, folde
         ("models:\n  - iris.py\n  - target: isis.py\n", "3: there is no file isis.py; did you mean iris.py?"),
         ("env: {A: b}\nworker_kind: thread\ntarget: iris.py\n", "3: an environment of its own needs worker kind"),
         ("models:\n  - target: iris.py\n    name: a/b\n", "3: name is 'a/b'; letters, digits"),
+        ("models: iris.py\n", "1: models is 'iris.py'; a list with at least one model is needed, each with a target"),
+        ("models:\n  - iris.py\n  - iris.py\n", "3: two models are named 'iris'; give one of them another `name`"),
         ("models: [iris.py, rose.py]\nname: both\n", "2: name: it holds for one model, and there are 2"),
         ("models: [iris.py]\ntarget: rose.py\n", "2: target: there are models as well; put it among them"),
         (

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay")
 
+LOADING_TOLD_S: Final = 10.0
 LOAD_S: Final = 300.0
 """Time that a version which is loaded while the server runs has to become ready, if nobody says."""
 
@@ -246,6 +247,7 @@ class App:
         if self.door is not None:
             await self.door.start()
         endpoints = [one.endpoint for one in self.every]
+        telling = asyncio.create_task(self._tell_what_loads())
         try:
             async with asyncio.TaskGroup() as group:
                 for endpoint in endpoints:
@@ -253,9 +255,17 @@ class App:
         except BaseExceptionGroup as errors:
             await self.drain(0.0)
             raise errors.exceptions[0] from None
+        finally:
+            telling.cancel()
         if self.stock is not None:
             await self.stock.start()
         self.started_s = time.monotonic() - started
+
+    async def _tell_what_loads(self) -> None:
+        """Say now and then what the start waits for, so that a long load is no silence."""
+        while True:
+            await asyncio.sleep(LOADING_TOLD_S)
+            log.info("not ready yet: %s", ", ".join(self.problems()))
 
     def begin_drain(self) -> None:
         """Say that no more is to come: the server is not ready any more, and no batch waits for company."""

@@ -7,7 +7,7 @@ that have a weight, in turns as even as their weights allow: of 90 and 10 every 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from forebay.server.served import Served
+
+
+TWO_ALIKE: Final = "two models are named '{}'; give one of them another `name`, or another `version`"
 
 
 class Version(msgspec.Struct, eq=False):
@@ -87,8 +90,7 @@ class Versions:
         """
         version = served.endpoint.config.version
         if version in self.ready:
-            msg = f"two models are named '{self.model}'; give one of them another `name`, or another `version`"
-            raise ConfigError(msg)
+            raise ConfigError(TWO_ALIKE.format(self.model))
         self.all.append(Version(version, served, served.weight or 0, "ready"))
 
     def begin(self, name: str) -> Version:

@@ -110,6 +110,7 @@ class Endpoint:
         self.answering: EntryBatch | None = None
         self._open: dict[Request, None] = {}
         self._queue = BatchQueue(batching)
+        self._why_closed = "is still being loaded; try again later"
         self._timeout_s = config.timeout_s
         self._max_timeout_s = config.max_timeout_s
         self._max_size = batching.max_rows
@@ -188,6 +189,7 @@ class Endpoint:
         if self._batcher is not None:
             self._batcher.admit()
         self.accepting = False
+        self._why_closed = "takes no requests any more: it is being stopped, or replaced"
         self.hasten()
         started = time.monotonic()
         if self._open:
@@ -220,7 +222,7 @@ class Endpoint:
         batcher = self._batcher
         if not self.accepting or batcher is None:
             request.arrived = now
-            self._refuse(request, Unavailable(f"endpoint '{self.config.name}' does not take requests now"))
+            self._refuse(request, Unavailable(f"'{self.config.name}' {self._why_closed}"))
             return
         deadline = request.deadline
         if deadline == _NEVER:

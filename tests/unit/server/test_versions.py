@@ -221,6 +221,35 @@ async def test_who_answers_for_all_does_not_leave_before_another_takes_over(app)
     assert await ask(app) == "2"
 
 
+def test_a_long_load_is_no_silence(monkeypatch, caplog):
+    monkeypatch.setattr("forebay.server.app.LOADING_TOLD_S", 0.01)
+    caplog.set_level("INFO", "forebay")
+    may_end = threading.Event()
+
+    class Slow(Tells):
+        def open(self, ctx):
+            may_end.wait(PATIENCE_S)
+
+    async def main():
+        one = served()
+        one.endpoint.pool = ThreadPool(RunnerSpec(factory="", local=lambda: Slow("1")))
+        app = App([one])
+        starting = asyncio.create_task(app.start())
+        try:
+            await reached(lambda: "not ready yet: model 'iris' is loading" in caplog.messages)
+            with pytest.raises(Unavailable, match="'iris' is still being loaded; try again later"):
+                await ask(app)
+        finally:
+            may_end.set()
+        await starting
+        assert await ask(app) == "1"
+        await app.drain(0.0)
+        with pytest.raises(Unavailable, match="takes no requests any more"):
+            await one.endpoint.call("x")
+
+    asyncio.run(main())
+
+
 @run(("1",))
 async def test_what_is_built_too_late_lets_go_of_what_it_used(app):
     may_end, gone = threading.Event(), threading.Event()

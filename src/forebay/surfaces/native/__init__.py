@@ -18,6 +18,7 @@ from forebay.server import stock_report
 from forebay.server.app import App
 from forebay.server.config import RepositoryConfig
 from forebay.server.served import Served
+from forebay.server.versions import TWO_ALIKE
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.annotations import io_types
 from forebay.serving.models.keys import MethodKeys, SampleKeys
@@ -81,6 +82,7 @@ class NativeSurface:
         """
         entries = _entries(target, options)
         built = [_serve_entry(entry) for entry in entries]
+        _require_names(entries, built)
         project = project_of(built, options.http, options.repository)
         reloading = Reloading(
             project.app,
@@ -122,6 +124,17 @@ def _finder(app: App, reloading: Reloading) -> Callable[[str, str], Served]:
 
 def _entries(target: str, options: Options) -> list[TargetEntry]:
     return [TargetEntry(target, options.overrides, options.given)] if target else [*options.entries]
+
+
+def _require_names(entries: Sequence[TargetEntry], built: Sequence[Built]) -> None:
+    """Refuse a second model of the same name and version, with its place in the file that names it."""
+    seen: set[tuple[str, str]] = set()
+    for entry, one in zip(entries, built, strict=True):
+        for name, version in [(served.endpoint.name, served.endpoint.config.version) for served in one.served]:
+            if (name, version) in seen:
+                place = f"{entry.place}: " if entry.place else ""
+                raise ConfigError(f"{place}{TWO_ALIKE.format(name)}")
+            seen.add((name, version))
 
 
 def _serve_entry(entry: TargetEntry) -> Built:

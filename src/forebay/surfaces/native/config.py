@@ -185,7 +185,7 @@ def _top(folder: Path) -> dict[str, Check]:
 def _models(keys: Mapping[str, Check]) -> Check:
     def check(walker: Walker, path: yaml.Path, value: Any) -> list[tuple[str, dict[str, Any], str]]:
         if not isinstance(value, list) or not value:
-            walker.fail(path, "models: a list with at least one model is needed, each with a target")
+            walker.wrong(path, value, "a list with at least one model is needed, each with a target")
         found: list[tuple[str, dict[str, Any], str]] = []
         for index, given in enumerate(cast("list[Any]", value)):
             one = walker.section((*path, index), {"target": given} if isinstance(given, str) else given, keys)
