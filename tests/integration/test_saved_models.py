@@ -116,4 +116,4 @@ def test_what_only_tensorflow_serves_is_named(serve):
     server = serve(saved_models() / "keras/1", "--worker-kind", "thread")
     assert "the signatures 'serve' are not served; TensorFlow can: pip install" in server.log
     refused = server.client.post("/v1/models/keras:predict", json={"signature_name": "serve", "instances": [[1] * 4]})
-    assert "the model 'keras' has no signature 'serve'; did you mean 'serving_default'?" in refused.json()["error"]
+    assert "the model 'keras' has no signature 'serve'; there is 'serving_default'" in refused.json()["error"]

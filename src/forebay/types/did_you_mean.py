@@ -20,7 +20,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word that was probably meant, for 'did you mean' sentences; of very many only what begins alike.
 
     What is mistyped comes first, then what was not written whole (`--poll-s` of `--repository-poll-s`, `cert` of
-    `certfile`), then what has a word too many (`--num-workers`). Anything else is rather not guessed.
+    `certfile`), then what has a word or some letters too many (`--num-workers`, `configuration`). Anything else is
+    rather not guessed.
     """
     if len(word) > _LONGEST:
         return None
@@ -41,7 +42,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
             for one, its in parts.items()
             if written[:-1] in its or (len(joined) > 5 and joined in its.replace("-", ""))
         }
-        within = {one: its for one, its in parts.items() if len(its) > 4 and its in written}
+        within = {one: its for one, its in parts.items() if len(its) > 4 and its[:-1] in written}
         for among in (whole, within):
             if found := _closest(written, among, 1, 0.0):
                 return found[0]

@@ -30,6 +30,7 @@ def test_what_is_not_near_is_not_suggested(word):
         ("--cert", "--certfile"),
         ("--num-workers", "--workers"),
         ("--config-file", "--config"),
+        ("--configuration", "--config"),
         ("--LOG-LEVEL", "--log-level"),
         ("--versoin", "--versions"),
     ],
