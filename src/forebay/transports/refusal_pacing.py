@@ -41,9 +41,9 @@ MOST_OF_USUAL: Final = 2.0
 """They may take so many times as much while they cost more."""
 SHORT_S: Final = 0.1
 """A line is short if `MOST_SHARE` is usually enough to tell it within this time."""
-SOON_S: Final = 0.084
+SOON_S: Final = 0.082
 """How long the last one of a short line waits, if its share allows it."""
-LATE_S: Final = 0.955
+LATE_S: Final = 0.94
 """The same for any other line."""
 PATIENCE: Final = 1.05
 """Who has waited for so many times as long is due: a line that fewer join than were told would move too slowly."""
