@@ -23,6 +23,7 @@ import msgspec
 
 from forebay.types.caught import caught
 from forebay.types.failures import text_of
+from forebay.types.first_use import known
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -67,7 +68,7 @@ class Family(msgspec.Struct, array_like=True):
     samples: list[Sample]
 
 
-_decoder = msgspec.msgpack.Decoder(list[Family])
+_decoder = msgspec.msgpack.Decoder(known(list[Family]))
 
 
 # In a worker

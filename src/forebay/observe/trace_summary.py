@@ -17,6 +17,7 @@ import msgspec
 from forebay.errors import InvalidRequest
 from forebay.observe import capacity
 from forebay.observe.trace_format import BATCH, REQUEST
+from forebay.types.first_use import known
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -132,7 +133,7 @@ def summarise(trace: bytes) -> Summary:
         InvalidRequest: If it is something else.
     """
     try:
-        read = msgspec.json.decode(trace, type=_Trace)
+        read = msgspec.json.decode(trace, type=known(_Trace))
     except msgspec.MsgspecError as error:
         raise InvalidRequest(f"this is no trace of forebay's: {error}") from error
     events = read.traceEvents

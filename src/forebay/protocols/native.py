@@ -30,6 +30,7 @@ from forebay.errors import (
     ValidationError,
 )
 from forebay.types.failures import failure_of
+from forebay.types.first_use import known
 
 JSON_TYPE: Final = "application/json"
 MSGPACK_TYPE: Final = "application/msgpack"
@@ -303,9 +304,8 @@ def _json_elements(body: bytes, limit: int) -> list[msgspec.Raw]:
 def _elements_up_to(limit: int) -> msgspec.json.Decoder[msgspec.Struct]:
     """Make a decoder that stops one element after those wanted; a decoder of a list would make all of them first."""
     fields = [(f"e{number}", msgspec.Raw, msgspec.Raw()) for number in range(limit)]
-    return msgspec.json.Decoder(
-        msgspec.defstruct("Elements", fields, array_like=True, forbid_unknown_fields=True, gc=False)
-    )
+    elements = msgspec.defstruct("Elements", fields, array_like=True, forbid_unknown_fields=True, gc=False)
+    return msgspec.json.Decoder(known(elements))
 
 
 _MSGPACK_LENGTHS: Final = {0xDC: 2, 0xDD: 4}

@@ -30,6 +30,7 @@ from forebay.repository.cache import Cache
 from forebay.repository.fetching import Progress, fetch
 from forebay.repository.listing import Revision
 from forebay.types.caught import caught
+from forebay.types.first_use import known
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -205,7 +206,7 @@ def _whole(folder: Path) -> Revision | None:
     """Return the revision in a folder if all of it is there."""
     if folder.name.startswith((_COMING, _LEAVING)):
         return None
-    revision = msgspec.json.decode((folder / _LIST).read_bytes(), type=Revision)
+    revision = msgspec.json.decode((folder / _LIST).read_bytes(), type=known(Revision))
     files = folder / revision.model / revision.version
     for file in revision.files:
         if (files / file.path).stat().st_size != file.size:

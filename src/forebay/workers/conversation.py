@@ -20,6 +20,7 @@ import msgspec
 
 from forebay.errors import InternalError, InvalidRequest, TooLarge, revive
 from forebay.types.call import Failure, Media
+from forebay.types.first_use import known
 from forebay.types.log_line import LogLine
 from forebay.workers import frames
 from forebay.workers.pool import CREDIT
@@ -99,6 +100,7 @@ MAX_BYTES: Final = 1 << 20
 """Longest message about metrics."""
 
 _batch_ids = itertools.count(1)
+_LINE: Final = known(LogLine)
 
 
 class Shared(Protocol):
@@ -396,7 +398,7 @@ class Conversation:
         _, batch_id, line = message
         if not self._is_asked_for_lines:
             raise InvalidRequest("it sends lines of a log that it was not asked for")
-        return Logged(msgspec.convert(batch_id, int), msgspec.convert(line, LogLine))
+        return Logged(msgspec.convert(batch_id, int), msgspec.convert(line, _LINE))
 
     def _count_metrics(self, message: list[Any]) -> Counted:
         _, data = message

@@ -25,6 +25,7 @@ import msgspec
 from forebay.errors import BadOutcome, RunnerFailed
 from forebay.types.call import After, Failure, Item
 from forebay.types.failures import text_of, trace_of, words_of
+from forebay.types.first_use import known
 from forebay.workers.runner import RunnerSpec
 from forebay.workers.shm import THRESHOLD_BYTES
 from forebay.workers.user_code import attempt, caught, checked
@@ -78,7 +79,7 @@ class _Index(msgspec.Struct, array_like=True, frozen=True, gc=False):
     counts: dict[str, int] | None
 
 
-_decode_index = msgspec.msgpack.Decoder(_Index).decode
+_decode_index = msgspec.msgpack.Decoder(known(_Index)).decode
 _ONE: Final = msgspec.msgpack.encode(_Index(None))
 
 

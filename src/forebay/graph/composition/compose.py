@@ -41,6 +41,7 @@ from forebay.graph.composition.types_fit import fits, spell
 from forebay.graph.spec import OUT, GraphSpec, NodeSpec, check
 from forebay.graph.values import SKIP
 from forebay.serving.models.model import kebab, load_module
+from forebay.types.first_use import known
 from forebay.workers.user_code import user_code
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ def _check_settings(function: Callable[..., Any], settings: GraphSettings) -> No
             "with a letter or digit"
         )
     try:
-        msgspec.convert(msgspec.structs.asdict(settings), GraphSettings)
+        msgspec.convert(msgspec.structs.asdict(settings), known(GraphSettings))
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}") from error
 

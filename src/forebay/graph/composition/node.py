@@ -25,6 +25,7 @@ from forebay.graph.values import SKIP
 from forebay.serving.models.model import Model, settings_of
 from forebay.types.call import Failure
 from forebay.types.did_you_mean import meant
+from forebay.types.first_use import known
 from forebay.types.settings import keywords_of, only_keywords_of
 from forebay.workers.runner import WorkerContext
 
@@ -379,7 +380,7 @@ def _checked(target: Callable[..., Any], given: Mapping[str, Any]) -> NodeSettin
             msg = f"{where}: there is no setting '{setting}'" + meant(setting, _TYPES)
             raise ConfigError(msg)
         try:
-            checked[setting] = msgspec.convert(value, _TYPES[setting])
+            checked[setting] = msgspec.convert(value, known(_TYPES[setting]))
         except msgspec.ValidationError as error:
             raise ConfigError(f"{where}: {setting}={value!r} is not possible: {error}") from error
     return NodeSettings(**checked)

@@ -25,6 +25,7 @@ from forebay.serving.models.unreadable import refusal
 from forebay.serving.tensor_face import TENSORS
 from forebay.types.call import ROWS, Failure, Media
 from forebay.types.failures import words_of
+from forebay.types.first_use import known
 from forebay.workers.objects import Packed
 from forebay.workers.user_code import attempt, caught
 
@@ -275,7 +276,7 @@ def _in_query(name: str, port: NodeInput, params: Mapping[str, Any]) -> Any:
     if name not in params:
         return port.default
     try:
-        return msgspec.convert(params[name], port.annotation, strict=False)
+        return msgspec.convert(params[name], known(port.annotation), strict=False)
     except msgspec.ValidationError as error:
         raise ValidationError(f"?{name}= is {params[name]!r:.100}: {error}", detail={"path": f"?{name}"}) from None
 

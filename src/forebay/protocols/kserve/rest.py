@@ -14,6 +14,7 @@ from forebay.protocols.kserve.calls import InferRequest, InferResponse, ModelMet
 from forebay.protocols.kserve.places import place_of
 from forebay.types.call import EMPTY
 from forebay.types.datatypes import datatype_of
+from forebay.types.first_use import known
 from forebay.types.tensor import Data, Tensor, check_size, elements, join_elements, split_elements
 
 if TYPE_CHECKING:
@@ -283,7 +284,7 @@ def encode_response(
     return [head, *behind], len(head) if behind else None
 
 
-_request: Final = msgspec.json.Decoder(_Request)
+_request: Final = msgspec.json.Decoder(known(_Request))
 _MAX_DIGITS: Final = 16
 
 
@@ -305,14 +306,14 @@ def _implied_size(one: _Input, shape: tuple[int, ...], left: int) -> int:
 def error_text(body: bytes) -> str:
     """Return what the body of an error says, or its beginning if it is not the protocol's."""
     try:
-        return msgspec.json.decode(body, type=_Error).error
+        return msgspec.json.decode(body, type=known(_Error)).error
     except msgspec.DecodeError:
         return body[:200].decode(errors="replace")
 
 
 def _decoded(body: bytes, kind: type[_Kind]) -> _Kind:
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(body, type=known(kind))
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValidationError(f"what came is no answer of the KServe v2 protocol: {error}") from None
 

@@ -11,6 +11,7 @@ from forebay.errors import InvalidRequest, TooLarge, ValidationError
 from forebay.openai.request_fields import MAX_CHOICES, MAX_INPUTS, Choices, Stop, Stops, StreamOptions, Tokens
 from forebay.protocols import native
 from forebay.serving.models.unreadable import refusal
+from forebay.types.first_use import known
 
 if TYPE_CHECKING:
     from forebay.errors import ForebayError
@@ -72,8 +73,8 @@ class _Several(msgspec.Struct, frozen=True):
     prompt: list[str | Tokens]
 
 
-_several: Final = msgspec.json.Decoder(_Several)
-_asked: Final = msgspec.json.Decoder(Asked)
+_several: Final = msgspec.json.Decoder(known(_Several))
+_asked: Final = msgspec.json.Decoder(known(Asked))
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _DIGITS: Final = {b"%d" % digit for digit in range(10)} | {b"-"}
 

@@ -15,6 +15,7 @@ from forebay.errors import BadOutcome
 from forebay.openai import TextPart
 from forebay.protocols.openai.logprobs import Logprobs, of_chat, of_completion
 from forebay.protocols.openai.reading import CHAT
+from forebay.types.first_use import known
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 DONE: Final = b"data: [DONE]\n\n"
 """The last event of a stream."""
 
-_part: Final = msgspec.json.Decoder(str | TextPart)
+_part: Final = msgspec.json.Decoder(known(str | TextPart))
 _encode: Final = msgspec.json.Encoder().encode
 
 

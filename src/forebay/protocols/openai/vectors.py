@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay.errors import BadOutcome
+from forebay.types.first_use import known
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +21,7 @@ class _Counted(msgspec.Struct):
     tokens: int
 
 
-_counted: Final = msgspec.json.Decoder(_Counted)
+_counted: Final = msgspec.json.Decoder(known(_Counted))
 
 
 def whole(asked: Asked, vectors: Sequence[bytes]) -> bytes:

@@ -11,6 +11,7 @@ from google.protobuf import json_format
 from forebay.errors import Code, ForebayError, InvalidRequest
 from forebay.protocols.pipeline.messages import Request, Response
 from forebay.protocols.pipeline.tensors import MAX_TENSORS
+from forebay.types.first_use import known
 
 CODES: Final[dict[Code, tuple[int, int]]] = {
     Code.INVALID_ARGUMENT: (3, 400),
@@ -55,8 +56,8 @@ class _Parts(msgspec.Struct):
     tensors: msgspec.Raw = msgspec.Raw()
 
 
-_usual: Final = msgspec.json.Decoder(_Usual, strict=False)
-_parts: Final = msgspec.json.Decoder(_Parts)
+_usual: Final = msgspec.json.Decoder(known(_Usual), strict=False)
+_parts: Final = msgspec.json.Decoder(known(_Parts))
 _raws: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 

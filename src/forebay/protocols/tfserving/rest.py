@@ -17,6 +17,7 @@ import msgspec
 from forebay.arrays.tensors import to_array
 from forebay.errors import InvalidRequest
 from forebay.serving.models.tensor_codec import plain_array
+from forebay.types.first_use import known
 from forebay.types.tensor import Tensor, join_elements
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ class _Examples(msgspec.Struct, frozen=True):
     signature_name: str = ""
 
 
-_predict: Final = msgspec.json.Decoder(PredictBody)
-_examples: Final = msgspec.json.Decoder(_Examples)
+_predict: Final = msgspec.json.Decoder(known(PredictBody))
+_examples: Final = msgspec.json.Decoder(known(_Examples))
 _listed: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 

@@ -26,6 +26,7 @@ from forebay.serving.models.model import Model
 from forebay.serving.models.model_runner import MethodsRunner, ModelRunner, runner_for
 from forebay.serving.models.padding import Pad, Padded
 from forebay.serving.models.tensor_codec import TensorCodec, TensorPort, TensorSide
+from forebay.types.first_use import known
 from forebay.workers.user_code import caught
 
 _KINDS: Final[Mapping[str, Any]] = {"b": bool, "f": float, "i": int, "u": int}
@@ -201,7 +202,7 @@ def class_of(plan: FilePlan, loaded: Callable[[], ModelFile] | None = None) -> t
 
 def runner_of(plan: Any, *, isolate_errors: bool = True) -> ModelRunner | MethodsRunner:
     """Build the runner of a model file; the reference that worker processes are given."""
-    return runner_for(class_of(msgspec.convert(plan, FilePlan)), isolate_errors=isolate_errors)
+    return runner_for(class_of(msgspec.convert(plan, known(FilePlan))), isolate_errors=isolate_errors)
 
 
 def unserved(signature: Signature) -> str:

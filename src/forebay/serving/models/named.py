@@ -17,13 +17,14 @@ import msgspec
 from forebay.errors import InvalidRequest, ValidationError
 from forebay.types.did_you_mean import nearest
 from forebay.types.file import File, FormPart
+from forebay.types.first_use import known
 
 Schema: TypeAlias = Mapping[str, Any]
 
 MAX_PARAMETERS: Final = 100
 """Parameters of a query."""
 _JSON: Final = "application/json"
-_parts: Final = msgspec.msgpack.Decoder(list[FormPart])
+_parts: Final = msgspec.msgpack.Decoder(known(list[FormPart]))
 
 
 class NamedReader:

@@ -21,6 +21,7 @@ import msgspec
 from forebay.errors import ConfigError
 from forebay.serving.models.schema import WireType, nodes_of, plain
 from forebay.types.call import Media
+from forebay.types.first_use import known
 from forebay.workers.user_code import caught
 
 Check: TypeAlias = Callable[[list[Any]], bool]
@@ -37,7 +38,7 @@ class Declared:
 
     def __init__(self, annotation: Any) -> None:
         """Compile the type, one that msgspec can read."""
-        self._type = annotation
+        self._type = known(annotation)
         self.fits = _check(annotation, {})
 
     def misfit(self, value: Any) -> str | None:
@@ -64,7 +65,7 @@ def declared_of(answer: WireType) -> Declared | None:
 
 
 def _is_known(annotation: Any) -> bool:
-    msgspec.json.Decoder(annotation)
+    msgspec.json.Decoder(known(annotation))
     return not any(isinstance(node, msgspec.inspect.CustomType) for node in nodes_of(annotation))
 
 
@@ -116,7 +117,7 @@ def _check(annotation: Any, known: dict[int, Check]) -> Check:
 
 
 def _converts(annotation: Any) -> Check:
-    column = list[annotation]
+    column = known(list[annotation])
 
     def check(values: list[Any]) -> bool:
         try:

@@ -39,6 +39,7 @@ from forebay.types.call import Media
 from forebay.types.failures import words_of
 from forebay.types.file import SCHEMA as FILE_SCHEMA
 from forebay.types.file import File
+from forebay.types.first_use import known
 from forebay.workers.landing import own
 from forebay.workers.user_code import caught
 
@@ -178,12 +179,12 @@ class WireType:
         if self.raw:
             if self.annotation is bytes:
                 return own  # of bytes it is the same object: nothing is copied
-            convert = partial(msgspec.convert, type=self.annotation)  # Annotated[bytes, Meta(max_length=...)]
+            convert = partial(msgspec.convert, type=known(self.annotation))  # Annotated[bytes, Meta(max_length=...)]
             return lambda body: convert(own(body))
         if self._adapter is None:
             if format == "json":
-                return msgspec.json.Decoder(self.annotation, dec_hook=self._hook).decode
-            return msgspec.msgpack.Decoder(self.annotation, dec_hook=self._hook).decode
+                return msgspec.json.Decoder(known(self.annotation), dec_hook=self._hook).decode
+            return msgspec.msgpack.Decoder(known(self.annotation), dec_hook=self._hook).decode
         if format == "json":
             validate_json = self._adapter.validate_json
             return lambda body: validate_json(own(body) if isinstance(body, memoryview) else body)
@@ -196,7 +197,7 @@ class WireType:
             return self._adapter.validate_python
         if self.annotation is Any:
             return _as_it_is
-        return partial(msgspec.convert, type=self.annotation, strict=strict, dec_hook=self._hook)
+        return partial(msgspec.convert, type=known(self.annotation), strict=strict, dec_hook=self._hook)
 
     def _named_decoder(self, format: str) -> Decode:
         reader = NamedReader(*self.places, self.converter(strict=False))

@@ -17,6 +17,7 @@ from forebay.arrays.libraries import kind_of
 from forebay.arrays.structure import Structure, flatten
 from forebay.arrays.trees import to_host
 from forebay.errors import BadOutcome
+from forebay.types.first_use import known
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +43,7 @@ class _Header(msgspec.Struct, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Header)
+_decoder = msgspec.msgpack.Decoder(known(_Header))
 
 
 def pack(tree: Any, about: Any = None) -> bytearray:

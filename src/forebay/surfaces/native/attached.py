@@ -20,6 +20,7 @@ from forebay.serving.models.methods import CALL
 from forebay.serving.tensor_face import TENSORS, check_outcome
 from forebay.surfaces.native.describe import Description, WireSchema, check, served_by
 from forebay.types.call import ROWS, Failure, Media
+from forebay.types.first_use import known
 from forebay.workers.address import parse_address
 from forebay.workers.attached import AttachedPool
 from forebay.workers.job_slot import JobSlot
@@ -120,7 +121,7 @@ class Lobby:
 
     def _receive(self, about: Mapping[str, Any]) -> WorkerSlot:
         try:
-            hello = msgspec.convert(about, WorkerDescription)
+            hello = msgspec.convert(about, known(WorkerDescription))
         except msgspec.ValidationError as error:
             raise ConfigError(f"its hello cannot be used: {error}") from error
         guest = self._guest(check(hello.model))

@@ -22,6 +22,7 @@ from forebay.serving.models.methods import ModelMethod, check_paths
 from forebay.serving.models.model import ModelSettings, models_in, settings_of
 from forebay.serving.models.tensor_codec import codec_for
 from forebay.serving.tensor_face import TensorFace
+from forebay.types.first_use import known
 from forebay.workers.parent_death import end_with, end_with_reader
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def check(given: Any) -> Description:
         ConfigError: Naming what is wrong with it.
     """
     try:
-        description = msgspec.convert(given, Description)
+        description = msgspec.convert(given, known(Description))
         check_paths([one.method for one in description.methods])
         msgspec.json.encode(openapi_document("check", "1", [description.faces()[0].described]))
     except (msgspec.ValidationError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:

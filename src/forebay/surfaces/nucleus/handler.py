@@ -19,6 +19,7 @@ from forebay.surfaces.nucleus.desk import DeskClient
 from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.model_client import HandlerModels, ModelRules
 from forebay.types.failures import text_of, trace_of
+from forebay.types.first_use import known
 from forebay.workers.coroutines import Coroutines
 from forebay.workers.user_code import caught
 
@@ -140,7 +141,7 @@ class HandlerHost:
             if desk is not None:
                 desk.start()
             return plan.call(cls, values)
-        rules, tensorflow = msgspec.convert(models["rules"], ModelRules), models.get("tensorflow")
+        rules, tensorflow = msgspec.convert(models["rules"], known(ModelRules)), models.get("tensorflow")
         new: Any = cls.__new__
         if tensorflow is None:
             _check_models(cls, plan, models["key"])
@@ -179,7 +180,7 @@ def _tensorflow(
             "its models by it: def __init__(self, config, tensorflow_client)"
         )
     models = TensorFlowModels(rules, desk)
-    return models, TensorFlowClient(models, msgspec.convert(told, TensorFlowRules))
+    return models, TensorFlowClient(models, msgspec.convert(told, known(TensorFlowRules)))
 
 
 def _check_models(cls: type, plan: Arguments, key: str) -> None:

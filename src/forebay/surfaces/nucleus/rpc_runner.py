@@ -28,6 +28,7 @@ from forebay.surfaces.nucleus.model_client import AllInUse
 from forebay.surfaces.nucleus.proto import Rpc, UserService, generated
 from forebay.surfaces.nucleus.rpc_context import CANCELLED, INTERNAL, UNAVAILABLE, Aborted, RpcContext
 from forebay.types.failures import text_of
+from forebay.types.first_use import known
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def build(
     *, handler: str, service: Mapping[str, Any], desk: str, models: Mapping[str, Any] | None = None, **more: Any
 ) -> RpcRunner:
     """Build the runner; the reference that worker processes are given."""
-    runner = RpcRunner(Path(handler), service=msgspec.convert(service, UserService), **more)
+    runner = RpcRunner(Path(handler), service=msgspec.convert(service, known(UserService)), **more)
     runner.connect(desk, models)
     return runner
 

@@ -11,6 +11,7 @@ import msgspec
 
 from forebay.runtimes.saved_model import chosen, definitions_of, signatures_of
 from forebay.surfaces.nucleus.shim import UserException
+from forebay.types.first_use import known
 
 if TYPE_CHECKING:
     from forebay.runtimes.signature import Signature
@@ -72,7 +73,7 @@ def signature_of(folder: Path, keys: SignatureKeys, model: str, version: str) ->
 @lru_cache(maxsize=1024)
 def told(folder: str, keys: bytes, model: str, version: str) -> dict[str, Any]:
     """Return what `/info` tells of a version whose files are in a folder; `keys` are `SignatureKeys` in JSON."""
-    found = signature_of(Path(folder), msgspec.json.decode(keys, type=SignatureKeys), model, version)
+    found = signature_of(Path(folder), msgspec.json.decode(keys, type=known(SignatureKeys)), model, version)
     inputs = {
         var.name: {
             "shape": ["unknown"] if (shape := found.shapes[var.name]) is None else shape or ["scalar"],

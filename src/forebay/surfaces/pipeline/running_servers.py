@@ -16,6 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from forebay.types.first_use import known
+
 
 class Running(msgspec.Struct, frozen=True):
     """A server.
@@ -69,7 +71,7 @@ def servers() -> list[Running]:
     found: list[Running] = []
     for path in sorted(state_folder().glob("*.json")):
         try:
-            server = msgspec.json.decode(path.read_bytes(), type=Running)
+            server = msgspec.json.decode(path.read_bytes(), type=known(Running))
         except OSError:
             continue
         except msgspec.MsgspecError:

@@ -28,6 +28,7 @@ from forebay.transports.http.bodies import BodyTooLong, read_body
 from forebay.transports.http.errors import MethodNotAllowed
 from forebay.transports.http.kserve_calls import JSON, fault_of
 from forebay.types.did_you_mean import meant
+from forebay.types.first_use import known
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -206,7 +207,7 @@ class InferencePages:
             case ["region", name, "register"]:
                 _require("POST", scope)
                 try:
-                    region = msgspec.convert({"offset": 0, **body, "name": name}, Region)
+                    region = msgspec.convert({"offset": 0, **body, "name": name}, known(Region))
                 except msgspec.ValidationError as error:
                     raise InvalidRequest(f"a region has a key, an offset and a byte_size: {error}") from None
                 regions.register(region)

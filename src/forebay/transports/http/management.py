@@ -14,6 +14,7 @@ from starlette.responses import Response
 from forebay.errors import Cancelled, InvalidRequest, TooLarge
 from forebay.transports.http.bodies import BodyTooLong, read_body
 from forebay.transports.http.errors import ForeignPage, NotManaged
+from forebay.types.first_use import known
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -72,7 +73,7 @@ class Management:
         if body is None:
             raise Cancelled("the client went away")
         try:
-            weights = msgspec.json.decode(body, type=dict[str, Weight])
+            weights = msgspec.json.decode(body, type=known(dict[str, Weight]))
         except (msgspec.MsgspecError, ValueError) as error:
             raise InvalidRequest(f'weights are an object such as {{"1": 90, "2": 10}}: {error}') from error
         self._app.share(name, weights)

@@ -17,6 +17,7 @@ from forebay.surfaces.pipeline.ops.runner import OpInstances, OpRun
 from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
 from forebay.surfaces.pipeline.predictors.watching import watch_of
 from forebay.surfaces.pipeline.store.store import StoreConfig
+from forebay.types.first_use import known
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,7 +62,7 @@ def instances_of(
             debug_errors=config.debug_errors,
         ),
         client_for=None if predictor.kind is None else client_for,
-        store=OpStore(msgspec.convert(store, StoreConfig)) if store else None,
+        store=OpStore(msgspec.convert(store, known(StoreConfig))) if store else None,
         own_process=own_process,
         located=functools.partial(config.located, name),
     )
@@ -99,7 +100,7 @@ def op_runner(script: Mapping[str, Any], name: str, store: Mapping[str, Any]) ->
 
 def offloads_to(config: PipelineConfig, store: Mapping[str, Any]) -> StoreConfig | None:
     """Return the store that large values go to automatically, if the configuration names one."""
-    return None if config.dag.external_store is None else msgspec.convert(store, StoreConfig)
+    return None if config.dag.external_store is None else msgspec.convert(store, known(StoreConfig))
 
 
 def built(server: PipelineServer) -> tuple[Dag, PipelineConfig]:
@@ -113,6 +114,6 @@ def built(server: PipelineServer) -> tuple[Dag, PipelineConfig]:
 
 def captured(script: Mapping[str, Any]) -> PipelineServer:
     """Execute a script in a process that was started for a worker, and return the server it was about to run."""
-    server = scripts.capture(msgspec.convert(script, scripts.Script))
+    server = scripts.capture(msgspec.convert(script, known(scripts.Script)))
     logs.to_stderr("info" if server.config is None else server.config.log_level or "info")
     return server

@@ -22,6 +22,7 @@ from forebay.observe import log_relay
 from forebay.observe.log_relay import KEPT, LogRelay
 from forebay.observe.node_totals import NodeListener, NodeTotals
 from forebay.surfaces.pipeline import logs
+from forebay.types.first_use import known
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -132,7 +133,7 @@ class Reports:
             told: The report, as it came.
             tracer: Who counts; None if nobody does.
         """
-        report = msgspec.convert(told, Report)
+        report = msgspec.convert(told, known(Report))
         for line in report.lines:
             log_relay.write(line)
         if tracer is None:

@@ -20,6 +20,7 @@ from forebay.surfaces.pipeline.predictors.general_model import (
     pack,
     unpack,
 )
+from forebay.types.first_use import known
 
 if TYPE_CHECKING:
     from forebay.runtimes.signature import Feed, Signature, Value, Var
@@ -87,7 +88,7 @@ class _Http:
         if answer.status in {502, 503}:
             raise Unreachable(f"it answers {answer.status}")
         try:
-            response = msgspec.json.decode(answer.body, type=GeneralResponse)
+            response = msgspec.json.decode(answer.body, type=known(GeneralResponse))
         except (msgspec.DecodeError, RecursionError):
             response = None
         if response is None or (answer.status >= 400 and not response.err_no):

@@ -27,6 +27,7 @@ from forebay.surfaces.pipeline.predictors.model_processes import WRONG
 from forebay.surfaces.pipeline.predictors.settings import LocalConf
 from forebay.surfaces.pipeline.predictors.watching import watch_of, watched_client
 from forebay.types.failures import failure_of, text_of
+from forebay.types.first_use import known
 from forebay.workers.parent_death import end_with
 from forebay.workers.user_code import caught
 
@@ -57,7 +58,7 @@ class _Server(ThreadingHTTPServer):
         return msgspec.json.encode(found)
 
     def _predict(self, body: bytes) -> general_model.GeneralResponse:
-        request = msgspec.json.decode(body, type=general_model.GeneralRequest)
+        request = msgspec.json.decode(body, type=known(general_model.GeneralRequest))
         feed: dict[str, Any] = {}
         for tensor in request.tensor:
             name, value = tensor.alias_name or tensor.name, general_model.unpack(tensor)
@@ -107,7 +108,7 @@ def main() -> int:
     os.dup2(2, 1)  # what a library prints must not be taken for an answer
     sys.path.extend(folder for folder in order["path"] if folder not in sys.path)
     logs.to_stderr("info")
-    conf = msgspec.convert(order["conf"], LocalConf)
+    conf = msgspec.convert(order["conf"], known(LocalConf))
     model, problem = caught(watched_client, conf, (), order["index"], watch_of("a model's process", conf))
     if problem is not None:
         told = failure_of(problem).error

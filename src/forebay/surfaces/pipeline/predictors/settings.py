@@ -10,6 +10,7 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.types.did_you_mean import meant
+from forebay.types.first_use import known
 
 CLIENT_TYPES: Final = ("local_predictor", "brpc", "grpc", "pipeline_grpc")
 PROTOCOLS: Final = ("kserve_v2", "paddle")
@@ -146,7 +147,7 @@ class PredictorSettings(msgspec.Struct, frozen=True, kw_only=True):
         given = {key: value for key, value in settled.items() if key in cls.__struct_fields__ and value is not None}
         given |= {"name": name, "pack_tensors": pack_tensors, "timeout_ms": settled.get("timeout")}
         try:
-            return msgspec.convert(given, cls).checked()
+            return msgspec.convert(given, known(cls)).checked()
         except msgspec.ValidationError as error:
             raise ConfigError(f"op '{name}': {error}") from None
 
