@@ -31,9 +31,9 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     parts = {one: _parts(one) for one in words}
     written = _parts(word)
     alike = _closest(written, parts, 8, 0.6)
-    slips = sorted((_distance(written, parts[one]), place) for place, one in enumerate(alike))
-    for distance, place in slips:
-        if distance <= (max(len(written), len(parts[alike[place]])) - 2) // _LETTERS_OF_A_SLIP:
+    slips = sorted((distance(written, parts[one]), place) for place, one in enumerate(alike))
+    for count, place in slips:
+        if count <= (max(len(written), len(parts[alike[place]])) - 2) // _LETTERS_OF_A_SLIP:
             return alike[place]
     if len(written) > 4:  # three letters, and a sign before and after
         joined = written.replace("-", "")
@@ -67,7 +67,7 @@ def _closest(written: str, parts: dict[str, str], many: int, likeness: float) ->
     return [by_parts[its] for its in difflib.get_close_matches(written, by_parts, n=many, cutoff=likeness)]
 
 
-def _distance(one: str, other: str) -> int:
+def distance(one: str, other: str) -> int:
     """Return how many letters have to be put in, left out, replaced or exchanged with the next."""
     before: list[int] = []
     row = list(range(len(other) + 1))

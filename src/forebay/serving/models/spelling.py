@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from forebay.errors import ConfigError
 from forebay.serving.models.methods import is_marked
+from forebay.types.did_you_mean import distance
 
 HOOKS: Final = ("load", "predict", "preprocess", "postprocess", "unload")
 """Methods that are called if a class has them."""
@@ -120,27 +121,13 @@ def _meant(written: str, known: Sequence[str]) -> str | None:
             return name
     for name, other in others.items():
         is_close = len(other) > len("pad") and squashed[:1] == other[:1] and squashed != other + "s"
-        if is_close and _distance(squashed, other) <= (2 if len(other) >= _LONG else 1):
+        if is_close and distance(squashed, other) <= (2 if len(other) >= _LONG else 1):
             return name
     return None
 
 
 def _squashed(name: str) -> str:
     return name.replace("_", "").lower()
-
-
-def _distance(one: str, other: str) -> int:
-    """Return how many letters are wrong, missing, too many or exchanged with their neighbour."""
-    before: list[int] = []
-    row = list(range(len(other) + 1))
-    for i, a in enumerate(one):
-        oldest, before, row = before, row, [i + 1]
-        for j, b in enumerate(other):
-            least = min(before[j] + (a != b), before[j + 1] + 1, row[j] + 1)
-            if i and j and a == other[j - 1] and one[i - 1] == b:
-                least = min(least, oldest[j - 1] + 1)
-            row.append(least)
-    return row[-1]
 
 
 def _names_used(model: type[Any]) -> set[str]:
