@@ -48,6 +48,23 @@ def test_a_composition_of_a_chat_is_a_chat_model():
         assert (status, found["error"]["param"]) == (400, "messages")
 
 
+def test_where_no_model_speaks_the_protocol_its_clients_are_told_what_would():
+    class Echo(forebay.Model):
+        def predict(self, batch: list[str]) -> list[str]:
+            return batch
+
+    with client(Echo) as served:
+        for path, kind in (
+            ("chat/completions", "ChatRequest"),
+            ("completions", "CompletionRequest"),
+            ("embeddings", "EmbeddingRequest"),
+        ):
+            status, found = ask(served, path, model="any")
+            assert status == 404
+            assert f"`forebay.openai.{kind}`" in found["error"]["message"]
+            assert found["error"]["type"] == "invalid_request_error"
+
+
 def test_a_model_in_another_interpreter_says_so_as_well(launch):
     server = launch("talkers.py", "--worker-kind", "process", "--python", sys.executable)
     messages = [{"role": "user", "content": "to be"}]

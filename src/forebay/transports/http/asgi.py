@@ -37,7 +37,7 @@ from forebay.transports.http.errors import (
 )
 from forebay.transports.http.kserve_pages import InferencePages
 from forebay.transports.http.model_routes import routes_of
-from forebay.transports.http.openai import fault
+from forebay.transports.http.openai import fault, unspoken
 from forebay.transports.http.pages import ServerPages, path_of, response_of
 from forebay.transports.http.route import request_id_of
 from forebay.types.did_you_mean import nearest
@@ -77,6 +77,8 @@ def asgi_app(app: App, config: HttpConfig, more: Sequence[BaseRoute] = ()) -> AS
         if status != 404:
             return Response(str(error), status)
         path = path_of(request.scope)
+        if (why := unspoken(path)) is not None:
+            return _error(request, NothingThere(why), fault)
         prefix = request.scope["path"].removesuffix(path)
         hint = nearest(path, [*predictions.paths, *(route.path for route in routes if "{" not in route.path)])
         msg = f"nothing is served at {prefix}{path[:100]}" + (f"; did you mean {prefix}{hint}?" if hint else "")

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from forebay.types.call import Outcome
 
 PREFIX: Final = "/v1/"
+_SAMPLES: Final = dict(zip(PATHS, ("ChatRequest", "CompletionRequest", "EmbeddingRequest"), strict=True))
+"""What the samples of a model are that is asked at a path."""
 
 
 def targets_of(app: App, config: HttpConfig, staging: Staging) -> dict[str, Route]:
@@ -55,6 +57,14 @@ def fault(error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, 
     """Return status, headers and body of an answer that is an error."""
     headers = [(b"content-type", b"application/json"), (b"x-request-id", (request_id or next_id()).encode())]
     return errors.status_of(error), headers + error_headers(error), errors.body_of(error)
+
+
+def unspoken(path: str) -> str | None:
+    """Return why nothing is served at a path of the protocol; None if it is none of these."""
+    kind = _SAMPLES.get(path.removeprefix(PREFIX)) if path.startswith(PREFIX) else None
+    if kind is None:
+        return None
+    return f"no model here is asked at {path}: one is whose samples are of the type `forebay.openai.{kind}`"
 
 
 def model_page(app: App, name: str, created: int) -> dict[str, Any]:
