@@ -555,6 +555,16 @@ def test_outputs_nobody_could_read_are_fine():
     assert out.encoder("json")(np.arange(2)) == b"[0,1]"
 
 
+def test_what_is_wrong_with_an_annotation_is_told_with_file_and_line():
+    class Wrong:
+        def predict(self, batch: list[complex]) -> list[str]:
+            return ["".join(map(str, batch))]
+
+    line = Wrong.predict.__code__.co_firstlineno
+    with pytest.raises(ConfigError, match=rf"test_schema\.py:{line}: .*Wrong\.predict: parameter `batch`"):
+        io_types(Wrong)
+
+
 @pytest.mark.parametrize(
     "model,words",
     [

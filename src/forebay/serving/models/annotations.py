@@ -19,6 +19,7 @@ import typing
 from typing import Any, Final, Literal
 
 from forebay.errors import ConfigError
+from forebay.serving.models.class_places import with_place
 from forebay.serving.models.schema import WireType, is_union, spell, unwrap
 from forebay.types.call import Last
 from forebay.types.context import PARAM
@@ -55,8 +56,15 @@ def io_types(model_class: type, method: ModelMethod | None = None) -> tuple[Wire
         The input type and the output type of one sample.
 
     Raises:
-        ConfigError: `predict` is missing, or an annotation cannot be resolved or cannot travel; says which.
+        ConfigError: `predict` is missing, or an annotation cannot be resolved or cannot travel; says which, and where.
     """
+    try:
+        return _io_types(model_class, method)
+    except ConfigError as error:
+        raise ConfigError(with_place(model_class, error.message)) from error
+
+
+def _io_types(model_class: type, method: ModelMethod | None) -> tuple[WireType, WireType]:
     predict = _method(model_class, "predict" if method is None else method.name)
     if predict is None and (start := _method(model_class, "start")) and (step := _method(model_class, "step")):
         return _step_types(start, step, *(_method(model_class, name) for name in ("preprocess", "postprocess")))

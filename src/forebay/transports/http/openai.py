@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     from forebay.types.call import Outcome
 
 PREFIX: Final = "/v1/"
-_SAMPLES: Final = dict(zip(PATHS, ("ChatRequest", "CompletionRequest", "EmbeddingRequest"), strict=True))
+_SAMPLES: Final[dict[str, str]] = dict(
+    zip(PATHS, ("ChatRequest", "CompletionRequest", "EmbeddingRequest"), strict=True)
+)
 """What the samples of a model are that is asked at a path."""
 
 
