@@ -145,6 +145,24 @@ def test_a_worker_that_has_something_to_say_ends_the_rest_of_the_loop(kind):  # 
     run(story())
 
 
+def test_a_batch_that_its_worker_never_read_was_not_tried_there_whoever_hears_first_of_the_end():
+    async def main():
+        pool = ProcessPool(RunnerSpec("tests.pools.runners:Told"), path=[ROOT])
+        async with Rig(pool) as rig:
+            supervisor = pool._workers[0].supervisor
+            os.kill(supervisor.pid, signal.SIGSTOP)
+            batch = rig.submit("x")
+            await asyncio.sleep(0)
+            assert batch.attempts == 1
+            os.kill(supervisor.pid, signal.SIGKILL)
+            supervisor.how_it_ended(supervisor.lives)  # who watches the process is first, for the loop stands meanwhile
+            time.sleep(0.05)  # noqa: ASYNC251 - so that both ends are there when it goes on
+            assert await rig.outcomes(batch) == ["x"]
+            assert batch.attempts == 1
+
+    run(main())
+
+
 def test_what_the_loop_does_with_an_answer_is_not_said_by_the_thread_that_gave_it(monkeypatch):
     monkeypatch.setattr(model_log, "level", logging.INFO)
 

@@ -8,7 +8,6 @@ violates the protocol is hung up on, and what it was running is handed on like t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import os
@@ -171,14 +170,19 @@ class WorkerSlot(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the pool, which hands the batch on."""
-        was_sent = self.batch is not None and not self.batch.cancelled and self._conversation.state != "gone"
+        if exc is not None:
+            self._count_as_unread(exc)
         self._conversation.close()
         self._kept.clear()
-        if was_sent and self.batch is not None and isinstance(exc, ConnectionError) and self._is_local():
-            self.batch.attempts -= 1  # the kernel says so: the worker died before it had read all of it
         if self._counts_as is not None:
             store.gone(self._counts_as)
         self._pool.gone(self)
+
+    def _count_as_unread(self, error: Exception) -> None:
+        """Do not count the batch as tried where the kernel says that the worker died before it had read all of it."""
+        has_begun = self.batch is None or self.batch.cancelled or self._conversation.state == "gone"
+        if not has_begun and self.batch is not None and isinstance(error, ConnectionError) and self._is_local():
+            self.batch.attempts -= 1
 
     def _is_local(self) -> bool:
         """Tell whether the worker is on this machine, so that nobody between us ends the connection."""
@@ -272,12 +276,14 @@ class WorkerSlot(asyncio.Protocol):
     def hear_out(self) -> None:
         """Read what a worker said before it ended, then close the connection."""
         transport, descriptor = self._transport, self.fileno()
-        with contextlib.suppress(OSError):  # there is no more
+        try:
             while descriptor >= 0 and transport is not None and not transport.is_closing():
                 data = os.read(descriptor, 1 << 18)
                 if not data:
                     break
                 self.data_received(data)
+        except OSError as error:  # there is no more
+            self._count_as_unread(error)
         self.hang_up()
 
     def hang_up(self) -> None:
