@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -20,6 +22,7 @@ from forebay.workers.user_code import caught
 
 log = logging.getLogger("forebay.runtimes")
 
+_FIRST_USE: Final = threading.Lock()
 _ANY: Final = "auto"
 _PRECISIONS: Final = {"fp16": "f16", "bf16": "bf16", "exact": "f32"}
 """What is said where it is not left to the library, which computes in bf16 where processors are good at it."""
@@ -44,7 +47,8 @@ class OpenVino:
         precision = _PRECISIONS.get(options.precision.lower())
         if precision is not None:
             config["INFERENCE_PRECISION_HINT"] = precision
-        core = openvino.Core()
+        with _FIRST_USE:
+            core = _core(openvino)
         self._available: Sequence[str] = core.available_devices
         own = options.openvino or OpenVinoOptions()
         source: Any = str(model)
@@ -101,6 +105,16 @@ def silent_library(why: str, install: str) -> Any:
     """
     sys.modules.setdefault("openvino_telemetry", cast("Any", None))
     return library("openvino", why, install)
+
+
+@functools.cache
+def _core(openvino: Any) -> Any:
+    """Return what loads all models of this process; it stays as long as the process.
+
+    Whenever the last one goes, it takes the libraries of devices out of the process, beside whatever another thread
+    loads or drops; and where a second one is made, some builds crash (issue 35338 of OpenVINO).
+    """
+    return openvino.Core()
 
 
 def _by_name(known: Sequence[Var], ports: Sequence[Any]) -> dict[str, Any]:

@@ -125,6 +125,29 @@ print(sys.modules.get("openvino_telemetry"))
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "None\n"
 
 
+def test_no_library_of_openvino_leaves_the_process_with_the_last_model():
+    """One did that, beside a thread that was loading a model, and the process crashed."""
+    code = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+import forebay.runtimes
+
+def libraries():
+    with open("/proc/self/maps") as file:
+        return {line.split()[-1] for line in file if "openvino" in line and ".so" in line}
+
+with ThreadPoolExecutor(4) as threads:
+    models = list(threads.map(forebay.runtimes.load, sys.argv[1:] * 4))
+    assert len({id(model.runtime) for model in models}) == 4
+loaded = libraries()
+assert any("plugin" in path for path in loaded)
+models.clear()
+print(sorted(loaded - libraries()))
+"""
+    command = [sys.executable, "-c", code, str(saved_models() / "plain/1")]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "[]\n"
+
+
 def test_the_file_says_what_it_takes_and_gives():
     signature = load("iris").signature()
     told = [(var.name, var.dtype, var.rows, var.shape) for var in (*signature.feeds, *signature.fetches)]
