@@ -10,6 +10,7 @@ import pytest
 from tests.buckets import FORBIDDEN, Faults, running_buckets
 from tests.compat.ovms.conftest import array, graph_text, options, serving, tensor, write
 from tests.compat.ovms.test_openvino import inference, save, session
+from tests.other_stores import STORES, point_to, running_store
 from tests.waiting import PATIENCE_S, reached
 
 from forebay.errors import ConfigError, NotFound
@@ -105,6 +106,30 @@ async def test_models_of_a_bucket_come_and_go_as_those_of_a_folder(
         here = tmp_path / "kept"
         await reached(lambda: {one.parent.name for one in here.rglob("add.xml")} == {"2"}, "copies have left")
         face.project.on_stop()
+
+
+@pytest.mark.parametrize("kind", STORES)
+async def test_models_of_other_buckets_come_and_go_as_well(kind, files, tmp_path, monkeypatch):  # O106
+    folder = tmp_path / "store"
+    folder.mkdir()
+    with running_store(kind, folder) as store:
+        point_to(store, store.port, monkeypatch)
+        store.make("models")
+
+        def put_there(version, model):
+            for name, content in sorted(model.items()):
+                store.put("models", f"add/{version}/{name}", content)
+
+        put_there(1, files(2))
+        write(tmp_path, {"config.json": config("models", base_path=f"{kind}://models/add")})
+        async with serving(tmp_path, repository=kept(tmp_path)) as face:
+            face.project.on_ready()
+            answer = await face.infer("add", tensor("input", np.arange(2, dtype=np.float32)))
+            assert array(answer.outputs[0]).tolist() == [1, 2]
+            put_there(2, files(3))
+            await reached(lambda: taken(face) == (3,), "the new version")
+            await reached(lambda: [*face.app.versions("add").ready] == ["2"], "the old version has left")
+            face.project.on_stop()
 
 
 async def test_which_versions_of_a_bucket_are_served_is_said_as_of_a_folder(buckets, bucket, files, tmp_path):  # O106
