@@ -8,6 +8,8 @@ import time
 
 import msgspec
 import pytest
+import trustme
+from cryptography.hazmat.primitives import serialization
 
 MODEL = """import forebay
 
@@ -89,7 +91,7 @@ def test_version_is_told(cli):
     [
         (["nowhere.py"], ["nowhere.py", "no file"]),
         (["model.txt"], ["model.txt"]),
-        (["{folder}"], ["{folder}", "folder"]),
+        ([""], ["", "folder"]),
         (["{model}:iriss"], ["iriss", "did you mean Iris?"]),
         (["{model}", "--worker-kind", "fork"], ["fork", "process"]),
         (["{model}", "--attach", "here"], ["forebay: --attach: 'here' is no address", "did you mean unix:here?"]),
@@ -222,6 +224,46 @@ def test_tls_files_that_cannot_be_used_are_named(cli, write, tmp_path):
     (tmp_path / "cert.pem").write_text("nonsense")
     for name in ("nowhere.pem", "cert.pem"):
         assert name in sentence(cli("serve", write(MODEL), "--http-port", "0", "--certfile", tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (("--certfile", "no.pem", "--http-port", "0"), "the TLS file no.pem: No such file or directory"),
+        (("--certfile", "model.py"), "model.py holds no certificate in PEM"),
+        (("--certfile", "cert.pem"), "cert.pem holds no private key; name the file that does with --keyfile"),
+        (("--certfile", "cert.pem", "--keyfile", "model.py"), "model.py holds no private key"),
+        (("--certfile", "cert.pem", "--keyfile", "other.pem"), "other.pem is the key of another certificate than that"),
+        (("--certfile", "cert.pem", "--keyfile", "locked.pem"), "the private key in locked.pem is encrypted"),
+        (("--keyfile", "key.pem"), "--keyfile was given without --certfile"),
+        (("--host", "no.such.host.invalid"), "the host 'no.such.host.invalid' leads to no address: "),
+        (("--host", "203.0.113.1"), "203.0.113.1 is no address of this machine"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_what_no_port_can_be_opened_with_is_told_by_check_already(cli, write, tmp_path, command, arguments, told):
+    write(MODEL)
+    mine, other = (trustme.CA().issue_cert("localhost") for _ in range(2))
+    mine.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    mine.private_key_pem.write_to_path(tmp_path / "key.pem")
+    other.private_key_pem.write_to_path(tmp_path / "other.pem")
+    key = serialization.load_pem_private_key(mine.private_key_pem.bytes(), None)
+    locked = serialization.BestAvailableEncryption(b"secret")
+    form = serialization.PrivateFormat.PKCS8
+    (tmp_path / "locked.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, locked))
+    said = sentence(cli(command, "model.py", *arguments, cwd=tmp_path))
+    assert told in said.replace(f"{tmp_path}/", "")
+
+
+def test_check_tells_of_a_host_that_no_worker_could_attach_at(cli, write):
+    said = sentence(cli("check", write(MODEL), "--attach", "tcp:no.such.host.invalid:0", "--attach-secret", "x" * 16))
+    assert "the host 'no.such.host.invalid' leads to no address: " in said
+
+
+def test_check_does_not_mind_a_port_that_is_in_use(cli, write):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        found = cli("check", write(MODEL), "--http-port", str(other.getsockname()[1]))
+    assert (found.returncode, found.stderr) == (0, "")
 
 
 def test_a_key_without_a_certificate_is_a_mistake(cli, write, tmp_path):

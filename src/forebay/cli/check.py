@@ -24,7 +24,8 @@ def add_parser(commands: Any) -> None:
         "check",
         help="say what would be served, or what is wrong",
         description="Say what `forebay serve` would serve with the same TARGET and options, or what is wrong. "
-        "Python files are imported and model files are read; no other model is loaded, and no port is opened.",
+        "Python files are imported, and model files and those of TLS are read; no other model is loaded, and no port "
+        "is opened.",
         usage=USAGE,
     )
     add_options(parser)
@@ -43,9 +44,11 @@ def add_parser(commands: Any) -> None:
 def run(parsed: argparse.Namespace) -> int:
     """Build the project and print its summary, or draw its graphs."""
     from forebay.surfaces import build
+    from forebay.surfaces.project_server import require_ports
 
     options = options_of(parsed)
     project = build(options.target, options)
+    require_ports(project)
     for warning in [*options.warnings, *project.warnings]:
         sys.stderr.write(f"forebay: warning: {warning}\n")
     if project.problems:

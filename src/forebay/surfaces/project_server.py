@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from forebay.transports.binding import require_free
 from forebay.transports.server import Listener, Server
+from forebay.transports.tls_files import server_context
+from forebay.workers.address import TcpAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,3 +50,15 @@ def server_of(project: Project, *, drain_s: float, ready: Callable[[str], None])
     )
     project.connect(server.fail)
     return server
+
+
+def require_ports(project: Project) -> None:
+    """Check all of the project's ports but whether they are free: whoever asks may be about to replace who has them.
+
+    Raises:
+        ConfigError: If the address is none of this machine, or the TLS files cannot be used.
+    """
+    require_free(project.http.host, 0)
+    if project.app.door is not None and isinstance(address := project.app.door.address, TcpAddress):
+        require_free(address.host, 0)
+    server_context(project.http.certfile, project.http.keyfile)

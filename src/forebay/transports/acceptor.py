@@ -13,6 +13,8 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from forebay.transports.binding import PASSIVE, bound
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -51,15 +53,11 @@ class Acceptor:
             UnicodeError: If the host cannot be the name of one.
         """
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = await loop.getaddrinfo(host or None, port, **PASSIVE)
         try:
             for family, kind, protocol, _, address in dict.fromkeys(found):
-                listening = socket.socket(family, kind, protocol)
+                listening = bound(family, kind, protocol, address)
                 self._sockets.append(listening)
-                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                listening.bind(address)
                 listening.listen(backlog)
                 listening.setblocking(False)
         except OSError:

@@ -1,12 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a port cannot be had."""
+"""Sockets of an address that a person names, and why a port cannot be had."""
 
 from __future__ import annotations
 
 import errno
 import socket
+from typing import Final
 
 from forebay.errors import ConfigError
+
+PASSIVE: Final = {"type": socket.SOCK_STREAM, "flags": socket.AI_PASSIVE}
+"""What the addresses of a host to listen on are asked for with."""
+
+
+def bound(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> socket.socket:
+    """Return a socket that has an address and does not listen yet.
+
+    Raises:
+        OSError: If the address cannot be had.
+    """
+    it = socket.socket(family, kind, protocol)
+    try:
+        it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            it.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        it.bind(address)
+    except BaseException:
+        it.close()
+        raise
+    return it
 
 
 def why_not(host: str, port: int, error: OSError | UnicodeError, source: str = "") -> str:
@@ -20,6 +42,9 @@ def why_not(host: str, port: int, error: OSError | UnicodeError, source: str = "
     where = f"{host}:{port}"
     if isinstance(error, UnicodeError):
         return f"the host '{host}' is no address and no name of one; 127.0.0.1 and 0.0.0.0 are two"
+    if isinstance(error, socket.gaierror):
+        said = (error.strerror or str(error)).lower()
+        return f"the host '{host}' leads to no address: {said}; choose one of this machine, 0.0.0.0 takes all"
     if error.errno == errno.EADDRINUSE and source:
         return f"{source} is {port}, which another program uses at {host}; choose another port"
     if error.errno == errno.EADDRINUSE:
@@ -27,25 +52,22 @@ def why_not(host: str, port: int, error: OSError | UnicodeError, source: str = "
     if error.errno == errno.EACCES:
         return f"{where} needs privileges this user does not have; choose a port above 1023"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"{host} is no address of this machine; choose one with --host, 0.0.0.0 takes all"
+        return f"{host} is no address of this machine; choose one that is, 0.0.0.0 takes all"
     return f"{where} cannot be bound: {error.strerror or error}"
 
 
 def require_free(host: str, port: int) -> None:
-    """Check that a port is free, before time goes into what would listen there; what else may be wrong shows later.
+    """Check that a port can be had, before time goes into what would listen there.
+
+    Args:
+        host: The address.
+        port: 0 for any, which asks only whether the address is one of this machine.
 
     Raises:
-        ConfigError: If it is in use.
+        ConfigError: If it cannot.
     """
-    if not port:
-        return
     try:
-        kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(kind, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(why_not(host, port, error)) from error
-    except (UnicodeError, OverflowError):
-        pass  # said where the port is opened
+        for family, kind, protocol, _, address in dict.fromkeys(socket.getaddrinfo(host or None, port, **PASSIVE)):
+            bound(family, kind, protocol, address).close()
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(why_not(host, port, error)) from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +15,7 @@ from forebay.transports.grpc.connection import GrpcConnection
 from forebay.transports.grpc.heads import HeadReader
 from forebay.transports.grpc.methods import by_path
 from forebay.transports.grpc.port import GrpcPort
+from forebay.transports.tls_files import server_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,9 +88,10 @@ class GrpcListener:
         loop = asyncio.get_running_loop()
         port = GrpcPort(config, heads, loop)
         connect = lambda: GrpcConnection(port)  # noqa: E731
-        if (tls := _tls(config)) is None:
+        if (tls := server_context(config.certfile, config.keyfile)) is None:
             adopt = adopting(connect)
         else:
+            tls.set_alpn_protocols(["h2"])
             adopt = adopting(
                 connect, ssl=tls, ssl_handshake_timeout=config.read_timeout_s, ssl_shutdown_timeout=TLS_GOODBYE_S
             )
@@ -141,22 +142,3 @@ class GrpcListener:
 def not_installed(error: ImportError) -> ConfigError:
     """Return what is said if a package is not there."""
     return ConfigError(f"the gRPC port needs {error.name}, which is not installed: pip install 'forebay[grpc]'")
-
-
-def _tls(config: GrpcConfig) -> ssl.SSLContext | None:
-    """Return what TLS needs; None without it.
-
-    Raises:
-        ConfigError: If the files cannot be used.
-    """
-    if config.certfile is None:
-        return None
-    keyfile = config.keyfile or config.certfile
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(["h2"])
-    try:
-        context.load_cert_chain(config.certfile, keyfile)
-    except OSError as error:
-        msg = f"the TLS files {config.certfile} and {keyfile} cannot be used: {error.strerror or error}"
-        raise ConfigError(msg) from error
-    return context

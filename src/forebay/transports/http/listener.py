@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from uvicorn.config import Config
@@ -19,6 +18,7 @@ from forebay.transports.http.asgi_calls import telling
 from forebay.transports.http.connection import HttpConnection
 from forebay.transports.http.port import HttpPort
 from forebay.transports.http.tls import TlsDoor
+from forebay.transports.tls_files import server_context
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,8 +57,7 @@ class HttpListener:
         """
         self._config = config
         self._source = source
-        if config.keyfile and not config.certfile:
-            raise ConfigError("--keyfile was given without --certfile; TLS needs the certificate as well")
+        self._tls = server_context(config.certfile, config.keyfile)
         self._lane = HttpPort(config, routes, is_any_method=is_any_method)
         self._state = ServerState()
         app = _quiet(asgi)
@@ -71,13 +70,8 @@ class HttpListener:
             access_log=False,
             server_header=False,
             proxy_headers=False,  # who connects is who the socket says, in both lanes
-            ssl_certfile=config.certfile,
-            ssl_keyfile=config.keyfile,
         )
-        try:
-            self._uvicorn.load()
-        except OSError as error:
-            raise ConfigError(_why_no_tls(config.certfile, config.keyfile, error)) from error
+        self._uvicorn.load()
         self._door: TlsDoor | Acceptor | None = None
 
     async def start(self) -> tuple[str, int]:
@@ -95,8 +89,8 @@ class HttpListener:
             return HttpConnection(self._lane, self._uvicorn, self._state, {}, loop)
 
         try:
-            if self._uvicorn.ssl is not None:
-                self._door = TlsDoor(self._lane, self._uvicorn.ssl, connect)
+            if self._tls is not None:
+                self._door = TlsDoor(self._lane, self._tls, connect)
             else:
                 self._door = Acceptor(adopting(connect))
             host, port = await self._door.open(config.host, config.port, config.backlog)
@@ -136,24 +130,6 @@ class HttpListener:
             async with asyncio.timeout(timeout_s):
                 while self._lane.connections or self._lane.greeted:  # noqa: ASYNC110 - a connection closes in six ways
                     await asyncio.sleep(0.02)
-
-
-def _why_no_tls(certfile: str | None, keyfile: str | None, error: OSError) -> str:
-    """Return the sentence for TLS files that cannot be used, with the cure."""
-    held: dict[str, bytes] = {}
-    for file in (certfile, keyfile):
-        try:
-            if file is not None:
-                held[file] = Path(file).read_bytes()
-        except OSError as unread:
-            return f"the TLS file {file}: {unread.strerror}"
-    if certfile is not None and b"BEGIN CERTIFICATE" not in held[certfile]:
-        return f"{certfile} holds no certificate in PEM"
-    if keyfile is None and certfile is not None and b"PRIVATE KEY" not in held[certfile]:
-        return f"{certfile} holds no private key; name the file that does with --keyfile"
-    if "KEY_VALUES_MISMATCH" in str(error):
-        return f"{keyfile} is the key of another certificate than that in {certfile}"
-    return f"the TLS files {certfile} and {keyfile} cannot be used: {error.strerror or error}"
 
 
 def _quiet(app: ASGIApp) -> ASGIApp:
