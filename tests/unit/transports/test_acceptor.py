@@ -83,11 +83,11 @@ def test_without_descriptors_it_waits_a_moment_says_so_once_and_goes_on(run, mon
 
     async def main():
         taken = []
-        door = Acceptor(closing(taken))
         with monkeypatch.context() as patched:
             patched.setattr(acceptor.socket, "socket", Starved)
             patched.setattr(acceptor, "PAUSE_S", 0.001)
             patched.setattr(acceptor, "TOLD_EVERY_S", 3600.0)
+            door = Acceptor(closing(taken))
             address = await door.open("127.0.0.1", 0, 8)
             with clients(address, 1):
                 while not taken:  # noqa: ASYNC110 - what is awaited are turns of the loop
