@@ -21,7 +21,7 @@ MODELS = ["shared", "shared-async", "generated", "generated-async"]
 
 @pytest.fixture(scope="module", params=["process", "thread", "inline"])
 def server(request, launch):
-    found = launch("streams.py", "--worker-kind", request.param, "--timeout-ms", "60000")
+    found = launch("streams.py", "--worker-kind", request.param, "--timeout-ms", "600000")
     found.kind = request.param
     return found
 
@@ -215,7 +215,7 @@ def test_a_deadline_ends_a_stream_and_frees_its_seat(server):
 
 
 def test_streams_of_a_worker_that_dies_end_or_begin_again(launch, tmp_path):
-    server = launch("streams.py:Shared", "--worker-kind", "process", "--timeout-ms", "60000")
+    server = launch("streams.py:Shared", "--worker-kind", "process", "--timeout-ms", "600000")
     first = Stream(server, "shared", length=LONG, seconds=0.001)
     assert first.next()[0] == 1
     os.kill(alive(server)["pid"], signal.SIGKILL)
@@ -229,7 +229,7 @@ def test_streams_of_a_worker_that_dies_end_or_begin_again(launch, tmp_path):
 
 @pytest.fixture(scope="module", params=["process", "thread"])
 def graphs(request, launch):
-    found = launch("streamed_graphs.py", "--worker-kind", request.param, "--timeout-ms", "60000")
+    found = launch("streamed_graphs.py", "--worker-kind", request.param, "--timeout-ms", "600000")
     found.kind = request.param
     return found
 
