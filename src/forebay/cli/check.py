@@ -51,8 +51,8 @@ def run(parsed: argparse.Namespace) -> int:
     require_ports(project)
     for warning in [*options.warnings, *project.warnings]:
         sys.stderr.write(f"forebay: warning: {warning}\n")
-    if project.problems:
-        raise ConfigError("\n".join(project.problems))
+    if problems := [*project.problems, *project.look()]:
+        raise ConfigError("\n".join(problems))
     output: Path | None = parsed.output
     if parsed.draw is None and output is None:
         sys.stdout.writelines(line + "\n" for line in project.summary)

@@ -17,6 +17,7 @@ from forebay.runtimes.contract import OpenVinoOptions, RunOptions, library, ordi
 from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample
 from forebay.types.datatypes import BY_OPENVINO
 from forebay.types.devices import Device
+from forebay.types.did_you_mean import meant
 from forebay.types.failures import text_of
 from forebay.workers.user_code import caught
 
@@ -117,6 +118,19 @@ def _core(openvino: Any) -> Any:
     return openvino.Core()
 
 
+def read_signature(model: Path) -> Signature:
+    """Read what a file takes and gives, and load it on no device; whatever the library raises is raised.
+
+    Raises:
+        ConfigError: If the library is not installed.
+    """
+    openvino = silent_library(f"{model.name} is run by OpenVINO", "forebay[openvino]")
+    with _FIRST_USE:
+        core = _core(openvino)
+    read: Any = core.read_model(str(model))
+    return Signature(_ports(read.inputs), _ports(read.outputs))
+
+
 def _by_name(known: Sequence[Var], ports: Sequence[Any]) -> dict[str, Any]:
     every = {name: port for port in ports for name in port.get_names()}
     return every | {one.name: port for one, port in zip(known, ports, strict=True)}
@@ -132,7 +146,8 @@ def _reshaped(model: Any, options: OpenVinoOptions, make: Any, file: Path) -> An
     known = {name for port in model.inputs for name in port.get_names()}
     for name in shapes:
         if name and name not in known:
-            raise ConfigError(f"a shape is told for the input '{name}', and the model has {', '.join(sorted(known))}")
+            hint = meant(name, known) or f"; there is {', '.join(sorted(known))}"
+            raise ConfigError(f"a shape is told for the input '{name}', which the model has not{hint}")
     wanted: dict[Any, Any] = {}
     for port in model.inputs:
         told = next((shapes[name] for name in port.get_names() if name in shapes), shapes.get(""))

@@ -78,6 +78,8 @@ class Project(msgspec.Struct, kw_only=True):
         summary: What would be served, for `forebay check`: lines for a person.
         warnings: What is odd about the project but does not stop it.
         problems: What of it is wrong and will not be served, while the rest is.
+        look: For `forebay check`: reads the files of models that nothing has read so far, loads none, and returns what
+            the project says of them that is not so.
         graphs: Its graphs, for `forebay check --draw`.
         log_level: Level the project asks for.
         on_ready: Called once every worker is up and the port answers.
@@ -95,6 +97,7 @@ class Project(msgspec.Struct, kw_only=True):
     summary: list[str]
     warnings: list[str] = []
     problems: list[str] = []
+    look: Callable[[], list[str]] = list
     graphs: list[Drawable] = []
     log_level: str | None = None
     on_ready: Callable[[], None] = lambda: None

@@ -13,6 +13,7 @@ from tests.compat.ovms import foreign_models
 from tests.compat.ovms.conftest import array, graph_text, one_node, python_node, serving, tensor, write
 from tests.waiting import eventually, reached
 
+from forebay.cli.main import main
 from forebay.errors import InvalidRequest, NotPrepared
 
 pytestmark = pytest.mark.anyio
@@ -214,6 +215,56 @@ async def test_a_tensor_name_that_the_model_lacks_stops_the_load(tmp_path):  # O
         assert "no output 'outptu'; did you mean 'output'" in version["error"]
 
 
+@pytest.mark.parametrize(
+    "options, key, told",
+    [
+        (
+            'tag_to_output_tensor_names {\n key: "OVTENSOR"\n value: "outptu" }',
+            "tag_to_output_tensor_names",
+            "the model has no output 'outptu'; did you mean 'output'?",
+        ),
+        (
+            'tag_to_input_tensor_names {\n key: "OVTENSOR"\n value: "x" }',
+            "tag_to_input_tensor_names",
+            "the model has no input 'x'; there is input",
+        ),
+    ],
+)
+def test_a_tensor_name_that_the_model_lacks_is_told_by_check(tmp_path, capsys, options, key, told):
+    save(tmp_path / "add/1/add.xml")
+    text = SEED.replace("InferenceCalculatorOptions]: {  }", "InferenceCalculatorOptions]: { " + options + " }")
+    write(tmp_path, {"config.json": config("add"), "g/graph.pbtxt": text, "g/model.py": PLUS_TEN})
+    assert main(["check", str(tmp_path)]) == 2
+    line = 1 + text.partition(options)[0].count("\n")
+    place = f"{tmp_path}/g/graph.pbtxt:{line}: {key}: node 'OpenVINOInferenceCalculator_1' (model 'add')"
+    assert capsys.readouterr().err == f"forebay: {place}: {told}\n"
+
+
+def test_a_tag_that_is_no_tensor_of_the_model_is_told_by_check_with_its_stream(tmp_path, capsys):
+    save(tmp_path / "add/1/add.xml", inputs=("left", "right"))
+    text = SEED.replace('input_stream: "OVTENSOR:preprocessed_ov"', 'input_stream: "LEFTT:preprocessed_ov"', 1)
+    write(tmp_path, {"config.json": config("add"), "g/graph.pbtxt": text, "g/model.py": PLUS_TEN})
+    assert main(["check", str(tmp_path)]) == 2
+    line = 1 + text.partition('"LEFTT:')[0].count("\n")
+    assert f"graph.pbtxt:{line}: input_stream 'LEFTT:preprocessed_ov': node " in (said := capsys.readouterr().err)
+    assert "the model has no input 'LEFTT'; did you mean 'left'?" in said
+
+
+def test_a_shape_of_an_input_that_the_model_lacks_is_told_by_check(tmp_path, capsys):
+    save(tmp_path / "add/1/add.xml")
+    entry = {"name": "add", "base_path": "add", "shape": {"inptu": "(4)"}}
+    write(tmp_path, {"config.json": json.dumps({"model_config_list": [{"config": entry}]}, indent=1)})
+    assert main(["check", str(tmp_path)]) == 2
+    place = f"{tmp_path}/config.json:8: shape"
+    assert f"{place}: the model 'add' has no input 'inptu'; did you mean 'input'?" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_read_is_told_by_check(tmp_path, capsys):
+    write(tmp_path, {"config.json": config("add", graphs=()), "add/1/add.xml": "nonsense"})
+    assert main(["check", str(tmp_path)]) == 2
+    assert f"the model 'add' ({tmp_path}/add/1/add.xml) cannot be loaded: " in capsys.readouterr().err
+
+
 async def test_models_are_served_as_well(tmp_path):  # O100, O106
     save(tmp_path / "add/1/add.xml")
     save(tmp_path / "add/2/add.xml")
@@ -362,7 +413,7 @@ async def test_shape_batch_and_properties_of_a_model_are_used(tmp_path):  # O106
         async with serving(tmp_path) as face:
             assert face.app.find("add").tensors.inputs[0].shape == shape
     for wrong, why in (
-        ({"shape": {"inptu": "(3)"}}, "the input 'inptu', and the model has input"),
+        ({"shape": {"inptu": "(3)"}}, "the input 'inptu', which the model has not; did you mean 'input'?"),
         ({"plugin_config": {"NUMBER_OF_STREAMS": 1}}, "NUMBER_OF_STREAMS"),
     ):
         told.clear()

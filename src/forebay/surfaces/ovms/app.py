@@ -20,6 +20,7 @@ from forebay.surfaces.contract import Project
 from forebay.surfaces.ovms.calls import VERSION
 from forebay.surfaces.ovms.config import read_target
 from forebay.surfaces.ovms.config_pages import ConfigPages, retired
+from forebay.surfaces.ovms.fitting import misfits
 from forebay.surfaces.ovms.graphs import serve_graph
 from forebay.surfaces.ovms.model_nodes import SharedModels
 from forebay.surfaces.ovms.model_versions import StoredModels
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from forebay.server.config import Overrides
     from forebay.surfaces.contract import Options
     from forebay.surfaces.ovms.config import GraphEntry, OvmsConfig
-    from forebay.surfaces.ovms.layout import GraphLayout
+    from forebay.surfaces.ovms.layout import GraphLayout, InferenceNode
     from forebay.surfaces.ovms.model_versions import ModelEntry
 
 ServeFile: TypeAlias = "Callable[[Path, Overrides, Callable[[], ModelFile] | None, OpenVinoOptions], Served]"
@@ -200,6 +201,7 @@ def project_of(target: Path, options: Options, serve_file: ServeFile) -> Project
     warnings = [*config.warnings]
     drawings: list[Drawable] = []
     problems = [*config.problems]
+    sessions: list[tuple[InferenceNode, ModelEntry]] = []
     for entry in config.graphs:
         try:
             made = serve_graph(entry, config.models, SharedModels(stored), options.overrides)
@@ -209,6 +211,7 @@ def project_of(target: Path, options: Options, serve_file: ServeFile) -> Project
             problems.append(error.message)
             continue
         warnings += made.layout.warnings
+        sessions += made.sessions
         summary.append(_summary(entry, made.layout))
         if made.served.drawing is not None:
             drawings.append(made.served.drawing)
@@ -221,6 +224,7 @@ def project_of(target: Path, options: Options, serve_file: ServeFile) -> Project
         summary=summary,
         warnings=warnings,
         problems=problems,
+        look=lambda: misfits(config, sessions, stored),
         graphs=drawings,
         on_ready=reloading.watch,
         on_stop=reloading.end,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -69,6 +70,7 @@ class OvmsConfig(msgspec.Struct, frozen=True, kw_only=True):
         stored: Models that are in a bucket, each with its address.
         warnings: What is odd.
         problems: What cannot be served, while the rest is: models of which no version is there.
+        shapes_at: Where the shapes of inputs are told, by the names of the model and of the input.
     """
 
     graphs: tuple[GraphEntry, ...] = ()
@@ -77,6 +79,7 @@ class OvmsConfig(msgspec.Struct, frozen=True, kw_only=True):
     stored: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    shapes_at: Mapping[str, Mapping[str, str]] = {}
 
 
 def looks_like_config(path: Path) -> bool:
@@ -118,6 +121,7 @@ def _with_models(config: OvmsConfig, stored: StoredModels) -> OvmsConfig:
     """Add the models of the subconfigs."""
     models, warnings = {(one.name, one.version): one for one in config.models}, [*config.warnings]
     bases, problems, buckets = [*config.bases], [*config.problems], [*config.stored]
+    shapes_at = dict(config.shapes_at)
     for graph in config.graphs:
         if not graph.subconfig.is_file():
             continue
@@ -126,6 +130,7 @@ def _with_models(config: OvmsConfig, stored: StoredModels) -> OvmsConfig:
         bases += found.bases
         buckets += found.stored
         problems += found.problems
+        shapes_at = {**found.shapes_at, **shapes_at}
         for one in found.models:
             if models.setdefault((one.name, one.version), one) != one:
                 warnings.append(f"{graph.subconfig}: there is another model '{one.name}', which is served instead")
@@ -140,6 +145,7 @@ def _with_models(config: OvmsConfig, stored: StoredModels) -> OvmsConfig:
         stored=tuple(buckets),
         warnings=tuple(warnings),
         problems=tuple(problems),
+        shapes_at=shapes_at,
     )
 
 
@@ -178,6 +184,7 @@ class _Reader(Walker):
         self._bases: list[Path] = []
         self._buckets: list[tuple[str, str]] = []
         self._problems: list[str] = []
+        self._shapes_at: dict[str, dict[str, str]] = {}
 
     def read(self) -> OvmsConfig:
         top = self.mapping((), self.document.data if self.document.data is not None else [])
@@ -211,6 +218,7 @@ class _Reader(Walker):
             stored=tuple(self._buckets),
             warnings=tuple(self.warnings),
             problems=tuple(self._problems),
+            shapes_at=self._shapes_at,
         )
 
     def _entries(self, path: _Path, value: Any) -> list[tuple[_Path, dict[Any, Any]]]:
@@ -305,6 +313,9 @@ class _Reader(Walker):
         else:
             chosen = list(versions) if kind == "all" else list(versions)[-wanted:]
         device = found.get("target_device", "CPU")
+        self._shapes_at[found["name"]] = {
+            one: self.where((*path, "shape", one)) + ": shape" for one, _ in found.get("shape", ()) if one
+        }
         options = OpenVinoOptions(
             properties=found.get("plugin_config", ()),
             shapes=found.get("shape", ()),

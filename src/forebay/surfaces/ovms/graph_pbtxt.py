@@ -83,7 +83,7 @@ class CalculatorNode(msgspec.Struct, frozen=True, kw_only=True):
         executor: Which of the graph's executors it runs on; empty for the usual one.
         options: Of its calculator, as `options` or `node_options` has them; None if it has none.
         line: Where it begins.
-        lines: Where its fields stand, by their names.
+        lines: Where its fields stand, by their names, and entries of maps in its options, as `FIELD.KEY`.
     """
 
     name: str
@@ -138,6 +138,8 @@ class FieldLines:
     def __init__(self, text: str) -> None:
         """Scan a text; one that is not well-formed gives whatever comes of it."""
         self.lines: dict[tuple[str | int, ...], int] = {}
+        self.entries: dict[tuple[str | int, ...], str] = {}
+        """The key of each entry of a map, as `FIELD.KEY`."""
         self.calculators: list[tuple[str, int]] = []
         self.depth = 0
         self.unclosed: list[int] = []
@@ -167,6 +169,8 @@ class FieldLines:
                 if field == "calculator":
                     self.calculators.append((word[1:-1], line))
                 self.lines[*path, field, counts[-1][field]] = line
+                if field == "key" and len(path) > 1:
+                    self.entries[path] = f"{path[-2]}.{word[1:-1]}"
                 counts[-1][field] += 1
             elif word in "{<" and kind == "mark":
                 stack.append(path)
@@ -290,7 +294,8 @@ class _Reader:
             options=self._options(node, place),
             max_in_flight=node.max_in_flight,
             line=line,
-            lines={field: self._places.line(*place, field) for field in fields},
+            lines={field: self._places.line(*place, field) for field in fields}
+            | {entry: self._places.line(*at) for at, entry in self._places.entries.items() if at[:2] == place},
         )
 
     def _options(self, node: Any, place: tuple[str | int, ...]) -> Mapping[str, Any] | None:

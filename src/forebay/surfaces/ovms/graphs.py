@@ -43,10 +43,15 @@ TIMEOUT_S: Final = 300.0
 
 
 class GraphServed(NamedTuple):
-    """What came of a graph."""
+    """What came of a graph.
+
+    Attributes:
+        sessions: The nodes that run a model, and which; without those whose model is not there.
+    """
 
     served: Served
     layout: GraphLayout
+    sessions: list[tuple[InferenceNode, ModelEntry]]
 
 
 def serve_graph(
@@ -106,7 +111,8 @@ def serve_graph(
     served = Served(
         endpoint, Contract(), nodes=endpoints, drawing=drawing, tensors=face, session=session, has_versions=False
     )
-    return GraphServed(served, layout)
+    there = [(node, model) for name, node in layout.inference.items() if (model := sessions[name]) is not None]
+    return GraphServed(served, layout, there)
 
 
 def _check_metadata(entry: GraphEntry, layout: GraphLayout) -> None:

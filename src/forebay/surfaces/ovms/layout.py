@@ -53,6 +53,17 @@ class PythonNode(msgspec.Struct, frozen=True, kw_only=True):
     turn: str = ""
 
 
+class TensorName(msgspec.Struct, frozen=True):
+    """What a graph calls a tensor of a model.
+
+    Attributes:
+        place: File, line and key that say so, for messages.
+    """
+
+    name: str
+    place: str
+
+
 class InferenceNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node that runs a model of the server's.
 
@@ -60,16 +71,18 @@ class InferenceNode(msgspec.Struct, frozen=True, kw_only=True):
         name: What it is called.
         servable: The model.
         version: Its version; empty for the default one.
-        inputs: Names of the model's inputs by port.
-        outputs: Names of the model's outputs by port.
+        inputs: The model's inputs by port.
+        outputs: The model's outputs by port.
+        place: File and line of the node.
         line: Where the model is named.
     """
 
     name: str
     servable: str
     version: str
-    inputs: dict[str, str]
-    outputs: dict[str, str]
+    inputs: dict[str, TensorName]
+    outputs: dict[str, TensorName]
+    place: str
     line: int
 
 

@@ -27,6 +27,7 @@ from forebay.surfaces.ovms.layout import (
     InferenceNode,
     PythonNode,
     Read,
+    TensorName,
 )
 
 PYTHON: Final = "PythonExecutorCalculator"
@@ -357,22 +358,34 @@ class _Linker:
             name=name,
             servable=session.options["servable_name"],
             version=session.options.get("servable_version", ""),
-            inputs=self._tensors(node, node.inputs, options, "tag_to_input_tensor_names"),
-            outputs=self._tensors(node, node.outputs, options, "tag_to_output_tensor_names"),
+            inputs=self._tensors(node, node.inputs, options, "tag_to_input_tensor_names", "input_stream"),
+            outputs=self._tensors(node, node.outputs, options, "tag_to_output_tensor_names", "output_stream"),
+            place=f"{self._file.path}:{node.line}",
             line=session.line,
         )
 
     def _tensors(
-        self, node: CalculatorNode, ports: Sequence[StreamPort], options: Mapping[str, Mapping[str, str]], key: str
-    ) -> dict[str, str]:
-        """Return the model's names by port: what the options say, else the tag."""
+        self,
+        node: CalculatorNode,
+        ports: Sequence[StreamPort],
+        options: Mapping[str, Mapping[str, str]],
+        key: str,
+        field: str,
+    ) -> dict[str, TensorName]:
+        """Return the model's names by port: what the options say under a key, else the tag of the field."""
         names = options.get(key, {})
         tags = {name for port in ports for name in (port.tag, port.key)}
         for tag in names:
             if tag not in tags:
                 msg = f"{key}: {node.shown} has no tag '{tag}'"
-                self._file.fail(node.lines["node_options"], msg + meant(tag, [port.tag for port in ports]))
-        return {port.key: names.get(port.tag) or names.get(port.key) or port.tag for port in ports}
+                self._file.fail(_line_of(node, key, tag), msg + meant(tag, [port.tag for port in ports]))
+        found: dict[str, TensorName] = {}
+        for port in ports:
+            told = next((one for one in (port.tag, port.key) if names.get(one)), None)
+            line, what = (port.line, f"{field} '{port}'") if told is None else (_line_of(node, key, told), key)
+            name = port.tag if told is None else names[told]
+            found[port.key] = TensorName(name, f"{self._file.path}:{line}: {what}")
+        return found
 
     def _handler(self, node: CalculatorNode) -> Handler:
         if node.handler.name != Handler().name or self._file.handler is None:
@@ -434,6 +447,11 @@ class _Linker:
             said, semicolon, _ = error.message.partition("; break it")
             how = ", or let the node that closes it say input_stream_info { tag_index: 'TAG:0' back_edge: true }"
             self._file.fail(min(concerned, default=1), said + semicolon + (how if semicolon else ""))
+
+
+def _line_of(node: CalculatorNode, key: str, entry: str) -> int:
+    """Return the line of an entry of a map in the options of a node, of the options if it is not found."""
+    return node.lines.get(f"{key}.{entry}", node.lines["node_options"])
 
 
 def _normal(tag_index: str) -> str:

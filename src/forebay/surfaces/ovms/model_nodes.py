@@ -14,13 +14,13 @@ from forebay.runtimes.contract import RunOptions, accelerator
 from forebay.runtimes.model_file import ModelFile, reason_of
 from forebay.runtimes.openvino import OpenVino
 from forebay.runtimes.signature import Value, Var
-from forebay.surfaces.ovms.graph_pbtxt import meant
+from forebay.surfaces.ovms.fitting import Ports, bound
 from forebay.surfaces.ovms.model_versions import StoredModels
 from forebay.surfaces.ovms.values import ExecutionFailed, as_array
 from forebay.workers.user_code import attempt, caught
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from forebay.repository.cache import Lease
@@ -71,8 +71,7 @@ class InferenceRunner:
         self._models = models
         self._here: Lease[ModelEntry] | None = None
         self._file: ModelFile | None = None
-        self._feeds: Mapping[str, Var] = {}
-        self._fetches: Mapping[str, Var] = {}
+        self._ports = Ports({}, {})
 
     def open(self, ctx: WorkerContext) -> None:
         """Take the model.
@@ -105,34 +104,20 @@ class InferenceRunner:
         Raises:
             ModelError: If it has no tensor of a name that the graph gives.
         """
-        signature = file.signature()
-        self._feeds = self._bound(self._node.inputs, signature.feeds, "input")
-        self._fetches = self._bound(self._node.outputs, signature.fetches, "output")
-        missing = {var.name for var in signature.feeds} - {var.name for var in self._feeds.values()}
-        if missing:
-            raise ModelError(f"{self._where} does not feed the input '{min(missing)}' of the model")
+        self._ports, wrong = bound(self._node, file.signature())
+        if wrong:
+            raise ModelError("; ".join(wrong))
         self._file = file
 
     @property
     def _where(self) -> str:
         return f"node '{self._node.name}' (model '{self._entry.name}')"
 
-    def _bound(self, names: Mapping[str, str], side: Sequence[Var], what: str) -> dict[str, Var]:
-        known = {name: var for var in side for name in (var.name, *var.synonyms)}
-        only = side[0] if len(side) == len(names) == 1 else None
-        found: dict[str, Var] = {}
-        for port, name in names.items():
-            var = known.get(name) or (only if port == f"{name}:0" or not name else None)
-            if var is None:
-                raise ModelError(f"{self._where}: the model has no {what} '{name}'{meant(name, known)}")
-            found[port] = var
-        return found
-
     def _outcome(self, item: Item) -> Outcome:
         file = self._file
         assert file is not None
         feed: list[tuple[Var, Value]] = []
-        for port, var in self._feeds.items():
+        for port, var in self._ports.feeds.items():
             array = as_array(item.body[port], var.name)
             if array.dtype.name != var.dtype:
                 raise ExecutionFailed(
@@ -140,8 +125,8 @@ class InferenceRunner:
                 )
             feed.append((var, Value(array)))
         try:
-            values = file.run(feed, list(self._fetches.values()))
+            values = file.run(feed, list(self._ports.fetches.values()))
         except RunnerFailed as error:
             raise ExecutionFailed(f"{self._where}: {error.message}") from error
-        found: dict[str, Any] = {port: value.array for port, value in zip(self._fetches, values, strict=True)}
+        found: dict[str, Any] = {port: value.array for port, value in zip(self._ports.fetches, values, strict=True)}
         return Outputs(found)
