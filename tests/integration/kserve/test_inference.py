@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ModelInfer and ModelStreamInfer at the port: limits, order, what is left behind, and who is told what."""
 
+import gc
 import os
 import queue
 import random
@@ -33,6 +34,11 @@ def port():
 @pytest.fixture
 def channel(port):
     return port.connect()
+
+
+def streams_that_are_kept():
+    gc.collect()
+    return [one for one in gc.get_objects() if isinstance(one, model_stream_infer.InferStream)]
 
 
 class Asking:
@@ -234,6 +240,16 @@ def test_an_error_is_told_before_another_message_comes(channel):
     assert not asking.close()
 
 
+def test_an_answer_that_is_all_of_it_says_so(channel):
+    """A client that wants to know waits for the last answer of every model, not only of one that streams."""
+    asking = Asking(channel)
+    told = asking.ask(number("picky", 2, triton_enable_empty_final_response=True)).infer_response
+    assert told.parameters["triton_final_response"].bool_param is True
+    assert output(told).tolist() == [2]
+    assert "triton_final_response" not in asking.ask(number("picky", 2)).infer_response.parameters
+    assert not asking.close()
+
+
 def test_what_the_model_raised_is_not_told(channel):
     asking = Asking(channel)
     assert asking.ask(number("broken", 1)).error_message == "the model failed; the server's log says why"
@@ -310,6 +326,7 @@ def test_streams_dropped_at_random_leave_nothing_behind(port):
             call.cancel()
     eventually(lambda: left() == (0, 0, 0, 0))
     eventually(lambda: output(infer(channel, number("open", 0))).tolist() == [0])  # generators
+    eventually(lambda: not streams_that_are_kept())
     assert threading.active_count() <= threads + 8
     assert len(list(Path("/proc/self/fd").iterdir())) <= files + 2
     assert output(infer(channel, request("mirror", np.ones((1, 2), "f4")))).tolist() == [[1, 1]]

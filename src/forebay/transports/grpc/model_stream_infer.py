@@ -122,13 +122,7 @@ class InferStream:
 
     def part(self, asked: BegunInfer, outcome: Any, release: Callable[[], object]) -> None:
         """Send a part of an answer; `release` is called when the client has room for another."""
-        parameters = {_IS_FINAL: False} if _wants_final(asked) else EMPTY
-        try:
-            message = self._inference.response(asked, outcome, parameters)
-        except ForebayError as error:
-            self._put(_error(error, asked.name), release)
-        else:
-            self._put(written.stream_response(message), release)
+        self._send(asked, outcome, release, is_final=False)
 
     def answered(self, asked: BegunInfer, outcome: Outcome) -> None:
         """Send an answer, or the end of one that came in parts."""
@@ -136,13 +130,15 @@ class InferStream:
         if type(outcome) is Failure:
             self._put(_error(outcome.error, asked.name))
         elif not asked.plan.served.contract.streams:
-            self.part(asked, outcome, lambda: None)
+            self._send(asked, outcome, None, is_final=True)
         elif _wants_final(asked):
             config = asked.plan.served.endpoint.config
             last = written.response(
                 model=config.name, version=config.version, id=asked.name, outputs=(), parameters={_IS_FINAL: True}
             )
             self._put(written.stream_response(last))
+        # The collector does not look at requests, and a traceback may hold this one: no circle may go through it.
+        asked.stream = asked.call = asked.on_part = None
         self._wake()
         self._make_room()
 
@@ -157,6 +153,16 @@ class InferStream:
             _, release = self._out.popleft()
             if release is not None:
                 release()
+
+    def _send(self, asked: BegunInfer, outcome: Any, release: Callable[[], object] | None, *, is_final: bool) -> None:
+        """Send an answer or a part of one, and whether it was all if the client wants to know."""
+        parameters = {_IS_FINAL: is_final} if _wants_final(asked) else EMPTY
+        try:
+            message = self._inference.response(asked, outcome, parameters)
+        except ForebayError as error:
+            self._put(_error(error, asked.name), release)
+        else:
+            self._put(written.stream_response(message), release)
 
     def _put(self, message: Written, release: Callable[[], object] | None = None) -> None:
         self._out.append((message, release))
