@@ -308,6 +308,21 @@ def test_a_missing_input_and_an_unknown_output(server):
     assert "the model has no output 'out'" in text
 
 
+def test_what_is_null_was_not_said(server):
+    """Clients whose messages are objects write every field that these have."""
+    wanted = [{"name": "output", "parameters": None}]
+    found = ask(server, "doubled", {**ROW, "parameters": None}, outputs=wanted, parameters=None, id=None)
+    assert outputs(found) == {"output": ("FP32", [1, 3], [2, 4, 6])}
+
+
+def test_classes_are_not_answered_with_numbers(server):  # O146
+    status, text = refusal(
+        ask(server, "doubled", ROW, outputs=[{"name": "output", "parameters": {"classification": 2}}])
+    )
+    assert status == 400
+    assert text.startswith("output 'output' is wanted as classes, an extension that this server does not have")
+
+
 @pytest.mark.parametrize(
     "body, length, told",
     [
@@ -376,6 +391,8 @@ def test_nobody_and_nothing_is_there(server):  # O122, O125, O129
     for path in ("/v2/models/dubled", "/v2/models/dubled/infer", "/v2/models/doubled/versions/9/ready", "/v2/a/../b"):
         assert refusal(CLIENT.get(server.url + path))[0] == 404, path
     assert "did you mean 'doubled'?" in refusal(ask(server, "dubled", ROW))[1]
+    status, text = refusal(CLIENT.post(f"{server.url}/v2/models/doubled/versions//infer", json={"inputs": [ROW]}))
+    assert (status, text) == (404, "nothing is served at /v2/models/doubled/versions//infer")
     assert refusal(CLIENT.get(f"{server.url}/v2/models/doubled/infer"))[0] == 405
     assert refusal(CLIENT.post(f"{server.url}/v2/models/doubled"))[0] == 405
     assert refusal(CLIENT.get(f"{server.url}/v2/cudasharedmemory/status"))[0] == 404  # O146

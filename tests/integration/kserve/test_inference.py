@@ -250,6 +250,27 @@ def test_an_answer_that_is_all_of_it_says_so(channel):
     assert not asking.close()
 
 
+def test_an_error_of_a_stream_names_the_request_that_contradicts_itself(channel):
+    asking = Asking(channel)
+    short = number("picky", 2, id="short")
+    short.raw_input_contents[0] = b"too short"
+    surplus = number("picky", 2, id="surplus")
+    surplus.raw_input_contents.append(b"")
+    for made in (short, surplus):
+        told = asking.ask(made)
+        assert told.error_message
+        assert told.infer_response.id == made.id
+    assert not asking.close()
+
+
+def test_classes_are_not_answered_with_numbers(channel):
+    made = number("picky", 2)
+    made.outputs.add(name="output").parameters["classification"].int64_param = 1
+    status, text = refusal(lambda: infer(channel, made))
+    assert status == "INVALID_ARGUMENT"
+    assert text.startswith("output 'output' is wanted as classes")
+
+
 def test_what_the_model_raised_is_not_told(channel):
     asking = Asking(channel)
     assert asking.ask(number("broken", 1)).error_message == "the model failed; the server's log says why"

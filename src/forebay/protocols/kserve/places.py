@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 REGION: Final = "shared_memory_region"
 """The parameter without which a tensor lies in its message."""
+CLASSES: Final = "classification"
+"""The parameter by which a client wants the best classes of an output, and not its tensor."""
 OFFSET: Final = "shared_memory_offset"
 SIZE: Final = "shared_memory_byte_size"
 
@@ -30,6 +32,19 @@ class Place(msgspec.Struct, frozen=True):
     def told(self, size: int) -> dict[str, Parameter]:
         """Return the parameters of an output of this size that lies here."""
         return {REGION: self.region, SIZE: size, **({OFFSET: self.offset} if self.offset else {})}
+
+
+def place_wanted(name: str, parameters: Mapping[str, Parameter]) -> Place | None:
+    """Return the place where an output is wanted; None if that is the answer.
+
+    Raises:
+        InvalidRequest: If parameters tell it wrongly, or want something else than the tensor.
+    """
+    if parameters.get(CLASSES):
+        name = name[:80]
+        msg = f"output '{name}' is wanted as classes, an extension that this server does not have; ask for its tensor"
+        raise InvalidRequest(msg)
+    return place_of(f"output '{name}'", parameters)
 
 
 def place_of(what: str, parameters: Mapping[str, Parameter]) -> Place | None:

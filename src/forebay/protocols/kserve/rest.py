@@ -11,7 +11,7 @@ import msgspec
 from forebay.arrays.tensors import numbers_of, to_array
 from forebay.errors import InvalidRequest, ValidationError
 from forebay.protocols.kserve.calls import InferRequest, InferResponse, ModelMetadata, Parameter, TensorMetadata
-from forebay.protocols.kserve.places import place_of
+from forebay.protocols.kserve.places import place_of, place_wanted
 from forebay.types.call import EMPTY
 from forebay.types.datatypes import datatype_of
 from forebay.types.first_use import known
@@ -66,12 +66,12 @@ class _Input(msgspec.Struct):
     datatype: str
     shape: list[int]
     data: msgspec.Raw = msgspec.Raw()
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] | None = None
 
 
 class _Wanted(msgspec.Struct):
     name: str
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] | None = None
 
 
 class _Request(msgspec.Struct):
@@ -197,9 +197,10 @@ def decode_request(
     behind = memoryview(body)
     tensors: list[Tensor] = []
     for one in found.inputs:
-        size, shape = one.parameters.get("binary_data_size"), tuple(one.shape)
+        said = one.parameters or EMPTY
+        size, shape = said.get("binary_data_size"), tuple(one.shape)
         has_list = len(one.data) > 0
-        place = place_of(f"input '{one.name}'", one.parameters)
+        place = place_of(f"input '{one.name}'", said)
         if place is not None:
             if has_list or size is not None:
                 raise InvalidRequest(f"input '{one.name}' has data beside shared memory; send it in one way")
@@ -212,8 +213,8 @@ def decode_request(
             tensors.append(Tensor(one.name, one.datatype, shape, memoryview(one.data), is_json=True))
             continue
         if has_list or length is None:
-            said = "both data and a binary_data_size" if has_list else "no data"
-            msg = f"input '{one.name}' has {said}; a list as data, or bytes behind the JSON with {LENGTH_HEADER}"
+            found_data = "both data and a binary_data_size" if has_list else "no data"
+            msg = f"input '{one.name}' has {found_data}; a list as data, or bytes behind the JSON with {LENGTH_HEADER}"
             raise InvalidRequest(msg)
         size = _implied_size(one, shape, len(body) - at) if size is None else size
         if type(size) is not int or not 0 <= size <= len(body) - at:
@@ -226,9 +227,10 @@ def decode_request(
         raise InvalidRequest(msg)
     parameters = found.parameters or {}
     outputs = found.outputs or ()
-    places = {one.name: place_of(f"output '{one.name}'", one.parameters) for one in outputs if one.parameters}
+    places = {one.name: place_wanted(one.name, one.parameters) for one in outputs if one.parameters}
     placed = {name: place for name, place in places.items() if place is not None}
-    binary = {one.name: said is True for one in outputs if (said := one.parameters.get("binary_data")) is not None}
+    forms = {one.name: one.parameters.get("binary_data") for one in outputs if one.parameters}
+    binary = {name: form is True for name, form in forms.items() if form is not None}
     return InferRequest(
         model="",
         id=found.id or "",

@@ -12,6 +12,7 @@ things are refused that it takes: a head of more fields than any real one has, a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from struct import Struct
 from typing import Final
@@ -22,7 +23,7 @@ from forebay.errors import InvalidRequest, TooLarge
 from forebay.protocols.kserve import contents
 from forebay.protocols.kserve.calls import InferRequest, Parameter
 from forebay.protocols.kserve.messages import parsed
-from forebay.protocols.kserve.places import Place, place_of
+from forebay.protocols.kserve.places import Place, place_of, place_wanted
 from forebay.types.datatypes import DATATYPES
 from forebay.types.tensor import Data, Tensor, check_size
 
@@ -231,6 +232,15 @@ def scan(message: Data) -> RequestLayout:
     )
 
 
+def id_of(message: Data) -> str:
+    """Return what a request is called that has no layout; empty if even that cannot be read."""
+    with contextlib.suppress(InvalidRequest):
+        for field, kind, start, end in _Walk(message).fields(0, len(message)):
+            if field == 3 and kind == _LENGTH:
+                return _text(message, (start, end), "id")
+    return ""
+
+
 class _Walk:
     """Reads fields, at most so many."""
 
@@ -305,7 +315,7 @@ class _Walk:
                 name = _text(self._data, (start, stop), "name of an output")
             elif field == 2 and kind == _LENGTH:
                 self.parameter(start, stop, parameters)
-        return WantedOutput(name, parameters, place_of(f"output '{name}'", parameters) if parameters else None)
+        return WantedOutput(name, parameters, place_wanted(name, parameters) if parameters else None)
 
     def parameter(self, at: int, end: int, into: dict[str, Parameter]) -> None:
         """Read an entry of a map from names to InferParameters.

@@ -23,7 +23,7 @@ from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, To
 from forebay.observe.ids import next_id
 from forebay.protocols.kserve import written
 from forebay.protocols.kserve.calls import timeout_of
-from forebay.protocols.kserve.wire import RequestLayouts
+from forebay.protocols.kserve.wire import RequestLayouts, id_of
 from forebay.protocols.kserve.written import Written
 from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
 from forebay.transports.grpc.lending import Lending
@@ -150,7 +150,11 @@ class InferMethods:
         Raises:
             ForebayError: Why it cannot be answered.
         """
-        layout = self._layouts.of(message)
+        try:
+            layout = self._layouts.of(message)
+        except InvalidRequest:
+            stream.id = id_of(message)
+            raise
         stream.id = layout.id_in(message)
         tensors = await self._read_beside(message, layout) if self._is_slow(layout) else None
         if tensors is None:

@@ -119,7 +119,7 @@ class InferencePages:
                 _require("POST", scope)
                 await self._manage(name, what, scope, await _json_body(receive))
                 return self._told(scope, {}, verb="POST")
-            case ["v2", "models", name, "versions", version, *rest_of] if len(rest_of) < 2:
+            case ["v2", "models", name, "versions", version, *rest_of] if version and len(rest_of) < 2:
                 return self._model(scope, name, version, *rest_of)
             case ["v2", "models", name, *rest_of] if len(rest_of) < 2:
                 return self._model(scope, name, "", *rest_of)
