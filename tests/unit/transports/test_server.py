@@ -76,7 +76,8 @@ def test_a_sweep_that_raises_ends_the_connection_and_not_the_sweeps(caplog):
     lane = HttpPort.__new__(HttpPort)
     lane.epoch = 0
     broken, looked = Broken(), Looked()
-    lane.connections = [broken, looked, broken]  # type: ignore[assignment]
+    lane.awake = [broken, looked, broken]  # type: ignore[assignment]
+    lane._asleep = {}
     loop = Loop()
     lane._sweep(loop, State())  # type: ignore[arg-type]
     assert loop.asked

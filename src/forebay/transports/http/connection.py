@@ -13,8 +13,10 @@ comes bit by bit. Only heads are remembered that say all there is to say about t
 so the same bytes mean the same again. A request that is whole, and its body and nothing else, is submitted and answered
 together with its like (`same_turn.py`).
 
-Limits are kept here for both lanes: idle time, slow readers and writers. One sweep a second looks at all connections;
-no request sets a timer.
+Limits are kept here for both lanes: idle time, slow readers and writers. One sweep a second looks at the connections;
+no request sets a timer. A connection that says nothing falls asleep, and no sweep looks at it until its time is over:
+16,000 of them held the loop for 9 ms in every second. One that sleeps has forgotten its usual head, so that whatever
+wakes it goes past the shortcut, which need not ask.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ LARGE_READ_BYTES: Final = 64 * 1024
 class HttpConnection(ReadingConnection):
     """One client connection, both lanes."""
 
-    __slots__ = ("_stuck_since", "_usual")
+    __slots__ = ("_is_among", "_stuck_since", "_usual")
 
     def __init__(
         self,
@@ -59,6 +61,8 @@ class HttpConnection(ReadingConnection):
         # The head this client sent last.
         self._usual: Head = UNREAD
         self._stuck_since: int | None = None
+        # Those that sweeps look at together with it.
+        self._is_among = lane.awake
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, or refuse it if there are too many."""
@@ -66,12 +70,14 @@ class HttpConnection(ReadingConnection):
         super().connection_made(transport)
         self.send = transport.write
         lane.connections.add(self)
+        self._is_among.add(self)
         if len(lane.connections) > lane.config.max_connections:
             self._refuse(Unavailable(f"all {lane.config.max_connections} connections are taken; try again later"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel what is being answered: nobody waits for it any more."""
         self._lane.connections.discard(self)
+        self._is_among.discard(self)
         super().connection_lost(exc)
         self._abandon()
         self.send = nowhere
@@ -88,6 +94,8 @@ class HttpConnection(ReadingConnection):
             head: Head | None = self._usual
             # What begins with the head lies between it and the next bytes of its length: quicker than `startswith`.
             if len(data) != head.whole_bytes or not head.raw <= data < head.beyond:
+                if self._is_among is not self._lane.awake:
+                    self._move_to(self._lane.awake)
                 raw = data[: data.find(b"\r\n\r\n") + 4]
                 head = self._lane.heads.get(raw)
                 if head is None or len(data) != head.whole_bytes:
@@ -133,7 +141,7 @@ class HttpConnection(ReadingConnection):
     # Limits
 
     def sweep(self, epoch: int) -> None:
-        """Close what is idle, slow or stuck; called once a second."""
+        """Close what is idle, slow or stuck; called once a second, but not while it sleeps."""
         config, talk = self._lane.config, self.talk
         quiet_s = (epoch - self.seen) * SWEEP_S
         if self._stuck_since is not None:
@@ -149,6 +157,14 @@ class HttpConnection(ReadingConnection):
                 self._refuse(TooSlow(late if quiet_s > config.read_timeout_s else "the request comes too slowly"))
         elif talk.has_lingered(epoch, quiet_s) or (talk.state is IDLE and quiet_s > config.keep_alive_s):
             self.transport.close()
+        elif talk.state is IDLE and quiet_s > SWEEP_S:
+            self.forget()
+            self._move_to(self._lane.asleep(self.seen + int(config.keep_alive_s / SWEEP_S) + 1))
+
+    def _move_to(self, others: set[HttpConnection]) -> None:
+        self._is_among.discard(self)
+        others.add(self)
+        self._is_among = others
 
     def shutdown(self) -> None:
         """Close the connection once nothing is being answered on it."""

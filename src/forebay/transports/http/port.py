@@ -54,6 +54,8 @@ class HttpPort:
         hosts: The names that the server may be called by.
         is_any_method: Whether all methods are one, also those that the parser does not know.
         greeted: Connections whose TLS handshake is not over; they count as connections.
+        connections: All others.
+        awake: Those that every sweep looks at.
     """
 
     def __init__(self, config: HttpConfig, routes: Mapping[bytes, Route], *, is_any_method: bool = False) -> None:
@@ -70,6 +72,8 @@ class HttpPort:
         self.hosts = Hosts(config)
         self.greeted = 0
         self.connections: set[HttpConnection] = set()
+        self.awake: set[HttpConnection] = set()
+        self._asleep: dict[int, set[HttpConnection]] = {}
         self.same_turn = SameTurn(self)
         self._line: RefusalLine | None = None
         self._turns: ReadingTurns | None = None
@@ -89,12 +93,16 @@ class HttpPort:
         state.default_headers = [(b"date", self.date)]
         # First: whatever one connection raises, the others are looked at again.
         self._timer = loop.call_later(SWEEP_S, self._sweep, loop, state)
-        for connection in list(self.connections):
+        for connection in [*self.awake, *self._asleep.pop(self.epoch, ())]:
             try:
                 connection.sweep(self.epoch)
             except Exception:
                 log.exception("a connection could not be looked at; it is closed")
                 connection.abort()
+
+    def asleep(self, until: int) -> set[HttpConnection]:
+        """Return the connections that no sweep before that one looks at."""
+        return self._asleep.setdefault(until, set())
 
     def stop(self) -> None:
         """End sweeping."""

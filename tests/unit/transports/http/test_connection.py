@@ -358,6 +358,43 @@ def test_a_request_that_is_being_answered_has_all_the_time_it_needs(doors):
     assert client.answers == [(200, b"alpha 1")]
 
 
+def lose(door, client):
+    door.clients.remove(client)
+    client.connection.connection_lost(None)
+
+
+def test_who_says_nothing_is_looked_at_again_when_its_time_is_over(doors):
+    door = doors(keep_alive_s=5.0)
+    client, other = door.connect(), door.connect()
+    door.pass_seconds(2)
+    assert door.lane.awake == set()
+    lose(door, other)
+    door.pass_seconds(3)
+    assert not client.transport.is_closed
+    door.pass_seconds(1)
+    assert client.transport.is_closed
+    assert door.lane.awake == set()
+    lose(door, client)
+    assert door.lane.connections == set()
+    assert not any(door.lane._asleep.values())
+
+
+def test_who_wakes_up_has_the_limits_of_everybody_and_its_whole_time_again(doors):
+    door = doors(keep_alive_s=60.0, read_timeout_s=5.0)
+    first = door.connect().send(request("alpha", b"1"))
+    first.transport.written = b""
+    door.pass_seconds(40)
+    assert door.lane.awake == set()
+    first.send(request("alpha", b"2"))  # a head that is remembered
+    assert door.lane.awake == {first.connection}
+    assert first.answers == [(200, b"alpha 2")]
+    door.pass_seconds(60)
+    assert not first.transport.is_closed
+    first.send(request("alpha", b"345")[:-1])
+    door.pass_seconds(6)
+    assert first.statuses == [200, 408]
+
+
 def test_an_answer_that_cannot_be_written_leaves_room_for_an_error_in_its_place(doors):  # F27, G8
     door = doors(waits=True)
     client = door.connect().send(request("alpha", b"1") + request("beta", b"2"))
