@@ -179,7 +179,11 @@ class WorkerSlot(asyncio.Protocol):
         self._pool.gone(self)
 
     def _count_as_unread(self, error: Exception) -> None:
-        """Do not count the batch as tried where the kernel says that the worker died before it had read all of it."""
+        """Do not count the batch as tried where the kernel says that the worker died before it had read all of it.
+
+        It says only that something was not read, but that is the batch or what came after it, for all is read in order;
+        and what may come after it while it runs (`cancel`, `credit`, `stop`) goes with batches that are not handed on.
+        """
         has_begun = self.batch is None or self.batch.cancelled or self._conversation.state == "gone"
         if not has_begun and self.batch is not None and isinstance(error, ConnectionError) and self._is_local():
             self.batch.attempts -= 1
