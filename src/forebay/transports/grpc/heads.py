@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.transports.api_keys import lets_in
 from forebay.transports.grpc.messages import ENCODINGS
 from forebay.transports.grpc.statuses import ACCEPTED_ENCODINGS, HEADERS, Status, http_refusal, trailers
+from forebay.types.did_you_mean import meant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from forebay.transports.grpc.hpack import Field
     from forebay.transports.grpc.messages import PlacesOf
@@ -68,11 +69,13 @@ class CallHead:
         refusal: The header block of its answer if nothing of it is wanted.
         reason: Why not, for the log.
         status: Its status then.
+        is_guessed: Whether what was meant was looked for, which takes longer than all else.
     """
 
     __slots__ = (
         "begin",
         "encoding",
+        "is_guessed",
         "is_public",
         "is_stream",
         "lands",
@@ -98,6 +101,7 @@ class CallHead:
         self.status = Status.UNIMPLEMENTED
         self.refusal: bytes | None = None
         self.reason = ""
+        self.is_guessed = False
 
     def refuse(self, status: Status, text: str) -> None:
         """Want nothing of it."""
@@ -117,6 +121,11 @@ class HeadReader:
             max_bytes: Longest list of fields.
         """
         self._methods = methods
+        self._names: dict[str, list[str]] = {}
+        """What the methods of each service are called."""
+        for path in methods:
+            service, _, name = path.decode().removeprefix("/").partition("/")
+            self._names.setdefault(service, []).append(name)
         self._keys = [key.encode() for key in api_keys]
         self._max_bytes = max_bytes
 
@@ -152,7 +161,8 @@ class HeadReader:
             head.refuse(Status.UNAUTHENTICATED, text)
             return
         if method is None:
-            head.refuse(Status.UNIMPLEMENTED, "Method not found!")
+            head.refuse(Status.UNIMPLEMENTED, self._not_found(head.path))
+            head.is_guessed = True
             return
         head.begin, head.is_stream, head.is_public = method.begin, method.is_stream, method.is_public
         head.lands = method.lands
@@ -178,6 +188,20 @@ class HeadReader:
             head.metadata = _metadata(fields)
         except binascii.Error as error:
             head.refuse(Status.INVALID_ARGUMENT, f"the metadata cannot be read: {error}")
+
+    def _not_found(self, path: bytes) -> str:
+        """Return the sentence for a path that is none of a method, with what was probably meant."""
+        service, slash, name = path[1:].decode(errors="replace").partition("/")
+        if service in self._names:
+            known = self._names[service]
+            return f"the service {service} has no method '{name[:100]}'" + _else(name, known)
+        if not slash:
+            return f"the path '/{service[:100]}' names no method; /SERVICE/METHOD is needed"
+        return f"there is no service '{service[:100]}' here" + _else(service, self._names)
+
+
+def _else(word: str, known: Collection[str]) -> str:
+    return meant(word[:100], known) or f"; there is {', '.join(sorted(known))}"
 
 
 def check_trailers(fields: Sequence[Field]) -> None:
