@@ -5,9 +5,10 @@
 import asyncio
 import gc
 import threading
+import weakref
 
 import pytest
-from tests.compat.ovms.conftest import graph_text, one_node, python_node, serving, tensor, write
+from tests.compat.ovms.conftest import Stream, graph_text, one_node, python_node, serving, tensor, write
 from tests.waiting import reached
 
 from forebay.errors import Code, InvalidRequest
@@ -521,6 +522,29 @@ async def test_streams_that_come_and_go_leave_nothing(tmp_path):
         left = [one for one in gc.get_objects() if type(one).__name__ in {"GraphRun", "PacketStream", "GraphStream"}]
         assert len(left) < 60  # who was called off leaves its place in a queue when that is next looked at
         assert threading.active_count() == threads
+
+
+class Holding(Stream):
+    """A stream that holds what it was told to call, as the traceback of a call that was called off does."""
+
+    def _answered(self, answer, taken):
+        self.held = taken
+        super()._answered(answer, taken)
+
+
+@pytest.mark.parametrize("ending", ["close", "cancel"])
+async def test_a_stream_that_holds_its_last_part_is_let_go_of(tmp_path, ending):
+    write(tmp_path, {"graph.pbtxt": one_node(loops=True), "model.py": GENERATE})
+    async with serving(tmp_path, name="g") as face:
+        stream = Holding(face, "g")
+        stream.send(tensor("input", b"a"))
+        await stream.take()
+        getattr(stream, ending)()
+        await stream.rest()
+        kept = weakref.ref(stream)
+        del stream
+        gc.collect()
+        assert kept() is None
 
 
 async def test_a_client_that_takes_nothing_stops_its_own_generator_only(tmp_path):

@@ -337,13 +337,14 @@ class GraphStream:
         if self._request is not None:
             self._endpoint.cancel(self._request)
 
-    def _replied(self, _request: Request, outcome: Outcome) -> None:
+    def _replied(self, request: Request, outcome: Outcome) -> None:
         if type(outcome) is not Failure:
             self._progressed(None)
-        # The garbage collector does not look at requests, so no circle may go through one.
         self._has_ended, self._request = True, None
         self._packets.on_progress = _nothing
         self._on_end(outcome)
+        # The collector does not look at requests, and a traceback may hold this one: no circle may go through it.
+        request.reply, request.on_part = _answered, None
 
     def _part(self, part: Any, taken: Callable[[], object]) -> None:
         emission: Emission = part
@@ -412,6 +413,10 @@ def _check_image(tensor: Tensor) -> None:
 
 def _nothing(_lowest: int | None) -> None:
     """Stand in for a stream that has ended."""
+
+
+def _answered(_request: Request, _outcome: Outcome) -> None:
+    """Stand in for a stream that was told how it ended."""
 
 
 def _now_us() -> int:
