@@ -16,7 +16,7 @@ together with its like (`same_turn.py`).
 Limits are kept here for both lanes: idle time, slow readers and writers. One sweep a second looks at the connections;
 no request sets a timer. A connection that says nothing falls asleep, and no sweep looks at it until its time is over:
 16,000 of them held the loop for 9 ms in every second. One that sleeps has forgotten its usual head, so that whatever
-wakes it goes past the shortcut, which need not ask.
+wakes it goes past the shortcut, which need not ask; and it has no parser, as one that never needed any.
 """
 
 from __future__ import annotations
@@ -159,6 +159,7 @@ class HttpConnection(ReadingConnection):
             self.transport.close()
         elif talk.state is IDLE and quiet_s > SWEEP_S:
             self.forget()
+            self.forget_parser()
             self._move_to(self._lane.asleep(self.seen + int(config.keep_alive_s / SWEEP_S) + 1))
 
     def _move_to(self, others: set[HttpConnection]) -> None:

@@ -62,13 +62,18 @@ class ReadingConnection(AnsweringConnection):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(lane, config, server_state, app_state, _loop)
-        self.url = b""  # a connection may be refused before it has asked for anything
-        self._parser: Any = self.parser
+        self._parser: Any = None
+        self.forget_parser()
         self._reading: Head | None = None
         self._lands = False
         self._detour = b""
         self._is_staged = False
         self._is_unparsed = False
+
+    def forget_parser(self) -> None:
+        """Have none until something must be parsed: it is a third of what a walk of the collector looks at."""
+        self._parser = self.parser = None  # type: ignore[assignment]
+        self.url = b""  # a connection may be refused before it has asked for anything
 
     def room(self) -> memoryview | None:
         """Return where the rest of the body that is being read is to be put; None if the parser must read it."""
@@ -181,6 +186,8 @@ class ReadingConnection(AnsweringConnection):
         if lane.is_any_method and not talk.state.is_inside:
             data = with_known_method(data)
         talk.begin_segment()
+        if self._parser is None:
+            self._parser = self.parser = new_parser(self)
         try:
             try:
                 self._parser.feed_data(data)
@@ -363,7 +370,8 @@ class ReadingConnection(AnsweringConnection):
         self._body.drop()
         if head is None:
             head = Head(target=self.url.partition(b"?")[0])
-            head.method = self._parser.get_method() if self.url else b""
+            if not self.url or self._reading is None:  # else it is a POST to a model
+                head.method = self._parser.get_method() if self.url else b""
         else:
             head = copy.copy(head)  # it may be remembered, and others may send the same
         head.problem = error

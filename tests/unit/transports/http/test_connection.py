@@ -395,6 +395,32 @@ def test_who_wakes_up_has_the_limits_of_everybody_and_its_whole_time_again(doors
     assert first.statuses == [200, 408]
 
 
+def test_a_parser_is_there_while_something_has_to_be_parsed(doors):
+    door = doors(read_timeout_s=5.0)
+    first = door.connect()
+    first.send(request("alpha", b"12"))
+    second = door.connect().send(request("alpha", b"34"))
+    assert second.answers == [(200, b"alpha 34")]
+    second.send(request("alpha", b"56")[:-1])
+    assert first.connection.parser is not None
+    assert second.connection.parser is None  # it has sent nothing but what is remembered
+    door.pass_seconds(6)
+    assert second.statuses == [200, 408]
+    assert first.connection.parser is None
+    assert first.send(request("alpha", b"7")).answers == [(200, b"alpha 12"), (200, b"alpha 7")]
+
+
+def test_a_message_without_its_end_is_told_of_by_its_method_also_if_no_parser_has_read_it(doors, caplog):
+    caplog.set_level("INFO", "forebay.access")
+    door = doors(read_timeout_s=5.0, access_log=True)
+    door.connect().send(request("alpha", b"12"))
+    late = door.connect().send(request("alpha", b"34")[:-1])
+    door.pass_seconds(6)
+    assert late.statuses == [408]
+    told = [record.getMessage() for record in caplog.records if record.name == "forebay.access"]
+    assert told == ["POST /models/alpha 200", "POST /models/alpha 408"]
+
+
 def test_an_answer_that_cannot_be_written_leaves_room_for_an_error_in_its_place(doors):  # F27, G8
     door = doors(waits=True)
     client = door.connect().send(request("alpha", b"1") + request("beta", b"2"))
