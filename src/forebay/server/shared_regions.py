@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from forebay.errors import InvalidRequest, NotFound, QueueFull
+from forebay.errors import InvalidRequest, NotFound, QueueFull, TooLarge
 from forebay.types.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -46,11 +47,27 @@ class Region(msgspec.Struct, frozen=True):
     byte_size: int
 
 
-class SharedRegions:
-    """The regions that clients have registered; for one loop."""
+class _Object:
+    """An object that stays open while somebody refers to it: a thread may read it when it is unregistered."""
 
-    def __init__(self) -> None:
-        self._regions: dict[str, tuple[Region, int]] = {}
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+class SharedRegions:
+    """The regions that clients have registered; for one loop, but threads may read them as well."""
+
+    def __init__(self, max_read_bytes: int = sys.maxsize) -> None:
+        """Have none.
+
+        Args:
+            max_read_bytes: Longest tensor that is read; an object takes no memory for what nobody has written into it.
+        """
+        self._max_read_bytes = max_read_bytes
+        self._regions: dict[str, tuple[Region, _Object]] = {}
 
     def register(self, region: Region) -> None:
         """Take note of a region.
@@ -65,20 +82,14 @@ class SharedRegions:
             raise InvalidRequest(f"a shared memory region needs a name of at most {MAX_NAME} characters")
         if len(self._regions) >= MAX_REGIONS:
             raise QueueFull(f"all {MAX_REGIONS} shared memory regions that may be registered are; unregister some")
-        descriptor = _open(region.key)
-        try:
-            _check(region, descriptor)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        self._regions[region.name] = region, descriptor
+        found = _Object(_open(region.key))
+        _check(region, found.descriptor)
+        self._regions[region.name] = region, found
 
     def unregister(self, name: str = "") -> None:
         """Forget a region, or all of them; one that is not there is forgotten already."""
         for known in [name] if name else list(self._regions):
-            _, descriptor = self._regions.pop(known, (None, None))
-            if descriptor is not None:
-                os.close(descriptor)
+            self._regions.pop(known, None)
 
     def status(self, name: str = "") -> Mapping[str, Region]:
         """Return a region, or all of them, by name.
@@ -96,13 +107,16 @@ class SharedRegions:
         Raises:
             NotFound: If there is no such region.
             InvalidRequest: If it ends before, or the object was cut.
+            TooLarge: If these are more than are read.
         """
-        region, descriptor = self._find(name)
-        at = self._place(region, descriptor, offset, size)
+        if size > self._max_read_bytes:
+            raise TooLarge(f"{size} bytes of region '{name[:MAX_NAME]}', at most {self._max_read_bytes} are taken")
+        region, held = self._find(name)
+        at = self._place(region, held, offset, size)
         found = bytearray(size)
         left = memoryview(found)
         while left:
-            count = os.preadv(descriptor, [left], at)
+            count = os.preadv(held.descriptor, [left], at)
             if not count:
                 raise _cut(region)
             left, at = left[count:], at + count
@@ -115,8 +129,7 @@ class SharedRegions:
             NotFound: If there is no such region.
             InvalidRequest: If it ends before, or the object was cut.
         """
-        region, descriptor = self._find(name)
-        self._place(region, descriptor, offset, size)
+        self._place(*self._find(name), offset, size)
 
     def write(self, name: str, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write into a region, beginning at `offset` of it.
@@ -125,12 +138,12 @@ class SharedRegions:
             NotFound: If there is no such region.
             InvalidRequest: If it ends before, the object was cut, or may only be read.
         """
-        region, descriptor = self._find(name)
+        region, held = self._find(name)
         left = memoryview(data)
-        at = self._place(region, descriptor, offset, len(left))
+        at = self._place(region, held, offset, len(left))
         while left:
             try:
-                count = os.pwrite(descriptor, left, at)
+                count = os.pwrite(held.descriptor, left, at)
             except OSError as error:
                 raise InvalidRequest(f"shared memory region '{name}' cannot be written to: {error.strerror}") from error
             left, at = left[count:], at + count
@@ -164,21 +177,21 @@ class SharedRegions:
         """Forget all."""
         self.unregister()
 
-    def _find(self, name: str) -> tuple[Region, int]:
+    def _find(self, name: str) -> tuple[Region, _Object]:
         found = self._regions.get(name)
         if found is None:
             raise NotFound(f"there is no shared memory region '{name[:MAX_NAME]}'; register it first")
         return found
 
     @staticmethod
-    def _place(region: Region, descriptor: int, offset: int, size: int) -> int:
+    def _place(region: Region, held: _Object, offset: int, size: int) -> int:
         """Return where in the object a part of a region begins."""
         if offset < 0 or size < 0 or offset + size > region.byte_size:
             raise InvalidRequest(
                 f"bytes {offset} to {offset + size} of shared memory region '{region.name}' are asked for; it has "
                 f"{region.byte_size}"
             )
-        _check(region, descriptor)
+        _check(region, held.descriptor)
         return region.offset + offset
 
 

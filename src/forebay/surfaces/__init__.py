@@ -59,7 +59,7 @@ def build(target: str | None, options: Options) -> Project:
     if project.http.shared_memory:
         from forebay.server.shared_regions import SharedRegions
 
-        project.app.shared_regions = SharedRegions()
+        project.app.shared_regions = SharedRegions(project.http.max_body_bytes)
     if options.grpc.port is not None and not project.listeners:
         from forebay.transports.grpc.kserve_port import KServePort
 

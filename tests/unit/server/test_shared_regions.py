@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.errors import InvalidRequest, NotFound, QueueFull
+from forebay.errors import InvalidRequest, NotFound, QueueFull, TooLarge
 from forebay.server import shared_regions
 from forebay.server.shared_regions import Region, SharedRegions
 
@@ -126,6 +126,31 @@ def test_names_are_taken_once_and_given_back(regions, memory):
     regions.unregister()
     assert not regions.status()
     assert descriptors() == before
+
+
+def test_what_a_thread_reads_stays_open_when_it_is_unregistered(regions, memory, monkeypatch):
+    """A number of a file that was closed is given to the next that is opened: of another client."""
+    regions.register(Region("in", memory.name, 0, 4))
+    read = os.preadv
+    opened = []
+
+    def late(descriptor, *rest):
+        if not opened:
+            regions.unregister("in")
+            opened.append(os.open("/dev/zero", os.O_RDONLY))
+        return read(descriptor, *rest)
+
+    monkeypatch.setattr(os, "preadv", late)
+    assert regions.read("in", 0, 4) == b"abcd"
+    os.close(opened.pop())
+
+
+def test_only_so_much_is_read(memory):
+    regions = SharedRegions(3)
+    regions.register(Region("in", memory.name, 0, 8192))
+    assert regions.read("in", 0, 3) == b"abc"
+    with pytest.raises(TooLarge, match="4 bytes of region 'in', at most 3 are taken"):
+        regions.read("in", 0, 4)
 
 
 def test_only_so_many_may_be_registered(regions, memory, monkeypatch):

@@ -229,6 +229,9 @@ class InferMethods:
             raise InvalidRequest(f"the model '{name}' takes no tensors; ask it over HTTP at /models/{name}")
         if served.contract.streams and stream is None:
             raise InvalidRequest(f"the model '{name}' answers in any number of parts; ask it by ModelStreamInfer")
+        for one in layout.outputs:
+            if one.place is not None:
+                self._regions().require(one.place.region, one.place.offset, one.place.size)
         params, size = served.tensors.ask(tensors, [one.name for one in layout.outputs], parameters=layout.parameters)
         if size > 1 and served.contract.streams:
             msg = f"the model '{name}' streams what it gives for one sample, and {size} came; send them one by one"

@@ -62,6 +62,17 @@ try:
         assert "shared memory" in refused(lambda key=key: client.register_system_shared_memory("x", key, 1))
     assert "which has" in refused(lambda: client.register_system_shared_memory("x", f"{base}-taken", 1 << 30))
 
+    assert "INVALID_ARGUMENT: bytes 0 to 33 of shared memory region 'taken'" in refused(lambda: asked(output_size=33))
+
+    # Memory that has no page yet is as long as its owner says.
+    os.truncate(f"/dev/shm{base}-given", 1 << 27)
+    client.register_system_shared_memory("large", f"{base}-given", 1 << 27)
+    large = triton.InferInput("left", [1 << 23, 4], "FP32")
+    large.set_shared_memory("large", 1 << 27)
+    told = refused(lambda: client.infer("add", [large]))
+    assert "RESOURCE_EXHAUSTED: 134217728 bytes of region 'large', at most 67108864 are taken" in told, told
+    client.unregister_system_shared_memory("large")
+
     # Memory that its owner cuts meanwhile
     os.truncate(f"/dev/shm{base}-given", 10)
     assert "which has 10" in refused(asked)
