@@ -30,6 +30,7 @@ from forebay.graph.spec import GraphSpec, NodeSpec
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.types.call import Failure, Request
 from forebay.workers.inline import InlinePool
+from forebay.workers.landing import HERE
 from forebay.workers.objects import packed
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
@@ -396,6 +397,16 @@ async def test_draining_lets_requests_inside_end():  # P96
     assert await running
     with pytest.raises(ForebayError):
         await serving(0.0)
+
+
+def test_requests_land_where_the_only_node_that_reads_of_them_sees_them():
+    line = graph(node("a", "x"), node("b", "a"))
+    first, second = made(runners.double, kind="process"), made(runners.double, kind="process")
+    places = GraphPool(line, {"a": first, "b": second}, slots=1).places
+    assert places is first.endpoint.places is not None
+    assert GraphPool(line, {"a": made(runners.double), "b": second}, slots=1).places is HERE
+    both = graph(node("a", "x"), node("b", "x", "a"))
+    assert GraphPool(both, {"a": first, "b": second}, slots=1).places is None, "two nodes read of it"
 
 
 def test_every_node_must_be_told_how_to_run():

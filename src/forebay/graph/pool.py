@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from forebay.serving.endpoint import Endpoint
     from forebay.types.batch import Done, EntryBatch
     from forebay.types.call import Item, Outcome
+    from forebay.workers.landing import Places
 
 log = logging.getLogger("forebay.graph")
 
@@ -187,6 +188,12 @@ class GraphPool:
     def endpoints(self) -> list[Endpoint]:
         """The endpoints of the nodes, each once."""
         return list(dict.fromkeys(node.endpoint for node in self.nodes.values()))
+
+    @property
+    def places(self) -> Places | None:
+        """Where requests land: where the only node that reads of them sees them; None if there are several nodes."""
+        readers = {node for stream in self.plan.inputs.values() for node, _ in stream.readers}
+        return self._by_plan[readers.pop()].endpoint.places if len(readers) == 1 else None
 
     @property
     def in_flight(self) -> int:

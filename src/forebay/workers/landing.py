@@ -231,8 +231,8 @@ class Places:
 
     def has(self, body: memoryview) -> bool:
         """Tell whether a body lies here, so that the workers of this pool may look at it."""
-        whole: Any = body.obj
-        return isinstance(whole, Landed) and whole.place.owner is self
+        whole = _whole(body)
+        return whole is not None and whole.place.owner is self
 
     def keep(self, place: _Place) -> bool:
         """Have a place ready for another body; tells whether there may be one."""
@@ -368,11 +368,24 @@ def landed_in(body: memoryview) -> tuple[str, int, int, int] | None:
 
     None if it has not, or if it does not lie in one piece.
     """
-    whole: Any = body.obj
-    if not isinstance(whole, Landed) or not body.c_contiguous or not body.nbytes:
+    whole = _whole(body)
+    if whole is None or not body.c_contiguous or not body.nbytes:
         return None
     file = whole.place.file
     return file.path, file.inode, _address_of(body) - file.address, body.nbytes
+
+
+def _whole(body: memoryview) -> Landed | None:
+    """Return what has landed that this is a view of, also by way of arrays; None if nothing has."""
+    seen: Any = body.obj
+    while type(seen) is memoryview or _is_array(seen):
+        seen = seen.obj if type(seen) is memoryview else seen.base
+    return seen if isinstance(seen, Landed) else None
+
+
+def _is_array(seen: object) -> bool:
+    kind = type(seen)
+    return kind.__name__ == "ndarray" and kind.__module__ == "numpy"
 
 
 def own(body: bytes | bytearray | memoryview) -> bytes:
@@ -381,7 +394,8 @@ def own(body: bytes | bytearray | memoryview) -> bytes:
         return body
     found = landed_in(body) if type(body) is memoryview and len(body) > LONGEST_SHARED_BYTES else None
     if found is not None:
-        whole: Any = cast("memoryview", body).obj
+        whole = _whole(cast("memoryview", body))
+        assert whole is not None
         copied = os.pread(whole.place.file.descriptor, found[3], found[2])
         if len(copied) == found[3]:
             return copied

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from forebay.errors import InvalidRequest
 from forebay.workers import landing
 from forebay.workers.frames import LANDED, FrameReader, encode, landed
 from forebay.workers.landing import HERE, LANDING_BYTES, UNKNOWN_BYTES, LandedFiles, Landing, Places, landed_in, own
+from forebay.workers.objects import dump
 from forebay.workers.shm import ArenaWriter
 
 SIZES = st.lists(st.sampled_from((1, 100, 40_000, LANDING_BYTES, 262_144, UNKNOWN_BYTES)), min_size=1, max_size=8)
@@ -249,3 +251,13 @@ def test_places_of_several_lengths_share_a_file(alone):
     assert descriptors() == before + 2
     spans = sorted((body.offset, body.size) for body in (view.obj.place for view in bodies))
     assert all(begin + size <= other for (begin, size), (other, _) in pairwise(spans))
+
+
+def test_an_array_that_lies_in_a_body_is_seen_where_the_body_has_landed():
+    body = written([bytes(range(256)) * (LANDING_BYTES // 64)])
+    array = np.frombuffer(body[16:], np.int32).reshape(2, -1)[1:]
+    parts = dump(array)
+    assert landed_in(parts[1]) is not None
+    assert bytes(seen_by_a_worker(parts[1])) == array.tobytes()
+    assert own(parts[1]) == array.tobytes()
+    assert landed_in(dump(array.copy())[1]) is None

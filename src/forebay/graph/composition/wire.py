@@ -143,6 +143,7 @@ class WirePool:
             slots: Requests that may be in progress at a time, from decoding to encoding.
         """
         self.graph = graph
+        self.places = graph.places
         self.idle = 0
         self._wire = wire
         self._slots = slots
