@@ -387,6 +387,19 @@ def test_an_error_of_the_model_fails_its_call_alone(server, at_once):
     assert status == 500
 
 
+def test_samples_that_failed_are_no_inferences(server):  # O144
+    def counted():
+        told = CLIENT.get(f"{server.url}/v2/models/wrong/stats").json()["model_stats"][0]
+        outcomes = told["inference_stats"]
+        return told["inference_count"], outcomes["success"]["count"], outcomes["fail"]["count"]
+
+    inferences, successes, failures = counted()
+    outputs(ask(server, "wrong", tensor("input", "INT64", [1], [2])))
+    for value in (-1, 2**63):  # the model fails, and the worker cannot read it
+        refusal(ask(server, "wrong", tensor("input", "INT64", [1], [value])))
+    assert counted() == (inferences + 1, successes + 1, failures + 2)
+
+
 def test_nobody_and_nothing_is_there(server):  # O122, O125, O129
     for path in ("/v2/models/dubled", "/v2/models/dubled/infer", "/v2/models/doubled/versions/9/ready", "/v2/a/../b"):
         assert refusal(CLIENT.get(server.url + path))[0] == 404, path

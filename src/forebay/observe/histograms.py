@@ -101,11 +101,15 @@ class EndpointMetrics:
         sizes: For each number of samples in a batch how many batches there were, how long they ran together, and the
             same once for each of their requests; no more than the largest batch has samples.
         failed_s: The part of `request_s` that ended in an error.
+        failed_rows: The part of the samples of all batches whose outcome was an error.
         parts: Parts of streamed answers that were handed to clients.
         last: When the last batch was answered, in the loop's clock; 0 if none was.
     """
 
-    __slots__ = ("codes", "failed_s", "last", "model_s", "parts", "queue_s", "reasons", "request_s", "sizes")
+    __slots__ = (
+        *("codes", "failed_rows", "failed_s", "last", "model_s", "parts", "queue_s", "reasons", "request_s"),
+        "sizes",
+    )
 
     def __init__(self) -> None:
         self.codes: dict[str, int] = {"ok": 0}
@@ -115,6 +119,7 @@ class EndpointMetrics:
         self.model_s = Histogram(SECONDS)
         self.sizes: dict[int, list[float]] = {}
         self.failed_s = 0.0
+        self.failed_rows = 0
         self.parts = 0
         self.last = 0.0
 

@@ -146,7 +146,7 @@ def statistics_of(one: Served) -> dict[str, Any]:
         "name": config.name,
         "version": config.version,
         "last_inference": round((time.time() - time.monotonic() + metrics.last) * 1000) if metrics.last else 0,
-        "inference_count": round(sum(rows * batches for rows, (batches, _, _) in sizes)),
+        "inference_count": round(sum(rows * batches for rows, (batches, _, _) in sizes)) - metrics.failed_rows,
         "execution_count": round(sum(batches for _, (batches, _, _) in sizes)),
         "inference_stats": {
             "success": told(succeeded, succeeded_s),

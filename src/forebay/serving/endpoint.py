@@ -388,6 +388,7 @@ class Endpoint:
         for entry, outcome in zip(batch.entries, outcomes, strict=True):
             if type(outcome) is Failure:
                 special.append(entry)
+                self.metrics.failed_rows += entry.size
                 error = outcome.error
                 if not logged and isinstance(error, UserCodeError):
                     logged = True
