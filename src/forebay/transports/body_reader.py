@@ -6,6 +6,9 @@ copied twice before anybody has looked at it. A connection that has sent one suc
 between it and the transport from then on: what belongs nowhere is read in short pieces, so that little of a body comes
 with its head, and is given to the connection as always. Where a body comes in frames, it belongs in several places at
 once; no event loop reads so, and the socket is asked here whenever a loop has filled what it was given.
+
+A loop that has filled what it was given also looks for more. So where a body ends there is room for one byte more: it
+stays empty if nothing has come after the body, which spares that look.
 """
 
 from __future__ import annotations
@@ -24,11 +27,11 @@ class Reads(Protocol):
     """A connection whose bodies land."""
 
     def room(self) -> memoryview | None:
-        """Return where what comes next belongs, not more than there is of it; None if nobody knows."""
+        """Return where what comes next belongs, at most a byte more than there is of it; None if nobody knows."""
         ...
 
-    def advance(self, size: int) -> None:
-        """Take note that so much was put there."""
+    def advance(self, size: int) -> bytes:
+        """Take note that so much was put there; returns what does not belong there, to be taken with what follows."""
         ...
 
     def data_received(self, data: bytes) -> None:
@@ -93,6 +96,7 @@ class BodyReader(asyncio.BufferedProtocol):
         self._short = memoryview(bytearray(SHORT_BYTES))
         self._has_room = False
         self._given = 0
+        self._early = b""
         self._unbroken = 0
         self.pause_writing = connection.pause_writing
         self.resume_writing = connection.resume_writing
@@ -101,14 +105,13 @@ class BodyReader(asyncio.BufferedProtocol):
         """Name where the next bytes belong."""
         if self._given:  # last time there were none
             self._unbroken = 0
-        room = None if self._connection is None else self._connection.room()
-        self._has_room = room is not None
-        if room is not None:
-            found = room[:TURN_BYTES]
-        elif self._scatters is not None and (size := self._scatters.head_bytes()):
-            found = self._short[:size]
-        else:
-            found = self._short
+        found = None if self._connection is None else self._connection.room()
+        self._has_room = found is not None
+        if found is None:
+            size = 0 if self._scatters is None else self._scatters.head_bytes()
+            found = self._short[:size] if size else self._short
+        elif len(found) > TURN_BYTES:
+            found = found[:TURN_BYTES]
         self._given = len(found)
         return found
 
@@ -119,9 +122,12 @@ class BodyReader(asyncio.BufferedProtocol):
             return
         given, self._given = self._given, 0
         if self._has_room:
-            connection.advance(nbytes)
+            self._early = connection.advance(nbytes)
         else:
-            connection.data_received(bytes(self._short[:nbytes]))
+            data = bytes(self._short[:nbytes])
+            if self._early:
+                data, self._early = self._early + data, b""
+            connection.data_received(data)
         if nbytes < given:  # this was all
             self._unbroken = 0
             return

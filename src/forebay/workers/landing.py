@@ -315,17 +315,27 @@ class Landing:
     def room(self, longest: int) -> memoryview | None:
         """Return memory for the next piece, `longest` bytes at most; None if it has to be written.
 
-        What was put there is told by `advance` before anything else is done with this body.
+        What was put there is told by `advance` before anything else is done with this body. Where more is asked for
+        than is missing of it, there may be room for one byte more, of which `byte_after` tells.
         """
         at, end = self._at, min(self._at + longest, self._expected)
         if end > self._ready and self._expected:
             end = min(end, max(2 * at, at + STEP_BYTES, self._ready))
             self._make_ready(end)
-        return None if self._view is None or end <= at else self._view[at:end]
+        if self._view is None or end <= at:
+            return None
+        if end - at < longest and end == self._expected < self._ready:
+            end += 1
+        return self._view[at:end]
 
     def advance(self, size: int) -> None:
-        """Take note of how much was put where `room` is."""
+        """Take note of how much was put where `room` is, without the byte that is not of this body."""
         self._at += size
+
+    def byte_after(self) -> bytes:
+        """Return what was put into the room for one byte more."""
+        assert self._view is not None
+        return bytes(self._view[self._expected : self._expected + 1])
 
     def getvalue(self) -> bytes | memoryview:
         """Return the whole body."""

@@ -8,7 +8,7 @@ from tests.unit.transports.http.driven import Door, request
 
 from forebay.transports.body_reader import TURN_BYTES
 from forebay.transports.reading_turns import AT_ONCE, ReadingTurns
-from forebay.workers.landing import HERE
+from forebay.workers.landing import HERE, Landing
 
 BODY = bytes(3 * TURN_BYTES)
 CLIENTS = 5
@@ -46,6 +46,23 @@ def test_of_many_that_send_large_bodies_few_are_read_in_a_turn_and_all_in_the_en
         turns += 1
         assert turns < 100
     assert [client.answers for client in clients] == [[(200, b"alpha " + BODY)]] * CLIENTS
+
+
+def test_a_request_whose_first_byte_came_with_the_body_before_it_is_read(door, monkeypatch):  # F72
+    early = []
+    byte_after = Landing.byte_after
+    monkeypatch.setattr(Landing, "byte_after", lambda self: (early.append(byte_after(self)), early[-1])[1])
+    client = door.connect()
+    bodies = [bytes([number]) * 200_000 for number in range(4)]
+    first, *others = [request("alpha", body) for body in bodies]
+    client.connection.data_received(first[:1000])
+    left = first[1000:] + b"".join(others)
+    for _ in range(100):
+        if not client.transport.is_paused:
+            left = client.transport.receive(left)
+        turn(door.loop)
+    assert client.answers == [(200, b"alpha " + body) for body in bodies]
+    assert early == [b"P"] * 3
 
 
 def test_who_has_waited_longest_is_next():

@@ -225,8 +225,16 @@ class OpenCall:
         self.head.begin(self)
 
     def room(self, longest: int) -> memoryview | None:
-        """Return where so much of what comes next may be put, or less; None if it has to be received."""
+        """Return where so much of what comes next may be put, or less; None if it has to be received.
+
+        It may be one byte longer than what is missing of a message if more is asked for; see `byte_after`.
+        """
         return None if self._inbox is None or self.is_done else self._inbox.room(longest)
+
+    def byte_after(self) -> bytes:
+        """Return what was put there after the message."""
+        assert self._inbox is not None
+        return self._inbox.byte_after()
 
     @property
     def missing_bytes(self) -> int:

@@ -137,9 +137,9 @@ class GrpcConnection(asyncio.Protocol):
         """Return where the rest of a long frame is to be put."""
         return None if self._is_deaf or self._is_paused else self._receiver.room()
 
-    def advance(self, size: int) -> None:
-        """Act on what was put there."""
-        self._act(self._receiver.advance, size)
+    def advance(self, size: int) -> bytes:
+        """Act on what was put there; returns what came after it."""
+        return self._act(self._receiver.advance, size) or b""
 
     def rooms(self) -> FrameRooms | None:
         """Return where the frames of a long message are to be put if they go on as they began."""
@@ -156,15 +156,17 @@ class GrpcConnection(asyncio.Protocol):
         """Act on what was put there."""
         self._act(self._receiver.placed, size)
 
-    def _act(self, action: Callable[[int], None], size: int) -> None:
+    def _act(self, action: Callable[[int], bytes | None], size: int) -> bytes | None:
         """Act on what was put where it belongs."""
         self._seen = self.port.epoch
         self._is_due = True
+        after = None
         try:
-            action(size)
+            after = action(size)
         except ConnectionFault as fault:
             self._refuse(fault.reason, str(fault))
         self._flush()
+        return after
 
     def give_way(self) -> None:
         """Read no more in this turn: a client that sends quickly would be read for megabytes before anybody else."""

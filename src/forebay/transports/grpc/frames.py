@@ -137,6 +137,10 @@ class Http2FrameReader:
         self.rest_bytes -= size
         return self.rest_of[0] & ~END_STREAM if self.rest_bytes else self.rest_of[0]
 
+    def begin_inside(self, length: int, rest_bytes: int, flags: int, stream: int) -> None:
+        """Go on in a long frame of data of which all but the rest was read elsewhere; nothing else may be unread."""
+        self.long_of, self.rest_bytes, self.rest_of = (length, stream), rest_bytes, (flags, stream)
+
     def go_on(self, rest_bytes: int, flags: int) -> None:
         """Go on in a frame as long as the last one and of its stream, of which all but the rest was read elsewhere."""
         self.rest_bytes, self.rest_of = rest_bytes, (flags, self.long_of[1])
@@ -218,6 +222,12 @@ def unpadded(flags: int, payload: Any) -> Any:
         msg = "a frame is shorter than its padding or priority"
         raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
     return payload[start:end]
+
+
+def head_at(data: bytes, at: int) -> tuple[int, int, int, int]:
+    """Read what stands before a payload: its length, and the kind, the flags and the stream of the frame."""
+    high, low, kind, flags, stream = _HEAD.unpack_from(data, at)
+    return high << 8 | low, kind, flags, stream
 
 
 def number(payload: bytes) -> int:

@@ -85,12 +85,17 @@ class MessageBuffer:
             if (size := self._long_size(data)) > 0:
                 data = memoryview(data)[PREFIX_BYTES:]
                 self._landing, self._size, self.missing_bytes = Landing(size, self._lands(data)), size, size
-        if self.missing_bytes:
-            piece = data[: self.missing_bytes]
+        missing = self.missing_bytes
+        if missing:
             assert self._landing is not None
-            self._landing.write(piece)
-            self.missing_bytes -= len(piece)
-            data = data[len(piece) :]
+            size = len(data)
+            if size <= missing:
+                self._landing.write(data)
+                self.missing_bytes = missing - size
+                return
+            self._landing.write(data[:missing])
+            self.missing_bytes = 0
+            data = data[missing:]
         if data:
             self._data += data
 
@@ -102,18 +107,22 @@ class MessageBuffer:
         return size if not flag and LANDING_BYTES <= size <= self._max_bytes else 0
 
     def room(self, longest: int) -> memoryview | None:
-        """Return where so much of what comes next may be put, or less; None if it has to be added."""
-        return (
-            self._landing.room(min(longest, self.missing_bytes))
-            if self._landing is not None and self.missing_bytes
-            else None
-        )
+        """Return where so much of what comes next may be put, or less; None if it has to be added.
+
+        It may be one byte longer than what is missing of the message if more is asked for; see `byte_after`.
+        """
+        return self._landing.room(longest) if self._landing is not None and self.missing_bytes else None
 
     def advance(self, size: int) -> None:
         """Take note of how much was put there."""
         assert self._landing is not None
         self._landing.advance(size)
         self.missing_bytes -= size
+
+    def byte_after(self) -> bytes:
+        """Return what was put there after the message."""
+        assert self._landing is not None
+        return self._landing.byte_after()
 
     def _look(self) -> None:
         """Have the next message land if it is long and has begun to come."""

@@ -85,6 +85,22 @@ class _UsualCall(NamedTuple):
     head: CallHead
 
 
+class _LongCall(NamedTuple):
+    """How a call began whose message is longer than a segment: a HEADERS frame, and a part of a DATA frame.
+
+    Attributes:
+        begin: The bytes before its stream.
+        block: The header block.
+        start: Where the data begins.
+        head: What the header block means.
+    """
+
+    begin: bytes
+    block: bytes
+    start: int
+    head: CallHead
+
+
 class Receiver:
     """The inward side of a connection.
 
@@ -119,6 +135,7 @@ class Receiver:
         self._heads: dict[bytes, CallHead] = {}
         self._heads_stamp = 0
         self._usual: dict[int, _UsualCall] = {}
+        self._long: _LongCall | None = None
         self._block: bytearray | None = None
         self._block_stream = 0
         self._block_flags = 0
@@ -155,6 +172,8 @@ class Receiver:
             usual = self._usual.get(len(data))
             if usual is not None and self._begin_usual(usual, data):
                 return
+            if self._long is not None and self._begin_long(self._long, data):
+                return
             self._segment = b"" if self._reader.is_inside else data
             self._reader.feed(data)
         if not self.is_greeted and not self._greet():
@@ -180,22 +199,33 @@ class Receiver:
     def room(self) -> memoryview | None:
         """Return where what comes next may be put: the rest of a long frame; None if it has to be read.
 
-        What was put there is told by `advance`, before anything else is read.
+        What was put there is told by `advance`, before anything else is read. Where a message ends with the frame there
+        may be room for one byte more.
         """
         reader = self._reader
-        if not reader.rest_bytes or reader.has_unread:
+        rest = reader.rest_bytes
+        if not rest or reader.has_unread:
             return None
         call = self._calls.get(reader.rest_of[1])
-        return None if call is None else call.room(reader.rest_bytes)
+        if call is None:
+            return None
+        missing = call.missing_bytes
+        return call.room(rest + 1 if rest == missing else min(rest, missing))
 
-    def advance(self, size: int) -> None:
-        """Act on what was put there.
+    def advance(self, size: int) -> bytes:
+        """Act on what was put there; returns what came after the frame, which is to be read with what comes next.
 
         Raises:
             ConnectionFault: If nothing more of this client can be believed.
         """
-        flags, stream = self._reader.skip_rest(size), self._reader.rest_of[1]
+        reader = self._reader
+        rest, (_, stream) = reader.rest_bytes, reader.rest_of
+        after = b""
+        if size > rest:
+            size, after = rest, self._calls[stream].byte_after()
+        flags = reader.skip_rest(size)
         self._advance(stream, size, is_last=bool(flags & frames.END_STREAM))
+        return after
 
     def rooms(self, longest: int) -> FrameRooms | None:
         """Return where what comes next may be put if frames go on as they began; None if that is not several places.
@@ -212,7 +242,7 @@ class Receiver:
         missing, rest = call.missing_bytes, reader.rest_bytes
         if rest >= missing:
             return None
-        room = call.room(longest)
+        room = call.room(min(longest, missing))
         if room is None:
             return None
         rooms = self._port.frame_rooms
@@ -223,8 +253,9 @@ class Receiver:
         """Return how long the head of the next frame is if a message goes on with it that lands; else 0."""
         reader = self._reader
         call = self._calls.get(reader.long_of[1])
-        is_due = call is not None and call.missing_bytes > 0 and not call.is_done
-        return frames.HEAD_BYTES if is_due and not reader.is_inside and self._block is None else 0
+        if call is None or not call.missing_bytes or call.is_done or reader.is_inside or self._block is not None:
+            return 0
+        return frames.HEAD_BYTES
 
     def placed(self, size: int) -> None:
         """Act on what was put there.
@@ -304,24 +335,57 @@ class Receiver:
             or self._block is not None
         ):
             return False
-        port, connection, head = self._port, self._connection, usual.head
+        call = self._begin_again(stream, usual.head, len(data) - usual.at + PREFIX_BYTES)
+        if call is None:
+            return False
+        call.is_half_closed = True
+        call.begin(data[usual.at :])
+        return True
+
+    def _begin_long(self, known: _LongCall, data: bytes) -> bool:
+        """Begin a call that came as one before did, byte for byte but for its stream, and of whose data more is due."""
+        stream, size = int.from_bytes(data[5:9]), len(data) - known.start
+        if (
+            stream != self.last_stream + 2
+            or size < 0
+            or not data.startswith(known.begin)
+            or not data.startswith(known.block, frames.HEAD_BYTES)
+            or self._reader.is_inside
+            or self._block is not None
+        ):
+            return False
+        length, kind, flags, named = frames.head_at(data, known.start - frames.HEAD_BYTES)
+        is_long = max(size, frames.VIEWED_BYTES - 1) < length <= frames.LONG_FRAME_BYTES
+        if kind != frames.DATA or flags & ~frames.END_STREAM or named != stream or not is_long:
+            return False
+        call = self._begin_again(stream, known.head, size)
+        if call is None:
+            return False
+        self._reader.begin_inside(length, length - size, flags, stream)
+        try:
+            call.receive(memoryview(data)[known.start :], size, is_last=False)
+        except StreamFault as fault:
+            self._fault(fault)
+        return True
+
+    def _begin_again(self, stream: int, head: CallHead, size: int) -> OpenCall | None:
+        """Begin a call with a head that is known, and so much data; None if it may not begin as usual."""
+        port, connection = self._port, self._connection
         if (
             stream > frames.MAX_STREAM
             or connection.is_leaving
             or len(self._calls) >= port.config.max_streams
             or port.calls >= port.config.max_calls
         ):
-            return False
-        self._count_data(len(data) - usual.at + PREFIX_BYTES)
+            return None
+        self._count_data(size)
         self.last_stream = stream
         call = self._calls[stream] = OpenCall(connection, stream, head, self._sender.first_window, port.epoch)
         self._begun += 1
         port.calls += 1
         if head.timeout_s is not None:
             port.expect(call, head.timeout_s)
-        call.is_half_closed = True
-        call.begin(data[usual.at :])
-        return True
+        return call
 
     def _learn(self, call: OpenCall, size: int) -> None:
         """Remember how a call came if it was all of a segment; `size` is that of its only DATA frame."""
@@ -343,9 +407,26 @@ class Receiver:
             middle = data[frames.HEAD_BYTES : at - PREFIX_BYTES - 4]
             self._usual[len(data)] = _UsualCall(data[:5], middle, data[at - PREFIX_BYTES : at], at, head)
 
+    def _learn_long(self, call: OpenCall) -> None:
+        """Remember how a call came if the segment began with it and ended within its data."""
+        data = self._segment
+        block = data[frames.HEAD_BYTES : frames.HEAD_BYTES + (data[1] << 8 | data[2])]
+        head = self._heads.get(block)
+        if (
+            data[0] == 0
+            and data[3:5] == _PLAIN_HEADERS
+            and head is not None
+            and head is call.head
+            and int.from_bytes(data[5:9]) == call.stream
+            and not head.is_public
+            and not head.is_stream
+        ):
+            self._long = _LongCall(data[:5], block, 2 * frames.HEAD_BYTES + len(block), head)
+
     def _forget_heads(self) -> None:
         self._heads.clear()
         self._usual.clear()
+        self._long = None
         self._heads_stamp = self._decoder.changes
 
     def _count_data(self, size: int) -> None:
@@ -378,6 +459,8 @@ class Receiver:
                 self._learn(call, size)
             call.begin(bytes(payload[PREFIX_BYTES:]))
         else:
+            if self._segment and self._reader.rest_bytes:
+                self._learn_long(call)
             call.receive(payload, flow_bytes, is_last=bool(flags & frames.END_STREAM))
 
     def _take_late_data(self, flags: int, stream: int, payload: bytes) -> None:

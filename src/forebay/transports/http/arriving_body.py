@@ -58,8 +58,13 @@ class ArrivingBody:
         self._sink.write(piece)
 
     def room(self, size: int) -> memoryview | None:
-        """Return where so much is to be put by the kernel; None if it does not land."""
-        return self._sink.room(size) if type(self._sink) is Landing else None
+        """Return where so much is to be put by the kernel, and maybe a byte more; None if it does not land."""
+        return self._sink.room(size + 1) if type(self._sink) is Landing else None
+
+    def byte_after(self) -> bytes:
+        """Return what was put there after the body."""
+        assert type(self._sink) is Landing
+        return self._sink.byte_after()
 
     def placed(self, size: int) -> None:
         """Take note that so much was put there."""

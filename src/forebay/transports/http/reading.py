@@ -82,15 +82,20 @@ class ReadingConnection(AnsweringConnection):
             return None
         return self._body.room(head.length - talk.body_bytes)
 
-    def advance(self, size: int) -> None:
-        """Take note of how much of the body was put there."""
-        talk = self.talk
+    def advance(self, size: int) -> bytes:
+        """Take note of how much of the body was put there; returns what came after it."""
+        talk, head = self.talk, self._reading
+        assert head is not None
+        missing, after = head.length - talk.body_bytes, b""
+        if size > missing:
+            size, after = missing, self._body.byte_after()
         self.seen = self._lane.epoch
         self._body.placed(size)
         talk.begin_segment()
         talk.body_bytes += size
         self._body.hold(size)
         self._came(size)
+        return after
 
     def _came(self, size: int) -> None:
         """Count what came of a body and was not parsed, and answer if it was the rest."""
