@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: it teaches, and whatever a person gets wrong is one sentence with the place and the cure."""
 
+import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -91,7 +94,9 @@ def test_version_is_told(cli):
     [
         (["nowhere.py"], ["nowhere.py", "no file"]),
         (["model.txt"], ["model.txt"]),
-        ([""], ["", "folder"]),
+        ([""], ["TARGET is an empty text", "folder"]),
+        (["x" * 5000 + ".py"], ["x" * 200 + "... cannot be looked at: File name too long"]),
+        (["{model}:"], ["no name follows the colon of '{model}:'", "{model} alone"]),
         (["{model}:iriss"], ["iriss", "did you mean Iris?"]),
         (["{model}", "--worker-kind", "fork"], ["fork", "process"]),
         (["{model}", "--attach", "here"], ["forebay: --attach: 'here' is no address", "did you mean unix:here?"]),
@@ -112,6 +117,26 @@ def test_a_wrong_target_or_option_is_named(cli, write, tmp_path, arguments, word
     said = sentence(cli("check", *[argument.format(**names) for argument in arguments], cwd=tmp_path))
     for word in words:
         assert word.format(**names) in said
+
+
+def test_a_zero_in_a_text_of_a_file_is_told_with_its_line(cli, write):
+    told = sentence(cli("check", write('models:\n- target: "a\\0b.py"\n', "forebay.yaml")))
+    assert "forebay.yaml:2: 'a\\x00b.py' has a character 0" in told
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes the rights of another user, which only root can")
+@pytest.mark.parametrize("target", ["locked/model.py", "locked/forebay.yaml", "locked/net.onnx", "locked"])
+def test_a_folder_that_is_closed_to_the_user_is_told(write, tmp_path, target):
+    write(MODEL)
+    (tmp_path / "locked").mkdir(mode=0o700)
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)
+    run = "import sys; from forebay.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", run, "check", f"{tmp_path}/{target}"]
+    found = subprocess.run(
+        command, capture_output=True, text=True, user=65534, group=65534, extra_groups=[], check=False
+    )
+    assert "Permission denied" in sentence(found)
 
 
 def test_an_unknown_command_is_named_with_the_known_ones(cli):

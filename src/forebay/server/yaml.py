@@ -181,6 +181,8 @@ class _Walk:
     def _scalar(self, node: ScalarNode) -> Any:
         if node.tag in {_MERGE, _TAG + "value"}:  # a lone `<<` or `=` is just text
             return node.value
+        if "\0" in node.value:
+            raise self._error(node, f"{node.value[:40]!r} has a character 0, which no name, path or address may have")
         try:
             return cast("Any", self._scalars.construct_object(node))  # pyright: ignore[reportUnknownMemberType]
         except ConstructorError as error:

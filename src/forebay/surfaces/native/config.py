@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from forebay.server import yaml
 
 FILE: Final = "forebay.yaml"
+_SHOWN: Final = 200
+"""Characters of a target that are shown."""
 
 _SECTIONS: Final[dict[str, type[msgspec.Struct]]] = {
     "http": HttpConfig,
@@ -65,13 +67,23 @@ class ConfigFile(NamedTuple):
 
 
 def find_config(target: str | None) -> Path | None:
-    """Return the configuration a target names, itself or by its folder."""
+    """Return the configuration a target names, itself or by its folder.
+
+    Raises:
+        ConfigError: If nobody could tell what the target is.
+    """
     if target is None:
         return None
+    if not target:
+        raise ConfigError("TARGET is an empty text; a file or a folder is needed, and . is the one you are in")
     path = Path(target)
-    if path.is_dir():
-        path /= FILE
-    return path if path.name == FILE and path.is_file() else None
+    try:
+        if path.is_dir():
+            path /= FILE
+        return path if path.name == FILE and path.is_file() else None
+    except OSError as error:
+        shown = target if len(target) <= _SHOWN else f"{target[:_SHOWN]}..."
+        raise ConfigError(f"{shown} cannot be looked at: {error.strerror}") from error
 
 
 def read_config(path: Path) -> ConfigFile:

@@ -19,9 +19,15 @@ _INSTALLED: Final = frozenset({"site-packages", "dist-packages", "forebay"})
 
 
 def split_target(target: str) -> tuple[Path, str | None]:
-    """Split `file.py:Name` into the file and the name."""
+    """Split `file.py:Name` into the file and the name.
+
+    Raises:
+        ConfigError: If the name is empty.
+    """
     file, colon, name = target.rpartition(":")
     if colon and file.endswith(".py"):
+        if not name:
+            raise ConfigError(f"no name follows the colon of '{target}'; {file} alone means all that is in it")
         return Path(file), name
     return Path(target), None
 
