@@ -53,6 +53,21 @@ def test_a_client_that_resets_is_like_one_that_closes(zoo, eventually):
     assert zoo.call("patient", {}).json() == "cancelled"
 
 
+@pytest.mark.parametrize(
+    "beginning, told",
+    [
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "this port speaks HTTP/1.1, and HTTP/2 came; gRPC has a port of its own"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32), "this port speaks plain HTTP, and TLS came"),
+    ],
+)
+def test_who_speaks_another_protocol_is_told_which(zoo, beginning, told):
+    with zoo.connect() as wire:
+        wire.send(beginning)
+        answer = wire.read()
+    assert answer.status == 400
+    assert told in answer.body.decode()
+
+
 def test_a_client_that_has_shut_down_its_writing_side_is_still_answered(zoo):
     with zoo.connect() as wire:
         wire.send(wire.request("POST", "/models/later", b"0.05"))

@@ -79,12 +79,24 @@ def with_known_method(data: bytes) -> bytes:
     return b"POST " + data[method.end() :] if method is not None else data
 
 
-def refusal_of(error: httptools.HttpParserError) -> ForebayError:
-    """Tell bad requests and refusals apart from a defect of ours in one of the parser's callbacks."""
+_OTHER_PROTOCOLS: Final = {
+    b"PRI * HTTP/2": "this port speaks HTTP/1.1, and HTTP/2 came; gRPC has a port of its own, --grpc-port",
+    b"\x16\x03": "this port speaks plain HTTP, and TLS came; ask for it with http://, or give the server a --certfile",
+}
+"""What is told of a beginning that is another protocol's."""
+
+
+def refusal_of(error: httptools.HttpParserError, data: bytes) -> ForebayError:
+    """Tell bad requests and refusals apart from a defect of ours in one of the parser's callbacks.
+
+    Args:
+        data: What could not be read.
+    """
     cause = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error
     if isinstance(cause, ForebayError):
         return cause
     if isinstance(cause, httptools.HttpParserError | UnicodeError):
-        return NotHttp(f"this is not a request this server can read: {str(cause)[:200]}")
+        other = next((told for beginning, told in _OTHER_PROTOCOLS.items() if data.startswith(beginning)), None)
+        return NotHttp(other or f"this is not a request this server can read: {str(cause)[:200]}")
     logging.getLogger("forebay").error("a request could not be read", exc_info=cause)
     return InternalError("the server failed to read the request; this is a defect of forebay")
