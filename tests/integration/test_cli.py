@@ -121,7 +121,7 @@ def test_a_wrong_target_or_option_is_named(cli, write, tmp_path, arguments, word
 
 def test_a_zero_in_a_text_of_a_file_is_told_with_its_line(cli, write):
     told = sentence(cli("check", write('models:\n- target: "a\\0b.py"\n', "forebay.yaml")))
-    assert "forebay.yaml:2: 'a\\x00b.py' has a character 0" in told
+    assert "forebay.yaml:2: 'a\\x00b.py' has a zero byte" in told
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes the rights of another user, which only root can")
@@ -137,6 +137,16 @@ def test_a_folder_that_is_closed_to_the_user_is_told(write, tmp_path, target):
         command, capture_output=True, text=True, user=65534, group=65534, extra_groups=[], check=False
     )
     assert "Permission denied" in sentence(found)
+
+
+def test_nucleus_tells_of_a_path_that_is_none_and_of_a_file_that_it_cannot_write(cli, tmp_path):
+    assert "file name too long" in sentence(cli("nucleus", "generate", "x" * 5000))
+    (tmp_path / "nucleus.yaml").write_text("type: python\npath: handler.py\n")
+    (tmp_path / "handler.py").write_text("class Handler:\n    def handle_post(self):\n        return 1\n")
+    (tmp_path / "nucleus.Dockerfile").mkdir()
+    found = cli("nucleus", "generate", cwd=tmp_path)
+    assert (found.returncode, "Traceback" in found.stderr) == (2, False)
+    assert "nucleus.Dockerfile cannot be written: Is a directory" in found.stderr
 
 
 def test_an_unknown_command_is_named_with_the_known_ones(cli):

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import forebay
+from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
     from forebay.surfaces.nucleus.settings import NucleusConfig
@@ -62,7 +64,10 @@ def _generate(parsed: argparse.Namespace) -> int:
     _warn(warnings)
     sys.stdout.write(f"{DASHES}\n{defaulted(config)}{DASHES}\n")
     for name, text in files.items():
-        Path(name).write_text(text, encoding="utf-8")
+        try:
+            Path(name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{Path(name).absolute()} cannot be written: {error.strerror}") from error
         sys.stdout.write(f"✓ generated {name}\n")
     return 0
 
@@ -93,7 +98,8 @@ def _read(given: str, *, serving: bool = False, tell: bool = True) -> NucleusCon
     from forebay.surfaces.nucleus.config import read_config
 
     path = Path(given)
-    config, warnings = read_config(path / "nucleus.yaml" if path.is_dir() else path, serving=serving)
+    is_folder = os.path.isdir(path)  # noqa: PTH112 - one that nobody can look at is told where it is read
+    config, warnings = read_config(path / "nucleus.yaml" if is_folder else path, serving=serving)
     if tell:
         _warn(warnings)
     return config

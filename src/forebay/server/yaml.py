@@ -182,7 +182,7 @@ class _Walk:
         if node.tag in {_MERGE, _TAG + "value"}:  # a lone `<<` or `=` is just text
             return node.value
         if "\0" in node.value:
-            raise self._error(node, f"{node.value[:40]!r} has a character 0, which no name, path or address may have")
+            raise self._error(node, f"{node.value[:40]!r} has a zero byte, which no name, path or address may have")
         try:
             return cast("Any", self._scalars.construct_object(node))  # pyright: ignore[reportUnknownMemberType]
         except ConstructorError as error:

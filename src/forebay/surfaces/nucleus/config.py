@@ -388,11 +388,12 @@ class _Reader(Walker):
 
 
 def _content(path: Path) -> bytes:
-    if path.is_dir():
-        raise ConfigError(f"{path}: is a folder, a configuration file is needed; did you mean {path / 'nucleus.yaml'}?")
     try:
         with path.open("rb") as file:
             content = file.read(yaml.MAX_BYTES + 1)
+    except IsADirectoryError as error:
+        msg = f"{path}: is a folder, a configuration file is needed; did you mean {path / 'nucleus.yaml'}?"
+        raise ConfigError(msg) from error
     except OSError as error:
         siblings = [file.name for pattern in ("*.yaml", "*.yml") for file in path.parent.glob(pattern)]
         reason = (error.strerror or str(error)).lower()
