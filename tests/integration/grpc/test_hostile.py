@@ -611,6 +611,8 @@ def test_who_keeps_the_server_waiting_is_cut_off(open_port, eventually):
         deaf = wire(call("Large", b"20000000"), opening=wide, receive_bytes=4096)
         eventually(lambda: len(port.listener._port.connections) == 2 + len(cut_off) + len(ended) + 1)
         ask(channel, "Echo")  # what came before was read
+        # Before that its call is in the middle of being written, which no time passes in.
+        eventually(lambda: any(one._is_paused for one in port.listener._port.connections))
         eventually(lambda: port.forward(PATIENCE_S) or is_cut_off(deaf))
         for name, one in cut_off.items():
             assert one.end() in {None, NO_ERROR, PROTOCOL_ERROR, ENHANCE_YOUR_CALM}, name
