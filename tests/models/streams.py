@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay import Last, Model, RequestError, endpoint
+from forebay.serving.models.steps import IDLE_STEP_S, MAX_SILENT
 from forebay.workers.together import SideBySide
 
 
@@ -37,7 +38,9 @@ def made(states: list[State]) -> Any:
             os._exit(3)
         if state.made == 3 and how == "none":
             return None
-        if state.made >= 3 and how == "nothing":
+        if state.made >= 3 and how.startswith("nothing"):
+            if state.made == 5 and how == "nothing, late":
+                time.sleep(MAX_SILENT * IDLE_STEP_S)
             parts.append(None)
             continue
         if state.made == 3 and how == "error":

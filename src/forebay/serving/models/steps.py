@@ -20,7 +20,7 @@ from forebay.workers.together import Stepped
 log = logging.getLogger("forebay.workers")
 
 MAX_SILENT: Final = 500
-"""How many steps in a row may bring a stream nothing without a word about it."""
+"""How many steps in a row may bring a stream nothing without a look at how long they took."""
 IDLE_STEP_S: Final = 0.001
 """A model whose steps take less on average, so many times in a row, computes nothing in them."""
 
@@ -190,6 +190,8 @@ def _nothing(runner: Stepping, stream: Stream) -> Stepped:
     count, since = runner.silent.get(stream) or (0, time.monotonic())
     runner.silent[stream] = (count + 1, since)
     if count + 1 == MAX_SILENT:
+        # What computes nothing is quick, but not always, where others have the processor.
+        del runner.silent[stream]
         told = f"{runner.model_name}.step returned None {MAX_SILENT} times in a row for a stream"
         msg = f"{told}, which says that there is nothing this time; return Last(part), or Last(), where a stream ends"
         if time.monotonic() - since < MAX_SILENT * IDLE_STEP_S:
