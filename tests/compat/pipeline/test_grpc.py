@@ -212,7 +212,7 @@ def start(config):
 
 
 def test_tls_files_that_cannot_be_used(tmp_path):
-    with pytest.raises(ConfigError, match=r"none.pem .* cannot be used: No such file"):
+    with pytest.raises(ConfigError, match=r"the TLS file .*none.pem: No such file"):
         start(GrpcConfig(certfile=str(tmp_path / "none.pem")))
 
 
