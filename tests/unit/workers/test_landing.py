@@ -256,8 +256,8 @@ def test_places_of_several_lengths_share_a_file(alone):
 def test_an_array_that_lies_in_a_body_is_seen_where_the_body_has_landed():
     body = written([bytes(range(256)) * (LANDING_BYTES // 64)])
     array = np.frombuffer(body[16:], np.int32).reshape(2, -1)[1:]
-    parts = dump(array)
-    assert landed_in(parts[1]) is not None
-    assert bytes(seen_by_a_worker(parts[1])) == array.tobytes()
-    assert own(parts[1]) == array.tobytes()
-    assert landed_in(dump(array.copy())[1]) is None
+    seen = memoryview(dump(array)[1])
+    assert landed_in(seen) is not None
+    assert bytes(seen_by_a_worker(seen)) == array.tobytes()
+    assert own(seen) == array.tobytes()
+    assert landed_in(memoryview(dump(array.copy())[1])) is None
