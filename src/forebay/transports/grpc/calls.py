@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, QueueFull
 from forebay.observe.access_log import EndedCall
-from forebay.transports.grpc import frames, statuses
+from forebay.transports.grpc import frames, refusals, statuses
 from forebay.transports.grpc.messages import STEP_BYTES, BadMessage, MessageBuffer, Unpacking
 from forebay.transports.grpc.statuses import Status
 from forebay.transports.grpc.windows import STREAM_WINDOW
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from forebay.serving.endpoint import Endpoint
     from forebay.transports.grpc.connection import GrpcConnection
     from forebay.transports.grpc.heads import CallHead, Metadata
+    from forebay.transports.grpc.refusals import Refusal
     from forebay.transports.grpc.sending import Outgoing
     from forebay.transports.grpc.service import Piece
     from forebay.types.call import Request
@@ -55,6 +56,7 @@ class OpenCall:
         outgoing: What it has to send; None if it never had to wait for anything.
         started: When it began, if that is to be told.
         status: How it ended; None if its client called it off.
+        refusal: Why it is refused, if it came to a full queue.
         sent_bytes: Of its messages, if they are counted.
         trailers: The header block after the last message; None while that is not known.
     """
@@ -71,7 +73,7 @@ class OpenCall:
     has_begun = False
     outgoing: Outgoing | None = None
     trailers: bytes | None = None
-    _refusal: tuple[Status, str] = Status.RESOURCE_EXHAUSTED, ""
+    refusal: Refusal | None = None
     _answered: EndedCall | None = None
     _inbox: MessageBuffer | None = None
     _task: asyncio.Task[None] | None = None
@@ -129,17 +131,23 @@ class OpenCall:
         if self.is_done:
             return
         if isinstance(error, QueueFull):
-            self.on_cancel = None
-            self._refusal = statuses.of_error(error, own)
-            self._connection.port.refusals.refuse(self)
+            self.refuse(refusals.same(*statuses.of_error(error, own)))
         else:
             self.end(*statuses.of_error(error, own))
 
+    def refuse(self, refusal: Refusal) -> None:
+        """Tell the client, in turn, that it came to a full queue; `RefusalLine` decides when."""
+        self.on_cancel = None
+        self.refusal = refusal
+        self._connection.port.refusals.refuse(self)
+
     def tell_refused(self) -> None:
-        """End a call that came to a full queue; `RefusalLine` decides when."""
-        if not self.is_done:
-            self._connection.port.refused(self.peer, self._refusal[1])
-            self.end(*self._refusal)
+        """End a call that was refused; does nothing if it has ended."""
+        refusal = self.refusal
+        if refusal is not None and not self.is_done:
+            self.is_done = True
+            self.status = refusal.status
+            self._connection.end(self, refusal.trailers)
 
     # How it ends
 

@@ -7,12 +7,14 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from forebay.transports.grpc import refusals
 from forebay.transports.grpc.heads import Method
 from forebay.transports.grpc.statuses import Status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from forebay.serving.endpoint import Endpoint
     from forebay.transports.grpc.calls import OpenCall
     from forebay.transports.grpc.service import Direct, GrpcService, Stream, Unary
 
@@ -25,7 +27,8 @@ def by_path(services: Sequence[GrpcService]) -> dict[bytes, Method]:
     for service in services:
         prefix = f"/{service.full_name}/"
         for name, direct in service.direct.items():
-            found[(prefix + name).encode()] = _direct(name, direct, is_public=name in service.public)
+            queue = service.queues.get(name)
+            found[(prefix + name).encode()] = _direct(name, direct, queue, is_public=name in service.public)
         for name, unary in service.unary.items():
             found[(prefix + name).encode()] = _unary(name, unary, is_public=name in service.public)
         for name, stream in service.streams.items():
@@ -35,8 +38,13 @@ def by_path(services: Sequence[GrpcService]) -> dict[bytes, Method]:
     return found
 
 
-def _direct(name: str, method: Direct, *, is_public: bool) -> Method:
+def _direct(name: str, method: Direct, queue: Endpoint | None, *, is_public: bool) -> Method:
+    refusal = None if queue is None else refusals.of_full(queue)
+
     def begin(call: OpenCall, message: Any) -> None:
+        if refusal is not None and refusal.is_due():
+            call.refuse(refusal)
+            return
         try:
             method(message, call)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the status of this call

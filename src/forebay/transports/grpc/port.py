@@ -20,11 +20,14 @@ from forebay.transports.reading_turns import ReadingTurns
 from forebay.transports.refusal_pacing import RefusalLine
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forebay.observe.access_log import EndedCall
     from forebay.server.config import GrpcConfig
     from forebay.transports.grpc.calls import OpenCall
     from forebay.transports.grpc.connection import GrpcConnection
     from forebay.transports.grpc.heads import HeadReader
+    from forebay.transports.grpc.refusals import Refusal
 
 log = logging.getLogger("forebay.requests")
 
@@ -67,7 +70,7 @@ class GrpcPort:
         self.buffered_bytes = 0
         self.frame_rooms = FrameRooms()
         self.tasks: set[asyncio.Task[None]] = set()
-        self.refusals = RefusalLine(loop)
+        self.refusals = RefusalLine(loop, self.tell_refused)
         self.turns = ReadingTurns(loop)
         self.max_small_bytes = min(MIN_FRAME_BYTES, config.max_message_bytes + PREFIX_BYTES)
         self._timer: asyncio.TimerHandle | None = None
@@ -110,6 +113,22 @@ class GrpcPort:
     def refused(self, peer: str, text: str) -> None:
         """Write a line of the log about a client that was refused, at most one a second for each reason."""
         self._told.refused(self.epoch, peer, text, text)
+
+    def tell_refused(self, calls: Sequence[OpenCall]) -> None:
+        """Tell calls that they came to a full queue; it is counted and logged once for all with the same reason."""
+        alike: dict[Refusal, list[OpenCall]] = {}
+        for call in calls:
+            if call.refusal is not None and not call.is_done:
+                alike.setdefault(call.refusal, []).append(call)
+        for refusal, together in alike.items():
+            refusal.count(len(together))
+            self._told.refused(self.epoch, together[0].peer, refusal.text, refusal.text)
+            self._told.counts(self.epoch, refusal.text, len(together) - 1)
+            for call in together:
+                try:
+                    call.tell_refused()
+                except Exception:  # of one of them: the others are told all the same
+                    log.exception("a refusal could not be written")
 
     def expect(self, call: OpenCall, timeout_s: float) -> None:
         """End a call after this time."""

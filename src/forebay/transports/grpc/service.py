@@ -91,6 +91,8 @@ class GrpcService(msgspec.Struct, frozen=True, kw_only=True):
         unary: Methods that are coroutines, by name.
         streams: Methods that take and give any number of messages, by name.
         public: Names of methods that need no API key, as probes have none.
+        queues: Methods all of whose calls wait in one queue, and whose it is: while it is full, they are refused before
+            anything is read.
         lands: Methods that take a long message as a view of where it has landed, and not as bytes; and what says, of
             the message's beginning, where that is to be.
         files: Serialized descriptors of the files it is described in, each after those it imports; without them it
@@ -102,5 +104,6 @@ class GrpcService(msgspec.Struct, frozen=True, kw_only=True):
     unary: Mapping[str, Unary] = {}
     streams: Mapping[str, Stream] = {}
     public: Collection[str] = ()
+    queues: Mapping[str, Endpoint] = {}
     lands: Mapping[str, PlacesOf] = {}
     files: Sequence[bytes] = ()

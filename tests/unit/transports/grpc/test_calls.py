@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any, cast
 
 import uvloop
 
+from forebay.errors import QueueFull
 from forebay.server.config import GrpcConfig
 from forebay.transports.grpc import frames
 from forebay.transports.grpc.hpack import literal
@@ -24,6 +26,24 @@ HEAD = (
     + literal(b"te", b"trailers")
 )
 EMPTY = prefix(0)
+
+
+FULL = b"the queue of 'b' is full; try again later"
+
+
+class Queue:
+    name = "b"
+
+    def __init__(self):
+        self.has_room = False
+        self.counted = []
+
+    def is_full(self):
+        return not self.has_room
+
+    def reject(self, error, times):
+        assert isinstance(error, QueueFull)
+        self.counted.append(times)
 
 
 def opened(stream):
@@ -93,6 +113,37 @@ def test_a_method_that_takes_many_messages_leaves_time_to_others():
         runner.run(run())
     began, ended = turns
     assert ended - began >= count // 100
+
+
+def test_calls_to_a_full_queue_do_not_begin_and_are_counted_once_for_all():
+    queue = Queue()
+    begun = []
+
+    async def run():
+        service = GrpcService(
+            full_name="a.B",
+            direct={"Method": lambda _message, call: begun.append(call)},
+            queues={"Method": cast("Any", queue)},
+        )
+        async with serving(service) as (reader, writer, port):
+            port.refusals._timer = asyncio.get_running_loop().call_later(1e3, lambda: None)  # nobody is told yet
+            for stream in range(1, 9, 2):
+                writer.write(asked(stream))
+            writer.write(frames.rst_stream(3, frames.Reason.CANCEL))
+            await until(lambda: len(port.refusals) == 4 and port.calls == 3)
+            port.refusals.stop()
+            assert queue.counted == [3]
+            assert port.calls == 0
+            refused = literal(b"grpc-status", b"8") + literal(b"grpc-message", FULL)
+            answered = b""
+            while answered.count(refused) < 3:
+                answered += await reader.read(1 << 16)
+            queue.has_room = True
+            writer.write(asked(9))
+            await until(lambda: begun)
+
+    asyncio.run(run())
+    assert len(begun) == 1
 
 
 def test_a_call_that_is_called_off_may_answer_others():

@@ -52,7 +52,11 @@ def services(inference: Predictions) -> list[GrpcService]:
             if (method.input_type, method.output_type) == wanted:
                 methods.setdefault(described.full_name, {})[method.name] = run
     files = _files(request_class, response_class)
-    return [GrpcService(full_name=name, direct=found, files=files) for name, found in methods.items()]
+    queue = inference.endpoint
+    return [
+        GrpcService(full_name=name, direct=found, queues=dict.fromkeys(found, queue), files=files)
+        for name, found in methods.items()
+    ]
 
 
 def _peer(call: Call) -> str:
