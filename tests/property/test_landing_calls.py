@@ -22,8 +22,8 @@ from forebay.transports.grpc.hpack import literal
 from forebay.transports.grpc.messages import PREFIX_BYTES, prefix
 from forebay.transports.grpc.methods import by_path
 from forebay.transports.grpc.port import GrpcPort
-from forebay.transports.grpc.receiving import Receiver
 from forebay.transports.grpc.service import GrpcService
+from forebay.transports.grpc.usual_calls import UsualCalls
 from forebay.workers.landing import HERE, LANDING_BYTES, Landing, landed_in
 
 SIZES = st.sampled_from([0, 5, 20_000, LANDING_BYTES - 1, LANDING_BYTES + 1, 150_000, 150_000, 300_000, 300_000])
@@ -208,7 +208,7 @@ def test_a_message_that_lands_is_the_one_that_is_joined(sent, data):
     pieces = [piece for piece in pieces if piece]
     at_once = data.draw(st.booleans())
     with pytest.MonkeyPatch.context() as patched:  # nor is a beginning remembered there
-        patched.setattr(Receiver, "_learn_long", lambda *_: None)
+        patched.setattr(UsualCalls, "learn_long", lambda *_: None)
         joined = talk(pieces, lands=False)
     found = talk(pieces, lands=True, at_once=at_once)
     assert found[:2] == joined[:2]
@@ -277,7 +277,7 @@ def test_a_long_call_that_begins_as_one_before_is_what_its_frames_mean(calls, at
     pieces = [piece for call in calls for piece in call if piece]
     known = talk(pieces, lands=True, at_once=at_once)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Receiver, "_learn_long", lambda *_: None)
+        patched.setattr(UsualCalls, "learn_long", lambda *_: None)
         read = talk(pieces, lands=True, at_once=at_once)
     assert known == read
 

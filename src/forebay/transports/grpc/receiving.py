@@ -10,7 +10,7 @@ doing are counted too, whoever ends them: calls it cancels, calls that are refus
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from forebay.transports.grpc import frames, statuses
 from forebay.transports.grpc.calls import OpenCall, ended
@@ -19,6 +19,7 @@ from forebay.transports.grpc.heads import Malformed, check_trailers
 from forebay.transports.grpc.hpack import BadBlock, Decoder, HeaderBlockTooLarge
 from forebay.transports.grpc.messages import PREFIX_BYTES
 from forebay.transports.grpc.statuses import Status
+from forebay.transports.grpc.usual_calls import MAX_HEADS, UsualCalls
 from forebay.transports.grpc.windows import CONNECTION_WINDOW, STREAM_WINDOW
 
 if TYPE_CHECKING:
@@ -31,10 +32,6 @@ LONGEST_FRAME_BYTES: Final = 64 * 1024
 """Longest frame that is written, whatever the client takes: calls take turns."""
 MAX_PIECES: Final = 64
 """Short answers that are gathered before they are written, so that a client that reads none is noticed early."""
-MAX_HEADS: Final = 32
-"""Header blocks that are remembered; when there are more, all are forgotten and learned anew."""
-MAX_USUAL: Final = 8
-"""Lengths of calls that came as one segment which are remembered."""
 MAX_HEAD_BYTES: Final = 2048
 """Longest list of fields that is remembered."""
 MAX_CONTROL: Final = 10_000
@@ -62,43 +59,6 @@ _SENTENCE: Final = b"this port speaks gRPC, which needs HTTP/2\n"
 _NOT_HTTP_1: Final = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
 ) % (len(_SENTENCE), _SENTENCE)
-
-
-_PLAIN_HEADERS: Final = bytes([frames.HEADERS, frames.END_HEADERS])
-
-
-class _UsualCall(NamedTuple):
-    """How a call came that was all of a segment: a HEADERS frame and a DATA frame.
-
-    Attributes:
-        begin: The bytes before its stream.
-        middle: Those between the stream and the second time it is named.
-        prefix: What stands before its message.
-        at: Where that begins.
-        head: What the header block means.
-    """
-
-    begin: bytes
-    middle: bytes
-    prefix: bytes
-    at: int
-    head: CallHead
-
-
-class _LongCall(NamedTuple):
-    """How a call began whose message is longer than a segment: a HEADERS frame, and a part of a DATA frame.
-
-    Attributes:
-        begin: The bytes before its stream.
-        block: The header block.
-        start: Where the data begins.
-        head: What the header block means.
-    """
-
-    begin: bytes
-    block: bytes
-    start: int
-    head: CallHead
 
 
 class Receiver:
@@ -132,10 +92,8 @@ class Receiver:
         self._skipped: deque[tuple[int, int]] = deque(maxlen=MAX_SKIPPED)
         # Header blocks.
         self._decoder = Decoder(port.config.max_metadata_bytes)
-        self._heads: dict[bytes, CallHead] = {}
-        self._heads_stamp = 0
-        self._usual: dict[int, _UsualCall] = {}
-        self._long: _LongCall | None = None
+        self._usual = UsualCalls()
+        self._usual_stamp = 0
         self._block: bytearray | None = None
         self._block_stream = 0
         self._block_flags = 0
@@ -169,12 +127,12 @@ class Receiver:
             ConnectionFault: If nothing more of this client can be believed.
         """
         if data:
-            usual = self._usual.get(len(data))
-            if usual is not None and self._begin_usual(usual, data):
+            if self._reader.is_inside:
+                self._segment = b""
+            elif self._block is None and self._begin_as_usual(data):
                 return
-            if self._long is not None and self._begin_long(self._long, data):
-                return
-            self._segment = b"" if self._reader.is_inside else data
+            else:
+                self._segment = data
             self._reader.feed(data)
         if not self.is_greeted and not self._greet():
             return
@@ -322,51 +280,28 @@ class Receiver:
         self._sender.out.append(frames.settings(values))
         self._sender.out.append(frames.window_update(0, CONNECTION_WINDOW - frames.FIRST_WINDOW))
 
-    def _begin_usual(self, usual: _UsualCall, data: bytes) -> bool:
+    def _begin_as_usual(self, data: bytes) -> bool:
         """Begin a call that came as one before did, byte for byte but for its stream and message."""
-        stream = int.from_bytes(data[5:9])
-        if (
-            stream != self.last_stream + 2
-            or not data.startswith(usual.begin)
-            or not data.startswith(usual.middle, frames.HEAD_BYTES)
-            or data[5:9] != data[usual.at - 9 : usual.at - 5]
-            or not data.startswith(usual.prefix, usual.at - 5)
-            or self._reader.is_inside
-            or self._block is not None
-        ):
-            return False
-        call = self._begin_again(stream, usual.head, len(data) - usual.at + PREFIX_BYTES)
-        if call is None:
-            return False
-        call.is_half_closed = True
-        call.begin(data[usual.at :])
-        return True
-
-    def _begin_long(self, known: _LongCall, data: bytes) -> bool:
-        """Begin a call that came as one before did, byte for byte but for its stream, and of whose data more is due."""
-        stream, size = int.from_bytes(data[5:9]), len(data) - known.start
-        if (
-            stream != self.last_stream + 2
-            or size < 0
-            or not data.startswith(known.begin)
-            or not data.startswith(known.block, frames.HEAD_BYTES)
-            or self._reader.is_inside
-            or self._block is not None
-        ):
-            return False
-        length, kind, flags, named = frames.head_at(data, known.start - frames.HEAD_BYTES)
-        is_long = max(size, frames.VIEWED_BYTES - 1) < length <= frames.LONG_FRAME_BYTES
-        if kind != frames.DATA or flags & ~frames.END_STREAM or named != stream or not is_long:
-            return False
-        call = self._begin_again(stream, known.head, size)
-        if call is None:
-            return False
-        self._reader.begin_inside(length, length - size, flags, stream)
-        try:
-            call.receive(memoryview(data)[known.start :], size, is_last=False)
-        except StreamFault as fault:
-            self._fault(fault)
-        return True
+        usual, stream = self._usual, self.last_stream + 2
+        whole = usual.whole.get(len(data))
+        if whole is not None and whole.is_like(data, stream):
+            call = self._begin_again(stream, whole.head, len(data) - whole.at + PREFIX_BYTES)
+            if call is not None:
+                call.is_half_closed = True
+                call.begin(data[whole.at :])
+                return True
+        elif usual.long is not None and (frame := usual.long.frame_of(data, stream)) is not None:
+            (length, flags), start = frame, usual.long.start
+            size = len(data) - start
+            call = self._begin_again(stream, usual.long.head, size)
+            if call is not None:
+                self._reader.begin_inside(length, length - size, flags, stream)
+                try:
+                    call.receive(memoryview(data)[start:], size, is_last=False)
+                except StreamFault as fault:
+                    self._fault(fault)
+                return True
+        return False
 
     def _begin_again(self, stream: int, head: CallHead, size: int) -> OpenCall | None:
         """Begin a call with a head that is known, and so much data; None if it may not begin as usual."""
@@ -387,47 +322,9 @@ class Receiver:
             port.expect(call, head.timeout_s)
         return call
 
-    def _learn(self, call: OpenCall, size: int) -> None:
-        """Remember how a call came if it was all of a segment; `size` is that of its only DATA frame."""
-        data = self._segment
-        at = 2 * frames.HEAD_BYTES + (data[1] << 8 | data[2]) + PREFIX_BYTES
-        block = data[frames.HEAD_BYTES : at - PREFIX_BYTES - frames.HEAD_BYTES]
-        head = self._heads.get(block)
-        if (
-            len(data) == at - PREFIX_BYTES + size
-            and data[0] == 0
-            and data[3:5] == _PLAIN_HEADERS
-            and head is not None
-            and head is call.head
-            and int.from_bytes(data[5:9]) == call.stream
-            and not head.is_public
-        ):
-            if len(self._usual) >= MAX_USUAL:
-                self._usual.clear()
-            middle = data[frames.HEAD_BYTES : at - PREFIX_BYTES - 4]
-            self._usual[len(data)] = _UsualCall(data[:5], middle, data[at - PREFIX_BYTES : at], at, head)
-
-    def _learn_long(self, call: OpenCall) -> None:
-        """Remember how a call came if the segment began with it and ended within its data."""
-        data = self._segment
-        block = data[frames.HEAD_BYTES : frames.HEAD_BYTES + (data[1] << 8 | data[2])]
-        head = self._heads.get(block)
-        if (
-            data[0] == 0
-            and data[3:5] == _PLAIN_HEADERS
-            and head is not None
-            and head is call.head
-            and int.from_bytes(data[5:9]) == call.stream
-            and not head.is_public
-            and not head.is_stream
-        ):
-            self._long = _LongCall(data[:5], block, 2 * frames.HEAD_BYTES + len(block), head)
-
     def _forget_heads(self) -> None:
-        self._heads.clear()
-        self._usual.clear()
-        self._long = None
-        self._heads_stamp = self._decoder.changes
+        self._usual.forget()
+        self._usual_stamp = self._decoder.changes
 
     def _count_data(self, size: int) -> None:
         """Give the client room for what has come, now and then."""
@@ -456,11 +353,11 @@ class Receiver:
             and call.take_whole(size)
         ):
             if flags == frames.END_STREAM and self._segment:
-                self._learn(call, size)
+                self._usual.learn(self._segment, call.head, stream, size)
             call.begin(bytes(payload[PREFIX_BYTES:]))
         else:
             if self._segment and self._reader.rest_bytes:
-                self._learn_long(call)
+                self._usual.learn_long(self._segment, call.head, stream)
             call.receive(payload, flow_bytes, is_last=bool(flags & frames.END_STREAM))
 
     def _take_late_data(self, flags: int, stream: int, payload: bytes) -> None:
@@ -510,7 +407,7 @@ class Receiver:
         if stream > self.last_stream + 2:
             self._skipped.append((self.last_stream, stream))
         self.last_stream = stream
-        head = self._heads.get(block) or self._read_head(stream, block)
+        head = self._usual.heads.get(block) or self._read_head(stream, block)
         port, calls = self._port, self._calls
         if head.refusal is not None:
             self._turn_away(stream, head.refusal, is_last=bool(is_last))
@@ -546,7 +443,7 @@ class Receiver:
     def _read_head(self, stream: int, block: bytes) -> CallHead:
         decoder = self._decoder
         fields, size = self._decode(block)
-        if decoder.changes != self._heads_stamp or len(self._heads) >= MAX_HEADS:
+        if decoder.changes != self._usual_stamp or len(self._usual.heads) >= MAX_HEADS:
             self._forget_heads()
             is_same = False
         else:
@@ -559,7 +456,7 @@ class Receiver:
         if head.refusal is not None or head.is_public:
             self.waste(size // WASTE_BYTES + (WASTE_OF_GUESS if head.is_guessed else 0))
         if is_same and size <= MAX_HEAD_BYTES:
-            self._heads[block] = head
+            self._usual.heads[block] = head
         return head
 
     def _decode(self, block: bytes) -> tuple[list[tuple[bytes, bytes]], int]:
