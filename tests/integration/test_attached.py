@@ -628,6 +628,8 @@ def test_the_log_of_a_command_ends_with_the_test_that_ran_it():
         (["model.py", "--connect", "localhost:1"], "did you mean tcp:localhost:1?"),
         (["model.py", "--connect", "unix:s", "--secret", "short"], "at least 16 are needed"),
         (["modle.py", "--connect", "unix:s"], "did you mean model.py?"),
+        (["", "--connect", "unix:s"], "TARGET is an empty text; a Python file is needed"),
+        ([".", "--connect", "unix:s"], ". is a folder; a Python file is needed"),
         (["model.py:Is", "--connect", "unix:s"], "has no forebay.Model named Is; there is It"),
         (["model.py"], "the following arguments are required: --connect"),
         (["two.py", "--connect", "unix:s"], "two.py has 2 models (A, B) and a worker runs one: two.py:A"),

@@ -249,4 +249,4 @@ def test_a_folder_as_well_and_what_is_served_is_told(tmp_path, cli):
     (tmp_path / "all" / "net" / "3" / "model.onnx").write_bytes(times(3))
     told = cli("check", tmp_path / "all")
     assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout == f"POST /models/NAME of {tmp_path}/all: 1 versions (net), loaded at the start\n"
+    assert told.stdout == f"POST /models/NAME of {tmp_path}/all: 1 version (net), loaded at the start\n"

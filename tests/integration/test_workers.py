@@ -135,7 +135,7 @@ def test_what_a_model_gets_wrong_is_500_and_the_worker_stays(zoo, wish):
 def test_the_log_names_both_numbers_when_results_are_missing(zoo, eventually):
     zoo.call("failing", "too many", x_request_id="number-log")
     found = eventually(lambda: [r for r in zoo.records if "number-log" in r.get("request_ids", [])])
-    assert "3 results for 1 samples" in found[0]["message"]
+    assert "3 results for 1 sample" in found[0]["message"]
 
 
 def test_batch_mates_of_a_failed_sample_are_answered(zoo, at_once):

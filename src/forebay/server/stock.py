@@ -308,8 +308,7 @@ class Stock:
         try:
             leaving = self._memory.admit(revision, may_exceed=may_exceed)
         except Full:
-            count = self._memory.statistics().loaded
-            msg = f"there is no room for '{name}': all {count} models in memory are in use; try again later"
+            msg = f"there is no room for '{name}': all that is in memory is in use; try again later"
             raise Unavailable(msg) from None
         for other in leaving:
             self._unload(other)

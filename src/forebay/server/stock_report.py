@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from forebay.observe.repository_metrics import StockReading
+from forebay.types.counted import counted
 
 if TYPE_CHECKING:
     from forebay.repository.repository import RepositoryStatistics
@@ -35,9 +36,9 @@ def summary(stock: Stock) -> list[str]:
         catalog, told = one.repository.catalog, one.repository.statistics()
         shown = ", ".join([*catalog.models][:5]) + (", ..." if told.models > 5 else "")
         when = "loaded when they are asked for" if stock.is_lazy else "loaded at the start"
-        count = (
-            f"{told.models} models with {told.versions} versions" if told.models != 1 else f"{told.versions} versions"
-        )
+        count = counted(told.versions, "version")
+        if told.models != 1:
+            count = f"{told.models} models with {count}"
         lines.append(f"POST /models/NAME of {one.repository.place}: {count} ({shown or 'none yet'}), {when}")
     return lines
 

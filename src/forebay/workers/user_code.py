@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from forebay.errors import BadOutcome
 from forebay.types.call import After, Failure
 from forebay.types.caught import caught, is_ours
+from forebay.types.counted import counted
 from forebay.types.failures import failure_in, failure_of
 
 if TYPE_CHECKING:
@@ -142,9 +143,11 @@ def checked(outcomes: Any, count: int) -> Sequence[Outcome]:
     try:
         found = len(outcomes)
     except TypeError:
-        raise BadOutcome(f"the runner returned {type(outcomes).__name__}, expected a list of {count} results") from None
+        raise BadOutcome(
+            f"the runner returned {type(outcomes).__name__}, expected a list of {counted(count, 'result')}"
+        ) from None
     if found != count:
-        raise BadOutcome(f"the runner returned {found} results for {count} samples")
+        raise BadOutcome(f"the runner returned {_for(found, count)}")
     return outcomes
 
 
@@ -159,14 +162,13 @@ def one_each(results: Any, count: int) -> Sequence[Any]:
         # What has keys would give them instead of its values: mappings of every kind, and tables of columns.
         has_keys = hasattr(results, "keys") and getattr(results, "ndim", 2) != 1
         if has_keys or isinstance(results, (str, bytes, bytearray)) or not hasattr(results, "__getitem__"):
-            raise BadOutcome(f"predict returned a {name}; a list with one result for each of {count} samples is needed")
+            raise BadOutcome(f"predict returned a {name}; {_needed(count)}")
         if getattr(results, "ndim", 1) == 0:
-            msg = f"predict returned one {name}; a list with one result for each of {count} samples is needed"
-            raise BadOutcome(msg)
+            raise BadOutcome(f"predict returned one {name}; {_needed(count)}")
     results = cast("Sequence[Any]", results)
     found = len(results)
     if found != count:
-        raise BadOutcome(f"predict returned {found} results for {count} samples")
+        raise BadOutcome(f"predict returned {_for(found, count)}")
     return results
 
 
@@ -199,3 +201,11 @@ def _log(what: str, raised: BaseException | None) -> None:
     if raised is not None:
         error = failure_of(raised).error
         log.error("%s: %s", what, error.message, extra={"trace": getattr(error, "trace", "")})
+
+
+def _for(found: int, count: int) -> str:
+    return f"{counted(found, 'result')} for {counted(count, 'sample')}"
+
+
+def _needed(count: int) -> str:
+    return f"a list with one result for each of {counted(count, 'sample')} is needed"

@@ -189,7 +189,7 @@ async def test_what_is_in_use_stays_and_the_next_one_has_to_wait(files):  # N121
         answer = asyncio.Event()
         running = asyncio.ensure_future(found.app.find("a").endpoint.call(answer))
         await asyncio.sleep(0)
-        with pytest.raises(Unavailable, match="there is no room for 'b': all 1 models in memory are in use; try again"):
+        with pytest.raises(Unavailable, match="there is no room for 'b': all that is in memory is in use; try again"):
             await found.ask("b")
         answer.set()
         assert await running == "a"

@@ -97,7 +97,7 @@ def test_several_bad_samples_each_get_their_own_error(runner):
     found = answers(runner, "raise", "a", "refuse", "short")
     assert told(found) == [RunnerFailed, "A", InvalidRequest, BadOutcome]
     assert "ValueError: not that" in found[0].trace
-    assert found[3].message == "predict returned 0 results for 1 samples"
+    assert found[3].message == "predict returned 0 results for 1 sample"
 
 
 def test_what_is_nobodys_fault_is_not_run_again(runner):

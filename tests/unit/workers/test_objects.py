@@ -327,7 +327,7 @@ def test_samples_of_an_item_are_packed_one_by_one():
         assert [found[0] for found in answer.load()] == [0, 1, 2]
         # More samples than a batch takes: the endpoint cuts and joins them.
         assert (await spread([{"x": number} for number in range(11)])).load() == list(range(11))
-        with pytest.raises(BadOutcome, match="1 results for 2 samples"):
+        with pytest.raises(BadOutcome, match="1 result for 2 samples"):
             await spread([{"few": 1}, {}])
         with pytest.raises(ForebayError, match="no"):
             await spread([{"x": 1}, {"do": "fail"}])

@@ -317,6 +317,8 @@ def load_module(path: Path) -> ModuleType:
         ConfigError: If there is no such file.
     """
     path = path.resolve()
+    if path.is_dir():
+        raise ConfigError(f"{shown_path(path)} is a folder; a Python file is needed")
     if not path.is_file():
         siblings = [str(other.name) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
         hint = nearest(path.name, siblings)

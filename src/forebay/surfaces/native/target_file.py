@@ -22,8 +22,10 @@ def split_target(target: str) -> tuple[Path, str | None]:
     """Split `file.py:Name` into the file and the name.
 
     Raises:
-        ConfigError: If the name is empty.
+        ConfigError: If one of them is empty.
     """
+    if not target:
+        raise ConfigError("TARGET is an empty text; a Python file is needed")
     file, colon, name = target.rpartition(":")
     if colon and file.endswith(".py"):
         if not name:

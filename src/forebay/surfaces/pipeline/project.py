@@ -30,6 +30,7 @@ from forebay.surfaces.pipeline.fronts.rpc import services
 from forebay.surfaces.pipeline.fronts.tensors import face_of, routes_in_tensors
 from forebay.transports.grpc.kserve import KServe
 from forebay.transports.grpc.listener import GrpcListener
+from forebay.types.counted import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -237,12 +238,12 @@ def _is_free(host: str, port: int) -> bool:
 def _summary(server: PipelineServer, dag: Dag, config: PipelineConfig) -> list[str]:
     name = server.name or "any name"
     kind = "a thread" if config.dag.is_thread_op else "a process"
-    lines = [f"POST /{server.name or '{name}'}/prediction, and gRPC: {len(dag.ops)} ops, {name}"]
+    lines = [f"POST /{server.name or '{name}'}/prediction, and gRPC: {counted(len(dag.ops), 'op')}, {name}"]
     if config.build_dag_each_worker:
-        lines.append(f"the whole graph in each of {config.worker_num} processes")
+        lines.append(f"{counted(config.worker_num, 'process', 'processes')} with the whole graph each")
         kind = "a thread"
     else:
-        lines.append(f"up to {config.worker_num} requests inside, {config.max_queue} may wait")
+        lines.append(f"up to {counted(config.worker_num, 'request')} inside, {config.max_queue} may wait")
     for op, settings in dag.settings.items():
         before = ", ".join(one.name for one in dag.ops[op].get_input_ops())
         size = settings["batch_size"]

@@ -13,6 +13,11 @@ export function count(value) {
   return short(value);
 }
 
+/** A number with its noun, such as "1 version". */
+export function several(value, noun) {
+  return `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+}
+
 function short(value) {
   const size = Math.abs(value);
   if (size === 0) return "0";

@@ -2,7 +2,7 @@
 // Where models come from, what of it is on the disk and in memory, and what is wrong there.
 
 import { h, say } from "./dom.js";
-import { ago, bytes, count, percent, span } from "./numbers.js";
+import { ago, bytes, count, percent, several, span } from "./numbers.js";
 
 const PROBLEMS = 5;
 
@@ -27,17 +27,17 @@ export class Repositories {
       `${count(memory.loads)} loaded`,
       memory.evictions ? `${count(memory.evictions)} left to make room` : "",
       memory.failures ? `${count(memory.failures)} could not be loaded` : "",
-      memory.waiting ? `${count(memory.waiting)} requests wait for theirs` : "",
+      memory.waiting ? `${several(memory.waiting, "request")} waiting for theirs` : "",
     ].filter(Boolean).join(" · "));
   }
 }
 
 function placeOf(one) {
   const facts = [
-    `${count(one.models)} models with ${count(one.versions)} versions`,
+    `${several(one.models, "model")} with ${several(one.versions, "version")}`,
     one.looked_s ? `looked at ${ago(Date.now() / 1000 - one.looked_s)}, which took ${span(one.look_s)}` : "never seen yet",
     one.disk ? `${count(one.disk.count)} on the disk (${bytes(one.disk.bytes)}), ${count(one.disk.misses)} copied` : "used where it lies",
-    one.failures ? `${count(one.failures)} looks failed` : "",
+    one.failures ? `${several(one.failures, "look")} failed` : "",
   ];
   const more = one.problems.length - PROBLEMS;
   return h("li", {},

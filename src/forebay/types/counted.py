@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers of things, as a sentence has them."""
+
+from __future__ import annotations
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number with its noun: `1 version`, `2 versions`.
+
+    Args:
+        many: The noun of several, if that is not the one with an s.
+    """
+    return f"{number} {one if number == 1 else many or one + 's'}"
