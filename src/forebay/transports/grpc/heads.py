@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
+MAX_GUESSES: Final = 10
+"""Paths of no method for which it is told between two sweeps what there is instead: with many methods that takes
+milliseconds."""
+
 _TIMEOUT: Final = re.compile(rb"(\d{1,8})([HMSmun])")
 _UNITS_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
@@ -69,13 +73,11 @@ class CallHead:
         refusal: The header block of its answer if nothing of it is wanted.
         reason: Why not, for the log.
         status: Its status then.
-        is_guessed: Whether what was meant was looked for, which takes longer than all else.
     """
 
     __slots__ = (
         "begin",
         "encoding",
-        "is_guessed",
         "is_public",
         "is_stream",
         "lands",
@@ -101,7 +103,6 @@ class CallHead:
         self.status = Status.UNIMPLEMENTED
         self.refusal: bytes | None = None
         self.reason = ""
-        self.is_guessed = False
 
     def refuse(self, status: Status, text: str) -> None:
         """Want nothing of it."""
@@ -110,7 +111,11 @@ class CallHead:
 
 
 class HeadReader:
-    """Reads heads for one port."""
+    """Reads heads for one port.
+
+    Attributes:
+        guesses: How often it may still tell what there is instead; each sweep of the port allows for some more.
+    """
 
     def __init__(self, methods: Mapping[bytes, Method], api_keys: Sequence[str], max_bytes: int) -> None:
         """Describe the port.
@@ -128,6 +133,7 @@ class HeadReader:
             self._names.setdefault(service, []).append(name)
         self._keys = [key.encode() for key in api_keys]
         self._max_bytes = max_bytes
+        self.guesses = MAX_GUESSES
 
     def read(self, fields: Sequence[Field], size: int) -> CallHead:
         """Return what a list of fields means.
@@ -162,7 +168,6 @@ class HeadReader:
             return
         if method is None:
             head.refuse(Status.UNIMPLEMENTED, self._not_found(head.path))
-            head.is_guessed = True
             return
         head.begin, head.is_stream, head.is_public = method.begin, method.is_stream, method.is_public
         head.lands = method.lands
@@ -194,14 +199,16 @@ class HeadReader:
         service, slash, name = path[1:].decode(errors="replace").partition("/")
         if service in self._names:
             known = self._names[service]
-            return f"the service {service} has no method '{name[:100]}'" + _else(name, known)
+            return f"the service {service} has no method '{name[:100]}'" + self._else(name, known)
         if not slash:
             return f"the path '/{service[:100]}' names no method; /SERVICE/METHOD is needed"
-        return f"there is no service '{service[:100]}' here" + _else(service, self._names)
+        return f"there is no service '{service[:100]}' here" + self._else(service, self._names)
 
-
-def _else(word: str, known: Collection[str]) -> str:
-    return meant(word[:100], known) or f"; there is {', '.join(sorted(known))}"
+    def _else(self, word: str, known: Collection[str]) -> str:
+        if not self.guesses:
+            return ""
+        self.guesses -= 1
+        return meant(word[:100], known) or f"; there is {', '.join(sorted(known))}"
 
 
 def check_trailers(fields: Sequence[Field]) -> None:

@@ -14,6 +14,7 @@ from forebay.observe.refusal_log import RefusalLog
 from forebay.transports.grpc.calls import NEVER
 from forebay.transports.grpc.even_frames import FrameRooms
 from forebay.transports.grpc.frames import MIN_FRAME_BYTES
+from forebay.transports.grpc.heads import MAX_GUESSES
 from forebay.transports.grpc.messages import PREFIX_BYTES
 from forebay.transports.grpc.statuses import Status
 from forebay.transports.reading_turns import ReadingTurns
@@ -87,6 +88,7 @@ class GrpcPort:
         self.epoch += 1
         # First: whatever one connection raises, the others are looked at again.
         self._timer = self.loop.call_later(SWEEP_S, self.sweep)
+        self.heads.guesses = MAX_GUESSES
         for connection in list(self.connections):
             try:
                 connection.sweep(self.epoch)

@@ -44,8 +44,6 @@ MAX_WASTED: Final = 2_000
 """Calls between two sweeps that may come to nothing by what the client says, and calls that need no key."""
 WASTE_BYTES: Final = 1024
 """A header block that had to be read for one of them counts once more for each of these in its list of fields."""
-WASTE_OF_GUESS: Final = 20
-"""What it counts besides if it was compared with all methods, which takes up to 2 ms."""
 MAX_PUBLIC: Final = 16
 """Calls that need no key, at a time."""
 MAX_SKIPPED: Final = 64
@@ -454,7 +452,7 @@ class Receiver:
             self.waste(size // WASTE_BYTES)
             raise StreamFault(stream, Reason.PROTOCOL_ERROR, str(error)) from None
         if head.refusal is not None or head.is_public:
-            self.waste(size // WASTE_BYTES + (WASTE_OF_GUESS if head.is_guessed else 0))
+            self.waste(size // WASTE_BYTES)
         if is_same and size <= MAX_HEAD_BYTES:
             self._usual.heads[block] = head
         return head
