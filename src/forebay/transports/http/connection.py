@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 LARGE_READ_BYTES: Final = 64 * 1024
 """A client of whom so much has arrived at once has its next turn after the others."""
+LONGEST_SLEEP: Final = 600
+"""For how many sweeps a connection sleeps at most: for each of them there may be a set of those that wake up then."""
 
 
 class HttpConnection(ReadingConnection):
@@ -143,10 +145,14 @@ class HttpConnection(ReadingConnection):
     def sweep(self, epoch: int) -> None:
         """Close what is idle, slow or stuck; called once a second, but not while it sleeps."""
         config, talk = self._lane.config, self.talk
+        if talk.state is DUE:
+            self.seen = epoch  # the time of an idle client begins with its answer
         quiet_s = (epoch - self.seen) * SWEEP_S
         if self._stuck_since is not None:
             if (epoch - self._stuck_since) * SWEEP_S > config.write_timeout_s:
                 self.abort()
+        elif self.transport.is_closing():
+            self._stuck_since = epoch  # something is left to be taken: too little for a word from the transport
         elif talk.state.is_inside:
             if self.flow.read_paused:
                 talk.wait(epoch)
@@ -156,11 +162,13 @@ class HttpConnection(ReadingConnection):
                 late = f"the rest of the request did not come within {config.read_timeout_s:g} seconds"
                 self._refuse(TooSlow(late if quiet_s > config.read_timeout_s else "the request comes too slowly"))
         elif talk.has_lingered(epoch, quiet_s) or (talk.state is IDLE and quiet_s > config.keep_alive_s):
+            self._move_to(self._lane.awake)
             self.transport.close()
         elif talk.state is IDLE and quiet_s > SWEEP_S:
             self.forget()
             self.forget_parser()
-            self._move_to(self._lane.asleep(self.seen + int(config.keep_alive_s / SWEEP_S) + 1))
+            left_s = config.keep_alive_s - quiet_s
+            self._move_to(self._lane.asleep(epoch + int(min(left_s / SWEEP_S, LONGEST_SLEEP)) + 1))
 
     def _move_to(self, others: set[HttpConnection]) -> None:
         self._is_among.discard(self)

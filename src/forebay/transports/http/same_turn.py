@@ -88,6 +88,7 @@ class SameTurn(ReplyToAll):
             if spare <= 0:
                 for connection in arrived:
                     connection.arrived = b""
+                    connection.seen = self._lane.epoch
                 self._lane.refusals.refuse_all(arrived)
                 return
             self._submit(arrived[:spare], head, endpoint, now)

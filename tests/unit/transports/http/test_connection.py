@@ -3,13 +3,14 @@
 
 import asyncio
 import itertools
+import socket
 
 import pytest
 from tests.unit.transports.http.driven import Door, request
 
 from forebay.errors import InternalError
 from forebay.transports.http.bodies import BodyTooLong, read_body
-from forebay.transports.http.connection import HttpConnection
+from forebay.transports.http.connection import LONGEST_SLEEP, HttpConnection
 from forebay.transports.http.connection_state import BODY, GONE, IDLE, LINGER
 from forebay.types.call import Failure
 
@@ -373,9 +374,8 @@ def test_who_says_nothing_is_looked_at_again_when_its_time_is_over(doors):
     assert not client.transport.is_closed
     door.pass_seconds(1)
     assert client.transport.is_closed
-    assert door.lane.awake == set()
     lose(door, client)
-    assert door.lane.connections == set()
+    assert door.lane.connections == door.lane.awake == set()
     assert not any(door.lane._asleep.values())
 
 
@@ -393,6 +393,61 @@ def test_who_wakes_up_has_the_limits_of_everybody_and_its_whole_time_again(doors
     first.send(request("alpha", b"345")[:-1])
     door.pass_seconds(6)
     assert first.statuses == [200, 408]
+
+
+def test_the_time_of_an_idle_client_begins_with_its_answer(doors):
+    door = doors(keep_alive_s=10.0, waits=True)
+    client = door.connect().send(request("alpha", b"1"))
+    door.pass_seconds(20)
+    door.alpha.answer()
+    door.pass_seconds(9)
+    assert client.state is IDLE
+    assert not client.transport.is_closed
+    door.pass_seconds(2)
+    assert client.transport.is_closed
+
+
+def test_a_client_that_is_refused_again_and_again_is_not_idle(doors):
+    door = doors(keep_alive_s=3.0)
+    again = request("alpha", b"1")
+    client = door.connect().send(again, again)
+    door.alpha.room = 0
+    for _ in range(6):
+        client.send(again)
+        door.lane.refusals.stop()  # tells everybody in line
+        door.pass_seconds(1)
+    assert client.statuses == [200] * 2 + [429] * 6
+    assert not client.transport.is_closed
+
+
+def test_those_that_sleep_for_years_are_looked_at_now_and_then(doors):
+    door = doors(keep_alive_s=1e308)
+    client = door.connect()
+    for _ in range(3 * LONGEST_SLEEP):
+        leaver = door.connect()
+        door.pass_seconds(2)
+        lose(door, leaver)
+    assert not client.transport.is_closed
+    assert len(door.lane._asleep) <= LONGEST_SLEEP + 1  # a set of connections for each
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_who_leaves_the_end_of_an_answer_unread_is_cut_off(doors, is_last):
+    door = doors(keep_alive_s=5.0, write_timeout_s=5.0)
+    asks = ["connection: close"] if is_last else []
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        made = door.loop.connect_accepted_socket(
+            lambda: HttpConnection(door.lane, door.uvicorn, door.state, {}, door.loop), ours
+        )
+        transport, _ = door.loop.run_until_complete(made)
+        theirs.sendall(request("alpha", b"x" * 30_000, *asks))
+        while not transport.get_write_buffer_size():  # and never so much that the client is slow
+            door.turn()
+        door.pass_seconds(20)
+        door.turn()
+    assert door.lane.connections == set()
 
 
 def test_a_parser_is_there_while_something_has_to_be_parsed(doors):
