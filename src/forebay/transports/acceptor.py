@@ -53,11 +53,9 @@ class Acceptor:
             UnicodeError: If the host cannot be the name of one.
         """
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host or None, port, **PASSIVE)
+        self._sockets = bound(await loop.getaddrinfo(host or None, port, **PASSIVE))
         try:
-            for family, kind, protocol, _, address in dict.fromkeys(found):
-                listening = bound(family, kind, protocol, address)
-                self._sockets.append(listening)
+            for listening in self._sockets:
                 listening.listen(backlog)
                 listening.setblocking(False)
         except OSError:

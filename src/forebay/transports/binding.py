@@ -5,20 +5,50 @@ from __future__ import annotations
 
 import errno
 import socket
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PASSIVE: Final = {"type": socket.SOCK_STREAM, "flags": socket.AI_PASSIVE}
 """What the addresses of a host to listen on are asked for with."""
 
 
-def bound(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> socket.socket:
-    """Return a socket that has an address and does not listen yet.
+_ABSENT: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
+"""What is said of an address that this machine has not."""
+
+
+def bound(found: Iterable[tuple[int, int, int, str, Any]]) -> list[socket.socket]:
+    """Return sockets that have the addresses of a host and do not listen yet.
+
+    What this machine has not is left out if it has others: `localhost` often is an address of IPv6 in a container
+    without any.
 
     Raises:
-        OSError: If the address cannot be had.
+        OSError: If an address cannot be had, or this machine has none of them.
     """
+    sockets: list[socket.socket] = []
+    absent: OSError | None = None
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            try:
+                sockets.append(_bound(family, kind, protocol, address))
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    raise
+                absent = error
+    except OSError:
+        for it in sockets:
+            it.close()
+        raise
+    if absent is not None and not sockets:
+        raise absent
+    return sockets
+
+
+def _bound(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
     it = socket.socket(family, kind, protocol)
     try:
         it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -67,7 +97,7 @@ def require_free(host: str, port: int) -> None:
         ConfigError: If it cannot.
     """
     try:
-        for family, kind, protocol, _, address in dict.fromkeys(socket.getaddrinfo(host or None, port, **PASSIVE)):
-            bound(family, kind, protocol, address).close()
+        for it in bound(socket.getaddrinfo(host or None, port, **PASSIVE)):
+            it.close()
     except (OSError, UnicodeError) as error:
         raise ConfigError(why_not(host, port, error)) from error

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Of a host's addresses those are listened on that this machine has."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import pytest
+
+from forebay.errors import ConfigError
+from forebay.transports.binding import PASSIVE, bound, require_free
+
+
+@pytest.mark.parametrize("number", [errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT])
+def test_an_address_that_this_machine_has_not_is_left_out_where_it_has_others(monkeypatch, number):
+    class Socket(socket.socket):
+        def bind(self, address):
+            if self.family == socket.AF_INET6:
+                raise OSError(number, "IPv6 is switched off")
+            super().bind(address)
+
+    addresses = [(socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1")]
+    found = [(family, socket.SOCK_STREAM, 6, "", (address, 0)) for family, address in addresses]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(socket, "socket", Socket)
+    (only,) = bound(socket.getaddrinfo("localhost", 0, **PASSIVE))
+    with only:
+        assert only.getsockname()[0] == "127.0.0.1"
+    require_free("localhost", 0)
+    del found[1]
+    with pytest.raises(ConfigError, match="localhost"):
+        require_free("localhost", 0)
+
+
+def test_an_address_that_is_taken_is_not_left_out(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in ("127.0.0.2", "127.0.0.1")]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        with pytest.raises(ConfigError, match=f"localhost:{port}"):
+            require_free("localhost", port)
