@@ -104,7 +104,7 @@ def servers(job: str, door: str) -> list[Server]:
     ports = ("--http", "{http}", "--grpc", "{grpc}")
     found = [
         *(ours(kind) for kind in ("inline", "thread", "process")),
-        *(bare(job, door, kind) for kind in ("inline", "thread", "copy")),
+        *(bare(job, door, kind) for kind in ("inline", "thread", "process", "copy")),
         GRPCIO,
         *(
             peer(
@@ -309,17 +309,23 @@ def measure(job: str, door: str, connections: int, options: argparse.Namespace) 
 def rows(found: dict[str, list[Found]], reference: str) -> list[list[str]]:
     rates = {name: median(one.rate for one in each) for name, each in found.items()}
     ours_best = max((rate for name, rate in rates.items() if name.startswith("forebay")), default=0.0)
+
+    def of(each: list[Found], other: str) -> str:
+        pairs = zip(each, found.get(other, ()), strict=False)
+        ratios = [mine.rate / theirs.rate for mine, theirs in pairs]
+        return f"{median(ratios):.2f}" if ratios else ""
+
     made = []
     for name, each in found.items():
-        ratios = [mine.rate / theirs.rate for mine, theirs in zip(each, found.get(reference, each), strict=False)]
-        beside = f"{median(ratios):.2f}" if name.startswith("forebay") else f"{ours_best / rates[name]:.1f}x"
+        is_ours = name.startswith("forebay")
         made.append(
             [
                 name,
                 f"{rates[name]:,.0f}",
                 f"{median(one.p50_ms for one in each):.2f}",
                 f"{median(one.cpu_us for one in each):,.0f}",
-                beside,
+                of(each, reference) if is_ours else f"{ours_best / rates[name]:.1f}x",
+                of(each, name.replace("forebay", "bare")) if is_ours else "",
             ]
         )
     return made
@@ -378,7 +384,7 @@ def main() -> None:
             for connections in map(int, (options.connections or usual).split(",")):
                 found = measure(job, door, connections, options)
                 reference = "bare inline"
-                heads = ["server", "req/s", "p50 ms", "CPU us", "of bare, or forebay beside it"]
+                heads = ["server", "req/s", "p50 ms", "CPU us", "of bare, or forebay beside it", "of bare of its kind"]
                 frames = f", frames of {options.frames:,}" if options.frames and door == "grpc" else ""
                 title = (
                     f"## {job}, {door}{frames}, {connections} clients, {options.rounds} rounds of {options.seconds} s"

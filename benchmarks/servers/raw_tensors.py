@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference for tensors: what plain Python reaches with no features at all, over HTTP and over gRPC.
 
-Both are an asyncio protocol on uvloop whose model runs in the loop or in a thread. The HTTP one is that of `raw.py`: it
-joins the pieces of a body, and takes what is raw behind a JSON that it does not read. The gRPC one cuts a connection
-into frames, takes each HEADERS for a call of its only method and what lies at the end of a message for its tensor.
-Neither looks at names, types or shapes, has limits or errors, or minds the windows of its client. The kind `copy` is
-what no server can be faster than: it has the system copy each request into memory that is there and warm, counts its
-bytes or looks at the heads of its frames, joins nothing, asks no model, and always answers the same.
+Both are an asyncio protocol on uvloop whose model runs in the loop, in a thread or in a process of its own, which is
+handed each message by copying it into memory that both have and telling where over a socket pair. The HTTP one is that
+of `raw.py`: it joins the pieces of a body, and takes what is raw behind a JSON that it does not read. The gRPC one cuts
+a connection into frames, takes each HEADERS for a call of its only method and what lies at the end of a message for its
+tensor. Neither looks at names, types or shapes, has limits or errors, or minds the windows of its client. The kind
+`copy` is what no server can be faster than: it has the system copy each request into memory that is there and warm,
+counts its bytes or looks at the heads of its frames, joins nothing, asks no model, and always answers the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import mmap
+import os
+import socket
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -46,7 +50,10 @@ OPENING = (
 STATUS = b"\x88\x00\x0ccontent-type\x10application/grpc"
 TRAILERS = b"\x00\x0bgrpc-status\x010"
 
-Predict = Callable[[bytes], bytes]
+ASKED = Struct("II")
+ROOMS, ROOM_BYTES = 64, 1 << 20
+
+Predict = Callable[[bytes | memoryview], bytes]
 Done = Callable[[bytes], None]
 Start = Callable[[bytes, Done], None]
 
@@ -231,9 +238,51 @@ def start_thread(predict: Predict) -> Start:
     return lambda body, done: asked.put((body, done))
 
 
-async def serve(options: argparse.Namespace) -> None:
-    predict = predictor(options.job)
-    start = start_thread(predict) if options.kind == "thread" else start_inline(predict)
+class Apart:
+    """A process in which the model runs. It is forked, so it begins before the loop does."""
+
+    def __init__(self, predict: Predict) -> None:
+        self.memory = memoryview(mmap.mmap(-1, ROOMS * ROOM_BYTES))
+        self.socket, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            self.socket.close()
+            while found := child.recv(ASKED.size):
+                room, size = ASKED.unpack(found)
+                at = room * ROOM_BYTES
+                child.send(room.to_bytes(4, "big") + predict(self.memory[at : at + size]))
+            os._exit(0)
+        child.close()
+        self.socket.setblocking(False)
+        self.free = list(range(ROOMS))
+        self.asked: dict[int, Done] = {}
+
+    def listen(self) -> Start:
+        asyncio.get_running_loop().add_reader(self.socket, self.answered)
+        return self.start
+
+    def start(self, body: bytes, done: Done) -> None:
+        room = self.free.pop()
+        at = room * ROOM_BYTES
+        self.memory[at : at + len(body)] = body
+        self.asked[room] = done
+        self.socket.send(ASKED.pack(room, len(body)))
+
+    def answered(self) -> None:
+        try:
+            while True:
+                found = self.socket.recv(1 << 16)
+                room = int.from_bytes(found[:4], "big")
+                self.free.append(room)
+                self.asked.pop(room)(found[4:])
+        except BlockingIOError:
+            return
+
+
+async def serve(options: argparse.Namespace, predict: Predict, apart: Apart | None) -> None:
+    if apart is not None:
+        start = apart.listen()
+    else:
+        start = start_thread(predict) if options.kind == "thread" else start_inline(predict)
     plain, copied = (Http, CopiedHttp) if options.transport == "http" else (Grpc, CopiedGrpc)
 
     def connected() -> asyncio.BaseProtocol:
@@ -249,9 +298,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("job", choices=["large", "small"])
     parser.add_argument("transport", choices=["http", "grpc"])
-    parser.add_argument("kind", choices=["inline", "thread", "copy"])
+    parser.add_argument("kind", choices=["inline", "thread", "process", "copy"])
     parser.add_argument("--port", type=int, required=True)
-    uvloop.run(serve(parser.parse_args()))
+    options = parser.parse_args()
+    predict = predictor(options.job)
+    apart = Apart(predict) if options.kind == "process" else None
+    uvloop.run(serve(options, predict, apart))
 
 
 if __name__ == "__main__":
