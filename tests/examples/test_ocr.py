@@ -306,7 +306,8 @@ def server(launch):
 
 
 def asked(server, picture, **query):
-    return httpx.post(f"{server.url}/models/ocr", content=picture, params=query, timeout=PATIENCE_S)
+    waits = {"x-request-timeout-ms": f"{PATIENCE_S * 1000:.0f}"}
+    return httpx.post(f"{server.url}/models/ocr", content=picture, params=query, headers=waits, timeout=PATIENCE_S)
 
 
 def test_trap_31_each_picture_is_a_run_of_its_own(server):
@@ -356,7 +357,7 @@ class TestServed:
 @pytest.mark.slow
 def test_the_demo_reads_all_pictures(tmp_path):
     command = [sys.executable, str(EXAMPLE / "demo.py"), "--rounds", "1", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3 * PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "TOTAL EUR 21,75" in done.stdout
     assert "character error rate" in done.stdout
