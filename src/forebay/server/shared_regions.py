@@ -19,7 +19,7 @@ from forebay.errors import InvalidRequest, NotFound, QueueFull, TooLarge
 from forebay.types.tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from forebay.protocols.kserve.calls import Parameter
     from forebay.protocols.kserve.places import Place
@@ -64,7 +64,8 @@ class SharedRegions:
         """Have none.
 
         Args:
-            max_read_bytes: Longest tensor that is read; an object takes no memory for what nobody has written into it.
+            max_read_bytes: How much is read for one request; an object takes no memory for what nobody has written
+                into it, and it may be named for many tensors.
         """
         self._max_read_bytes = max_read_bytes
         self._regions: dict[str, tuple[Region, _Object]] = {}
@@ -107,10 +108,7 @@ class SharedRegions:
         Raises:
             NotFound: If there is no such region.
             InvalidRequest: If it ends before, or the object was cut.
-            TooLarge: If these are more than are read.
         """
-        if size > self._max_read_bytes:
-            raise TooLarge(f"{size} bytes of region '{name[:MAX_NAME]}', at most {self._max_read_bytes} are taken")
         region, held = self._find(name)
         at = self._place(region, held, offset, size)
         found = bytearray(size)
@@ -121,6 +119,19 @@ class SharedRegions:
                 raise _cut(region)
             left, at = left[count:], at + count
         return found
+
+    def reader(self) -> Callable[[Place], bytearray]:
+        """Return what reads the tensors of one request; it raises as `read`, and `TooLarge` for too many bytes."""
+        asked = 0
+
+        def read(place: Place) -> bytearray:
+            nonlocal asked
+            asked += place.size
+            if asked > self._max_read_bytes:
+                raise TooLarge(f"{asked} bytes of shared memory, at most {self._max_read_bytes} are taken")
+            return self.read(place.region, place.offset, place.size)
+
+        return read
 
     def require(self, name: str, offset: int, size: int) -> None:
         """Check that a part of a region can be written to.

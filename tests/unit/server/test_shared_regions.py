@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import InvalidRequest, NotFound, QueueFull, TooLarge
+from forebay.protocols.kserve.places import Place
 from forebay.server import shared_regions
 from forebay.server.shared_regions import Region, SharedRegions
 
@@ -145,12 +146,15 @@ def test_what_a_thread_reads_stays_open_when_it_is_unregistered(regions, memory,
     os.close(opened.pop())
 
 
-def test_only_so_much_is_read(memory):
+def test_only_so_much_is_read_for_a_request(memory):
     regions = SharedRegions(3)
     regions.register(Region("in", memory.name, 0, 8192))
-    assert regions.read("in", 0, 3) == b"abc"
-    with pytest.raises(TooLarge, match="4 bytes of region 'in', at most 3 are taken"):
-        regions.read("in", 0, 4)
+    read = regions.reader()
+    assert read(Place("in", 0, 2)) == b"ab"
+    assert read(Place("in", 3, 1)) == b"d"
+    with pytest.raises(TooLarge, match="4 bytes of shared memory, at most 3 are taken"):
+        read(Place("in", 0, 1))
+    assert regions.reader()(Place("in", 0, 3)) == b"abc"
 
 
 def test_only_so_many_may_be_registered(regions, memory, monkeypatch):

@@ -205,7 +205,8 @@ def decode_request(
             if has_list or size is not None:
                 raise InvalidRequest(f"input '{one.name}' has data beside shared memory; send it in one way")
             if read is None:
-                raise InvalidRequest(f"input '{one.name}' lies in shared memory, which this server does not read")
+                msg = f"input '{one.name}' lies in shared memory, which a server reads with --shared-memory only"
+                raise InvalidRequest(msg)
             check_size(one.name, one.datatype, shape, place.size)
             tensors.append(Tensor(one.name, one.datatype, shape, read(place)))
             continue

@@ -127,7 +127,8 @@ class RequestLayout(msgspec.Struct, frozen=True, eq=False):
         for one, span in zip(self.inputs, self.data, strict=True):
             if one.place is not None:
                 if read is None:
-                    raise InvalidRequest(f"input '{one.name}' lies in shared memory, which this server does not read")
+                    msg = f"input '{one.name}' lies in shared memory, which a server reads with --shared-memory only"
+                    raise InvalidRequest(msg)
                 data = read(one.place)
             else:
                 data = _typed(view, one) if span is None else view[span[0] : span[1]]

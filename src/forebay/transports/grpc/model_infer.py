@@ -35,7 +35,6 @@ from forebay.types.tensor import Tensor
 
 if TYPE_CHECKING:
     from forebay.protocols.kserve.calls import Parameter
-    from forebay.protocols.kserve.places import Place
     from forebay.protocols.kserve.wire import RequestLayout, Span
     from forebay.server.app import App
     from forebay.server.served import Served
@@ -158,7 +157,7 @@ class InferMethods:
         stream.id = layout.id_in(message)
         tensors = await self._read_beside(message, layout) if self._is_slow(layout) else None
         if tensors is None:
-            tensors = layout.tensors(message, self._read)
+            tensors = self._tensors(message, layout)
         if self._lending.may_lend(layout.model, layout.version):
             async with self._lending.lend(layout.model, layout.version, call, timeout_of(layout.parameters)):
                 return self._begin(call, stream, message, layout, tensors)
@@ -202,7 +201,7 @@ class InferMethods:
         elif self._is_slow(layout):
             call.on_cancel = asyncio.ensure_future(self._infer_slowly(message, layout, call)).cancel
         else:
-            tensors = layout.tensors(message, self._read)
+            tensors = self._tensors(message, layout)
             call.on_cancel = self._begin(call, None, message, layout, tensors).cancel
 
     async def _infer_slowly(self, message: Data, layout: RequestLayout, call: Call) -> None:
@@ -307,10 +306,10 @@ class InferMethods:
     async def _read_beside(self, message: Data, layout: RequestLayout) -> list[Tensor]:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="forebay-tensors")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, layout.tensors, message, self._read)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._tensors, message, layout)
 
-    def _read(self, place: Place) -> bytearray:
-        return self._regions().read(place.region, place.offset, place.size)
+    def _tensors(self, message: Data, layout: RequestLayout) -> list[Tensor]:
+        return layout.tensors(message, self._regions().reader() if layout.is_elsewhere else None)
 
     def _placed(
         self, layout: RequestLayout, tensors: Sequence[Tensor]

@@ -200,14 +200,14 @@ class InferRoute(InferenceRoute):
     def _call(self, body: bytes | memoryview, json_bytes: str | None) -> _Call | InferRequest:
         """Read a call; one whose data is all behind its JSON is remembered by that."""
         if json_bytes is None:
-            return rest.decode_request(body, read=self._read)
+            return rest.decode_request(body, read=self._reader())
         text = bytes(body[: rest.head_size(json_bytes, len(body))])
         known = self._calls.get(text)
         if known is not None and known.length == len(body):
             return known
-        read: list[Place] = []
-        asked = rest.decode_request(body, json_bytes, lambda place: (read.append(place), self._read(place))[1])
-        if len(text) > MAX_REMEMBERED_BYTES or read or asked.places or any(one.is_json for one in asked.inputs):
+        asked = rest.decode_request(body, json_bytes, self._reader())
+        is_behind = all(type(one.data) is memoryview and not one.is_json for one in asked.inputs)
+        if len(text) > MAX_REMEMBERED_BYTES or asked.places or not is_behind:
             return asked
         params, size = self._asked(asked)
         places: list[slice] = []
@@ -221,8 +221,9 @@ class InferRoute(InferenceRoute):
         known = self._calls[text] = _Call(asked, params, size, places, len(body))
         return known
 
-    def _read(self, place: Place) -> bytearray:
-        return self._shared().read(place.region, place.offset, place.size)
+    def _reader(self) -> Callable[[Place], bytearray] | None:
+        regions = self._regions()
+        return None if regions is None else regions.reader()
 
     def _shared(self) -> SharedRegions:
         regions = self._regions()

@@ -67,10 +67,14 @@ try:
     # Memory that has no page yet is as long as its owner says.
     os.truncate(f"/dev/shm{base}-given", 1 << 27)
     client.register_system_shared_memory("large", f"{base}-given", 1 << 27)
-    large = triton.InferInput("left", [1 << 23, 4], "FP32")
-    large.set_shared_memory("large", 1 << 27)
-    told = refused(lambda: client.infer("add", [large]))
-    assert "RESOURCE_EXHAUSTED: 134217728 bytes of region 'large', at most 67108864 are taken" in told, told
+    for rows in ([1 << 23], [1 << 22, 1 << 22]):
+        large = [
+            triton.InferInput(name, [count, 4], "FP32") for name, count in zip(("left", "right"), rows, strict=False)
+        ]
+        for one, count in zip(large, rows, strict=True):
+            one.set_shared_memory("large", count * 16)
+        told = refused(lambda large=large: client.infer("add", large))
+        assert "RESOURCE_EXHAUSTED: 134217728 bytes of shared memory, at most 67108864 are taken" in told, told
     client.unregister_system_shared_memory("large")
 
     # Memory that its owner cuts meanwhile
