@@ -2,6 +2,7 @@
 """Real servers and raw connections for the tests that stand where a user stands: at the socket and at the shell."""
 
 import contextlib
+import inspect
 import json
 import logging
 import mmap
@@ -33,6 +34,10 @@ hypothesis.settings.load_profile("patient")
 # Hundreds of servers are started, and compiling what each of them imports takes longer than all the rest of its start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# Who does not say how long an answer may take means that it must come: httpx would give up after five seconds.
+_usual = inspect.signature(httpx.Client).parameters["timeout"].default
+_usual.connect = _usual.read = _usual.write = _usual.pool = PATIENCE_S
 
 # Tests that make models with OpenVINO import it before forebay does, which keeps it from reporting that to its maker.
 sys.modules.setdefault("openvino_telemetry", cast("Any", None))
