@@ -264,6 +264,7 @@ def test_tls_files_that_cannot_be_used_are_named(cli, write, tmp_path):
         (("--certfile", "cert.pem"), "cert.pem holds no private key; name the file that does with --keyfile"),
         (("--certfile", "cert.pem", "--keyfile", "model.py"), "model.py holds no private key"),
         (("--certfile", "cert.pem", "--keyfile", "other.pem"), "other.pem is the key of another certificate than that"),
+        (("--certfile", "cert.pem", "--keyfile", "rsa.pem"), "rsa.pem is the key of another certificate than that"),
         (("--certfile", "cert.pem", "--keyfile", "locked.pem"), "the private key in locked.pem is encrypted"),
         (("--keyfile", "key.pem"), "--keyfile was given without --certfile"),
         (("--host", "no.such.host.invalid"), "the host 'no.such.host.invalid' leads to no address: "),
@@ -274,6 +275,8 @@ def test_tls_files_that_cannot_be_used_are_named(cli, write, tmp_path):
 def test_what_no_port_can_be_opened_with_is_told_by_check_already(cli, write, tmp_path, command, arguments, told):
     write(MODEL)
     mine, other = (trustme.CA().issue_cert("localhost") for _ in range(2))
+    rsa = trustme.CA().issue_cert("localhost", key_type=trustme.KeyType.RSA)
+    rsa.private_key_pem.write_to_path(tmp_path / "rsa.pem")
     mine.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
     mine.private_key_pem.write_to_path(tmp_path / "key.pem")
     other.private_key_pem.write_to_path(tmp_path / "other.pem")

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
+from typing import Final
 
 from forebay.errors import ConfigError
+
+_OTHER_KEY: Final = "KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED"
+"""What is said of a key that is not the certificate's: of one of its kind, and of one of another."""
 
 
 def server_context(certfile: str | None, keyfile: str | None) -> ssl.SSLContext | None:
@@ -49,7 +53,7 @@ def _why_not(certfile: str, keyfile: str | None, error: OSError) -> str:
     if b"PRIVATE KEY" not in held[keyfile or certfile]:
         cure = "" if keyfile else "; name the file that does with --keyfile"
         return f"{keyfile or certfile} holds no private key{cure}"
-    if "KEY_VALUES_MISMATCH" in str(error):
+    if any(said in str(error) for said in _OTHER_KEY):
         return f"{keyfile or certfile} is the key of another certificate than that in {certfile}"
     files = certfile if keyfile is None else f"{certfile} and {keyfile}"
     return f"the TLS files {files} cannot be used: {error.strerror or error}"
