@@ -313,6 +313,36 @@ def test_truncated_without_the_body_has_no_position():
     assert explain(caught.value) == ("malformed", "The body ends in the middle of a value", None, None, ())
 
 
+@pytest.mark.parametrize("annotation", [Any, list[str]], ids=str)
+@pytest.mark.parametrize(
+    "before, behind",
+    [(rb"\ud800", b""), (rb"\uDBFF", b"."), (rb"\\\ud800", b""), (rb"\ud83d", rb"\n"), (b" " * 100 + rb"\ud83d", b"")],
+)
+def test_half_a_character_near_the_end_is_no_end_of_the_body(annotation, before, behind):
+    for body in (b'["%s%s"]' % (before, behind), memoryview(b'["%s%s"]' % (before, behind))):
+        found = fault(WireType(annotation), body)
+        end = 2 + len(before)
+        assert found.message == f"JSON is malformed: unexpected end of escaped utf-16 surrogate pair (byte {end})"
+        assert (found.kind, found.position) == ("malformed", end)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        rb'["\ud83d',
+        rb'["\ud83d' + b"\\",
+        rb'["\ud83d\u',
+        rb'["\ud83d\ud83',
+        rb'["\\ud83d.',
+        rb'["ud83d.',
+        rb'["\u0041.',
+    ],
+)
+def test_a_body_that_was_cut_behind_half_a_character_ends_there(body):
+    assert fault(ANY, body).message == f"The body ends in the middle of a value (byte {len(body)})"
+    assert fault(ANY, msgspec.msgpack.encode(rb"\ud83d.")[:-1], "msgpack").message.startswith("The body ends")
+
+
 @pytest.mark.parametrize("annotation", [Any, Tree, Fish, Shoal], ids=str)
 def test_nesting_bombs_are_malformed(annotation):
     wire = WireType(annotation)

@@ -32,6 +32,9 @@ _MISSING: Final = re.compile(r"Object missing required field `([^`]*)`")
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `([^`]{1,100})`")
 _ENUM: Final = re.compile(r"Invalid enum value ")
 _STEPS: Final = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+# Half of a pair of surrogates that is followed by something else than what may begin its other half.
+_HALF: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!(?:\\(?:u[0-9a-fA-F]{0,4})?)?\Z)")
+_TAIL_BYTES: Final = 64
 _MAX_SEARCHED_BYTES: Final = 64 * 1024
 _MAX_SEARCHED_FIELDS: Final = 64
 _MAX_NAMED: Final = 32
@@ -73,6 +76,8 @@ def explain(error: BaseException, body: Buffer | None = None, given: WireType | 
         if found := _BYTE.search(message):
             return Explanation("malformed", message, None, int(found[1]))
         if message == "Input data was truncated":
+            if body is not None and (end := _end_of_half(body)):
+                return _malformed("JSON is malformed: unexpected end of escaped utf-16 surrogate pair", end)
             message = "The body ends in the middle of a value"
         return _malformed(message, None if body is None else memoryview(body).nbytes)
     if isinstance(error, UnicodeDecodeError):  # msgspec lets it through
@@ -132,6 +137,16 @@ def _misspelt(missing: str, sent: Any, known: frozenset[str]) -> str:
     others = [name for name in cast("dict[Any, Any]", sent) if isinstance(name, str) and name not in known]
     meant = nearest(missing, [name for name in others if len(name) <= 2 * len(missing)])
     return f"; `{meant}` is there, did you mean `{missing}`?" if meant else ""
+
+
+def _end_of_half(body: Buffer) -> int:
+    """Return where half of a pair of surrogates ends right before the end of a body of JSON; 0 if there is none.
+
+    msgspec takes such a body for one that was cut there: for the other half it asks for six bytes more.
+    """
+    size = memoryview(body).nbytes
+    found = None if bytes(body[:1]) >= b"\x80" else _HALF.search(body, max(0, size - _TAIL_BYTES))
+    return 0 if found is None else found.end()
 
 
 def _find_bad_character(error: UnicodeDecodeError, body: Buffer | None) -> int | None:
