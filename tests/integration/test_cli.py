@@ -293,6 +293,18 @@ def test_check_tells_of_a_host_that_no_worker_could_attach_at(cli, write):
     assert "the host 'no.such.host.invalid' leads to no address: " in said
 
 
+def test_check_tells_of_a_path_that_no_socket_could_have(cli, write, tmp_path):
+    said = sentence(cli("check", write(MODEL), "--attach", "unix:nowhere/s", cwd=tmp_path))
+    assert "the socket nowhere/s cannot be made: there is no folder nowhere; choose a path in a folder" in said
+    said = sentence(cli("check", write(MODEL), "--attach", "unix:model.py", cwd=tmp_path))
+    assert "model.py exists and is no socket" in said
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(tmp_path / "s"))
+        other.listen()
+        assert cli("check", write(MODEL), "--attach", "unix:s", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "s").exists()
+
+
 def test_check_does_not_mind_a_port_that_is_in_use(cli, write):
     with socket.create_server(("127.0.0.1", 0)) as other:
         found = cli("check", write(MODEL), "--http-port", str(other.getsockname()[1]))

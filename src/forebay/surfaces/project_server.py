@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from forebay.transports.binding import require_free
 from forebay.transports.server import Listener, Server
 from forebay.transports.tls_files import server_context
-from forebay.workers.address import TcpAddress
+from forebay.workers.address import TcpAddress, require_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,9 +56,13 @@ def require_ports(project: Project) -> None:
     """Check all of the project's ports but whether they are free: whoever asks may be about to replace who has them.
 
     Raises:
-        ConfigError: If the address is none of this machine, or the TLS files cannot be used.
+        ConfigError: If an address is none of this machine, or the folder of a socket or the TLS files cannot be used.
     """
     require_free(project.http.host, 0)
-    if project.app.door is not None and isinstance(address := project.app.door.address, TcpAddress):
-        require_free(address.host, 0)
+    if project.app.door is not None:
+        address = project.app.door.address
+        if isinstance(address, TcpAddress):
+            require_free(address.host, 0)
+        else:
+            require_place(address)
     server_context(project.http.certfile, project.http.keyfile)

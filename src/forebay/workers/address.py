@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
 import re
@@ -133,14 +134,38 @@ def tune(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
+def require_place(address: UnixAddress) -> None:
+    """Check that a socket can be made there, but not whether somebody listens there now.
+
+    Raises:
+        ConfigError: If something else has the path, or it is in a folder that cannot be used.
+    """
+    path = Path(address.path)
+    if os.path.lexists(path):
+        found = path.lstat()
+        if not stat.S_ISSOCK(found.st_mode):
+            raise ConfigError(f"{path} exists and is no socket; choose another path or remove it")
+        if found.st_uid != os.geteuid():
+            raise ConfigError(f"the socket {path} belongs to another user; choose another path")
+    elif not path.parent.is_dir():
+        raise _no_place(path, f"there is no folder {path.parent}")
+    elif not os.access(path.parent, os.W_OK | os.X_OK):
+        raise _no_place(path, os.strerror(errno.EACCES))
+
+
+def _no_place(path: Path, why: str) -> ConfigError:
+    return ConfigError(f"the socket {path} cannot be made: {why}; choose a path in a folder that you may write to")
+
+
 def bind_unix(address: UnixAddress) -> socket.socket:
     """Make a socket that only this user may connect to; what a server that was killed left there is removed.
 
     Raises:
         ConfigError: If the path is too long, taken by something else or in a folder that cannot be used.
     """
+    require_place(address)
     path = Path(address.path)
-    if path.is_symlink() or path.exists():
+    if path.exists():
         _remove_stale(path)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)  # the socket is born with mode 0600: there is no moment in which others may connect
@@ -148,11 +173,7 @@ def bind_unix(address: UnixAddress) -> socket.socket:
         server.bind(address.path)
     except OSError as error:
         server.close()
-        why = error.strerror or str(error)
-        if not path.parent.is_dir():
-            why = f"there is no folder {path.parent}"
-        msg = f"the socket {path} cannot be made: {why}; choose a path in a folder that you may write to"
-        raise ConfigError(msg) from error
+        raise _no_place(path, error.strerror or str(error)) from error
     finally:
         os.umask(before)
     server.setblocking(False)
@@ -160,11 +181,6 @@ def bind_unix(address: UnixAddress) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    found = path.lstat()
-    if not stat.S_ISSOCK(found.st_mode):
-        raise ConfigError(f"{path} exists and is no socket; choose another path or remove it")
-    if found.st_uid != os.geteuid():
-        raise ConfigError(f"the socket {path} belongs to another user; choose another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
