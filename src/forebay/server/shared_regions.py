@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
@@ -60,7 +59,7 @@ class _Object:
 class SharedRegions:
     """The regions that clients have registered; for one loop, but threads may read them as well."""
 
-    def __init__(self, max_read_bytes: int = sys.maxsize) -> None:
+    def __init__(self, max_read_bytes: int) -> None:
         """Have none.
 
         Args:

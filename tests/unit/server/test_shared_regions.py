@@ -26,7 +26,7 @@ def memory():
 
 @pytest.fixture
 def regions():
-    made = SharedRegions()
+    made = SharedRegions(1 << 20)
     yield made
     made.close()
 

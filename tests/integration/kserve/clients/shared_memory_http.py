@@ -57,6 +57,17 @@ try:
     assert "it has 64" in refused(lambda: asked(offset=40))
     assert "'sum' has 32 bytes, and 16 are there" in refused(lambda: asked(output_size=16))
     assert "it has 32" in refused(lambda: asked(output_size=33))
+
+    # Memory that has no page yet is as long as its owner says.
+    os.truncate(f"/dev/shm{base}-given", 1 << 27)
+    client.register_system_shared_memory("large", f"{base}-given", 1 << 27)
+    large = [triton.InferInput(name, [5 << 19, 4], "FP32") for name in ("left", "right")]
+    for one in large:
+        one.set_shared_memory("large", 5 << 23)
+    told = refused(lambda: client.infer("add", large))
+    assert "413: 83886080 bytes of shared memory, at most 67108864 are taken" in told, told
+    client.unregister_system_shared_memory("large")
+
     os.truncate(f"/dev/shm{base}-given", 10)
     assert "which has 10" in refused(asked)
     os.truncate(f"/dev/shm{base}-given", 2 * left.nbytes)
