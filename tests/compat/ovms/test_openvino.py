@@ -250,6 +250,15 @@ def test_a_tag_that_is_no_tensor_of_the_model_is_told_by_check_with_its_stream(t
     assert "the model has no input 'LEFTT'; did you mean 'left'?" in said
 
 
+def test_a_stream_without_a_tag_is_no_tensor_of_a_model_with_several(tmp_path, capsys):
+    save(tmp_path / "add/1/add.xml", inputs=("left", "right"))
+    text = SEED.replace('input_stream: "OVTENSOR:preprocessed_ov"', 'input_stream: "preprocessed_ov"', 1)
+    write(tmp_path, {"config.json": config("add"), "g/graph.pbtxt": text, "g/model.py": PLUS_TEN})
+    assert main(["check", str(tmp_path)]) == 2
+    said = "input_stream 'preprocessed_ov': node 'OpenVINOInferenceCalculator_1' (model 'add'): "
+    assert f"{said}a tag has to name the input of the model; there is left, right\n" in capsys.readouterr().err
+
+
 def test_a_shape_of_an_input_that_the_model_lacks_is_told_by_check(tmp_path, capsys):
     save(tmp_path / "add/1/add.xml")
     entry = {"name": "add", "base_path": "add", "shape": {"inptu": "(4)"}}

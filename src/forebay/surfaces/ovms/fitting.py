@@ -30,8 +30,8 @@ class Ports(NamedTuple):
 def bound(node: InferenceNode, signature: Signature) -> tuple[Ports, list[str]]:
     """Return which tensors a node feeds and takes, and what of it the model has not."""
     shown = f"node '{node.name}' (model '{node.servable}')"
-    feeds, wrong = _side(node.inputs, signature.feeds, f"{shown}: the model has no input")
-    fetches, more = _side(node.outputs, signature.fetches, f"{shown}: the model has no output")
+    feeds, wrong = _side(node.inputs, signature.feeds, shown, "input")
+    fetches, more = _side(node.outputs, signature.fetches, shown, "output")
     wrong += more
     fed = {var.name for var in feeds.values()}
     if not wrong:
@@ -72,7 +72,9 @@ def misfits(
     return list(dict.fromkeys(found))
 
 
-def _side(names: Mapping[str, TensorName], side: Sequence[Var], lacks: str) -> tuple[dict[str, Var], list[str]]:
+def _side(
+    names: Mapping[str, TensorName], side: Sequence[Var], shown: str, kind: str
+) -> tuple[dict[str, Var], list[str]]:
     known = {name: var for var in side for name in (var.name, *var.synonyms)}
     only = side[0] if len(side) == len(names) == 1 else None
     found: dict[str, Var] = {}
@@ -81,7 +83,8 @@ def _side(names: Mapping[str, TensorName], side: Sequence[Var], lacks: str) -> t
         name = told.name
         var = known.get(name) or (only if port == f"{name}:0" or not name else None)
         if var is None:
-            wrong.append(f"{told.place}: {lacks} '{name}'{meant(name, known)}")
+            lacks = f"the model has no {kind} '{name}'" if name else f"a tag has to name the {kind} of the model"
+            wrong.append(f"{told.place}: {shown}: {lacks}{meant(name, known)}")
         else:
             found[port] = var
     return found, wrong
