@@ -6,13 +6,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from forebay.errors import ConfigError
 from forebay.graph.drawing.draw import Drawable
 from forebay.protocols.native import Contract
 from forebay.server.app import App
@@ -28,6 +28,7 @@ from forebay.surfaces.pipeline.dag.op_workers import built
 from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp
 from forebay.surfaces.pipeline.fronts.rpc import services
 from forebay.surfaces.pipeline.fronts.tensors import face_of, routes_in_tensors
+from forebay.transports.binding import require_free
 from forebay.transports.grpc.kserve import KServe
 from forebay.transports.grpc.listener import GrpcListener
 from forebay.types.counted import counted
@@ -225,13 +226,10 @@ def _grpc(config: PipelineConfig, http: HttpConfig, limits: GrpcConfig) -> GrpcC
 
 
 def _is_free(host: str, port: int) -> bool:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
+    try:
+        require_free(host, port)
+    except ConfigError:
+        return False
     return True
 
 
