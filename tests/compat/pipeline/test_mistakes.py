@@ -32,6 +32,12 @@ server.prepare_server("config.yml")
 server.run_server()
 """
 
+DESCRIBED = """
+feed_var { name: "x" alias_name: "x" feed_type: 1 shape: 13 }
+fetch_var { name: "p" alias_name: "price" fetch_type: 1 shape: 1 }
+fetch_var { name: "r" alias_name: "rooms" fetch_type: 1 shape: 1 }
+"""
+
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
@@ -43,6 +49,8 @@ def folder(tmp_path, monkeypatch):
         "openvino/m.xml": "<garbage",
         "openvino/m.bin": "",
         "bad.prototxt": 'feed_var { name: "x"',
+        "good.prototxt": DESCRIBED,
+        "described/serving_server_conf.prototxt": DESCRIBED,
         "server.py": SCRIPT,
     }.items():
         path = tmp_path / name
@@ -121,6 +129,10 @@ def start(folder, settings, name="a"):
             "server_endpoints: ['127.0.0.1:1']\nclient_config: empty",
             "config.yml:5: op 'a': client_config is 'empty', and no serving_client_conf.prototxt is in it",
         ),
+        (
+            "server_endpoints: ['127.0.0.1:1']\nclient_config: good.prototxt\nfetch_list: [prise]",
+            "config.yml:6: op 'a': fetch_list names 'prise', the model gives price, rooms; did you mean 'price'?",
+        ),
     ],
 )
 def test_what_an_op_is_told_about_its_model(folder, settings, said):
@@ -129,6 +141,28 @@ def test_what_an_op_is_told_about_its_model(folder, settings, said):
         start(folder, settings)
     assert caught.value.message.startswith(said.replace("{}", str(folder)))
     assert not getattr(caught.value, "trace", "")
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        (
+            "server_endpoints: ['127.0.0.1:1']\nclient_config: good.prototxt\nfetch_list: [price, prise]",
+            ["config.yml:6: op 'a': fetch_list names 'prise', the model gives price, rooms; did you mean 'price'?"],
+        ),
+        (
+            "local_service_conf:\n  model_config: described\n  fetch_list: [x]",
+            ["config.yml:6: op 'a': fetch_list names 'x', the model gives price, rooms"],
+        ),
+        ("local_service_conf:\n  model_config: described\n  fetch_list: [rooms]", []),
+        ("local_service_conf:\n  model_config: onnx\n  fetch_list: [x]", []),  # one would have to load it
+        ("server_endpoints: ['127.0.0.1:1']\nfetch_list: [x]", []),
+    ],
+)
+def test_check_looks_for_wanted_results_in_descriptions(folder, settings, said):
+    lines = textwrap.indent(settings, "    ")
+    (folder / "config.yml").write_text(f"rpc_port: 18080\nop:\n  a:\n{lines}")
+    assert build("server.py", Options(http=HttpConfig())).look() == said
 
 
 def test_what_a_script_gives_its_op_has_no_line_in_the_file(folder):

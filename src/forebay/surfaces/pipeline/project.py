@@ -103,6 +103,7 @@ def project_of(server: PipelineServer, script: Callable[[], Script], options: Op
         summary=_summary(server, dag, config),
         warnings=[*server.warnings, *dag.warnings, *_ignored(config, options)],
         log_level=config.log_level,
+        look=lambda: _misfits(dag, config),
         graphs=[Drawable(dag.spec, _labels(dag, config))],
         on_ready=presence.announce,
         on_stop=on_stop,
@@ -209,6 +210,20 @@ def _http(config: PipelineConfig, options: Options) -> tuple[HttpConfig, bool]:
     if "max_body_bytes" not in given:
         changes["max_body_bytes"] = config.max_message_bytes
     return msgspec.structs.replace(options.http, **changes), "port" in given or config.http_port is not None
+
+
+def _misfits(dag: Dag, config: PipelineConfig) -> list[str]:
+    """Return which ops want of their models what these do not give, as far as they are described."""
+    from forebay.surfaces.pipeline.predictors import PredictorSettings
+    from forebay.surfaces.pipeline.predictors.clients import require_described
+
+    found: list[str] = []
+    for name, settings in dag.settings.items():
+        try:
+            require_described(PredictorSettings.of_op(name, settings))
+        except ConfigError as error:
+            found.append(config.located(name, f"op '{name}': {error.message}"))
+    return found
 
 
 def _source(config: PipelineConfig, key: str) -> str:

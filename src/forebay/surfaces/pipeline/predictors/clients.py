@@ -13,7 +13,7 @@ from forebay.surfaces.pipeline.predictors.chained import ChainedClient
 from forebay.surfaces.pipeline.predictors.descriptions import describe
 from forebay.surfaces.pipeline.predictors.general_servers import GeneralModelBackend
 from forebay.surfaces.pipeline.predictors.local import is_reference
-from forebay.surfaces.pipeline.predictors.model_client import ModelClient
+from forebay.surfaces.pipeline.predictors.model_client import ModelClient, require_wanted
 from forebay.surfaces.pipeline.predictors.model_processes import leave_host, take_host
 from forebay.surfaces.pipeline.predictors.watching import watched_client
 
@@ -55,6 +55,23 @@ def client_for(
         signature = None if settings.client_config is None else _described(settings.client_config)
         return ModelClient(_backend(settings), signature, settings.wanted)
     return _Hosted(settings, concurrency_idx if process else None)
+
+
+def require_described(settings: PredictorSettings) -> None:
+    """Check what an op wants of its model against a description of it, if there is one; no model is loaded.
+
+    Raises:
+        ConfigError: If the description cannot be read, or the model does not give what is wanted.
+    """
+    model, signature = settings.local_service_conf.model_config, None
+    if settings.kind == "pipeline_grpc":
+        return
+    if settings.server_endpoints:
+        signature = None if settings.client_config is None else _described(settings.client_config)
+    elif model is not None and not is_reference(model):
+        signature = describe(Path(model))
+    if signature is not None:
+        require_wanted(settings.wanted, signature)
 
 
 class _Hosted:

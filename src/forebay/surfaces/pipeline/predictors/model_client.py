@@ -7,9 +7,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from forebay.errors import DeadlineExceeded, ForebayError, InvalidRequest, RunnerFailed, Unavailable, ValidationError
+from forebay.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    ForebayError,
+    InvalidRequest,
+    RunnerFailed,
+    Unavailable,
+    ValidationError,
+)
 from forebay.runtimes.signature import LOD, Signature, Var, named, one_feed
 from forebay.surfaces.pipeline.codes import CustomExceptionCode, error, number_of
+from forebay.types.did_you_mean import meant
 
 if TYPE_CHECKING:
     from forebay.runtimes.model_file import Backend
@@ -104,7 +113,12 @@ class ModelClient(NumberedClient):
         Args:
             signature: What it takes and gives; None asks the model at the first prediction.
             wanted: Aliases of the results for a call that names none; if empty, all.
+
+        Raises:
+            ConfigError: If one is none of the model's, as far as they are known.
         """
+        if signature is not None:
+            require_wanted(wanted, signature)
         self._backend = backend
         self._signature = signature
         self._wanted = wanted
@@ -143,6 +157,18 @@ class ModelClient(NumberedClient):
         own = self._backend.signature() or Signature((), ())
         described = self._signature or own
         return described, described.as_in(own)
+
+
+def require_wanted(wanted: Sequence[str], signature: Signature) -> None:
+    """Check that a model gives the results that are wanted.
+
+    Raises:
+        ConfigError: If it does not.
+    """
+    known = [var.alias for var in signature.fetches]
+    for name in wanted:
+        if name not in known:
+            raise ConfigError(f"fetch_list names '{name}', the model gives {', '.join(known)}{meant(name, known)}")
 
 
 def _as_it_comes(feed: Mapping[str, Any], wanted: Sequence[str]) -> Signature:
