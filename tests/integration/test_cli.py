@@ -102,6 +102,7 @@ def test_version_is_told(cli):
         (["{model}", "--attach", "here"], ["forebay: --attach: 'here' is no address", "did you mean unix:here?"]),
         (["{model}", "--wokers", "2"], ["--wokers", "did you mean --workers?"]),
         (["{model}", "--workers", "0"], ["--workers", "'0'", "at least 1"]),
+        (["--config", "x" * 300 + "/forebay.yaml"], ["x/forebay.yaml cannot be read: File name too long"]),
         (["{model}", "--workers", "many"], ["--workers", "many"]),
         (["{model}", "--max-wait-ms", "-1"], ["--max-wait-ms", "-1"]),
         (["{model}", "--drain-s", "nan"], ["--drain-s", "nan"]),
@@ -135,7 +136,8 @@ def test_a_folder_that_is_closed_to_the_user_is_told(tmp_path, target):
 
 
 def test_nucleus_tells_of_a_path_that_is_none_and_of_a_file_that_it_cannot_write(cli, tmp_path):
-    assert "file name too long" in sentence(cli("nucleus", "generate", "x" * 5000))
+    for path in ("x" * 5000, "x" * 300 + "/nucleus.yaml"):
+        assert "file name too long" in sentence(cli("nucleus", "generate", path))
     (tmp_path / "nucleus.yaml").write_text("type: python\npath: handler.py\n")
     (tmp_path / "handler.py").write_text("class Handler:\n    def handle_post(self):\n        return 1\n")
     (tmp_path / "nucleus.Dockerfile").mkdir()

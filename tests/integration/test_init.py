@@ -71,6 +71,11 @@ def test_nothing_is_overwritten(said, tmp_path):
     assert said("init", tmp_path / "file")[0] == 2
 
 
+def test_a_folder_that_cannot_be_is_told(said, tmp_path):
+    status, _, err = said("init", tmp_path / ("x" * 300) / "mine")
+    assert (status, "x/mine cannot be written: File name too long" in err) == (2, True)
+
+
 @pytest.mark.parametrize("name", ["1st", "a b", "..", "ünlaut", "a" * 65])
 def test_a_name_that_no_class_can_have_is_refused(said, tmp_path, name):
     status, _, err = said("init", tmp_path / "deep" / name)

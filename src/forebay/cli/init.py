@@ -127,11 +127,11 @@ def run(parsed: argparse.Namespace) -> int:
     """Write the files."""
     folder = Path(parsed.name)
     name = class_name(folder.absolute().name)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is there already, and nothing in it is overwritten; give another NAME")
     words = {"name": name, "folder": folder.absolute().name, "endpoint": kebab(name)}
     files = {"model.py": MODEL, "forebay.yaml": CONFIG, "test_model.py": TEST, "README.md": README}
     try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(f"{folder} is there already, and nothing in it is overwritten; give another NAME")
         folder.mkdir(parents=True, exist_ok=True)
         for file, text in files.items():
             (folder / file).write_text(text.format(**words), encoding="utf-8")

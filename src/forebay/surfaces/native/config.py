@@ -97,8 +97,9 @@ def read_config(path: Path) -> ConfigFile:
     try:
         document = yaml.load(path.read_bytes(), str(path))
     except OSError as error:
-        siblings = [one.name for pattern in ("*.yaml", "*.yml") for one in path.parent.glob(pattern)]
-        hint = nearest(path.name, siblings)
+        hint = None
+        if isinstance(error, FileNotFoundError):  # where a path is wrong otherwise, nobody can look beside it
+            hint = nearest(path.name, [one.name for end in ("*.yaml", "*.yml") for one in path.parent.glob(end)])
         reason = f"{path} cannot be read: {error.strerror}"
         raise ConfigError(reason + (f"; did you mean {hint}?" if hint else "")) from error
     walker = _Walker(document)

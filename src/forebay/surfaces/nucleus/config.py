@@ -395,9 +395,11 @@ def _content(path: Path) -> bytes:
         msg = f"{path}: is a folder, a configuration file is needed; did you mean {path / 'nucleus.yaml'}?"
         raise ConfigError(msg) from error
     except OSError as error:
-        siblings = [file.name for pattern in ("*.yaml", "*.yml") for file in path.parent.glob(pattern)]
+        hint = ""
+        if isinstance(error, FileNotFoundError):  # where a path is wrong otherwise, nobody can look beside it
+            hint = meant(path.name, [file.name for end in ("*.yaml", "*.yml") for file in path.parent.glob(end)])
         reason = (error.strerror or str(error)).lower()
-        raise ConfigError(f"{path}: the configuration cannot be read: {reason}{meant(path.name, siblings)}") from error
+        raise ConfigError(f"{path}: the configuration cannot be read: {reason}{hint}") from error
     if len(content) > yaml.MAX_BYTES:
         raise ConfigError(f"{path}: the file is too long, at most {yaml.MAX_BYTES} bytes are allowed")
     return content
