@@ -48,7 +48,7 @@ class Parts(forebay.Model):
 
 
 def run(*command, **more):
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, **more)
+    return subprocess.run(command, capture_output=True, text=True, timeout=3 * PATIENCE_S, check=False, **more)
 
 
 def schemas(program):

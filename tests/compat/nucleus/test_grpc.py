@@ -425,6 +425,19 @@ def test_two_threads_run_two_calls_and_more_than_the_limit_are_refused(two):
     stub.channel.close()
 
 
+def test_a_client_that_has_its_answer_may_ask_again_at_once(two):
+    # N95: what it has been told is over counts no longer, although a worker may still be busy with its end
+    stub = Stub(two)
+
+    def ask(_):
+        return [[answer.text for answer in stub.Again(stub.ask())] for _ in range(100)]
+
+    with ThreadPoolExecutor(2) as threads:
+        for each in threads.map(ask, range(2)):
+            assert each == 100 * [["a", "b"]]
+    stub.channel.close()
+
+
 def test_too_many_calls_are_unavailable(two):
     # N95
     stub = Stub(two)

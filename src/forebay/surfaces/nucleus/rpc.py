@@ -54,7 +54,7 @@ class NucleusRpc:
         self._service = service
         self._inflows = inflows
         self._max_concurrency = max_concurrency
-        self._running = 0
+        self._inside: set[Call] = set()
         self._with_context: Collection[str] = frozenset(rpc.name for rpc in service.rpcs)
 
     def learn(self, with_context: Collection[str]) -> None:
@@ -80,7 +80,7 @@ class NucleusRpc:
         def reply(request: Request, outcome: Outcome) -> None:
             assert type(request) is _Asked
             call = request.call
-            self._running -= 1
+            self._inside.discard(call)
             call.answered_by(endpoint, request)
             if type(outcome) is bytes:
                 call.reply(outcome)
@@ -96,7 +96,7 @@ class NucleusRpc:
             params = _told(plain, call) if name in self._with_context else plain
             asked = _Asked(message, reply, params, key=name, call=call)
             call.on_cancel = partial(endpoint.cancel, asked)
-            self._running += 1
+            self._inside.add(call)
             endpoint.submit(asked)
 
         return run
@@ -108,7 +108,7 @@ class NucleusRpc:
             if self._is_full():
                 call.end(Status.UNAVAILABLE, TOO_MANY)
                 return
-            self._running += 1
+            self._inside.add(call)
             inflow = 0
             request: Request | None = None
             try:
@@ -127,6 +127,7 @@ class NucleusRpc:
                 while True:
                     said, release = await events.get()
                     if release is None:
+                        self._inside.discard(call)  # first: a client that is told so may ask again
                         _conclude(call, said)
                         return
                     try:
@@ -135,11 +136,12 @@ class NucleusRpc:
                         elif said[0] == "begin":
                             call.begin_answer(said[1])
                         else:
+                            self._inside.discard(call)
                             _end(call, said)
                     finally:
                         release()
             finally:
-                self._running -= 1
+                self._inside.discard(call)
                 if inflow:
                     self._inflows.close(inflow)
                 if request is not None:
@@ -160,7 +162,7 @@ class NucleusRpc:
         return request
 
     def _is_full(self) -> bool:
-        return 0 < self._max_concurrency <= self._running
+        return 0 < self._max_concurrency <= len(self._inside)
 
 
 def _told(plain: Mapping[str, Any], call: Call) -> dict[str, Any]:
