@@ -127,7 +127,6 @@ class NucleusRpc:
                 while True:
                     said, release = await events.get()
                     if release is None:
-                        self._inside.discard(call)  # first: a client that is told so may ask again
                         _conclude(call, said)
                         return
                     try:
@@ -136,7 +135,7 @@ class NucleusRpc:
                         elif said[0] == "begin":
                             call.begin_answer(said[1])
                         else:
-                            self._inside.discard(call)
+                            self._inside.discard(call)  # first: a client that is told so may ask again
                             _end(call, said)
                     finally:
                         release()
