@@ -197,11 +197,11 @@ class HeadReader:
     def _not_found(self, path: bytes) -> str:
         """Return the sentence for a path that is none of a method, with what was probably meant."""
         service, slash, name = path[1:].decode(errors="replace").partition("/")
+        if not slash:
+            return f"the path '/{service[:100]}' names no method; /SERVICE/METHOD is needed"
         if service in self._names:
             known = self._names[service]
             return f"the service {service} has no method '{name[:100]}'" + self._else(name, known)
-        if not slash:
-            return f"the path '/{service[:100]}' names no method; /SERVICE/METHOD is needed"
         return f"there is no service '{service[:100]}' here" + self._else(service, self._names)
 
     def _else(self, word: str, known: Collection[str]) -> str:

@@ -50,6 +50,10 @@ def head_of(path, reader=None):
         ),
         (b"/a.B/C", f"there is no service 'a.B' here; there is {SERVICES}"),
         (b"/ModelInfer", "the path '/ModelInfer' names no method; /SERVICE/METHOD is needed"),
+        (
+            b"/inference.GRPCInferenceService",
+            "the path '/inference.GRPCInferenceService' names no method; /SERVICE/METHOD is needed",
+        ),
         (b"/", "the path '/' names no method; /SERVICE/METHOD is needed"),
         (b"/\xff/\xfe", f"there is no service '\N{REPLACEMENT CHARACTER}' here; there is {SERVICES}"),
         (b"/" + b"x" * 5000 + b"/y", f"there is no service '{'x' * 100}' here; there is {SERVICES}"),
