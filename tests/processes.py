@@ -11,6 +11,8 @@ import signal
 import time
 from pathlib import Path
 
+from tests.waiting import eventually
+
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SLACK_S = 1.0
 
@@ -26,3 +28,10 @@ def kill_if_noted(pid, noted_at):
                 signal.pidfd_send_signal(process, signal.SIGKILL)
         finally:
             os.close(process)
+
+
+def freeze(pid):
+    """Stops a process, and waits until no thread of it takes anything more: the signal alone only asks for that."""
+    os.kill(pid, signal.SIGSTOP)
+    states = Path(f"/proc/{pid}/task").glob
+    eventually(lambda: {one.read_text().rpartition(")")[2].split()[0] for one in states("*/stat")} == {"T"})

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.processes import freeze
 from tests.waiting import PATIENCE_S
 
 from forebay.cli.main import main
@@ -274,18 +275,11 @@ def test_what_a_killed_worker_was_running_is_handed_on(common, attach, tmp_path,
     assert common.metric("forebay_in_flight") == 0
 
 
-def has_stopped(pid):
-    """Whether every thread of a process stands still."""
-    states = [each.read_text().rpartition(")")[2].split()[0] for each in Path(f"/proc/{pid}/task").glob("*/stat")]
-    return set(states) == {"T"}
-
-
 def test_what_a_stopped_worker_was_running_is_handed_on_and_it_comes_back(opened, attach, eventually):
     server = opened("--worker-hang-s", "2")  # so long that the other one, beside busy processes, owes no answer
     first, second = (attach(server, "it").ready() for _ in range(2))
     joined(server, "it", 2, eventually)
-    first.signal(signal.SIGSTOP)
-    eventually(lambda: has_stopped(first.pid))
+    freeze(first.pid)
     assert {server.call("it", 0).json()[1] for _ in range(3)} == {second.pid}  # idle workers take turns
     assert "owes an answer for 2 s" in server.log
     joined(server, "it", 1, eventually)

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.processes import freeze
 
 
 @pytest.fixture(scope="session", params=["process", "thread"])
@@ -90,7 +91,7 @@ def test_a_batch_that_a_worker_never_read_was_not_tried_there(serve, tmp_path, e
         asked = executor.submit(ask, "/", json=str(until))
         eventually(lambda: server.metric("forebay_in_flight") == 1 and server.metric("forebay_waiting_samples") == 0)
         idle = ask("/", json=0).json()[1]
-        os.kill(idle, signal.SIGSTOP)  # it reads nothing more
+        freeze(idle)  # it reads nothing more
         (busy,) = pids - {idle}
         os.kill(busy, signal.SIGKILL)
         eventually(lambda: server.metric("forebay_worker_restarts_total") == 1)

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from tests.pools.guests import AttachedByThreads
+from tests.processes import freeze
 from tests.waiting import PATIENCE_S
 
 from forebay.errors import BadOutcome, Code, ConfigError, ModelError, RunnerFailed, Unavailable, ValidationError
@@ -150,7 +151,7 @@ def test_a_batch_that_its_worker_never_read_was_not_tried_there_whoever_hears_fi
         pool = ProcessPool(RunnerSpec("tests.pools.runners:Told"), path=[ROOT])
         async with Rig(pool) as rig:
             supervisor = pool._workers[0].supervisor
-            os.kill(supervisor.pid, signal.SIGSTOP)
+            freeze(supervisor.pid)
             batch = rig.submit("x")
             await asyncio.sleep(0)
             assert batch.attempts == 1

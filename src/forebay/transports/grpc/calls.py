@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from forebay.serving.endpoint import Endpoint
     from forebay.transports.grpc.connection import GrpcConnection
     from forebay.transports.grpc.heads import CallHead, Metadata
-    from forebay.transports.grpc.refusals import Refusal
+    from forebay.transports.grpc.refusals import CallRefusal
     from forebay.transports.grpc.sending import Outgoing
     from forebay.transports.grpc.service import Piece
     from forebay.types.call import Request
@@ -73,7 +73,7 @@ class OpenCall:
     has_begun = False
     outgoing: Outgoing | None = None
     trailers: bytes | None = None
-    refusal: Refusal | None = None
+    refusal: CallRefusal | None = None
     _answered: EndedCall | None = None
     _inbox: MessageBuffer | None = None
     _task: asyncio.Task[None] | None = None
@@ -135,7 +135,7 @@ class OpenCall:
         else:
             self.end(*statuses.of_error(error, own))
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: CallRefusal) -> None:
         """Tell the client, in turn, that it came to a full queue; `RefusalLine` decides when."""
         self.on_cancel = None
         self.refusal = refusal

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from forebay.transports.grpc.calls import OpenCall
     from forebay.transports.grpc.connection import GrpcConnection
     from forebay.transports.grpc.heads import HeadReader
-    from forebay.transports.grpc.refusals import Refusal
+    from forebay.transports.grpc.refusals import CallRefusal
 
 log = logging.getLogger("forebay.requests")
 
@@ -118,7 +118,7 @@ class GrpcPort:
 
     def tell_refused(self, calls: Sequence[OpenCall]) -> None:
         """Tell calls that they came to a full queue; it is counted and logged once for all with the same reason."""
-        alike: dict[Refusal, list[OpenCall]] = {}
+        alike: dict[CallRefusal, list[OpenCall]] = {}
         for call in calls:
             if call.refusal is not None and not call.is_done:
                 alike.setdefault(call.refusal, []).append(call)

@@ -27,7 +27,7 @@ def _nothing(_times: int) -> None:
     """Count nothing: whoever refused has counted."""
 
 
-class Refusal:
+class CallRefusal:
     """Why calls are refused.
 
     Attributes:
@@ -52,11 +52,11 @@ class Refusal:
         self.trailers = statuses.trailers(status, text)
 
 
-def of_full(queue: Endpoint) -> Refusal:
+def of_full(queue: Endpoint) -> CallRefusal:
     """Return what calls are told that come to this queue while it is full."""
     error = QueueFull(f"the queue of '{queue.name}' is full; try again later")
-    return Refusal(*statuses.of_error(error), queue.is_full, lambda times: queue.reject(error, times))
+    return CallRefusal(*statuses.of_error(error), queue.is_full, lambda times: queue.reject(error, times))
 
 
-same: Callable[[Status, str], Refusal] = functools.lru_cache(16)(Refusal)
+same: Callable[[Status, str], CallRefusal] = functools.lru_cache(16)(CallRefusal)
 """Return one refusal for all calls that are told the same."""
