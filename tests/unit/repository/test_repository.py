@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.buckets import BUSY, FORBIDDEN, GONE
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 from forebay.errors import ConfigError, NotFound, Unavailable
 from forebay.repository import bucket as bucket_module
@@ -144,7 +144,7 @@ def test_half_of_a_version_is_no_version(buckets, bucket, opened):
 
 def test_what_was_written_just_now_is_looked_at_twice_at_the_start(buckets, bucket, opened):
     buckets.put(f"{bucket}/net/1/a", b"1", old=False)
-    repository = opened(f"s3://{bucket}", poll_s=0.2)
+    repository = opened(f"s3://{bucket}", poll_s=PATIENCE_S)  # "just now" is within it
     assert list(repository.catalog.models) == ["net"]
     assert repository.statistics().looks == 2
 
