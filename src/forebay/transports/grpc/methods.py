@@ -39,11 +39,11 @@ def by_path(services: Sequence[GrpcService]) -> dict[bytes, Method]:
 
 
 def _direct(name: str, method: Direct, queue: Endpoint | None, *, is_public: bool) -> Method:
-    refusal = None if queue is None else refusals.of_full(queue)
+    full = None if queue is None else (queue.is_full, refusals.of_full(queue))
 
     def begin(call: OpenCall, message: Any) -> None:
-        if refusal is not None and refusal.is_due():
-            call.refuse(refusal)
+        if full is not None and full[0]():
+            call.refuse(full[1])
             return
         try:
             method(message, call)

@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from forebay.transports.grpc.statuses import Status
 
 
-def _never() -> bool:
-    return False
-
-
 def _nothing(_times: int) -> None:
     """Count nothing: whoever refused has counted."""
 
@@ -31,31 +27,23 @@ class CallRefusal:
     """Why calls are refused.
 
     Attributes:
-        is_due: Tells whether a call that comes now is refused.
         count: Counts calls once they are told.
         status: How they end.
         text: The reason in words.
         trailers: The header block that says so.
     """
 
-    __slots__ = ("count", "is_due", "status", "text", "trailers")
+    __slots__ = ("count", "status", "text", "trailers")
 
-    def __init__(
-        self,
-        status: Status,
-        text: str,
-        is_due: Callable[[], bool] = _never,
-        count: Callable[[int], object] = _nothing,
-    ) -> None:
-        self.status, self.text = status, text
-        self.is_due, self.count = is_due, count
+    def __init__(self, status: Status, text: str, count: Callable[[int], object] = _nothing) -> None:
+        self.status, self.text, self.count = status, text, count
         self.trailers = statuses.trailers(status, text)
 
 
 def of_full(queue: Endpoint) -> CallRefusal:
     """Return what calls are told that come to this queue while it is full."""
     error = QueueFull(f"the queue of '{queue.name}' is full; try again later")
-    return CallRefusal(*statuses.of_error(error), queue.is_full, lambda times: queue.reject(error, times))
+    return CallRefusal(*statuses.of_error(error), lambda times: queue.reject(error, times))
 
 
 same: Callable[[Status, str], CallRefusal] = functools.lru_cache(16)(CallRefusal)
