@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipeline of one op that computes in pure Python, two at a time. Arguments: both ports, and thread or process."""
+"""A pipeline of one op that computes in pure Python, two at a time, with a short queue.
+
+Arguments: both ports, and thread or process.
+"""
 
 import sys
 
@@ -21,6 +24,7 @@ server.prepare_server(
         "rpc_port": int(sys.argv[1]),
         "http_port": int(sys.argv[2]),
         "worker_num": 64,
+        "max_queue": 128,
         "dag": {"is_thread_op": sys.argv[3] == "thread"},
         "op": {"spin": {"concurrency": 2}},
     }

@@ -135,6 +135,16 @@ def test_a_folder_that_is_closed_to_the_user_is_told(tmp_path, target):
     assert "Permission denied" in sentence(subprocess.run(command, capture_output=True, text=True, check=False))
 
 
+@pytest.mark.parametrize("command", ["check", "serve", "init"])
+def test_a_folder_that_is_gone_is_told(tmp_path, command):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    program = f"import os; os.rmdir({str(gone)!r}); from forebay.cli.main import main; raise SystemExit(main())"
+    arguments = [sys.executable, "-c", program, command, "model.py"]
+    found = subprocess.run(arguments, cwd=gone, capture_output=True, text=True, check=False)
+    assert "is gone; go to another one" in sentence(found)
+
+
 def test_nucleus_tells_of_a_path_that_is_none_and_of_a_file_that_it_cannot_write(cli, tmp_path):
     for path in ("x" * 5000, "x" * 300 + "/nucleus.yaml"):
         assert "file name too long" in sentence(cli("nucleus", "generate", path))

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import forebay
@@ -107,8 +108,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         trace = getattr(error, "trace", "").rstrip("\n")
         tell(f"{error.message}\n{trace}" if trace else error.message)
         return USAGE_ERROR if isinstance(error, ConfigError) else 1
+    except FileNotFoundError:
+        if not _is_folder_gone():
+            raise
+        tell("the folder this command was started in is gone; go to another one and start it there")
+        return USAGE_ERROR
     except KeyboardInterrupt:
         return 130
+
+
+def _is_folder_gone() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _open_standard_files() -> None:

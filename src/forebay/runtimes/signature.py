@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError, InvalidRequest, ValidationError
+from forebay.types.counted import counted
 from forebay.types.datatypes import DATATYPES
 from forebay.types.did_you_mean import nearest
 
@@ -255,7 +256,8 @@ def _offsets(alias: str, lod: Any, rows: int) -> Array:
     offsets = offsets[0] if offsets.ndim == 2 and len(offsets) == 1 else offsets
     rises = offsets.ndim == 1 and len(offsets) > 1 and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
     if not rises or offsets[-1] != rows:
-        raise InvalidRequest(f"'{alias}{LOD}' must be offsets that rise from 0 to the {rows} rows of '{alias}'")
+        wanted = f"offsets that rise from 0 to the {counted(rows, 'row')} of '{alias}'"
+        raise InvalidRequest(f"'{alias}{LOD}' must be {wanted}")
     return offsets
 
 

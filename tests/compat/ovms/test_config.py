@@ -66,6 +66,14 @@ def test_the_first_of_two_graphs_of_a_name_is_served(read):  # O104
     assert re.search(r"config.json:2: there is another graph 'a' before it", found.warnings[0])
 
 
+def test_the_first_of_two_models_of_a_name_is_served(read, tmp_path):
+    write(tmp_path, {f"{name}/1/net.onnx": "" for name in "ab"})
+    entries = ",\n".join(f'{{"config": {{"name": "a", "base_path": "{base}"}}}}' for base in "ab")
+    found = read(f'{{"model_config_list": [{entries}]}}')
+    assert ([one.path for one in found.models], found.bases) == ([tmp_path / "a/1/net.onnx"], (tmp_path / "a",))
+    assert re.search(r"config.json:2: there is another model 'a' before it, which is served", found.warnings[0])
+
+
 @pytest.mark.parametrize(
     "policy, versions",
     [

@@ -26,6 +26,7 @@ from forebay.arrays.trees import concatenate
 from forebay.batching.queue import BatchQueue
 from forebay.errors import QueueFull
 from forebay.types.call import EMPTY
+from forebay.types.counted import counted
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -275,8 +276,8 @@ class Dispatch:
             self._fed.append(call)
             self.feed(now)
         else:
-            msg = f"{self._queue.waiting} rows wait already, the queue takes {self._capacity}; try again later"
-            raise QueueFull(msg)
+            found = counted(self._queue.waiting, "row waits", "rows wait")
+            raise QueueFull(f"{found} already, the queue takes {self._capacity}; try again later")
         self._open[call] = None
 
     def feed(self, now: float) -> None:

@@ -12,6 +12,7 @@ from forebay.arrays.trees import copy_rows, rows, slice_rows
 from forebay.errors import BadOutcome, BatchMismatch, BatchResultMismatch, InvalidRequest
 from forebay.observe.spans import span
 from forebay.serving.servings.module import instance_of, name_of
+from forebay.types.counted import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -136,6 +137,6 @@ class Execution:
             msg = f"{self._name} must return a tree of arrays with the batch as their first axis: {error}"
             raise BadOutcome(msg) from error
         if found < wanted:
-            msg = f"{self._name} returned {found} rows for a batch of {wanted}; one row is needed for each"
+            msg = f"{self._name} returned {counted(found, 'row')} for a batch of {wanted}; one row is needed for each"
             raise BatchResultMismatch(msg)
         return found

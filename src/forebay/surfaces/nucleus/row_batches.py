@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.arrays.batch import Batch
 from forebay.errors import ServingCrashed
 from forebay.serving.servings.definition import Serving
+from forebay.types.counted import counted
 
 if TYPE_CHECKING:
     from forebay.runtimes.signature import Array
@@ -76,6 +77,6 @@ def _checked(found: Arrays, rows: int) -> Arrays:
         if not array.ndim:
             raise ValueError(NO_OUTPUT_AXIS)
         if array.shape[0] != rows:
-            msg = f"output '{name}' has the shape {list(array.shape)} for {rows} rows, so its calls cannot be batched"
-            raise ValueError(msg)
+            found_as = f"the shape {list(array.shape)} for {counted(rows, 'row')}"
+            raise ValueError(f"output '{name}' has {found_as}, so its calls cannot be batched")
     return found

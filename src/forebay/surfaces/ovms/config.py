@@ -197,6 +197,7 @@ class _Reader(Walker):
             self.fail((), f"there is no {MODELS}; it is needed, and may be an empty list: []")
         graphs: dict[str, GraphEntry] = {}
         models: list[ModelEntry] = []
+        named: list[Any] = []
         for path, entry in self._entries((MODELS,), top.get(MODELS, [])):
             inner = self.mapping((*path, "config"), entry.get("config"))
             for key in entry:
@@ -204,8 +205,11 @@ class _Reader(Walker):
                     self.unknown((*path, key), ("config",))
             if self._is_graph((*path, "config"), inner):
                 self._add(graphs, (*path, "config"), inner)
+            elif (name := inner.get("name")) in named:
+                self.warn((*path, "config", "name"), f"there is another model {shown(name)} before it, which is served")
             else:
                 models += self._model((*path, "config"), inner)
+                named.append(name)
         if self._is_sub and top.get(GRAPHS):
             self.warn((GRAPHS,), f"{GRAPHS} is not used here, only {MODELS} is")
         else:

@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from forebay.types.counted import counted
 from forebay.workers.user_code import caught
 
 LOD: Final = ".lod"
@@ -121,7 +122,7 @@ def _dict(result: Any, count: int) -> dict[str, Any]:
 
 def _require(name: str, found: int, needed: int) -> None:
     if found != needed:
-        raise ValueError(f"process returned {found} rows as '{name}', the batch needs {needed}")
+        raise ValueError(f"process returned {counted(found, 'row')} as '{name}', the batch needs {needed}")
 
 
 def _rows_of(sample: Mapping[str, Any]) -> int | None:
