@@ -4,14 +4,19 @@
 from __future__ import annotations
 
 import difflib
+import heapq
+import itertools
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, Final
 
 _MANY: Final = 256
 """Words that are compared with what somebody has written."""
-_LONGEST: Final = 200
-"""Characters of what somebody has written; nobody mistypes more."""
+_LONGEST: Final = 100
+"""Characters of what somebody has written, and of a word that is known; nobody mistypes more."""
+_WORK: Final = 10_000
+"""Letters of one word times those of the others that are compared letter by letter: a client's loop waits meanwhile."""
 _LETTERS_OF_A_SLIP: Final = 3
 """For so many letters one may be wrong, missing, too many, or at its neighbour's place."""
 
@@ -25,7 +30,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     """
     if len(word) > _LONGEST:
         return None
-    words = list(known)
+    words = [one for one in known if len(one) <= _LONGEST]
     if len(words) > _MANY:
         words = [one for one in words if one[:2].lower() == word[:2].lower()][:_MANY]
     parts = {one: _parts(one) for one in words}
@@ -55,20 +60,39 @@ def meant(found: Any, known: Iterable[str]) -> str:
     return f"; did you mean '{word}'?" if word else ""
 
 
+@lru_cache(maxsize=4096)
 def _parts(name: str) -> str:
     """Return what a name is made of, with one sign before, between and after."""
     return f"-{re.sub('[-_. /:]+', '-', name.lower()).strip('-')}-"
 
 
+@lru_cache(maxsize=4096)
+def _pairs(parts: str) -> frozenset[tuple[str, str]]:
+    """Return which letters stand beside which."""
+    return frozenset(itertools.pairwise(parts))
+
+
 def _closest(written: str, parts: dict[str, str], many: int, likeness: float) -> list[str]:
+    """Return the words that are most alike; if all are too much work, among those with the most pairs of letters."""
     by_parts: dict[str, str] = {}
     for one, its in parts.items():
         by_parts.setdefault(its, one)
+    room = _WORK // max(len(written) * max(map(len, by_parts), default=1), 1)
+    if len(by_parts) > room:
+        pairs = _pairs(written)
+
+        def shared(its: str) -> float:
+            other = _pairs(its)
+            return len(pairs & other) / len(pairs | other)
+
+        by_parts = {its: by_parts[its] for its in heapq.nlargest(max(room, 1), by_parts, shared)}
     return [by_parts[its] for its in difflib.get_close_matches(written, by_parts, n=many, cutoff=likeness)]
 
 
 def distance(one: str, other: str) -> int:
     """Return how many letters have to be put in, left out, replaced or exchanged with the next."""
+    one, other = _rest(one, other)
+    one, other = _rest(one[::-1], other[::-1])
     before: list[int] = []
     row = list(range(len(other) + 1))
     for i, letter in enumerate(one):
@@ -79,3 +103,10 @@ def distance(one: str, other: str) -> int:
                 least = min(least, last[j - 1] + 1)
             row.append(least)
     return row[-1]
+
+
+def _rest(one: str, other: str) -> tuple[str, str]:
+    """Return what is left of two words after the letters that both begin with."""
+    same = next((place for place, (its, others) in enumerate(zip(one, other, strict=False)) if its != others), None)
+    same = min(len(one), len(other)) if same is None else same
+    return one[same:], other[same:]
