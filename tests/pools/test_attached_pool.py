@@ -11,6 +11,7 @@ import socket
 from types import SimpleNamespace
 
 import pytest
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pools.guests import AttachedByThreads
@@ -746,6 +747,51 @@ class Line:
 
     def get_extra_info(self, name):
         return None
+
+
+@pytest.mark.parametrize("when", ["as it ends", "when it has ended", "before a turn", "after a turn", "amid the batch"])
+def test_a_batch_that_a_worker_never_read_was_not_tried_whenever_it_ended(monkeypatch, when):
+    async def main():
+        pool = AttachedPool("told", grace_s=None)
+        monkeypatch.setattr(pool, "greeted", lambda slot, _about: (setattr(slot, "worker", id(slot)), slot.open({})))
+        batch, answers = EntryBatch(entries=[Request(body=bytes(4_000_000), reply=print)], key=None, rows=1), []
+        greeting = frames.encode(["hello", 1, {"worker": "w" * 16}]) + frames.encode(["ready"])
+
+        def submit():
+            pool.submit(batch, lambda _batch, outcomes: answers.append(outcomes))
+
+        here, there = socket.socketpair(socket.AF_UNIX)
+        slot, loop = WorkerSlot(pool), asyncio.get_running_loop()
+        await loop.create_connection(lambda: slot, sock=here)
+        there.sendall(greeting)
+        await eventually(lambda: pool.idle == 1)
+        there.recv(10_000)
+        if when == "as it ends":
+            slot.eof_received = submit
+        elif when == "when it has ended":
+            slot.eof_received = lambda: loop.call_soon(submit) and None
+        else:
+            submit()
+        if when == "amid the batch":
+            while len(there.recv(10_000)) == 10_000:
+                pass
+        there.close()
+        if when == "after a turn":
+            await asyncio.sleep(0)
+        if not when.startswith(("as", "when")):
+            slot.hear_out()
+        await eventually(lambda: slot._conversation.state == "gone" and not pool.idle)
+        await eventually(lambda: len(pool._orphans) == 1)
+        assert batch.attempts == 0
+        line, other = Line(), WorkerSlot(pool)
+        other.connection_made(line)
+        other.data_received(greeting)
+        assert batch.attempts == 1
+        other.connection_lost(None)
+        assert not answers, "it has killed one worker only"
+        await pool.stop(0.0)
+
+    uvloop.run(main())
 
 
 words = st.recursive(

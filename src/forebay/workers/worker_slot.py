@@ -170,22 +170,23 @@ class WorkerSlot(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the pool, which hands the batch on."""
-        if exc is not None:
-            self._count_as_unread(exc)
+        if isinstance(exc, ConnectionError):
+            self._count_as_unread()
         self._conversation.close()
         self._kept.clear()
         if self._counts_as is not None:
             store.gone(self._counts_as)
         self._pool.gone(self)
 
-    def _count_as_unread(self, error: Exception) -> None:
+    def _count_as_unread(self) -> None:
         """Do not count the batch as tried where the kernel says that the worker died before it had read all of it.
 
-        It says only that something was not read, but that is the batch or what came after it, for all is read in order;
-        and what may come after it while it runs (`cancel`, `credit`, `stop`) goes with batches that are not handed on.
+        It says so by an error of the connection, or has not even taken all that was to be written. It says only that
+        something was not read, but that is the batch or what came after it, for all is read in order; and what may come
+        after it while it runs (`cancel`, `credit`, `stop`) goes with batches that are not handed on.
         """
         has_begun = self.batch is None or self.batch.cancelled or self._conversation.state == "gone"
-        if not has_begun and self.batch is not None and isinstance(error, ConnectionError) and self._is_local():
+        if not has_begun and self.batch is not None and self._is_local():
             self.batch.attempts -= 1
 
     def _is_local(self) -> bool:
@@ -205,6 +206,8 @@ class WorkerSlot(asyncio.Protocol):
     def run(self, batch: EntryBatch, done: Done) -> None:
         """Give the worker a batch; one that cannot be sent fails at once and leaves the slot idle."""
         seating = self._conversation.seating
+        if self._transport is not None and self._transport.is_closing():
+            self._conversation.close()  # it has ended, and nothing is written to it any more
         if self._conversation.state == "gone":
             if seating is not None:
                 seating.join(batch, done)
@@ -280,6 +283,9 @@ class WorkerSlot(asyncio.Protocol):
     def hear_out(self) -> None:
         """Read what a worker said before it ended, then close the connection."""
         transport, descriptor = self._transport, self.fileno()
+        if transport is not None and transport.is_closing():
+            return  # `connection_lost` is on its way, and knows why
+        is_unread = False
         try:
             while descriptor >= 0 and transport is not None and not transport.is_closing():
                 data = os.read(descriptor, 1 << 18)
@@ -287,7 +293,9 @@ class WorkerSlot(asyncio.Protocol):
                     break
                 self.data_received(data)
         except OSError as error:  # there is no more
-            self._count_as_unread(error)
+            is_unread = isinstance(error, ConnectionError)
+        if is_unread or (transport is not None and transport.get_write_buffer_size()):
+            self._count_as_unread()
         self.hang_up()
 
     def hang_up(self) -> None:

@@ -422,7 +422,7 @@ def test_a_thousand_requests_that_failed_in_one_branch_leave_nothing_in_memory(h
     memory, objects, threads = hosted(Join(name="D", input_ops=branches), use, {"max_queue": 1000})
     assert memory < 4_000_000  # a fifth of what the requests carried
     assert objects < 500
-    assert threads == 0
+    assert threads <= 0
 
 
 async def soak(server, count, draw):
