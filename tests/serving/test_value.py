@@ -222,7 +222,7 @@ def test_padding_never_reaches_the_caller():
 
 def test_fewer_rows_than_asked_for_are_an_error():
     # S27
-    with pytest.raises(BatchResultMismatch, match="returned 1 rows for a batch of 2"):
+    with pytest.raises(BatchResultMismatch, match="returned 1 row for a batch of 2"):
         Serving.new(lambda options: lambda batch: batch.realize()[1:]).run(cat(1, 2))
 
 

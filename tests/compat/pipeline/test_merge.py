@@ -123,7 +123,7 @@ def test_a_list_of_samples_gets_one_element_each() -> None:  # P44
     assert [share["y"].tolist() for share in shares] == [[1, 2], [3, 4]]
     assert one_each([{"y": 1}, {"y": 2}], 2) == [{"y": 1}, {"y": 2}]
     assert one_each({"t": np.arange(3), "t.lod": [0, 1, 3]}, 2)[1]["t"].tolist() == [1, 2]
-    with pytest.raises(ValueError, match="returned 1 rows as 'y', the batch needs 2"):
+    with pytest.raises(ValueError, match="returned 1 row as 'y', the batch needs 2"):
         one_each({"y": [1]}, 2)
 
 
