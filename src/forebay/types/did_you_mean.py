@@ -66,10 +66,12 @@ def _parts(name: str) -> str:
     return f"-{re.sub('[-_. /:]+', '-', name.lower()).strip('-')}-"
 
 
-@lru_cache(maxsize=4096)
 def _pairs(parts: str) -> frozenset[tuple[str, str]]:
     """Return which letters stand beside which."""
     return frozenset(itertools.pairwise(parts))
+
+
+_pairs_of_known: Final = lru_cache(maxsize=2 * _MANY)(_pairs)
 
 
 def _closest(written: str, parts: dict[str, str], many: int, likeness: float) -> list[str]:
@@ -82,7 +84,7 @@ def _closest(written: str, parts: dict[str, str], many: int, likeness: float) ->
         pairs = _pairs(written)
 
         def shared(its: str) -> float:
-            other = _pairs(its)
+            other = _pairs_of_known(its)
             return len(pairs & other) / len(pairs | other)
 
         by_parts = {its: by_parts[its] for its in heapq.nlargest(max(room, 1), by_parts, shared)}
