@@ -38,7 +38,7 @@ def channel(port):
 
 def streams_that_are_kept():
     gc.collect()
-    return [one for one in gc.get_objects() if isinstance(one, model_stream_infer.InferStream)]
+    return [one for one in gc.get_objects() if type(one) is model_stream_infer.InferStream]
 
 
 class Asking:
