@@ -185,7 +185,9 @@ def test_run_starts_no_thread_and_runs_in_the_caller():
 
     before = threading.active_count()
     Serving.new(fn).run(cat(1))
-    assert idents == [(threading.get_ident(), before)]
+    ((ident, threads),) = idents
+    assert ident == threading.get_ident()
+    assert threads <= before  # one of another test may end meanwhile
 
 
 @pytest.mark.parametrize("rows,sizes", [(1, [1]), (2, [2]), (3, [2, 1]), (4, [2, 2])])

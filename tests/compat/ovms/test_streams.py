@@ -251,7 +251,7 @@ async def test_a_stream_that_ends_before_its_first_request_is_told_so(tmp_path):
             stream.close()
             _, end = await stream.rest()
             assert "before its first request" in failed(end).message
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads  # one of another test may end meanwhile
         assert face.app.find("g").endpoint.in_flight == 0
 
 
@@ -521,7 +521,7 @@ async def test_streams_that_come_and_go_leave_nothing(tmp_path):
         gc.collect()
         left = [one for one in gc.get_objects() if type(one).__name__ in {"GraphRun", "PacketStream", "GraphStream"}]
         assert len(left) < 60  # who was called off leaves its place in a queue when that is next looked at
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads  # one of another test may end meanwhile
 
 
 class Holding(Stream):
