@@ -16,7 +16,7 @@ _MANY: Final = 256
 _LONGEST: Final = 100
 """Characters of what somebody has written, and of a word that is known; nobody mistypes more."""
 _WORK: Final = 10_000
-"""Letters of one word times those of the others that are compared letter by letter: a client's loop waits meanwhile."""
+"""Letters of one word times those of the words it is compared with: any client may ask, and the loop waits."""
 _LETTERS_OF_A_SLIP: Final = 3
 """For so many letters one may be wrong, missing, too many, or at its neighbour's place."""
 
