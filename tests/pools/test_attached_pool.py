@@ -794,6 +794,44 @@ def test_a_batch_that_a_worker_never_read_was_not_tried_whenever_it_ended(monkey
     uvloop.run(main())
 
 
+class Falling(Line):
+    """A line to a worker of this machine that dies of whatever it begins to read."""
+
+    def write(self, data):
+        if not self.closed:
+            self.closed = True
+            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, ConnectionResetError())
+
+    def get_extra_info(self, name):
+        return SimpleNamespace(family=socket.AF_UNIX)
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_a_batch_that_ends_every_worker_that_begins_to_read_it_is_given_to_a_few(monkeypatch, samples):
+    async def main():
+        pool = AttachedPool("told", grace_s=None, isolates=True)
+        monkeypatch.setattr(pool, "greeted", lambda slot, _about: slot.open({}))
+        entries, answers = [Request(body=b"x", reply=print) for _ in range(samples)], []
+        deaths = 0
+        while not answers and deaths < 100:
+            line, slot = Line(), WorkerSlot(pool)
+            slot.connection_made(line)
+            slot.data_received(frames.encode(["hello", 1, {"worker": "w" * 16}]))
+            slot._transport = Falling()
+            slot._transport.protocol = slot
+            slot.data_received(frames.encode(["ready"]))
+            if not deaths:
+                pool.submit(EntryBatch(entries, None, samples), lambda _batch, outcomes: answers.append(outcomes))
+            deaths += 1
+            await asyncio.sleep(0)
+        (outcomes,) = answers
+        assert deaths == (5 if samples == 1 else 4 + samples)
+        assert {outcome.error.code for outcome in outcomes} == {Code.UNAVAILABLE}
+        await pool.stop(0.0)
+
+    asyncio.run(main())
+
+
 words = st.recursive(
     st.none()
     | st.booleans()

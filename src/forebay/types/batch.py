@@ -52,6 +52,7 @@ class EntryBatch(msgspec.Struct, eq=False):
     Attributes:
         rows: Samples in all entries together.
         attempts: How many workers were given it; a second time only when the first died.
+        unread: How many more died before they had read it.
         model_s: Seconds the runner took, as measured next to it.
         has_streamed: Whether parts of its answers have left the worker.
         cancelled: True once nobody waits for any of its entries.
@@ -65,6 +66,7 @@ class EntryBatch(msgspec.Struct, eq=False):
     key: Hashable
     rows: int
     attempts: int = 0
+    unread: int = 0
     model_s: float = 0.0
     has_streamed: bool = False
     cancelled: bool = False

@@ -237,7 +237,7 @@ class SlotPool(Generic[S]):
         if not self._hands_on or has_streamed or batch.cancelled or self._stopping or batch.attempts > 1:
             done(batch, lost(batch, hands_on=self._hands_on))
             return
-        isolates = self._isolates and len(batch.entries) > 1
+        isolates = self._isolates and len(batch.entries) > 1 and batch.attempts > 0
         orphans = apart(batch, done) if isolates else [(batch, done)]
         self._orphans.extend(orphans)
         while self._orphans and self._idle_slots:
@@ -283,7 +283,7 @@ def apart(batch: EntryBatch, done: Done) -> list[tuple[EntryBatch, Done]]:
 
     What comes of them is handed over together. None of them is handed on once more: one entry costs one more worker.
     """
-    singles = [EntryBatch([entry], batch.key, entry.size, attempts=1) for entry in batch.entries]
+    singles = [EntryBatch([entry], batch.key, entry.size, attempts=1, unread=batch.unread) for entry in batch.entries]
     outcomes: dict[EntryBatch, Any] = {}
 
     def one_done(single: EntryBatch, found: Sequence[Any]) -> None:
@@ -305,7 +305,8 @@ def apart(batch: EntryBatch, done: Done) -> list[tuple[EntryBatch, Done]]:
 
 def lost(batch: EntryBatch, *, hands_on: bool = True) -> list[Any]:
     """Return the outcomes of a batch whose worker is gone."""
-    times = "twice" if batch.attempts > 1 else "once"
+    deaths = batch.attempts + batch.unread
+    times = f"{deaths} times" if deaths > 2 else "twice" if deaths > 1 else "once"
     error: Unavailable
     if hands_on:
         error = Unavailable(f"the worker that held the request died ({times}); try again")

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.workers")
 
+MAX_UNREAD = 3
+"""Workers that may die before they have read a batch; from then on the batch itself is likely what ends them."""
+
 
 class Dialled(Protocol):
     """The pool a slot belongs to."""
@@ -186,8 +189,9 @@ class WorkerSlot(asyncio.Protocol):
         after it while it runs (`cancel`, `credit`, `stop`) goes with batches that are not handed on.
         """
         has_begun = self.batch is None or self.batch.cancelled or self._conversation.state == "gone"
-        if not has_begun and self.batch is not None and self._is_local():
+        if not has_begun and self.batch is not None and self.batch.unread < MAX_UNREAD and self._is_local():
             self.batch.attempts -= 1
+            self.batch.unread += 1
 
     def _is_local(self) -> bool:
         """Tell whether the worker is on this machine, so that nobody between us ends the connection."""
