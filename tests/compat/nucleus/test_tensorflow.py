@@ -7,6 +7,7 @@ What only TensorFlow runs, and TensorFlow Serving, is in `test_tensorflow_backen
 import base64
 import gc
 import json
+import os
 import shutil
 import socket
 import threading
@@ -15,13 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from tests.models.saved_models import saved_models
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay.errors import DeadlineExceeded
 from forebay.runtimes.signature import Signature, Var
 from forebay.surfaces.nucleus import tensorflow_client
-from forebay.surfaces.nucleus.config import has_accelerator
+from forebay.surfaces.nucleus.config import has_accelerator, read_config
 from forebay.surfaces.nucleus.row_batches import NO_INPUT_AXIS, NO_OUTPUT_AXIS, RowBatches
 from forebay.surfaces.nucleus.shim import UserException
 from forebay.surfaces.nucleus.tensorflow_signatures import SignatureKeys, signature_of
@@ -86,6 +88,35 @@ def test_a_prediction_is_flat_lists(server):  # N125, N126, N130
     assert found["class_ids"] == ["2", "0"]  # 64 bits are texts
     assert len(found["scores"]) == 6
     assert sum(found["scores"][:3]) == pytest.approx(1)
+
+
+def test_a_signature_that_a_model_here_has_not_is_told_before_it_is_loaded(store, tmp_path):  # N131
+    def told(models):
+        (tmp_path / "handler.py").write_text(HANDLER)
+        file = tmp_path / "nucleus.yaml"
+        file.write_text(yaml.safe_dump({"type": "tensorflow", "path": "handler.py", "models": models}))
+        return [warning.removeprefix(str(file)) for warning in read_config(file)[1]]
+
+    two = {"name": "two", "path": str(store / "two")}
+    for fits in (
+        {"paths": [{**two, "signature_key": "total"}], "signature_key": "totl"},
+        {"path": f"file://{store}/two"},
+        {"paths": [two, {"name": "later", "path": "not-yet"}, {"name": "away", "path": "s3://bucket/two"}]},
+        {"path": str(store / "loose")},
+        {"dir": str(store), "signature_key": "totl"},  # what lies there may be very much
+    ):
+        assert told(fits) == []
+    several = {"name": "several", "path": os.path.relpath(store / "several", tmp_path)}
+    where = ":{}: models.{}: signature_key ".format
+    missing = "'totl' was not found in signature def map for model '{}' of version '1', but found the following keys: "
+    assert told({"paths": [{**two, "signature_key": "totl"}, several]}) == [
+        where(5, "paths.0.signature_key") + missing.format("two") + "'predict', 'total'",
+        where(7, "paths.1.path") + "was not configured by user, please specify one the following keys 'a', 'b' for "
+        "model 'several' of version '1' (found in the signature def map)",
+    ]
+    assert told({"path": str(store / "two"), "signature_key": "totl"}) == [
+        where(3, "signature_key") + missing.format("_cortex_default") + "'predict', 'total'"
+    ]
 
 
 def test_versions(server):  # N102, N103, N126

@@ -21,6 +21,7 @@ from forebay.repository.address import SCHEMES
 from forebay.server import yaml
 from forebay.server.walker import Walker, boolean, dotted, line, shown, whole
 from forebay.surfaces.nucleus.settings import (
+    DEFAULT_MODEL,
     DEFAULT_PORT,
     DEFAULT_PYTHON,
     DEFAULT_TENSORFLOW,
@@ -351,6 +352,25 @@ class _Reader(Walker):
             self.warn(("py_version",), f"{text}; the version counts in the generated image only")
         if config.gpu and not has_accelerator():
             self.warn(("gpu",), "gpu: no accelerator is to be seen on this machine, serving on the CPU")
+        if config.type == "tensorflow" and config.models is not None:
+            self._check_signatures(config.models, config.project_dir)
+
+    def _check_signatures(self, models: Models, project: Path) -> None:
+        """Tell of models in folders here that have not the signature that the project asks for."""
+        from forebay.surfaces.nucleus.tensorflow_signatures import misfit
+
+        listed: list[tuple[yaml.Path, ModelPath]] = [
+            (("models", "paths", place), one) for place, one in enumerate(models.paths or ())
+        ]
+        if models.path is not None:
+            listed.append((("models",), ModelPath(name=DEFAULT_MODEL, path=models.path)))
+        for place, one in listed:
+            if why := misfit(one.path, project, one.signature_key or models.signature_key or None, one.name):
+                if one.signature_key:
+                    at = (*place, "signature_key")
+                else:
+                    at = ("models", "signature_key") if models.signature_key else (*place, "path")
+                self.warn(at, f"{dotted(at)}: {why}")
 
     # Values by kind
 

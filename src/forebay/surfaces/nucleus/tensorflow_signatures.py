@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from forebay.runtimes.saved_model import chosen, definitions_of, signatures_of
+from forebay.errors import ForebayError
+from forebay.repository.address import source_of
+from forebay.repository.tree_rules import TreeRules
+from forebay.runtimes.saved_model import chosen, definitions_of, files_problem, signatures_of
 from forebay.surfaces.nucleus.shim import UserException
 from forebay.types.first_use import known
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from forebay.runtimes.signature import Signature
 
 
@@ -54,20 +59,49 @@ def signature_of(folder: Path, keys: SignatureKeys, model: str, version: str) ->
     wanted = keys.of.get(model) or keys.default or None
     key = chosen(found, wanted)
     if key is None:
-        there = "', '".join(found)
-        if wanted is None:
-            text = (
-                f"signature_key was not configured by user, please specify one the following keys '{there}' for model "
-                f"'{model}' of version '{version}' (found in the signature def map)"
-            )
-        else:
-            text = (
-                f"signature_key '{wanted}' was not found in signature def map for model '{model}' of version "
-                f"'{version}', but found the following keys: '{there}'"
-            )
-        raise UserException(text)
+        raise UserException(_not_among(found, wanted, model, version))
     inputs = definitions_of(folder)[key].get("inputs", {})
     return KeyedSignature(key, found[key], {name: _shape(info) for name, info in inputs.items()})
+
+
+def misfit(address: str, project: Path, wanted: str | None, model: str) -> str:
+    """Return why the newest version of a model has not the signature that is meant; empty if it has.
+
+    It is empty as well where nothing can be told yet: the model lies in a bucket, is not there, or cannot be read.
+
+    Args:
+        address: Where its versions are.
+        project: The folder that relative paths are meant from.
+        wanted: The `signature_key`.
+        model: Its name.
+    """
+    if "://" in address and not address.startswith("file://"):
+        return ""
+    source, rules = source_of(address, project), TreeRules(kind="model", name=model, holds=files_problem)
+    try:
+        versions = rules.read(source.list()).models.get(model, {})
+        newest = versions[max(versions)] if versions else None
+        root = source.folder()
+        if newest is None or root is None:
+            return ""
+        found = signatures_of(root / newest.place)
+    except ForebayError:
+        return ""  # it is told of, with what else keeps the model from being loaded, when it is
+    return "" if chosen(found, wanted) is not None else _not_among(found, wanted, model, newest.version)
+
+
+def _not_among(found: Collection[str], wanted: str | None, model: str, version: str) -> str:
+    """Return the original's sentence."""
+    there = "', '".join(found)
+    if wanted is None:
+        return (
+            f"signature_key was not configured by user, please specify one the following keys '{there}' for model "
+            f"'{model}' of version '{version}' (found in the signature def map)"
+        )
+    return (
+        f"signature_key '{wanted}' was not found in signature def map for model '{model}' of version "
+        f"'{version}', but found the following keys: '{there}'"
+    )
 
 
 @lru_cache(maxsize=1024)
