@@ -16,12 +16,15 @@ PASSIVE: Final = {"type": socket.SOCK_STREAM, "flags": socket.AI_PASSIVE}
 """What the addresses of a host to listen on are asked for with."""
 
 
+_TRIES: Final = 8
+"""Times that a port is looked for which is free at each address of a host."""
+
 _ABSENT: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 """What is said of an address that this machine has not."""
 
 
 def bound(found: Iterable[tuple[int, int, int, str, Any]]) -> list[socket.socket]:
-    """Return sockets that have the addresses of a host and do not listen yet.
+    """Return sockets that have the addresses of a host and do not listen yet; where any port will do, they share one.
 
     What this machine has not is left out if it has others: `localhost` often is an address of IPv6 in a container
     without any.
@@ -29,12 +32,24 @@ def bound(found: Iterable[tuple[int, int, int, str, Any]]) -> list[socket.socket
     Raises:
         OSError: If an address cannot be had, or this machine has none of them.
     """
+    addresses = list(dict.fromkeys(found))
+    for _ in range(_TRIES - 1):
+        try:
+            return _together(addresses)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or addresses[0][-1][1]:
+                raise
+    return _together(addresses)
+
+
+def _together(addresses: Iterable[tuple[int, int, int, str, Any]]) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     absent: OSError | None = None
     try:
-        for family, kind, protocol, _, address in dict.fromkeys(found):
+        for family, kind, protocol, _, address in addresses:
+            port = address[1] or (sockets[0].getsockname()[1] if sockets else 0)
             try:
-                sockets.append(_bound(family, kind, protocol, address))
+                sockets.append(_bound(family, kind, protocol, (address[0], port, *address[2:])))
             except OSError as error:
                 if error.errno not in _ABSENT:
                     raise

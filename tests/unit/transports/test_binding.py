@@ -40,3 +40,22 @@ def test_an_address_that_is_taken_is_not_left_out(monkeypatch):
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
         with pytest.raises(ConfigError, match=f"localhost:{port}"):
             require_free("localhost", port)
+
+
+def test_all_addresses_of_a_host_get_one_port_where_any_will_do(monkeypatch):
+    hosts = ("127.0.0.1", "127.0.0.2")
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 0)) for host in hosts]
+    with socket.create_server(("127.0.0.2", 0)) as taken:
+        offered = [taken.getsockname()[1]]
+
+        class Socket(socket.socket):
+            def bind(self, address):
+                host, port = address
+                super().bind((host, port or (offered.pop() if offered else 0)))
+
+        monkeypatch.setattr(socket, "socket", Socket)
+        one, other = bound(found)
+        with one, other:
+            assert not offered, "a port that only the first address has was tried"
+            assert [it.getsockname()[0] for it in (one, other)] == list(hosts)
+            assert one.getsockname()[1] == other.getsockname()[1] != taken.getsockname()[1]
