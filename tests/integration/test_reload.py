@@ -48,6 +48,7 @@ class Load:
         self.answers = {}
         self.wrong = []
         self.is_over = False
+        self.counting = threading.Lock()
         self.threads = [threading.Thread(target=self._client, daemon=True) for _ in range(CLIENTS)]
 
     def __enter__(self):
@@ -67,7 +68,8 @@ class Load:
                     answer = wire.ask("POST", self.path, self.sample)
                     if answer.status != 200:
                         self.wrong.append((answer.status, answer.body))
-                    self.answers[answer.body] = self.answers.get(answer.body, 0) + 1
+                    with self.counting:
+                        self.answers[answer.body] = self.answers.get(answer.body, 0) + 1
         except Exception as error:
             self.wrong.append(repr(error))
 
