@@ -50,6 +50,8 @@ KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_
 PATH = f"/{SERVICE}/ModelInfer"
 COUNTED = 40
 """Requests whose copies are counted, after as many that are not."""
+REST_S, REST_LOOK_S = 60.0, 0.1
+"""How long a server may go on after its load, and the time between two looks at it."""
 
 
 class Server(NamedTuple):
@@ -240,6 +242,16 @@ class Running(NamedTuple):
     def cpu_s(self) -> float:
         return cpu_s(tree(self.process.pid))
 
+    def come_to_rest(self) -> None:
+        """Wait until it has done what its clients left behind, which would take the core of whoever is next."""
+        end, before = time.monotonic() + REST_S, self.cpu_s()
+        while time.monotonic() < end:
+            time.sleep(REST_LOOK_S)
+            now = self.cpu_s()
+            if now - before < REST_LOOK_S * 0.2:
+                return
+            before = now
+
 
 @contextlib.contextmanager
 def running(server: Server, job: str, door: str, variables: dict[str, str]) -> Iterator[Running]:
@@ -303,6 +315,7 @@ def measure(job: str, door: str, connections: int, options: argparse.Namespace) 
                 spent = one.cpu_s() - before
                 if round_ and rate:
                     found.setdefault(name, []).append(Found(rate, p50_ms, spent / (rate * options.seconds) * 1e6))
+                one.come_to_rest()
     return found
 
 
