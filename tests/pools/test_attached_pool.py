@@ -745,7 +745,7 @@ class Line:
     def set_protocol(self, protocol):
         self.protocol = protocol
 
-    def get_extra_info(self, name):
+    def get_extra_info(self, name) -> object:
         return None
 
 
@@ -795,10 +795,12 @@ def test_a_batch_that_a_worker_never_read_was_not_tried_whenever_it_ended(monkey
 
 
 class Falling(Line):
-    """A line to a worker of this machine that dies of whatever it begins to read."""
+    """A line to a worker of this machine that hears the answer to its hello and dies of what it reads next."""
 
     def write(self, data):
-        if not self.closed:
+        if not self.written:
+            super().write(data)
+        elif not self.closed:
             self.closed = True
             asyncio.get_running_loop().call_soon(self.protocol.connection_lost, ConnectionResetError())
 
@@ -814,12 +816,10 @@ def test_a_batch_that_ends_every_worker_that_begins_to_read_it_is_given_to_a_few
         entries, answers = [Request(body=b"x", reply=print) for _ in range(samples)], []
         deaths = 0
         while not answers and deaths < 100:
-            line, slot = Line(), WorkerSlot(pool)
+            line, slot = Falling(), WorkerSlot(pool)
+            line.set_protocol(slot)
             slot.connection_made(line)
-            slot.data_received(frames.encode(["hello", 1, {"worker": "w" * 16}]))
-            slot._transport = Falling()
-            slot._transport.protocol = slot
-            slot.data_received(frames.encode(["ready"]))
+            slot.data_received(frames.encode(["hello", 1, {"worker": "w" * 16}]) + frames.encode(["ready"]))
             if not deaths:
                 pool.submit(EntryBatch(entries, None, samples), lambda _batch, outcomes: answers.append(outcomes))
             deaths += 1
